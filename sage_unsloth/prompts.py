@@ -1,0 +1,51 @@
+"""The one place for the tags, the system prompt and the chat template.
+
+Training, evaluation and grading all read them from here, so the prompt that a model is evaluated on is, byte for byte,
+the prompt that it was trained on. Wording and template follow the paper's two stages.
+"""
+
+REASONING_START = "<start_working_out>"
+REASONING_END = "<end_working_out>"
+SOLUTION_START = "<SOLUTION>"
+SOLUTION_END = "</SOLUTION>"
+
+SYSTEM_PROMPT = (
+    "You are given a problem.\n"
+    "Think about the problem and provide your working out.\n"
+    f"Place it between {REASONING_START} and {REASONING_END}.\n"
+    f"Then, provide your solution between {SOLUTION_START}{SOLUTION_END}"
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ message['content'] }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '" + REASONING_START + "' }}{% endif %}"
+)
+
+
+def prompt_messages(problem: str) -> list[dict[str, str]]:
+    """The conversation that asks `problem`: the system prompt, then the user's turn."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": problem}]
+
+
+def solution_text(working: str, answer: str) -> str:
+    """The assistant's turn as SFT teaches it; the chat template adds the EOS token behind it."""
+    return f"{REASONING_START}{working}{REASONING_END}{SOLUTION_START}{answer}{SOLUTION_END}"
+
+
+def render_prompt(tokenizer, problem: str) -> str:
+    """The text that generation continues, ending in the opened working-out tag.
+
+    Raises:
+        ValueError: the tokenizer has no EOS token, which the template puts behind the system prompt.
+    """
+    if tokenizer.eos_token is None:
+        raise ValueError(
+            "the tokenizer must have an EOS token because the chat template ends each turn with it; got None; "
+            "set tokenizer.eos_token"
+        )
+    return tokenizer.apply_chat_template(
+        prompt_messages(problem), chat_template=CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False
+    )

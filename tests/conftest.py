@@ -1,0 +1,115 @@
+"""A tiny random model under Unsloth's own generated trainer: nothing that matters is replaced by a stand-in."""
+
+import os
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", os.path.join(tempfile.gettempdir(), f"unsloth_compiled_{os.getpid()}"))
+
+# One thread: on tiny tensors more only wait for each other, above all beside other processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz 0123456789+=?"]
+
+
+@pytest.fixture(scope="session")
+def unsloth_module():
+    """The module of Unsloth's generated GRPO trainer."""
+    from sage_unsloth.patch import load_unsloth
+
+    return load_unsloth()
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def make(pad_token="<pad>"):
+        vocabulary = {token: i for i, token in enumerate(["<eos>", "<pad>", *LETTERS])}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+        backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend, eos_token="<eos>", pad_token=pad_token, padding_side="left"
+        )
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        return tokenizer
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(unsloth_module, make_tokenizer, tmp_path):
+    """A factory of trainers over a two-layer Qwen2 with LoRA; keyword arguments go to GRPOConfig."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    from sage_unsloth.patch import prepare_for_cpu
+
+    def make(tokenizer=None, lora_noise=0.05, reward=None, **settings):
+        model = prepare_for_cpu(tiny_model(lora_noise))
+        defaults = dict(
+            output_dir=str(tmp_path / "out"), per_device_train_batch_size=8, num_generations=4, max_steps=4,
+            max_completion_length=12, logging_steps=1, report_to="none", beta=0.05, use_cpu=True, learning_rate=5e-3,
+            bf16=False, fp16=False, save_strategy="no", use_bias_correction_kl=False, seed=3407, disable_tqdm=True,
+            loss_type="grpo", gradient_checkpointing=False, max_grad_norm=0,
+            # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a different text.
+            generation_kwargs={"suppress_tokens": [1]},
+        )  # fmt: skip
+        rows = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)]
+        trainer = GRPOTrainer(
+            model=model,
+            processing_class=tokenizer or make_tokenizer(),
+            reward_funcs=[reward or _letters_in_common],
+            args=GRPOConfig(**(defaults | settings)),
+            train_dataset=Dataset.from_list(rows),
+        )
+        # The oracle scores with a copy that neither Unsloth nor accelerate has touched.
+        trainer.oracle_model = tiny_model(lora_noise).double()
+        return trainer
+
+    return make
+
+
+def tiny_model(lora_noise):
+    """Qwen2, two layers of width 48, float32, with LoRA whose B is noise: a policy that differs from its reference."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(LETTERS) + 2, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.25, eos_token_id=0, pad_token_id=1,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    model = get_peft_model(Qwen2ForCausalLM(config), lora)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=lora_noise)
+    return model
+
+
+def _letters_in_common(completions, **_):
+    return [float(len(completion[0]["content"]) % 5) for completion in completions]
+
+
+@pytest.fixture(scope="session")
+def exact_first_kl():
+    """How near 0 the first step's KL must be: exactly 0 where scoring and gradient pass run the same kernels."""
+    import importlib.metadata
+
+    return 0.0 if importlib.metadata.version("unsloth") <= "2026.10.7" else 1e-7
+
+
+def pytest_collection_modifyitems(items):
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,0 +1,175 @@
+"""Trains Unsloth's trainer for a few steps and compares every optimizer step with the plain-torch loss.
+
+The oracle shares nothing with the path under test: its log-probabilities, reference log-probabilities and entropies come
+from one unpadded forward per completion through a float64 copy of the model.
+"""
+
+import torch
+from transformers import TrainerCallback
+
+from sage_unsloth.guides import TokenSignals
+from sage_unsloth.losses import grpo_loss
+
+
+class Recording:
+    """A guide that keeps what it was shown and what it returned, one entry per micro-batch."""
+
+    def __init__(self, guide):
+        self.guide = guide
+        self.needs_entropies = guide.needs_entropies
+        self.calls = []
+
+    def log_guide(self, signals, *, step, max_steps, generator=None):
+        result = self.guide.log_guide(signals, step=step, max_steps=max_steps, generator=generator)
+        self.calls.append({"signals": signals, "log_guide": result, "step": step, "max_steps": max_steps})
+        return result
+
+
+def completion_rows(inputs):
+    """(prompt ids, completion ids) of each row, without padding; the completion ends where its mask ends."""
+    for row in range(inputs["prompt_ids"].shape[0]):
+        prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
+        ids, mask = inputs["completion_ids"][row], inputs["completion_mask"][row].bool()
+        yield prompt, ids[mask]
+
+
+def score(model, inputs, temperature=1.0):
+    """log π(y_t | s_t) and H_t, each (B, T) float64, zero outside the mask."""
+    size = inputs["completion_ids"].shape
+    logps, entropies = [], []
+    for prompt, completion in completion_rows(inputs):
+        n = len(completion)
+        padding = (0, size[1] - n)
+        if n == 0:
+            logps.append(torch.zeros(size[1], dtype=torch.float64))
+            entropies.append(torch.zeros(size[1], dtype=torch.float64))
+            continue
+        ids = torch.cat([prompt, completion])[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
+        all_logps = logits.log_softmax(-1)
+        picked = all_logps.gather(1, completion[:, None])[:, 0]
+        logps.append(torch.nn.functional.pad(picked, padding))
+        entropy = -(all_logps.exp() * all_logps).sum(-1)
+        entropies.append(torch.nn.functional.pad(entropy, padding))
+    return torch.stack(logps), torch.stack(entropies)
+
+
+def to_completion_layout(values, inputs):
+    """Unsloth's layout, each row shifted left by its padding and (B, T + largest left pad) wide, to (B, T)."""
+    ours = inputs["completion_mask"].bool()
+    left_pad = inputs["prompt_mask"].shape[1] - inputs["prompt_mask"].sum(-1)
+    start = (values.shape[1] - ours.shape[1]) - left_pad
+    result = torch.zeros(ours.shape, dtype=torch.float64)
+    for row, first in enumerate(start.tolist()):
+        shifted = values[row, first : first + ours.shape[1]].double()
+        result[row, : len(shifted)] = shifted
+    return torch.where(ours, result, 0.0)
+
+
+class Oracle(TrainerCallback):
+    """At each optimizer step, before the weights move: the gradient of the plain-torch loss, beside the trainer's."""
+
+    def __init__(self, trainer, recording=None):
+        self.trainer = trainer
+        self.recording = recording
+        self.inputs = []
+        self.losses = []
+        self.steps = []
+        original = trainer.compute_loss
+
+        def compute_loss(model, inputs, *args, **kwargs):
+            self.inputs.append({k: v.clone() if torch.is_tensor(v) else v for k, v in inputs.items()})
+            loss = original(model, inputs, *args, **kwargs)
+            self.losses.append(loss.item())
+            return loss
+
+        trainer.compute_loss = compute_loss
+        trainer.add_callback(self)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        model = self.trainer.oracle_model.eval()
+        model.load_state_dict(self.trainer.accelerator.unwrap_model(self.trainer.model).state_dict())
+        named = {n: p for n, p in model.named_parameters() if "lora_" in n}
+        total = torch.zeros((), dtype=torch.float64)
+        calls = self.recording.calls if self.recording else [None] * len(self.inputs)
+        assert len(calls) == len(self.inputs)
+        guides = []
+        for inputs, call in zip(self.inputs, calls, strict=True):
+            with torch.no_grad(), model.disable_adapter():
+                ref, _ = score(model, inputs, args.temperature)
+            model.requires_grad_(False)
+            for parameter in named.values():
+                parameter.requires_grad_(True)
+            logps, entropies = score(model, inputs, args.temperature)
+            mask = inputs["completion_mask"]
+            log_guide = None
+            if call is not None:
+                assert torch.equal(to_completion_layout(call["signals"].mask, inputs).bool(), mask.bool())
+                log_guide = to_completion_layout(call["log_guide"], inputs)
+                guides.append((call, TokenSignals(logps.detach(), ref, mask, entropies.detach()), log_guide))
+            old = inputs.get("old_per_token_logps")
+            if old is not None:
+                old = to_completion_layout(old, inputs)
+            loss = grpo_loss(
+                logps, ref, mask, inputs["advantages"].double(),
+                old_per_token_logps=old, log_guide=log_guide, beta=self.trainer.beta,
+                epsilon=self.trainer.epsilon_low, epsilon_high=self.trainer.epsilon_high,
+                loss_type=args.loss_type, importance_sampling_level=args.importance_sampling_level,
+                use_bias_correction_kl=args.use_bias_correction_kl,
+                max_completion_length=args.max_completion_length,
+                num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
+            )  # fmt: skip
+            # A mean over completions is split evenly over the micro-batches; a division by the token count of the whole
+            # batch is already a sum over them.
+            total = total + loss / (args.gradient_accumulation_steps if args.loss_type in ("grpo", "dr_grpo") else 1)
+        expected = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+        found = dict(self.trainer.model.named_parameters())
+        gradients = {
+            name: (found[name].grad.double(), torch.zeros_like(named[name]) if g is None else g)
+            for name, g in zip(named, expected, strict=True)
+        }
+        self.steps.append(
+            {"loss": sum(self.losses), "expected_loss": total.item(), "gradients": gradients, "guides": guides,
+             "inputs": self.inputs}
+        )  # fmt: skip
+        self.inputs, self.losses = [], []
+        if self.recording:
+            self.recording.calls = []
+
+    def check(self, rtol=1e-5):
+        """Loss and every gradient within rtol of the oracle, relative to the largest gradient of its step.
+
+        The loss is a sum of terms of about 1 that nearly cancel, so it is compared on the scale of 0.1 at least.
+        """
+        assert self.steps
+        for step in self.steps:
+            error, scale = abs(step["loss"] - step["expected_loss"]), max(abs(step["expected_loss"]), 0.1)
+            assert error <= rtol * scale, f"loss {step['loss']}, expected {step['expected_loss']}"
+            scale = max(expected.abs().max().item() for _, expected in step["gradients"].values())
+            for name, (found, expected) in step["gradients"].items():
+                error = (found - expected).abs().max().item()
+                assert error <= rtol * scale, f"{name}: off by {error:.2e} where gradients reach {scale:.2e}"
+
+
+def _tokens_per_optimizer_step(inputs, args):
+    """What bnpo and dapo divide by: the generation batch's tokens, scaled to one accumulation window as TRL does."""
+    count = inputs.get("num_items_in_batch")
+    if count is None:
+        return None
+    return float(count) * args.gradient_accumulation_steps / args.steps_per_generation
+
+
+def train_and_check(trainer, guide=None, rtol=1e-5):
+    """Run trainer.train() under the guide, compare each step with the oracle, and return the oracle."""
+    from sage_unsloth.patch import guided_kl
+
+    if guide is None:
+        oracle = Oracle(trainer)
+        trainer.train()
+    else:
+        recording = Recording(guide)
+        oracle = Oracle(trainer, recording)
+        with guided_kl(trainer, recording):
+            trainer.train()
+    oracle.check(rtol)
+    return oracle
