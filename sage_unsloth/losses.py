@@ -60,8 +60,9 @@ def grpo_loss(
         dr_grpo  Σ ℓ / (B · max_completion_length)
         dapo     Σ ℓ / number of valid tokens
 
-    `bnpo` and `dapo` count the tokens of the whole generation batch, not of one micro-batch (as TRL does since 0.22), so
-    both take the count from `num_items_in_batch` and, given the same count, are the same number.
+    `dapo` counts the tokens of the whole generation batch, not of one micro-batch: pass `num_items_in_batch`. `bnpo` is the
+    same there up to Unsloth 2026.10.7; from 2026.10.9 it counts the micro-batch's own tokens, so that with gradient
+    accumulation the two versions train on different losses.
 
     Args:
         per_token_logps: log π(y_t | s_t), carries the gradient, (B, T).
@@ -74,7 +75,7 @@ def grpo_loss(
         epsilon, epsilon_high: clip range of ρ.
         use_bias_correction_kl: multiply k3 by ρ, which turns its expected gradient into that of the reverse KL.
         max_completion_length: tokens, for `dr_grpo`.
-        num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts them here.
+        num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this batch.
 
     Raises:
         ValueError: an unknown `loss_type` or level, a missing reference, or shapes that differ.

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -25,53 +26,56 @@ def unsloth_module():
 
 @pytest.fixture(scope="session")
 def make_tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    def make(pad_token="<pad>"):
-        vocabulary = {token: i for i, token in enumerate(["<eos>", "<pad>", *LETTERS])}
-        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-        backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=backend, eos_token="<eos>", pad_token=pad_token, padding_side="left"
-        )
-        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-        return tokenizer
-
-    return make
+    return build_tokenizer
 
 
 @pytest.fixture
-def make_trainer(unsloth_module, make_tokenizer, tmp_path):
+def make_trainer(unsloth_module, tmp_path):
     """A factory of trainers over a two-layer Qwen2 with LoRA; keyword arguments go to GRPOConfig."""
+    return partial(build_trainer, str(tmp_path / "out"))
+
+
+def build_tokenizer(pad_token="<pad>"):
+    """One token a letter; <eos> is 0 and <pad> is 1."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate(["<eos>", "<pad>", *LETTERS])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", pad_token=pad_token, padding_side="left"
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    return tokenizer
+
+
+def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **settings):
+    """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     from sage_unsloth.patch import prepare_for_cpu
 
-    def make(tokenizer=None, lora_noise=0.05, reward=None, **settings):
-        model = prepare_for_cpu(tiny_model(lora_noise))
-        defaults = dict(
-            output_dir=str(tmp_path / "out"), per_device_train_batch_size=8, num_generations=4, max_steps=4,
-            max_completion_length=12, logging_steps=1, report_to="none", beta=0.05, use_cpu=True, learning_rate=5e-3,
-            bf16=False, fp16=False, save_strategy="no", use_bias_correction_kl=False, seed=3407, disable_tqdm=True,
-            loss_type="grpo", gradient_checkpointing=False, max_grad_norm=0,
-            # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a different text.
-            generation_kwargs={"suppress_tokens": [1]},
-        )  # fmt: skip
-        rows = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)]
-        trainer = GRPOTrainer(
-            model=model,
-            processing_class=tokenizer or make_tokenizer(),
-            reward_funcs=[reward or _letters_in_common],
-            args=GRPOConfig(**(defaults | settings)),
-            train_dataset=Dataset.from_list(rows),
-        )
-        # The oracle scores with a copy that neither Unsloth nor accelerate has touched.
-        trainer.oracle_model = tiny_model(lora_noise).double()
-        return trainer
-
-    return make
+    defaults = dict(
+        output_dir=output_dir, per_device_train_batch_size=8, num_generations=4, max_steps=4,
+        max_completion_length=12, logging_steps=1, report_to="none", beta=0.05, use_cpu=True, learning_rate=5e-3,
+        bf16=False, fp16=False, save_strategy="no", use_bias_correction_kl=False, seed=3407, disable_tqdm=True,
+        loss_type="grpo", gradient_checkpointing=False, max_grad_norm=0,
+        # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a different text.
+        generation_kwargs={"suppress_tokens": [1]},
+    )  # fmt: skip
+    rows = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)]
+    trainer = GRPOTrainer(
+        model=prepare_for_cpu(tiny_model(lora_noise)),
+        processing_class=tokenizer or build_tokenizer(),
+        reward_funcs=[reward or _length_modulo_five],
+        args=GRPOConfig(**(defaults | settings)),
+        train_dataset=Dataset.from_list(rows),
+    )
+    # The oracle scores with a copy that neither Unsloth nor accelerate has touched.
+    trainer.oracle_model = tiny_model(lora_noise).double()
+    return trainer
 
 
 def tiny_model(lora_noise):
@@ -94,7 +98,7 @@ def tiny_model(lora_noise):
     return model
 
 
-def _letters_in_common(completions, **_):
+def _length_modulo_five(completions, **_):
     return [float(len(completion[0]["content"]) % 5) for completion in completions]
 
 

@@ -4,11 +4,17 @@ The oracle shares nothing with the path under test: its log-probabilities, refer
 from one unpadded forward per completion through a float64 copy of the model.
 """
 
+from importlib import metadata
+
 import torch
 from transformers import TrainerCallback
 
 from sage_unsloth.guides import TokenSignals
 from sage_unsloth.losses import grpo_loss
+
+
+# Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
+WHOLE_BATCH_LOSSES = ("dapo", "bnpo") if metadata.version("unsloth_zoo") <= "2026.10.7" else ("dapo",)
 
 
 class Recording:
@@ -119,9 +125,9 @@ class Oracle(TrainerCallback):
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
             )  # fmt: skip
-            # A mean over completions is split evenly over the micro-batches; a division by the token count of the whole
+            # A mean within the micro-batch is averaged over them; a division by the token count of the whole generation
             # batch is already a sum over them.
-            total = total + loss / (args.gradient_accumulation_steps if args.loss_type in ("grpo", "dr_grpo") else 1)
+            total = total + loss / (1 if args.loss_type in WHOLE_BATCH_LOSSES else args.gradient_accumulation_steps)
         expected = torch.autograd.grad(total, list(named.values()), allow_unused=True)
         found = dict(self.trainer.model.named_parameters())
         gradients = {
@@ -152,9 +158,9 @@ class Oracle(TrainerCallback):
 
 
 def _tokens_per_optimizer_step(inputs, args):
-    """What bnpo and dapo divide by: the generation batch's tokens, scaled to one accumulation window as TRL does."""
-    count = inputs.get("num_items_in_batch")
-    if count is None:
+    """What those losses divide by: the generation batch's tokens, scaled to one accumulation window as TRL does."""
+    count = inputs["num_items_in_batch"]
+    if args.loss_type not in WHOLE_BATCH_LOSSES:
         return None
     return float(count) * args.gradient_accumulation_steps / args.steps_per_generation
 

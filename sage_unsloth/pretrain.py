@@ -1,0 +1,211 @@
+"""Pretrain the tiny base model on the arithmetic corpus, on a CPU.
+
+    python -m sage_unsloth.pretrain --out data/arithmetic-base
+
+A plain loop: documents are drawn afresh for every batch, the loss is the cross-entropy of the text
+behind the prompt, AdamW with warmup and a linear decay to 0. The model, its tokenizer and
+`pretrain.json` (settings, versions, what the base scores on the test split) appear in `--out`
+together or not at all.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm.auto import trange
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from sage_unsloth import arithmetic
+from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, render_prompt
+
+logger = logging.getLogger(__name__)
+
+CORPUS_SETTINGS = ("ROUTES", "UNKNOWN_FROM", "UNTAGGED", "DRILLS")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Settings of the pretraining run; the defaults are those of the shipped base."""
+
+    steps: int = 1100  # optimizer steps
+    batch_size: int = 64  # documents
+    learning_rate: float = 3e-3  # peak
+    warmup: int = 50  # steps
+    weight_decay: float = 0.01
+    seed: int = 3407
+    hidden_size: int = 128
+    intermediate_size: int = 320
+    num_layers: int = 4
+    num_heads: int = 4
+    num_key_value_heads: int = 2
+    num_samples: int = 64  # samples per problem in the final measurement
+
+
+def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
+    """A randomly initialised Qwen2 model with tied embeddings."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            max_position_embeddings=512,
+            initializer_range=0.05,
+            tie_word_embeddings=True,
+            use_cache=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def batch(tokenizer, rng: random.Random, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`input_ids` and `labels`, both (B, T), of `size` new documents; -100 masks the rest."""
+    contexts, texts = zip(*(arithmetic.document(tokenizer, rng) for _ in range(size)), strict=True)
+    prompts, targets = tokenizer(list(contexts)).input_ids, tokenizer(list(texts)).input_ids
+    rows = [
+        (prompt + target, [-100] * len(prompt) + target)
+        for prompt, target in zip(prompts, targets, strict=True)
+    ]
+    length = max(len(ids) for ids, _ in rows)
+    input_ids = torch.full((size, length), tokenizer.pad_token_id)
+    labels = torch.full((size, length), -100)
+    for row, (ids, learnt) in enumerate(rows):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        labels[row, : len(learnt)] = torch.tensor(learnt)
+    return input_ids, labels
+
+
+def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
+    """Train a new model on `steps` batches of the corpus."""
+    torch.manual_seed(config.seed)
+    rng = random.Random(config.seed)
+    model = build_model(config, tokenizer)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / config.warmup, (config.steps - step) / config.steps),
+    )
+    progress = trange(config.steps, desc="pretrain")
+    for _ in progress:
+        input_ids, labels = batch(tokenizer, rng, config.batch_size)
+        loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    return model.eval()
+
+
+@torch.no_grad()
+def sample(model, tokenizer, problem: str, num_samples: int) -> list[str]:
+    """`num_samples` completions of the rendered prompt at temperature 1."""
+    inputs = tokenizer(
+        render_prompt(tokenizer, problem), return_tensors="pt", return_token_type_ids=False
+    )
+    output = model.generate(
+        **inputs,
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        max_new_tokens=64,
+        num_return_sequences=num_samples,
+    )
+    return tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+
+
+def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
+    """On the test split: mean accuracy, share of problems ever solved, share with the tags."""
+    torch.manual_seed(seed)
+    rows = arithmetic.problems("test")
+    correct_PN, tagged_PN = [], []
+    for row in rows:
+        completions = sample(model, tokenizer, row["problem"], num_samples)
+        correct_PN.append(
+            [c.endswith(f"{SOLUTION_START}{row['answer']}{SOLUTION_END}") for c in completions]
+        )
+        tagged_PN.append([c.endswith(SOLUTION_END) and SOLUTION_START in c for c in completions])
+    correct, tagged = torch.tensor(correct_PN), torch.tensor(tagged_PN)
+    return {
+        "pass@1": round(correct.float().mean().item(), 4),
+        f"pass@{num_samples}": round(correct.any(dim=1).float().mean().item(), 4),
+        "format_share": round(tagged.float().mean().item(), 4),
+        "problems": len(rows),
+        "samples_per_problem": num_samples,
+    }
+
+
+def save(model, tokenizer, report: dict, out: Path) -> None:
+    """Write the model, the tokenizer and `pretrain.json` beside `out`, then rename the folder.
+
+    Raises:
+        FileExistsError: `out` exists and holds no `pretrain.json`, so it is not ours to replace.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / "pretrain.json").exists():
+        raise FileExistsError(
+            f"--out must be new, empty or an earlier base (with pretrain.json); got {out}"
+        )
+    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / "pretrain.json").write_text(json.dumps(report, indent=2) + "\n")
+    if out.exists():
+        shutil.rmtree(out)
+    partial.rename(out)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--steps", type=int, default=PretrainConfig.steps, help="optimizer steps")
+    parser.add_argument("--seed", type=int, default=PretrainConfig.seed)
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(options.threads)
+    config = PretrainConfig(steps=options.steps, seed=options.seed)
+    tokenizer = arithmetic.build_tokenizer()
+    started = time.perf_counter()
+    model = train(config, tokenizer)
+    seconds = round(time.perf_counter() - started)
+    result = measure(model, tokenizer, config.num_samples, config.seed)
+    logger.info("base on the test split: %s", result)
+    report = {
+        "config": dataclasses.asdict(config),
+        "corpus": {name: getattr(arithmetic, name) for name in CORPUS_SETTINGS},
+        "parameters": model.num_parameters(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "threads": options.threads,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "train_seconds": seconds,
+        "test": result,
+    }
+    save(model, tokenizer, report, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""What a run leaves on disk: files that survive a kill, and `run.json`, which says what it was."""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "unsloth",
+    "unsloth_zoo",
+    "bitsandbytes",
+    "vllm",
+    "datasets",
+    "math-verify",
+)
+
+logger = logging.getLogger(__name__)
+
+
+def write_json(path: str | Path, data) -> None:
+    """Writes `data` so that a reader, or a kill at any time, finds the old file or the new one."""
+    path = Path(path)
+    text = json.dumps(data, indent=2) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # same folder: replace is atomic
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name itself must survive a power cut
+    finally:
+        os.close(folder)
+
+
+def append_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
+    """Appends one line per row and waits until the disk has them; first mends a line cut short."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    with Path(path).open("a+b") as file:
+        _mend_last_line(file)
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _mend_last_line(file) -> None:
+    """Ends the last line if it is a whole row, cuts it off if a kill cut it short."""
+    end = file.seek(0, os.SEEK_END)
+    tail, start = b"", end
+    while start > 0 and b"\n" not in tail:
+        start = max(0, start - 65_536)
+        file.seek(start)
+        tail = file.read(end - start)
+    tail = tail[tail.rfind(b"\n") + 1 :]
+    if tail and _row(tail) is None:
+        file.truncate(end - len(tail))
+    elif tail:
+        file.write(b"\n")
+
+
+def _row(line: bytes) -> dict | None:
+    """The row that a line holds; a cut line holds none, because no prefix of an object is one."""
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+        return row if isinstance(row, dict) else None
+
+
+def read_jsonl(path: str | Path) -> list[dict]:
+    """The rows of a file; a last line that a kill cut short is dropped.
+
+    Raises:
+        ValueError: any other line is not one JSON object.
+    """
+    *lines, last = Path(path).read_bytes().split(b"\n")
+    rows = [_row(line) for line in lines]
+    if None in rows:
+        number = rows.index(None) + 1
+        raise ValueError(
+            f"every line must be one JSON object; got {lines[number - 1][:80]!r} in line {number} "
+            f"of {path}; repair or delete that line"
+        )
+    last_row = _row(last)
+    return rows if last_row is None else [*rows, last_row]
+
+
+def environment() -> dict:
+    """Where a run happens: versions (None where a package is missing), machine, date, commit.
+
+    PyTorch is not imported: versions are read from the installed packages' metadata.
+    """
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu_count": os.cpu_count(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """This checkout's commit, "-dirty" behind it if tracked files changed; None if installed."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # else somebody else's repository
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def open_run(folder: str | Path, settings: dict) -> Path:
+    """The folder of a run, new or resumed; `run.json` in it holds its settings and environment.
+
+    Raises:
+        ValueError: the folder belongs to a run with other settings, or to something else.
+    """
+    folder = Path(folder)
+    record = folder / "run.json"
+    settings = json.loads(json.dumps(settings))  # as they will be read back
+    if record.exists():
+        recorded = json.loads(record.read_text(encoding="utf-8"))
+        _refuse_other_settings(folder, recorded["settings"], settings)
+        _warn_of_other_versions(folder, recorded["environment"], environment())
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    strangers = [path.name for path in folder.iterdir() if not path.name.startswith(".run.json.")]
+    if strangers:
+        raise ValueError(
+            f"a run's folder must be empty or hold run.json; {folder} holds {min(strangers)!r} "
+            "and no run.json; choose another --out"
+        )
+    write_json(record, {"settings": settings, "environment": environment()})
+    return folder
+
+
+def _refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
+    differences = _differences(recorded, settings)
+    if differences:
+        raise ValueError(
+            f"a run is resumed with its own settings only; in {folder}: {'; '.join(differences)}; "
+            "choose another --out, or delete the folder"
+        )
+
+
+def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None:
+    before, now = ({"python": env["python"], **env["packages"]} for env in (recorded, current))
+    for difference in _differences(before, now):
+        logger.warning("%s is resumed in another environment: %s", folder, difference)
+
+
+def _differences(recorded: dict, current: dict) -> list[str]:
+    """One text per key whose JSON differs; comparing texts makes NaN equal to itself."""
+    texts = [
+        {key: json.dumps(value, sort_keys=True) for key, value in values.items()}
+        for values in (recorded, current)
+    ]
+    before, now = texts
+    return [
+        f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"
+        for key in sorted(before | now)
+        if before.get(key) != now.get(key)
+    ]

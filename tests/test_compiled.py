@@ -1,0 +1,73 @@
+"""The guided loss with torch.compile on: compiled once, not every step, and never left for eager."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+STEPS = 5
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import conftest
+from sage_unsloth.patch import guided_kl, load_unsloth
+from sage_unsloth.guides import BranchGuide, CosineSchedule, TokenGuide
+module = load_unsloth()
+import torch
+from torch._dynamo.utils import counters
+from transformers import TrainerCallback
+
+guides = {"plain": None, "branch": BranchGuide(threshold=1.0), "token": TokenGuide()}
+guide = guides[sys.argv[2]]
+trainer = conftest.build_trainer(sys.argv[3], max_steps=int(sys.argv[4]), gradient_accumulation_steps=1)
+graphs = []
+
+class Count(TrainerCallback):
+    def on_step_end(self, *args, **kwargs):
+        graphs.append(counters["stats"]["unique_graphs"])
+
+trainer.add_callback(Count())
+if guide is None:
+    trainer.train()
+else:
+    with guided_kl(trainer, guide):
+        trainer.train()
+from unsloth_zoo.temporary_patches import utils
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+print("RESULT", json.dumps({"graphs": graphs, "breaks": sum(counters["graph_break"].values()), "losses": losses}))
+"""
+
+
+def run(guide, folder, compiled):
+    environment = os.environ | {
+        "UNSLOTH_COMPILE_DISABLE": "0" if compiled else "1",
+        "UNSLOTH_COMPILE_LOCATION": str(folder / f"cache-{guide}-{compiled}"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(TESTS), guide, str(folder / "out"), str(STEPS)],
+        capture_output=True, text=True, env=environment, cwd=folder, check=False,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "falling back to eager" not in (done.stdout + done.stderr).lower()
+    return json.loads(lines[0].removeprefix("RESULT"))
+
+
+@pytest.mark.slow
+def test_compiled_once_and_equal_to_eager(tmp_path):
+    plain = run("plain", tmp_path, compiled=True)
+    for guide in ("branch", "token"):
+        compiled = run(guide, tmp_path, compiled=True)
+        eager = run(guide, tmp_path, compiled=False)
+        assert compiled["graphs"][0] > 0, "nothing was compiled, so nothing was tested"
+        assert eager["graphs"][-1] == 0
+        assert compiled["breaks"] == 0
+        # Shapes vary from step to step; a graph that is generic in them is settled by the third step.
+        assert compiled["graphs"][-1] == compiled["graphs"][2] <= plain["graphs"][-1] + 2
+        assert compiled["losses"] == pytest.approx(eager["losses"], rel=1e-4, abs=1e-6)
