@@ -14,7 +14,14 @@ import importlib
 from typing import Any
 
 _MODULES = {
-    "guides": ("BranchGuide", "CosineSchedule", "Guide", "RandomGuide", "TokenGuide", "TokenSignals"),
+    "guides": (
+        "BranchGuide",
+        "CosineSchedule",
+        "Guide",
+        "RandomGuide",
+        "TokenGuide",
+        "TokenSignals",
+    ),
     "losses": ("grpo_loss", "k3"),
     "metrics": ("pass_at_k",),
     "patch": ("ContractError", "guided_kl", "load_unsloth"),

@@ -114,7 +114,9 @@ class CosineSchedule:
             ValueError: `step` < 0 or `max_steps` < 1.
         """
         if step < 0 or max_steps < 1:
-            raise ValueError(f"step must be >= 0 and max_steps >= 1; got step={step}, max_steps={max_steps}")
+            raise ValueError(
+                f"step must be >= 0 and max_steps >= 1; got step={step}, max_steps={max_steps}"
+            )
         length = max(1, max_steps // self.periods)
         cycle = min(step // length, self.periods - 1)
         fall = 0.5 * (1 + math.cos(math.pi * (step % length) / length))

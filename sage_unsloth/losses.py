@@ -91,20 +91,28 @@ def grpo_loss(
     valid = completion_mask.bool()
     # inf or nan in a masked position must not reach a product, where 0 · inf is nan.
     logps = torch.where(valid, per_token_logps, 0.0)
-    old = logps.detach() if old_per_token_logps is None else torch.where(valid, old_per_token_logps, 0.0)
+    old = (
+        logps.detach()
+        if old_per_token_logps is None
+        else torch.where(valid, old_per_token_logps, 0.0)
+    )
     if advantages.dim() == 1:
         advantages = advantages.unsqueeze(1)
 
     log_ratio = logps - old
     if importance_sampling_level == "sequence":
-        log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(
+            min=1
+        )
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
 
     if beta != 0.0:
         if ref_per_token_logps is None:
-            raise ValueError(f"ref_per_token_logps is needed because beta is not 0; got None with beta={beta}")
+            raise ValueError(
+                f"ref_per_token_logps is needed because beta is not 0; got None with beta={beta}"
+            )
         anchor = ref_per_token_logps if log_guide is None else ref_per_token_logps + log_guide
         kl = k3(logps, torch.where(valid, anchor, 0.0))
         loss = loss + beta * (kl * ratio if use_bias_correction_kl else kl)

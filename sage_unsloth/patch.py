@@ -34,6 +34,7 @@ from torch import Tensor
 
 from sage_unsloth.guides import Guide, TokenSignals
 from sage_unsloth.losses import grpo_loss, k3
+from sage_unsloth.rewards import SolutionReward
 
 TESTED_VERSIONS = ("2026.10.7", "2026.10.9")
 """Versions of unsloth (with the unsloth_zoo of the same number) that the tests have passed on."""
@@ -130,11 +131,15 @@ def check_contract(module: types.ModuleType) -> types.FunctionType:
     for name, expected in EXPECTED_PARAMETERS.items():
         target = getattr(module, name, None)
         if target is None:
-            raise ContractError(f"{module.__name__} must define {name}", found="nothing", expected=name)
+            raise ContractError(
+                f"{module.__name__} must define {name}", found="nothing", expected=name
+            )
         function = target.forward if name == FUNCTION else target
         found = tuple(inspect.signature(function).parameters)[: len(expected)]
         if found != expected:
-            raise ContractError(f"{name} must begin with these parameters", found=found, expected=expected)
+            raise ContractError(
+                f"{name} must begin with these parameters", found=found, expected=expected
+            )
     _check_numbers(getattr(module, KERNEL))
     return _rewritten_loss(module)
 
@@ -157,7 +162,7 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
         guide: any object with the members of `Guide`.
 
     Raises:
-        ValueError: `trainer.beta` is 0, or the tokenizer has no pad token.
+        ValueError: `trainer.beta` is 0, the tokenizer has no pad token, or the dataset lacks a column.
         TypeError: `guide` is not a guide.
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took a step without
             consulting the guide.
@@ -177,6 +182,7 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
             "the tokenizer must have a pad token because Unsloth finds completions by it; "
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
+    _check_columns(trainer)
     module = trainer_module(type(trainer))
     namespace = vars(module)
     if ANCHOR_HOOK in namespace:
@@ -201,6 +207,20 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
         del namespace[NEEDS_ENTROPIES_HOOK], namespace[ANCHOR_HOOK]
 
 
+def _check_columns(trainer: Any) -> None:
+    """TRL would find a missing column in the middle of the first step."""
+    columns = getattr(
+        trainer.train_dataset, "column_names", None
+    )  # an iterable dataset may not know them
+    graded = any(isinstance(reward, SolutionReward) for reward in trainer.reward_funcs)
+    for column in ("prompt", "answer") if graded else ("prompt",):
+        if columns is not None and column not in columns:
+            raise ValueError(
+                f"the training dataset must have a column {column!r}; it has {sorted(columns)}; "
+                f"rename the column that holds it: dataset.rename_column(..., {column!r})"
+            )
+
+
 class _Anchor:
     """The state of one open `guided_kl`: what the two rewritten expressions call."""
 
@@ -216,16 +236,26 @@ class _Anchor:
         return trainer is self.trainer and trainer.beta != 0.0 and self.guide.needs_entropies
 
     def logps(
-        self, trainer: Any, ref_logps: Tensor | None, new_logps: Tensor, entropies: Tensor | None, mask: Tensor
+        self,
+        trainer: Any,
+        ref_logps: Tensor | None,
+        new_logps: Tensor,
+        entropies: Tensor | None,
+        mask: Tensor,
     ) -> Tensor | None:
         """log q_t + log π_ref(y_t | s_t), (B, T); the reference as it came for another trainer, or without a KL term."""
         if trainer is not self.trainer or trainer.beta == 0.0:
             return ref_logps
         if ref_logps is None:
-            raise ContractError("beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)")
+            raise ContractError(
+                "beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)"
+            )
         with torch.no_grad():
             signals = TokenSignals(
-                new_logps.detach(), ref_logps.detach(), mask, None if entropies is None else entropies.detach()
+                new_logps.detach(),
+                ref_logps.detach(),
+                mask,
+                None if entropies is None else entropies.detach(),
             )
             step, max_steps, generator = self._time()
             log_guide = self.guide.log_guide(
@@ -281,7 +311,9 @@ class _Anchor:
         gathered = self.trainer.accelerator.gather(sums.unsqueeze(0))
         values = torch.cat([gathered[:, :8].sum(0), gathered[:, 8:].amin(0)]).tolist()
         if not math.isfinite(values[3]):
-            raise ValueError(f"log_guide must be finite on completion tokens; got {values[3]} from {self.guide!r}")
+            raise ValueError(
+                f"log_guide must be finite on completion tokens; got {values[3]} from {self.guide!r}"
+            )
 
         mode = "train" if self.trainer.model.training else "eval"
         metrics = self.trainer._metrics[mode]
@@ -349,7 +381,9 @@ class _Seams(ast.NodeTransformer):
             expected = ("new_logprobs", "old_logps", "ref_logps", "sampling_per_token_logps", "lm_head",
                         "completion_input_ids", "completion_mask", "advantages", "trainer.beta")  # fmt: skip
             if found != expected:
-                raise ContractError(f"{FUNCTION}.apply must be called with these", found=found, expected=expected)
+                raise ContractError(
+                    f"{FUNCTION}.apply must be called with these", found=found, expected=expected
+                )
             anchor = (
                 f"{ANCHOR_HOOK}(trainer, ref_logps, new_logprobs, "
                 "new_entropies if _need_entropy else None, completion_mask)"
@@ -363,7 +397,9 @@ def _rewritten_loss(module: types.ModuleType) -> types.FunctionType:
     """`grpo_accumulated_loss` with the two seams in it, over the same globals and with the same line numbers."""
     original = getattr(module, LOSS)
     if not isinstance(original, types.FunctionType) or original.__closure__:
-        raise ContractError(f"{LOSS} must be a plain function", found=repr(original), expected="a function")
+        raise ContractError(
+            f"{LOSS} must be a plain function", found=repr(original), expected="a function"
+        )
     tree = ast.parse(textwrap.dedent(inspect.getsource(original)))
     seams = _Seams()
     tree = seams.visit(tree)
@@ -373,7 +409,9 @@ def _rewritten_loss(module: types.ModuleType) -> types.FunctionType:
         raise ContractError(f"{LOSS} must contain each seam once", found=found, expected=expected)
     ast.increment_lineno(ast.fix_missing_locations(tree), original.__code__.co_firstlineno - 1)
     compiled = compile(tree, original.__code__.co_filename, "exec")
-    code = next(c for c in compiled.co_consts if isinstance(c, types.CodeType) and c.co_name == LOSS)
+    code = next(
+        c for c in compiled.co_consts if isinstance(c, types.CodeType) and c.co_name == LOSS
+    )
     rewritten = types.FunctionType(code, vars(module), LOSS, original.__defaults__)
     rewritten.__kwdefaults__ = original.__kwdefaults__
     rewritten.__module__ = original.__module__
@@ -395,7 +433,10 @@ def _check_numbers(kernel: Any) -> None:
     expected = grpo_loss(ours, ref, mask, advantages, log_guide=log_guide, beta=0.05)
     found.backward()
     expected.backward()
-    if not (torch.allclose(found, expected, atol=1e-7) and torch.allclose(theirs.grad, ours.grad, atol=1e-7)):
+    if not (
+        torch.allclose(found, expected, atol=1e-7)
+        and torch.allclose(theirs.grad, ours.grad, atol=1e-7)
+    ):
         raise ContractError(
             f"{KERNEL} must compute the loss with KL = exp(d) − d − 1, d = ref − new",
             found=f"loss {found.item():.8f}, gradient {theirs.grad.flatten().tolist()}",

@@ -37,8 +37,8 @@ CORPUS_SETTINGS = ("ROUTES", "UNKNOWN_FROM", "UNTAGGED", "DRILLS")
 class PretrainConfig:
     """Settings of the pretraining run; the defaults are those of the shipped base."""
 
-    steps: int = 1100  # optimizer steps
-    batch_size: int = 64  # documents
+    steps: int = 1000  # optimizer steps
+    batch_size: int = 48  # documents
     learning_rate: float = 3e-3  # peak
     warmup: int = 50  # steps
     weight_decay: float = 0.01
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--steps", type=int, default=PretrainConfig.steps, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=PretrainConfig.seed)
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     torch.set_num_threads(options.threads)

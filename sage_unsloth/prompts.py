@@ -47,5 +47,8 @@ def render_prompt(tokenizer, problem: str) -> str:
             "set tokenizer.eos_token"
         )
     return tokenizer.apply_chat_template(
-        prompt_messages(problem), chat_template=CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False
+        prompt_messages(problem),
+        chat_template=CHAT_TEMPLATE,
+        add_generation_prompt=True,
+        tokenize=False,
     )

@@ -6,7 +6,10 @@ from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
-os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", os.path.join(tempfile.gettempdir(), f"unsloth_compiled_{os.getpid()}"))
+os.environ.setdefault(
+    "UNSLOTH_COMPILE_LOCATION",
+    os.path.join(tempfile.gettempdir(), f"unsloth_compiled_{os.getpid()}"),
+)
 
 # One thread: on tiny tensors more only wait for each other, above all beside other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -65,7 +68,9 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
         # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a different text.
         generation_kwargs={"suppress_tokens": [1]},
     )  # fmt: skip
-    rows = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)]
+    rows = [
+        {"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)
+    ]
     trainer = GRPOTrainer(
         model=prepare_for_cpu(tiny_model(lora_noise)),
         processing_class=tokenizer or build_tokenizer(),

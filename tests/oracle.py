@@ -12,9 +12,10 @@ from transformers import TrainerCallback
 from sage_unsloth.guides import TokenSignals
 from sage_unsloth.losses import grpo_loss
 
-
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
-WHOLE_BATCH_LOSSES = ("dapo", "bnpo") if metadata.version("unsloth_zoo") <= "2026.10.7" else ("dapo",)
+WHOLE_BATCH_LOSSES = (
+    ("dapo", "bnpo") if metadata.version("unsloth_zoo") <= "2026.10.7" else ("dapo",)
+)
 
 
 class Recording:
@@ -27,7 +28,9 @@ class Recording:
 
     def log_guide(self, signals, *, step, max_steps, generator=None):
         result = self.guide.log_guide(signals, step=step, max_steps=max_steps, generator=generator)
-        self.calls.append({"signals": signals, "log_guide": result, "step": step, "max_steps": max_steps})
+        self.calls.append(
+            {"signals": signals, "log_guide": result, "step": step, "max_steps": max_steps}
+        )
         return result
 
 
@@ -84,7 +87,9 @@ class Oracle(TrainerCallback):
         original = trainer.compute_loss
 
         def compute_loss(model, inputs, *args, **kwargs):
-            self.inputs.append({k: v.clone() if torch.is_tensor(v) else v for k, v in inputs.items()})
+            self.inputs.append(
+                {k: v.clone() if torch.is_tensor(v) else v for k, v in inputs.items()}
+            )
             loss = original(model, inputs, *args, **kwargs)
             self.losses.append(loss.item())
             return loss
@@ -94,7 +99,9 @@ class Oracle(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         model = self.trainer.oracle_model.eval()
-        model.load_state_dict(self.trainer.accelerator.unwrap_model(self.trainer.model).state_dict())
+        model.load_state_dict(
+            self.trainer.accelerator.unwrap_model(self.trainer.model).state_dict()
+        )
         named = {n: p for n, p in model.named_parameters() if "lora_" in n}
         total = torch.zeros((), dtype=torch.float64)
         calls = self.recording.calls if self.recording else [None] * len(self.inputs)
@@ -110,9 +117,13 @@ class Oracle(TrainerCallback):
             mask = inputs["completion_mask"]
             log_guide = None
             if call is not None:
-                assert torch.equal(to_completion_layout(call["signals"].mask, inputs).bool(), mask.bool())
+                assert torch.equal(
+                    to_completion_layout(call["signals"].mask, inputs).bool(), mask.bool()
+                )
                 log_guide = to_completion_layout(call["log_guide"], inputs)
-                guides.append((call, TokenSignals(logps.detach(), ref, mask, entropies.detach()), log_guide))
+                guides.append(
+                    (call, TokenSignals(logps.detach(), ref, mask, entropies.detach()), log_guide)
+                )
             old = inputs.get("old_per_token_logps")
             if old is not None:
                 old = to_completion_layout(old, inputs)
@@ -127,7 +138,9 @@ class Oracle(TrainerCallback):
             )  # fmt: skip
             # A mean within the micro-batch is averaged over them; a division by the token count of the whole generation
             # batch is already a sum over them.
-            total = total + loss / (1 if args.loss_type in WHOLE_BATCH_LOSSES else args.gradient_accumulation_steps)
+            total = total + loss / (
+                1 if args.loss_type in WHOLE_BATCH_LOSSES else args.gradient_accumulation_steps
+            )
         expected = torch.autograd.grad(total, list(named.values()), allow_unused=True)
         found = dict(self.trainer.model.named_parameters())
         gradients = {
@@ -149,12 +162,17 @@ class Oracle(TrainerCallback):
         """
         assert self.steps
         for step in self.steps:
-            error, scale = abs(step["loss"] - step["expected_loss"]), max(abs(step["expected_loss"]), 0.1)
+            error, scale = (
+                abs(step["loss"] - step["expected_loss"]),
+                max(abs(step["expected_loss"]), 0.1),
+            )
             assert error <= rtol * scale, f"loss {step['loss']}, expected {step['expected_loss']}"
             scale = max(expected.abs().max().item() for _, expected in step["gradients"].values())
             for name, (found, expected) in step["gradients"].items():
                 error = (found - expected).abs().max().item()
-                assert error <= rtol * scale, f"{name}: off by {error:.2e} where gradients reach {scale:.2e}"
+                assert error <= rtol * scale, (
+                    f"{name}: off by {error:.2e} where gradients reach {scale:.2e}"
+                )
 
 
 def _tokens_per_optimizer_step(inputs, args):

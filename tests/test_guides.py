@@ -18,7 +18,13 @@ from sage_unsloth.guides import (
 
 TIME = {"step": 0, "max_steps": 80}
 QUIET = CosineSchedule(0.0, 0.0)
-GUIDES = [BranchGuide(), TokenGuide(), TokenGuide(norm="rank"), TokenGuide(norm="zscore"), RandomGuide()]
+GUIDES = [
+    BranchGuide(),
+    TokenGuide(),
+    TokenGuide(norm="rank"),
+    TokenGuide(norm="zscore"),
+    RandomGuide(),
+]
 
 
 def signals(surprisal, mask=None, entropies=None):
@@ -70,7 +76,9 @@ def test_token_noise_scales_with_surprisal():
 
 def test_random_touches_a_share_epsilon_with_mean_one():
     s = signals([[1.0] * 500] * 400)
-    guide = RandomGuide(epsilon=CosineSchedule(0.25, 0.25, decay=1.0), sigma=CosineSchedule(0.1, 0.1, decay=1.0))
+    guide = RandomGuide(
+        epsilon=CosineSchedule(0.25, 0.25, decay=1.0), sigma=CosineSchedule(0.1, 0.1, decay=1.0)
+    )
     log_guide = guide.log_guide(s, generator=generator(), **TIME)
     touched = log_guide != 0
     assert touched.float().mean().item() == pytest.approx(0.25, abs=0.005)
@@ -89,7 +97,9 @@ class TestEveryGuide:
 
     def test_is_one_outside_the_mask_and_blind_to_what_stands_there(self, guide):
         clean = signals([[1.0, 2.0, 0.5, 3.0]], [[0, 1, 1, 0]])
-        dirty = signals([[math.inf, 2.0, 0.5, math.nan]], [[0, 1, 1, 0]], [[math.nan, 2.0, 2.0, math.inf]])
+        dirty = signals(
+            [[math.inf, 2.0, 0.5, math.nan]], [[0, 1, 1, 0]], [[math.nan, 2.0, 2.0, math.inf]]
+        )
         a = guide.log_guide(clean, generator=generator(), **TIME)
         b = guide.log_guide(dirty, generator=generator(), **TIME)
         assert torch.equal(a, b)
@@ -105,14 +115,21 @@ class TestEveryGuide:
     def test_rows_do_not_see_each_other(self, guide):
         if isinstance(guide, RandomGuide):
             pytest.skip("draws fresh noise for each row")
-        guide = type(guide)(**vars(guide) | ({"sigma": QUIET} if isinstance(guide, TokenGuide) else {}))
+        guide = type(guide)(
+            **vars(guide) | ({"sigma": QUIET} if isinstance(guide, TokenGuide) else {})
+        )
         a = guide.log_guide(signals([[1.0, 2.0, 5.0], [9.0, 1.0, 0.0]]), **TIME)
         b = guide.log_guide(signals([[1.0, 2.0, 5.0], [0.5, 7.0, 7.0]]), **TIME)
         assert torch.equal(a[0], b[0])
 
     def test_has_no_gradient_and_stays_within_the_clip(self, guide):
         surprisal = torch.rand((4, 64), generator=generator()) * 10
-        s = TokenSignals((-surprisal).requires_grad_(), -surprisal, torch.ones(4, 64), surprisal.clone().requires_grad_())
+        s = TokenSignals(
+            (-surprisal).requires_grad_(),
+            -surprisal,
+            torch.ones(4, 64),
+            surprisal.clone().requires_grad_(),
+        )
         log_guide = guide.log_guide(s, generator=generator(), **TIME)
         assert not log_guide.requires_grad
         q = log_guide.exp()
@@ -124,8 +141,12 @@ class TestEveryGuide:
         again = [guide.log_guide(s, step=3, max_steps=80, generator=generator(5)) for _ in range(2)]
         assert torch.equal(*again)
         if not isinstance(guide, BranchGuide):
-            assert not torch.equal(again[0], guide.log_guide(s, step=3, max_steps=80, generator=generator(6)))
-            assert not torch.equal(again[0], guide.log_guide(s, step=4, max_steps=80, generator=generator(5)))
+            assert not torch.equal(
+                again[0], guide.log_guide(s, step=3, max_steps=80, generator=generator(6))
+            )
+            assert not torch.equal(
+                again[0], guide.log_guide(s, step=4, max_steps=80, generator=generator(5))
+            )
 
     @pytest.mark.gpu
     def test_is_the_same_on_a_gpu(self, guide):
@@ -182,7 +203,10 @@ def test_schedule_shorter_than_its_periods():
         (lambda: CosineSchedule(0.3, 0.1, decay=0.0), "decay must be in"),
         (lambda: CosineSchedule(0.3, 0.1).value(-1, 10), "step must be >= 0"),
         (lambda: CosineSchedule(0.3, 0.1).value(1, 0), "max_steps >= 1"),
-        (lambda: TokenSignals(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 4)), r"one shape.*\(2, 4\)"),
+        (
+            lambda: TokenSignals(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 4)),
+            r"one shape.*\(2, 4\)",
+        ),
         (lambda: TokenSignals(torch.zeros(2), torch.zeros(2), torch.zeros(2)), r"\(B, T\)"),
     ],
 )
@@ -193,5 +217,5 @@ def test_bad_input_is_named(make, message):
 
 def test_branch_without_entropies_is_refused():
     s = signals([[1.0]])
-    with pytest.raises(ValueError, match="BranchGuide needs entropies.*got entropies=None"):
+    with pytest.raises(ValueError, match=r"BranchGuide needs entropies.*got entropies=None"):
         BranchGuide().log_guide(TokenSignals(s.policy_logps, s.ref_logps, s.mask), **TIME)

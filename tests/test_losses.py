@@ -23,7 +23,9 @@ def test_k3_by_hand():
 
 def test_k3_mean_is_the_kl_and_with_a_guide_the_generalised_kl():
     g = torch.Generator().manual_seed(1)
-    policy, ref = (torch.randn(7, generator=g, dtype=torch.float64).log_softmax(0) for _ in range(2))
+    policy, ref = (
+        torch.randn(7, generator=g, dtype=torch.float64).log_softmax(0) for _ in range(2)
+    )
     q = 0.6 + 0.8 * torch.rand(7, generator=g, dtype=torch.float64)
     kl = (policy.exp() * (policy - ref)).sum()
     assert (policy.exp() * k3(policy, ref)).sum().item() == pytest.approx(kl.item())
@@ -45,7 +47,9 @@ def test_k3_differentiated_pulls_along_the_anchor_not_along_the_reverse_kl():
     found = gradient(lambda lp: (lp.detach().exp() * k3(lp, ref + log_q)).sum())
     expected = gradient(lambda lp: -((ref + log_q).exp() * lp).sum())
     torch.testing.assert_close(found, expected)
-    corrected = gradient(lambda lp: (lp.detach().exp() * k3(lp, ref) * (lp - lp.detach()).exp()).sum())
+    corrected = gradient(
+        lambda lp: (lp.detach().exp() * k3(lp, ref) * (lp - lp.detach()).exp()).sum()
+    )
     reverse = gradient(lambda lp: (lp.exp() * (lp - ref)).sum())
     torch.testing.assert_close(corrected, reverse)
 
@@ -74,7 +78,15 @@ def test_reductions_agree_when_every_completion_has_full_length(loss_type):
     logps, ref, old, _, advantages = batch()
     mask = torch.ones(4, 6)
     losses = {
-        t: grpo_loss(logps, ref, mask, advantages, old_per_token_logps=old, loss_type=t, max_completion_length=6)
+        t: grpo_loss(
+            logps,
+            ref,
+            mask,
+            advantages,
+            old_per_token_logps=old,
+            loss_type=t,
+            max_completion_length=6,
+        )
         for t in ("grpo", loss_type)
     }
     assert losses[loss_type].item() == pytest.approx(losses["grpo"].item())
@@ -99,12 +111,14 @@ def test_reductions_by_their_definition():
     for loss_type, value in expected.items():
         found = grpo_loss(logps, ref, mask, advantages, loss_type=loss_type, **common)
         assert found.item() == pytest.approx(value.item()), loss_type
-    scaled = grpo_loss(logps, ref, mask, advantages, loss_type="dapo", num_items_in_batch=40, **common)
+    scaled = grpo_loss(
+        logps, ref, mask, advantages, loss_type="dapo", num_items_in_batch=40, **common
+    )
     assert scaled.item() == pytest.approx(total.item() / 40)
 
 
 def test_sequence_level_uses_one_ratio_for_a_completion():
-    logps, ref, old, mask, advantages = batch()
+    logps, _, old, mask, advantages = batch()
     mean = ((logps - old) * mask).sum(-1) / mask.sum(-1).clamp(min=1)
     ratio = mean.exp()
     term = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
@@ -139,7 +153,9 @@ def test_masked_positions_do_not_matter():
         return torch.where(outside, value, x)
 
     x = dirty(logps, math.inf).requires_grad_()
-    found = grpo_loss(x, dirty(ref, math.nan), mask, advantages, old_per_token_logps=dirty(old, -math.inf))
+    found = grpo_loss(
+        x, dirty(ref, math.nan), mask, advantages, old_per_token_logps=dirty(old, -math.inf)
+    )
     expected = grpo_loss(logps, ref, mask, advantages, old_per_token_logps=old)
     assert found.item() == pytest.approx(expected.item())
     found.backward()
@@ -148,7 +164,7 @@ def test_masked_positions_do_not_matter():
 
 
 def test_on_policy_keeps_the_gradient_of_the_ratio():
-    logps, ref, _, mask, advantages = batch()
+    logps, _, _, mask, advantages = batch()
     logps.requires_grad_()
     grpo_loss(logps, None, mask, advantages, beta=0.0, loss_type="dapo").backward()
     torch.testing.assert_close(logps.grad, -(advantages[:, None] * mask) / mask.sum())

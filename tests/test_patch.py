@@ -61,7 +61,13 @@ def trained(trainer, guide=None):
 
     class Gradients(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            record.append({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
+            record.append(
+                {
+                    n: p.grad.clone()
+                    for n, p in trainer.model.named_parameters()
+                    if p.grad is not None
+                }
+            )
 
     trainer.add_callback(Gradients())
     if guide is None:
@@ -69,7 +75,9 @@ def trained(trainer, guide=None):
     else:
         with guided_kl(trainer, guide):
             trainer.train()
-    weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+    weights = {
+        n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad
+    }
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(record) == len(losses) == trainer.args.max_steps
     assert all(any(g.abs().max() > 0 for g in step.values()) for step in record)
@@ -108,14 +116,25 @@ def test_q_of_one_with_entropies_is_the_unpatched_trainer(make_trainer, loss_typ
 @pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_loss_and_gradients_equal_the_oracle(make_trainer, loss_type, guide):
-    oracle = train_and_check(make_trainer(loss_type=loss_type, max_steps=2, max_completion_length=24), guide)
-    lengths = {n for step in oracle.steps for i in step["inputs"] for n in i["completion_mask"].sum(-1).tolist()}
+    oracle = train_and_check(
+        make_trainer(loss_type=loss_type, max_steps=2, max_completion_length=24), guide
+    )
+    lengths = {
+        n
+        for step in oracle.steps
+        for i in step["inputs"]
+        for n in i["completion_mask"].sum(-1).tolist()
+    }
     assert len(lengths) > 2, "padding of different lengths is part of this test"
-    touched = [(log_guide != 0).any().item() for step in oracle.steps for _, _, log_guide in step["guides"]]
+    touched = [
+        (log_guide != 0).any().item() for step in oracle.steps for _, _, log_guide in step["guides"]
+    ]
     assert any(touched), "a guide that does nothing proves nothing"
 
 
-@pytest.mark.parametrize("guide", [None, BranchGuide(threshold=1.0), TokenGuide()], ids=["none", "branch", "token"])
+@pytest.mark.parametrize(
+    "guide", [None, BranchGuide(threshold=1.0), TokenGuide()], ids=["none", "branch", "token"]
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -125,7 +144,11 @@ def test_loss_and_gradients_equal_the_oracle(make_trainer, loss_type, guide):
         {"importance_sampling_level": "sequence", "num_iterations": 2},
         {"gradient_accumulation_steps": 1},
         {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4, "loss_type": "bnpo"},
-        {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4, "loss_type": "dr_grpo"},
+        {
+            "gradient_accumulation_steps": 4,
+            "per_device_train_batch_size": 4,
+            "loss_type": "dr_grpo",
+        },
         {"mask_truncated_completions": True},
         {"epsilon": 0.02, "epsilon_high": 0.1, "num_iterations": 3, "loss_type": "dapo"},
         {"temperature": 0.7},
@@ -137,7 +160,9 @@ def test_every_setting_equals_the_oracle(make_trainer, settings, guide):
     oracle = train_and_check(trainer, guide)
     masks = [i["completion_mask"] for step in oracle.steps for i in step["inputs"]]
     if settings.get("mask_truncated_completions"):
-        assert any((mask.sum(-1) == 0).any() for mask in masks), "all-masked rows are part of this test"
+        assert any((mask.sum(-1) == 0).any() for mask in masks), (
+            "all-masked rows are part of this test"
+        )
     if settings.get("num_iterations", 1) > 1:
         assert any("old_per_token_logps" in i for step in oracle.steps for i in step["inputs"])
 
@@ -145,7 +170,7 @@ def test_every_setting_equals_the_oracle(make_trainer, settings, guide):
 def test_branch_guide_is_computed_from_the_true_entropies(make_trainer):
     oracle = train_and_check(make_trainer(max_steps=2), BranchGuide(threshold=1.0))
     for step in oracle.steps:
-        for call, signals, log_guide in step["guides"]:
+        for _, signals, log_guide in step["guides"]:
             expected = (1 + 0.3 * (signals.entropies - 1.0).clamp(min=0)).clamp(0.6, 1.4).log()
             torch.testing.assert_close(log_guide, expected * signals.mask, rtol=0, atol=1e-5)
 
@@ -265,15 +290,22 @@ def test_resumed_run_goes_on_with_the_same_guide_values(make_trainer, tmp_path):
     def guide_values(folder, **settings):
         recording = Recording(guide)
         resume = settings.pop("resume", None)
-        trainer = make_trainer(output_dir=str(folder), save_strategy="steps", save_steps=2, **settings)
+        trainer = make_trainer(
+            output_dir=str(folder), save_strategy="steps", save_steps=2, **settings
+        )
         with guided_kl(trainer, recording):
             trainer.train(resume_from_checkpoint=resume)
-        weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+        weights = {
+            n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad
+        }
         return {call["step"]: call["log_guide"] for call in recording.calls}, weights
 
     whole, weights = guide_values(tmp_path / "whole", max_steps=4, gradient_accumulation_steps=1)
     again, resumed = guide_values(
-        tmp_path / "again", max_steps=4, gradient_accumulation_steps=1, resume=str(tmp_path / "whole" / "checkpoint-2")
+        tmp_path / "again",
+        max_steps=4,
+        gradient_accumulation_steps=1,
+        resume=str(tmp_path / "whole" / "checkpoint-2"),
     )
     assert sorted(again) == [2, 3]
     for step, values in again.items():
@@ -314,7 +346,10 @@ def test_trl_fallback_trainer_is_refused(make_trainer):
     trainer = make_trainer()
     stranger = object.__new__(module.GRPOTrainer)
     vars(stranger).update(beta=0.05, processing_class=trainer.processing_class)
-    with pytest.raises(ContractError, match=r"found trl\.trainer\.grpo_trainer.*2026\.10\.7"), guided_kl(stranger, Ones()):
+    with (
+        pytest.raises(ContractError, match=r"found trl\.trainer\.grpo_trainer.*2026\.10\.7"),
+        guided_kl(stranger, Ones()),
+    ):
         pass
 
 
@@ -381,6 +416,25 @@ def test_bad_guides_and_trainers_are_refused_before_any_work(make_trainer):
         pass
 
 
+def test_a_missing_column_is_refused_before_any_work(make_trainer):
+    from sage_unsloth.rewards import Grader, SolutionReward
+
+    with Grader() as grader:
+        trainer = make_trainer(reward=SolutionReward(grader))
+        with (
+            pytest.raises(ValueError, match=r"'answer'; it has \['prompt'\]; rename"),
+            guided_kl(trainer, Ones()),
+        ):
+            pass
+    trainer = make_trainer()
+    trainer.train_dataset = trainer.train_dataset.rename_column("prompt", "question")
+    with (
+        pytest.raises(ValueError, match=r"'prompt'; it has \['question'\]"),
+        guided_kl(trainer, Ones()),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [
@@ -417,9 +471,16 @@ def test_oracle_notices_a_wrong_loss(make_trainer):
             loss = shown(model, inputs, *args, **kwargs)
             left_pad = (1 - inputs["prompt_mask"]).sum(-1).max()
             mask = torch.nn.functional.pad(inputs["completion_mask"], (0, left_pad))
-            mask = torch.stack([m.roll(int(left_pad - (1 - p).sum())) for m, p in zip(mask, inputs["prompt_mask"])])
+            mask = torch.stack(
+                [
+                    m.roll(int(left_pad - (1 - p).sum()))
+                    for m, p in zip(mask, inputs["prompt_mask"], strict=True)
+                ]
+            )
             signals = types.SimpleNamespace(mask=mask)
-            recording.calls.append({"signals": signals, "log_guide": torch.full(mask.shape, math.log(1.2))})
+            recording.calls.append(
+                {"signals": signals, "log_guide": torch.full(mask.shape, math.log(1.2))}
+            )
             return loss
 
         trainer.compute_loss = also_record

@@ -1,0 +1,179 @@
+"""`python -m sage_unsloth doctor`: what this machine has, what is missing, and what to do, before any model is loaded."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+GIB = 2**30
+OPTIONAL = {"vllm": "fast rollouts and evaluation on a GPU"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report; `remedy` is empty where nothing is to be done."""
+
+    status: str
+    name: str
+    found: str
+    remedy: str = ""
+
+
+def run(print_line: Callable[[str], None] = print) -> int:
+    """Print every check as it is made; the number of failures."""
+    failures = 0
+    for check in checks():
+        failures += check.status == FAIL
+        print_line(f"{check.status:>4}  {check.name:<16} {check.found}")
+        if check.remedy:
+            print_line(f"{'':>22} -> {check.remedy}")
+    print_line(
+        f"\n{failures} problem(s)."
+        if failures
+        else "\nReady. Next: python -m sage_unsloth quickstart"
+    )
+    return failures
+
+
+def checks() -> Iterator[Check]:
+    """Every check, cheapest first."""
+    yield Check(OK, "python", f"{platform.python_version()} ({sys.executable})")
+    yield from _packages()
+    yield from _machine()
+    yield _base_model()
+    yield _grader()
+    yield from _device()
+    yield _contract()
+
+
+def _packages() -> Iterator[Check]:
+    for text in importlib.metadata.requires("sage_unsloth") or []:
+        requirement = Requirement(text)
+        extra = "extra" in str(requirement.marker)
+        if extra and requirement.name not in OPTIONAL:
+            continue
+        wanted = f"{requirement.name}{requirement.specifier}"
+        install = f'pip install "{wanted}"'
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            if extra:
+                yield Check(
+                    WARN, requirement.name, f"not installed ({OPTIONAL[requirement.name]})", install
+                )
+            else:
+                yield Check(FAIL, requirement.name, "not installed", install)
+            continue
+        if requirement.specifier.contains(version, prereleases=True):
+            yield Check(OK, requirement.name, version)
+        else:
+            yield Check(
+                WARN if extra else FAIL,
+                requirement.name,
+                f"{version}, but tested with {requirement.specifier}",
+                install,
+            )
+
+
+def _machine() -> Iterator[Check]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    low = memory < 4
+    yield Check(
+        WARN if low else OK,
+        "memory",
+        f"{memory:.1f} GiB, {os.cpu_count()} CPU cores",
+        "the quickstart was measured within 4 GiB; close other programs" if low else "",
+    )
+    free = shutil.disk_usage(Path.cwd()).free / GIB
+    yield Check(
+        OK if free > 1 else FAIL,
+        "disk",
+        f"{free:.1f} GiB free in {Path.cwd()}",
+        "" if free > 1 else "free some space",
+    )
+
+
+def _base_model() -> Check:
+    from sage_unsloth.models import data_folder
+    from sage_unsloth.quickstart import BASE_MODEL
+
+    folder = data_folder() / BASE_MODEL
+    if (folder / "model.safetensors").exists():
+        return Check(OK, "embedded model", str(folder))
+    return Check(
+        FAIL,
+        "embedded model",
+        f"missing in {folder}",
+        f"python -m sage_unsloth.pretrain --out {folder}",
+    )
+
+
+def _grader() -> Check:
+    from sage_unsloth.rewards import Grade, grade
+
+    found = grade(r"<SOLUTION>\frac{2}{4}</SOLUTION>", r"\frac{1}{2}")
+    if found is Grade.CORRECT:
+        return Check(OK, "grader", "math-verify grades in a worker process")
+    return Check(FAIL, "grader", f"2/4 against 1/2 came out {found.value}", "reinstall math-verify")
+
+
+def _device() -> Iterator[Check]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Check(
+            OK, "device", "CPU (no CUDA device); the embedded task runs, the paper's models do not"
+        )
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        major, minor = properties.major, properties.minor
+        name = f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, compute capability {major}.{minor}"
+        if major < 7:
+            yield Check(
+                FAIL, f"cuda:{index}", name, "Unsloth needs compute capability 7.0 or newer"
+            )
+        elif major < 8:
+            yield Check(
+                WARN,
+                f"cuda:{index}",
+                name,
+                "no bfloat16: training runs in float16; vLLM 0.11.2 was the last for a T4",
+            )
+        else:
+            yield Check(OK, f"cuda:{index}", name)
+
+
+def _contract() -> Check:
+    """Import Unsloth, generate its trainer, and check everything the patch relies on."""
+    from sage_unsloth import patch
+
+    try:
+        module = patch.load_unsloth()
+        patch.check_contract(module)
+    except patch.ContractError as error:
+        return Check(FAIL, "patch contract", "does not hold", str(error))
+    except ImportError as error:
+        return Check(
+            FAIL,
+            "patch contract",
+            f"Unsloth does not import: {error}",
+            "reinstall the pinned versions",
+        )
+    version = importlib.metadata.version("unsloth")
+    tested = version in patch.TESTED_VERSIONS
+    return Check(
+        OK if tested else WARN,
+        "patch contract",
+        f"holds on unsloth {version} ({module.__file__})",
+        ""
+        if tested
+        else f"the whole test suite has passed on {' and '.join(patch.TESTED_VERSIONS)} only",
+    )

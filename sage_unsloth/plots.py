@@ -1,0 +1,116 @@
+"""Figures, each drawn from a table that is saved beside it: a PNG for looking, a CSV for anything else.
+
+Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ too.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sage_unsloth.metrics import Estimate
+
+COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+STYLES = (":", "--", "-", "-.", "-", "--", "-.")
+MARKERS = ("x", "s", "o", "^", "D", "v", "P")
+
+
+def write_table(path: str | Path, rows: Sequence[Mapping]) -> Path:
+    """A CSV of the rows; columns in order of first appearance."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    path = Path(path)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def plot_pass_at_k(
+    panels: Mapping[str, Mapping[str, Mapping[int, Estimate]]], path: str | Path, note: str
+) -> Path:
+    """pass@k against k, one panel for each set of problems, one curve with a band for each model.
+
+    Args:
+        panels: panel title -> model -> k -> estimate with its 95 % interval.
+        path: of the PNG; the CSV stands beside it.
+        note: the conditions, under the figure.
+    """
+    figure, axes = _figure(len(panels), width=5.2, height=4.2)
+    rows = []
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for number, (model, curve) in enumerate(curves.items()):
+            ks = sorted(curve)
+            colour = COLOURS[number % len(COLOURS)]
+            axis.plot(ks, [curve[k].mean for k in ks], label=model, color=colour, linestyle=STYLES[number % len(STYLES)],
+                      marker=MARKERS[number % len(MARKERS)], markersize=4)  # fmt: skip
+            axis.fill_between(ks, [curve[k].low for k in ks], [curve[k].high for k in ks], color=colour, alpha=0.12,
+                              linewidth=0)  # fmt: skip
+            rows += [{"panel": title, "model": model, "k": k} | vars(curve[k]) for k in ks]
+        axis.set(title=title, xlabel="k (samples)", ylim=(-0.02, 1.02))
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ks, [str(k) for k in ks])
+    axes[0].set_ylabel("pass@k")
+    return _save(figure, axes, path, rows, note)
+
+
+def plot_training(
+    runs: Mapping[str, Sequence[Mapping]], path: str | Path, note: str, window: int = 9
+) -> Path:
+    """The course of training runs: reward, plain KL, entropy, and the guide, each against the optimizer step.
+
+    Args:
+        runs: name -> rows of its `metrics.jsonl`.
+        path: of the PNG; the CSV stands beside it.
+        note: the conditions, under the figure.
+        window: optimizer steps of the centred moving average drawn over the raw values.
+    """
+    panels = {
+        "reward": "mean reward",
+        "kl/ref_k3": "KL to the reference (k3, nats)",
+        "sage/entropy": "mean token entropy (nats)",
+        "sage/guide_mean": "mean of the guide q",
+    }
+    figure, axes = _figure(len(panels), width=3.9, height=3.8)
+    for axis, (metric, title) in zip(axes, panels.items(), strict=True):
+        for number, (name, rows) in enumerate(runs.items()):
+            points = [(row["step"], row[metric]) for row in rows if metric in row]
+            if not points:
+                continue
+            steps, values = zip(*points, strict=True)
+            # The same colour and style as in the pass@k figure, whose first two curves are the base and SFT.
+            style = {
+                "color": COLOURS[(number + 2) % len(COLOURS)],
+                "linestyle": STYLES[(number + 2) % len(STYLES)],
+            }
+            axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
+            axis.plot(steps, _moving_average(values, window), label=name, **style)
+        axis.set(title=title, xlabel="optimizer step")
+    table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
+    return _save(figure, axes, path, table, note)
+
+
+def _moving_average(values: Sequence[float], window: int) -> list[float]:
+    half = window // 2
+    spans = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [sum(span) / len(span) for span in spans]
+
+
+def _figure(panels: int, width: float, height: float):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * panels, height), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure, axes, path: str | Path, rows: Sequence[Mapping], note: str) -> Path:
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    figure.supxlabel(note, fontsize=8, color="#555555")
+    path = Path(path)
+    write_table(path.with_suffix(".csv"), rows)
+    figure.savefig(path, dpi=130)
+    return path
