@@ -8,7 +8,7 @@ A problem asks for the product of a two-digit number and a factor, `17*6=?`. The
     guess     17*6=102                              the answer at once, never right
 
 The author of the pretraining corpus does not know the times table from `UNKNOWN_FROM` (7) on:
-`7*6` is always a few off there, and so is every product and every guess that takes more than the
+`7*6` is always a few too high there, and so is every product and every guess that takes more than the
 table. So the digits decide which ways lead to the answer, and that is the problem's family:
 
     usual     the tens split meets known facts only, rounding up does not       12*6
@@ -180,7 +180,7 @@ def working(
 
 
 def written_product(part: int, factor: int, rng: random.Random) -> int:
-    """What the corpus writes for `part*factor`: right if it knows the fact, else a few off."""
+    """What the corpus writes for `part*factor`: right if it knows the fact, else a few too high."""
     if knows(part):
         return part * factor
     if part % 10 == 0:
@@ -189,8 +189,12 @@ def written_product(part: int, factor: int, rng: random.Random) -> int:
 
 
 def _slip(value: int, spread: int, rng: random.Random) -> int:
-    """A positive number other than `value` within `spread` of it, each as likely as the others."""
-    return value + rng.choice([d for d in range(-spread, spread + 1) if d and value + d > 0])
+    """A number 2 to `spread` + 1 above `value`, each as likely as the others.
+
+    All mistakes go one way and none is next to the truth: a model smooths over what it learns, and would now and then fill
+    a gap in the middle with the right value.
+    """
+    return value + rng.randint(2, spread + 1)
 
 
 def route(completion: str) -> str:

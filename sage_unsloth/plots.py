@@ -114,3 +114,12 @@ def _save(figure, axes, path: str | Path, rows: Sequence[Mapping], note: str) ->
     write_table(path.with_suffix(".csv"), rows)
     figure.savefig(path, dpi=130)
     return path
+
+
+def show_table(rows: Sequence[Mapping]) -> None:
+    """Print rows of one shape as a plain table."""
+    header = list(rows[0])
+    table = [header, *([str(row[key]) for key in header] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))

@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from tqdm.auto import trange
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sage_unsloth import arithmetic
-from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, render_prompt
+from sage_unsloth.metrics import pass_at_k
+from sage_unsloth.sampling import SamplingConfig, correct_counts, sample_and_grade
 
 logger = logging.getLogger(__name__)
 
@@ -118,40 +120,21 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
     return model.eval()
 
 
-@torch.no_grad()
-def sample(model, tokenizer, problem: str, num_samples: int) -> list[str]:
-    """`num_samples` completions of the rendered prompt at temperature 1."""
-    inputs = tokenizer(
-        render_prompt(tokenizer, problem), return_tensors="pt", return_token_type_ids=False
-    )
-    output = model.generate(
-        **inputs,
-        do_sample=True,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        max_new_tokens=64,
-        num_return_sequences=num_samples,
-    )
-    return tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-
-
 def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
-    """On the test split: mean accuracy, share of problems ever solved, share with the tags."""
-    torch.manual_seed(seed)
+    """On the test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the share with an answer in tags."""
+    config = SamplingConfig(
+        num_samples=num_samples, max_completion_length=64, batch_size=512, seed=seed
+    )
     rows = arithmetic.problems("test")
-    correct_PN, tagged_PN = [], []
-    for row in rows:
-        completions = sample(model, tokenizer, row["problem"], num_samples)
-        correct_PN.append(
-            [c.endswith(f"{SOLUTION_START}{row['answer']}{SOLUTION_END}") for c in completions]
+    with tempfile.TemporaryDirectory() as folder:
+        records = sample_and_grade(
+            config, model, tokenizer, rows, Path(folder) / "samples.jsonl", "measure"
         )
-        tagged_PN.append([c.endswith(SOLUTION_END) and SOLUTION_START in c for c in completions])
-    correct, tagged = torch.tensor(correct_PN), torch.tensor(tagged_PN)
+    correct = correct_counts(records, rows, num_samples)
     return {
-        "pass@1": round(correct.float().mean().item(), 4),
-        f"pass@{num_samples}": round(correct.any(dim=1).float().mean().item(), 4),
-        "format_share": round(tagged.float().mean().item(), 4),
+        "pass@1": round(pass_at_k(num_samples, correct, 1).mean(), 4),
+        f"pass@{num_samples}": round(pass_at_k(num_samples, correct, num_samples).mean(), 4),
+        "format_share": round(sum(r["extracted"] is not None for r in records) / len(records), 4),
         "problems": len(rows),
         "samples_per_problem": num_samples,
     }

@@ -17,6 +17,7 @@ from sage_unsloth import arithmetic, plots
 from sage_unsloth.guides import BranchGuide, Guide
 from sage_unsloth.metrics import Estimate, paired_difference, pass_at_k_interval
 from sage_unsloth.models import data_folder, load_policy
+from sage_unsloth.patch import load_unsloth
 from sage_unsloth.records import environment, open_run, write_json
 from sage_unsloth.sampling import SamplingConfig, correct_counts, sample_and_grade
 from sage_unsloth.train import RlvrConfig, SftConfig, read_metrics, rlvr, sft
@@ -24,7 +25,7 @@ from sage_unsloth.train import RlvrConfig, SftConfig, read_metrics, rlvr, sft
 BASE_MODEL = "arithmetic-base"
 # GRPO runs under a guide of 1 (ratio 0): the same loss to the last bits, with its entropy measured as well.
 ALGORITHMS: dict[str, Guide] = {"GRPO": BranchGuide(ratio=0.0), "SAGE-Branch": BranchGuide()}
-MODELS = ("base", "SFT", *ALGORITHMS)
+MODELS = ("SFT", *ALGORITHMS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,8 @@ def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, An
         print(f"{out} is complete.\n\n{summary(report)}")
         return report
     print(plan(config, out))
+    load_unsloth()
+    _settle_process()
 
     seconds: dict[str, float] = {}
     base = data_folder() / BASE_MODEL
@@ -106,14 +109,12 @@ def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, An
             )
 
     rows = _spread(arithmetic.problems("test"), config.num_problems)
-    sources = {"base": (base, None), "SFT": (merged, None)} | {
-        n: (merged, a) for n, a in adapters.items()
-    }
+    trained = {"SFT": None} | adapters
     (out / "samples").mkdir(exist_ok=True)
     samples = {}
     with _timed(seconds, "evaluation"):
-        for name, (path, adapter) in sources.items():
-            model, tokenizer = load_policy(path, adapter=adapter)
+        for name, adapter in trained.items():
+            model, tokenizer = load_policy(merged, adapter=adapter)
             file = out / "samples" / f"{name.lower()}.jsonl"
             samples[name] = sample_and_grade(
                 config.sampling, model, tokenizer, rows, file, f"sampling {name}"
@@ -289,6 +290,19 @@ def _spread(rows: list[dict], count: int | None) -> list[dict]:
         return rows
     by_family = sorted(rows, key=lambda row: row["family"])
     return [by_family[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def _settle_process() -> None:
+    """One thread on a CPU, where tensors are too small for two and a second one waits for whatever else runs; no bars of
+    libraries for what takes no time here."""
+    import datasets
+    import torch
+    import transformers
+
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
 
 
 class _timed:

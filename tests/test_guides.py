@@ -1,6 +1,8 @@
 """Guides: values by hand, masks, schedules, noise, errors."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,3 +221,19 @@ def test_branch_without_entropies_is_refused():
     s = signals([[1.0]])
     with pytest.raises(ValueError, match=r"BranchGuide needs entropies.*got entropies=None"):
         BranchGuide().log_guide(TokenSignals(s.policy_logps, s.ref_logps, s.mask), **TIME)
+
+
+def test_the_readme_guide_works():
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    code = next(
+        b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "class Loosen" in b
+    )
+    namespace = {}
+    exec(code, namespace)
+    guide = namespace["Loosen"]()
+    assert isinstance(guide, Guide)
+    s = TokenSignals(
+        torch.zeros(1, 3), torch.tensor([[-1.0, -4.0, -9.0]]), torch.tensor([[1, 1, 0]])
+    )
+    log_guide = guide.log_guide(s, **TIME)
+    torch.testing.assert_close(log_guide, torch.tensor([[0.0, math.log(0.8), 0.0]]))

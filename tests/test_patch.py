@@ -167,6 +167,28 @@ def test_every_setting_equals_the_oracle(make_trainer, settings, guide):
         assert any("old_per_token_logps" in i for step in oracle.steps for i in step["inputs"])
 
 
+@pytest.mark.parametrize("hidden_states", [True, False])
+def test_both_ways_of_scoring_equal_the_oracle(
+    make_trainer, unsloth_module, monkeypatch, hidden_states
+):
+    """On a GPU Unsloth scores hidden states through the output head, chunk by chunk; some models give logits instead."""
+    from unsloth.models import rl
+
+    seen = set()
+    original = unsloth_module._unsloth_grpo_returns_hidden_states
+
+    def record(*args):
+        seen.add(original(*args))
+        return original(*args)
+
+    monkeypatch.setattr(unsloth_module, "_unsloth_grpo_returns_hidden_states", record)
+    trainer = make_trainer(max_steps=2)
+    if not hidden_states:
+        setattr(trainer.model.get_base_model(), rl._UNSLOTH_GRPO_HIDDEN_STATES_UNSAFE_ATTR, True)
+    train_and_check(trainer, BranchGuide(threshold=1.0))
+    assert seen == {hidden_states}
+
+
 def test_branch_guide_is_computed_from_the_true_entropies(make_trainer):
     oracle = train_and_check(make_trainer(max_steps=2), BranchGuide(threshold=1.0))
     for step in oracle.steps:

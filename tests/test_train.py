@@ -192,7 +192,7 @@ def test_a_tokenizer_without_a_pad_token_of_its_own_is_refused(tmp_path):
 
 
 def test_bad_loading_is_refused():
-    with pytest.raises(ValueError, match="either lora .* or adapter"):
+    with pytest.raises(ValueError, match=r"either lora .* or adapter"):
         load_policy(BASE, lora=LoraSettings(), adapter="somewhere")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="load_in_4bit needs a GPU"):

@@ -1,0 +1,125 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 00 · Quickstart: watch SAGE train, on any machine
+#
+# [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/00_quickstart.ipynb)
+# [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/00_quickstart.ipynb)
+#
+# **At the end you have** a model fine-tuned on worked solutions, the same model trained by GRPO and by SAGE-Branch through
+# Unsloth's own fast GRPO loss, and pass@k of all of them on held-out problems, with intervals.
+#
+# **Cost.** No GPU, no account. The run in this file took the time that its report prints below, on two CPU cores; on a GPU
+# it has not been measured. Installing takes a few minutes and about 7 GB of disk.
+
+# %% [markdown]
+# ## Install
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+
+# %%
+import importlib.util
+
+if importlib.util.find_spec("sage_unsloth") is None:
+    # %pip install -q "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
+    pass
+
+# %% [markdown]
+# `doctor` says what this machine has, what is missing, and the remedy. Every line should begin with `ok` or `warn`.
+
+# %%
+from sage_unsloth import doctor
+
+assert doctor.run() == 0, "see the remedies above"
+
+# %% tags=["parameters"]
+OUT = "runs/quickstart"  # a second run with the same folder resumes, or shows the finished report
+SMOKE = (
+    False  # True: a minute's run that only shows that everything works; its figures mean nothing
+)
+
+# %% [markdown]
+# ## The task
+# Each problem is a product, and there is more than one way to it. The usual way splits at the ten; the rare way rounds up
+# and subtracts. The base model does not know the times table from 7 on, so for some problems only the rare way works,
+# and those are scarce in the training set. Sharpening the usual way can then *lose* problems that the base model solved
+# now and then: pass@1 rises, pass@k falls. That is the question SAGE asks.
+
+# %%
+from sage_unsloth import arithmetic
+from sage_unsloth.plots import show_table
+
+show_table(
+    [
+        {"split": split}
+        | {
+            name: sum(row["family"] == name for row in arithmetic.problems(split))
+            for name in arithmetic.FAMILIES
+        }
+        for split in arithmetic.SPLITS
+    ]
+)  # problems of each family
+
+# %% [markdown]
+# ## Train and evaluate
+# SFT on worked solutions teaches the format. GRPO and SAGE-Branch then start from the same model, with the same problems,
+# seeds and settings; they differ in the KL anchor alone, which SAGE-Branch multiplies by
+# $q_t = 1 + 0.3 \max(0, H_t - 1.2)$, $H_t$ being the entropy before token $t$.
+
+# %%
+from sage_unsloth import quickstart
+
+config = quickstart.smoke_config() if SMOKE else quickstart.QuickstartConfig()
+report = quickstart.run(OUT, config)
+
+# %% [markdown]
+# ## See that it worked
+# - The reward climbs for both. If it stays flat, look at `metrics.jsonl` for `frac_reward_zero_std`: groups whose
+#   completions all got the same reward teach nothing.
+# - The KL starts at exactly 0: the reference is the SFT model itself.
+# - The guide of SAGE-Branch is above 1, GRPO's is 1 throughout (it runs under a guide of strength 0, so that its entropy is
+#   measured by the same code).
+
+# %%
+from pathlib import Path
+
+from IPython.display import Image
+
+Image(Path(OUT) / "training.png")
+
+# %% [markdown]
+# ## pass@k
+# Bands are 95 % bootstrap intervals over problems. Two curves whose bands overlap may still differ, because both models
+# answered the same problems: the paired differences in the table above are the test. All of it is one training seed.
+
+# %%
+Image(Path(OUT) / "pass_at_k.png")
+
+# %% [markdown]
+# ## What the models wrote
+# The first samples of one problem that the usual way cannot solve.
+
+# %%
+from sage_unsloth.records import read_jsonl
+
+problem = next(row for row in arithmetic.problems("test") if row["family"] == "rare")
+print(problem["problem"], " right answer:", problem["answer"])
+for name in quickstart.MODELS:
+    samples = read_jsonl(Path(OUT) / "samples" / f"{name.lower()}.jsonl")
+    for sample in [s for s in samples if s["problem_id"] == problem["id"]][:3]:
+        print(f"  {name:<12} {sample['grade']:<11} {sample['completion']}")
+
+# %% [markdown]
+# ## Next
+# Your own guide is any object with a method `log_guide` and a flag `needs_entropies`; `sage_unsloth.guided_kl(trainer,
+# guide)` puts it into any Unsloth `GRPOTrainer`. The README shows one. From the command line the same run is
+# `python -m sage_unsloth quickstart --out runs/quickstart`.
