@@ -132,8 +132,8 @@ def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
         )
     correct = correct_counts(records, rows, num_samples)
     return {
-        "pass@1": round(pass_at_k(num_samples, correct, 1).mean(), 4),
-        f"pass@{num_samples}": round(pass_at_k(num_samples, correct, num_samples).mean(), 4),
+        "pass@1": round(float(pass_at_k(num_samples, correct, 1).mean()), 4),
+        f"pass@{num_samples}": round(float(pass_at_k(num_samples, correct, num_samples).mean()), 4),
         "format_share": round(sum(r["extracted"] is not None for r in records) / len(records), 4),
         "problems": len(rows),
         "samples_per_problem": num_samples,

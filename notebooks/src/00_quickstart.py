@@ -19,8 +19,8 @@
 # **At the end you have** a model fine-tuned on worked solutions, the same model trained by GRPO and by SAGE-Branch through
 # Unsloth's own fast GRPO loss, and pass@k of all of them on held-out problems, with intervals.
 #
-# **Cost.** No GPU, no account. The run in this file took the time that its report prints below, on two CPU cores; on a GPU
-# it has not been measured. Installing takes a few minutes and about 7 GB of disk.
+# **Cost.** No GPU, no account, about 2 GB of memory. The run in this file took the time that it prints below, on one of two
+# CPU cores; on a GPU it has not been measured. Installing takes a few minutes and about 7 GB of disk.
 
 # %% [markdown]
 # ## Install
@@ -80,12 +80,13 @@ from sage_unsloth import quickstart
 
 config = quickstart.smoke_config() if SMOKE else quickstart.QuickstartConfig()
 report = quickstart.run(OUT, config)
+print("\nSeconds spent:", report["seconds_this_time"])
 
 # %% [markdown]
 # ## See that it worked
 # - The reward climbs for both. If it stays flat, look at `metrics.jsonl` for `frac_reward_zero_std`: groups whose
 #   completions all got the same reward teach nothing.
-# - The KL starts at exactly 0: the reference is the SFT model itself.
+# - The KL starts at 0: the reference is the SFT model itself.
 # - The guide of SAGE-Branch is above 1, GRPO's is 1 throughout (it runs under a guide of strength 0, so that its entropy is
 #   measured by the same code).
 
