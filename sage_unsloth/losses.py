@@ -1,7 +1,8 @@
 """The GRPO loss in plain torch: what Unsloth's fused loss computes, on whole (B, T) tensors, to read and to test against.
 
 Nothing here runs in training. Every path of the patched trainer is compared with these functions, gradients included.
-Unsloth additionally clamps d to [-20, 20] and k3 to [-10, 10]; below those bounds the two agree.
+Unsloth also clamps each token's k3 at `UNSLOTH_K3_MAX`, where the paper's and TRL's loss has no bound: a token beyond it
+still counts in the loss, without a gradient. `k3_max` reproduces that.
 
 Shapes: B completions, T completion tokens. Log-probabilities are in nats.
 """
@@ -11,6 +12,7 @@ from torch import Tensor
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+UNSLOTH_K3_MAX = 10.0
 
 
 def k3(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
@@ -46,6 +48,7 @@ def grpo_loss(
     loss_type: str = "grpo",
     importance_sampling_level: str = "token",
     use_bias_correction_kl: bool = False,
+    k3_max: float | None = None,
     max_completion_length: int | None = None,
     num_items_in_batch: float | None = None,
 ) -> Tensor:
@@ -74,6 +77,7 @@ def grpo_loss(
         beta: KL coefficient β.
         epsilon, epsilon_high: clip range of ρ.
         use_bias_correction_kl: multiply k3 by ρ, which turns its expected gradient into that of the reverse KL.
+        k3_max: upper bound of a token's k3, before that factor; None for no bound.
         max_completion_length: tokens, for `dr_grpo`.
         num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this batch.
 
@@ -115,6 +119,8 @@ def grpo_loss(
             )
         anchor = ref_per_token_logps if log_guide is None else ref_per_token_logps + log_guide
         kl = k3(logps, torch.where(valid, anchor, 0.0))
+        if k3_max is not None:
+            kl = kl.clamp(max=k3_max)
         loss = loss + beta * (kl * ratio if use_bias_correction_kl else kl)
 
     if loss_type == "grpo":

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.guides import Guide, TokenSignals
-from sage_unsloth.losses import grpo_loss, k3
+from sage_unsloth.losses import UNSLOTH_K3_MAX, grpo_loss, k3
 from sage_unsloth.rewards import SolutionReward
 
 TESTED_VERSIONS = ("2026.10.7", "2026.10.9")
@@ -154,7 +154,7 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
     Each optimizer step logs, beside Unsloth's own `kl` (which then is the k3 to the anchor): `sage/guide_mean`,
     `sage/guide_min`, `sage/guide_max`, `sage/log_guide_mean` (nats), `sage/share_touched` (share of completion tokens with
     q ≠ 1), `sage/entropy` (nats, when the guide asks for entropies), `kl/ref_k3` and `kl/anchor_k3` (nats, mean over
-    completions of the token mean). The guide's time is `trainer.state.global_step`; its noise is drawn from a generator
+    completions of the token mean, each token bounded as in Unsloth's `kl`). The guide's time is `trainer.state.global_step`; its noise is drawn from a generator
     seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a resumed run goes on with the same values.
 
     Args:
@@ -182,8 +182,8 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
             "the tokenizer must have a pad token because Unsloth finds completions by it; "
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
-    _check_columns(trainer)
     module = trainer_module(type(trainer))
+    _check_columns(trainer)
     namespace = vars(module)
     if ANCHOR_HOOK in namespace:
         raise ContractError(
@@ -291,7 +291,7 @@ class _Anchor:
         ref = torch.where(valid, signals.ref_logps.float(), 0.0)
 
         def rows(kl: Tensor) -> Tensor:
-            return ((kl * valid).sum(-1) / per_row.clamp(min=1)).sum()
+            return ((kl.clamp(max=UNSLOTH_K3_MAX) * valid).sum(-1) / per_row.clamp(min=1)).sum()
 
         zero = log_guide.new_zeros(())
         sums = torch.stack(

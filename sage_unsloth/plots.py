@@ -35,7 +35,7 @@ def plot_pass_at_k(
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.
     """
-    figure, axes = _figure(len(panels), width=5.2, height=4.2)
+    figure, axes = _figure(len(panels))
     rows = []
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for number, (model, curve) in enumerate(curves.items()):
@@ -46,10 +46,9 @@ def plot_pass_at_k(
             axis.fill_between(ks, [curve[k].low for k in ks], [curve[k].high for k in ks], color=colour, alpha=0.12,
                               linewidth=0)  # fmt: skip
             rows += [{"panel": title, "model": model, "k": k} | vars(curve[k]) for k in ks]
-        axis.set(title=title, xlabel="k (samples)", ylim=(-0.02, 1.02))
+        axis.set(title=title, xlabel="k (samples)", ylabel="pass@k", ylim=(-0.02, 1.02))
         axis.set_xscale("log", base=2)
         axis.set_xticks(ks, [str(k) for k in ks])
-    axes[0].set_ylabel("pass@k")
     return _save(figure, axes, path, rows, note)
 
 
@@ -70,17 +69,17 @@ def plot_training(
         "sage/entropy": "mean token entropy (nats)",
         "sage/guide_mean": "mean of the guide q",
     }
-    figure, axes = _figure(len(panels), width=3.9, height=3.8)
+    figure, axes = _figure(len(panels))
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
             points = [(row["step"], row[metric]) for row in rows if metric in row]
             if not points:
                 continue
             steps, values = zip(*points, strict=True)
-            # The same colour and style as in the pass@k figure, whose first two curves are the base and SFT.
+            # The same colour and style as in the pass@k figure, whose first curve is SFT.
             style = {
-                "color": COLOURS[(number + 2) % len(COLOURS)],
-                "linestyle": STYLES[(number + 2) % len(STYLES)],
+                "color": COLOURS[(number + 1) % len(COLOURS)],
+                "linestyle": STYLES[(number + 1) % len(STYLES)],
             }
             axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
             axis.plot(steps, _moving_average(values, window), label=name, **style)
@@ -95,15 +94,19 @@ def _moving_average(values: Sequence[float], window: int) -> list[float]:
     return [sum(span) / len(span) for span in spans]
 
 
-def _figure(panels: int, width: float, height: float):
+def _figure(panels: int):
+    """A figure of `panels` axes, two in a row, and the axes that are used."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * panels, height), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    for axis in axes:
+    rows = -(-panels // 2)
+    figure = Figure(figsize=(10, 3.6 * rows), layout="constrained")
+    grid = figure.subplots(rows, min(panels, 2), squeeze=False).flatten()
+    for axis in grid:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    for axis in grid[panels:]:
+        axis.set_axis_off()
+    return figure, grid[:panels]
 
 
 def _save(figure, axes, path: str | Path, rows: Sequence[Mapping], note: str) -> Path:

@@ -183,7 +183,8 @@ def make_report(
     """pass@k with intervals for all problems and each family, paired differences, and how the problems were solved."""
     n = config.sampling.num_samples
     ks = [2**i for i in range(n.bit_length()) if 2**i <= n]
-    families = list(dict.fromkeys(row["family"] for row in rows))
+    present = {row["family"] for row in rows}
+    families = [name for name in ("rare", "usual", "both", "far") if name in present]
     groups = {"all problems": np.ones(len(rows), bool)} | {
         f"family: {name}": np.array([row["family"] == name for row in rows]) for name in families
     }

@@ -35,7 +35,7 @@ def make_tokenizer():
 @pytest.fixture
 def make_trainer(unsloth_module, tmp_path):
     """A factory of trainers over a two-layer Qwen2 with LoRA; keyword arguments go to GRPOConfig."""
-    return partial(build_trainer, str(tmp_path / "out"))
+    return partial(build_trainer, output_dir=str(tmp_path / "out"))
 
 
 def build_tokenizer(pad_token="<pad>"):

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from sage_unsloth.guides import TokenSignals
-from sage_unsloth.losses import grpo_loss
+from sage_unsloth.losses import UNSLOTH_K3_MAX, grpo_loss
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
 WHOLE_BATCH_LOSSES = (
@@ -132,7 +132,7 @@ class Oracle(TrainerCallback):
                 old_per_token_logps=old, log_guide=log_guide, beta=self.trainer.beta,
                 epsilon=self.trainer.epsilon_low, epsilon_high=self.trainer.epsilon_high,
                 loss_type=args.loss_type, importance_sampling_level=args.importance_sampling_level,
-                use_bias_correction_kl=args.use_bias_correction_kl,
+                use_bias_correction_kl=args.use_bias_correction_kl, k3_max=UNSLOTH_K3_MAX,
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
             )  # fmt: skip

@@ -189,6 +189,19 @@ def test_both_ways_of_scoring_equal_the_oracle(
     assert seen == {hidden_states}
 
 
+def test_far_from_the_reference_unsloths_bound_on_k3_is_the_only_difference(make_trainer):
+    """A policy this far off has tokens with k3 > 10; with the same bound the oracle still agrees."""
+    oracle = train_and_check(make_trainer(max_steps=2, lora_noise=0.3), BranchGuide(threshold=1.0))
+    d = torch.cat(
+        [
+            (s.ref_logps - s.policy_logps + g).flatten()
+            for step in oracle.steps
+            for _, s, g in step["guides"]
+        ]
+    )
+    assert (d.exp() - d - 1).max() > 10
+
+
 def test_branch_guide_is_computed_from_the_true_entropies(make_trainer):
     oracle = train_and_check(make_trainer(max_steps=2), BranchGuide(threshold=1.0))
     for step in oracle.steps:
