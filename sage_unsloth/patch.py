@@ -167,16 +167,7 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took a step without
             consulting the guide.
     """
-    if not isinstance(guide, Guide) or not isinstance(guide.needs_entropies, bool):
-        raise TypeError(
-            "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a bool needs_entropies; "
-            f"got {guide!r}"
-        )
-    if trainer.beta == 0.0:
-        raise ValueError(
-            "beta must not be 0 because the guide shapes the KL anchor, and beta = 0 drops the KL; "
-            f"got beta={trainer.beta}; set GRPOConfig(beta=0.05), or train without a guide"
-        )
+    check_guide(guide, trainer.beta)
     if getattr(trainer.processing_class, "pad_token_id", None) is None:
         raise ValueError(
             "the tokenizer must have a pad token because Unsloth finds completions by it; "
@@ -205,6 +196,25 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
         trainer.remove_callback(watch)
         namespace[LOSS] = original
         del namespace[NEEDS_ENTROPIES_HOOK], namespace[ANCHOR_HOOK]
+
+
+def check_guide(guide: Guide, beta: float) -> None:
+    """What can be said before a model is loaded: it is a guide, and there is a KL term for it to shape.
+
+    Raises:
+        TypeError: `guide` is not a guide.
+        ValueError: `beta` is 0.
+    """
+    if not isinstance(guide, Guide) or not isinstance(guide.needs_entropies, bool):
+        raise TypeError(
+            "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a bool needs_entropies; "
+            f"got {guide!r}"
+        )
+    if beta == 0.0:
+        raise ValueError(
+            "beta must not be 0 because the guide shapes the KL anchor, and beta = 0 drops the KL; "
+            f"got beta={beta}; set GRPOConfig(beta=0.05), or train without a guide"
+        )
 
 
 def _check_columns(trainer: Any) -> None:

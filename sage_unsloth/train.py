@@ -14,7 +14,7 @@ from typing import Any
 
 from sage_unsloth.guides import Guide
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
-from sage_unsloth.patch import guided_kl, load_unsloth
+from sage_unsloth.patch import check_guide, guided_kl, load_unsloth
 from sage_unsloth.prompts import prompt_messages, solution_text
 from sage_unsloth.records import append_jsonl, read_jsonl, write_json
 from sage_unsloth.rewards import Grader, SolutionReward
@@ -191,6 +191,8 @@ def rlvr(
         logger.info("%s is complete: %s", name, adapter)
         return adapter
     check_rows(rows, ("problem", "answer"))
+    if guide is not None:
+        check_guide(guide, config.beta)
     length = config.max_prompt_length + config.max_completion_length
     load_unsloth()
     model, tokenizer = load_policy(

@@ -199,7 +199,12 @@ def test_bad_loading_is_refused():
             load_policy(BASE, load_in_4bit=True)
 
 
-def test_guide_without_kl_is_refused_before_training(merged, tmp_path):
+def test_guide_without_kl_is_refused_before_anything_is_loaded(merged, tmp_path, monkeypatch):
+    from sage_unsloth import train
+
+    monkeypatch.setattr(
+        train, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
+    )
     with pytest.raises(ValueError, match="beta must not be 0"):
         rlvr(replace(RLVR, beta=0.0), merged, TRAIN, tmp_path, BranchGuide())
     assert not (tmp_path / "metrics.jsonl").exists()
