@@ -20,7 +20,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import inspect
-import math
 import os
 import sys
 import textwrap
@@ -33,7 +32,8 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.guides import Guide, TokenSignals
-from sage_unsloth.losses import UNSLOTH_K3_MAX, grpo_loss, k3
+from sage_unsloth.losses import grpo_loss
+from sage_unsloth.monitor import GuideMetrics
 from sage_unsloth.rewards import SolutionReward
 
 TESTED_VERSIONS = ("2026.10.7", "2026.10.9")
@@ -151,11 +151,9 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    Each optimizer step logs, beside Unsloth's own `kl` (which then is the k3 to the anchor): `sage/guide_mean`,
-    `sage/guide_min`, `sage/guide_max`, `sage/log_guide_mean` (nats), `sage/share_touched` (share of completion tokens with
-    q ≠ 1), `sage/entropy` (nats, when the guide asks for entropies), `kl/ref_k3` and `kl/anchor_k3` (nats, mean over
-    completions of the token mean, each token bounded as in Unsloth's `kl`). The guide's time is `trainer.state.global_step`; its noise is drawn from a generator
-    seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a resumed run goes on with the same values.
+    Each optimizer step logs the metrics of `sage_unsloth.monitor` beside Unsloth's own. The guide's time is
+    `trainer.state.global_step`; its noise is drawn from a generator seeded by `trainer.args.seed`, the step, the
+    micro-batch and the process, so a resumed run goes on with the same values.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
@@ -240,7 +238,7 @@ class _Anchor:
         self.consulted = 0
         self._moment: tuple[int, bool] | None = None
         self._micro_batch = 0
-        self._totals: dict[str, list[float]] = {}
+        self.metrics = {"train": GuideMetrics(), "eval": GuideMetrics()}
 
     def needs_entropies(self, trainer: Any) -> bool:
         return trainer is self.trainer and trainer.beta != 0.0 and self.guide.needs_entropies
@@ -277,7 +275,9 @@ class _Anchor:
                     f"{log_guide.dtype} {tuple(log_guide.shape)} for {tuple(mask.shape)} from {self.guide!r}"
                 )
             log_guide = torch.where(mask.bool(), log_guide, 0.0)
-            self._log(signals, log_guide)
+            mode = "train" if self.trainer.model.training else "eval"
+            gather = self.trainer.accelerator.gather
+            self.metrics[mode].add(signals, log_guide, gather, self.trainer._metrics[mode])
             self.consulted += 1
             return ref_logps + log_guide
 
@@ -291,63 +291,6 @@ class _Anchor:
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         return step, max(state.max_steps, args.max_steps, 1), generator
-
-    def _log(self, signals: TokenSignals, log_guide: Tensor) -> None:
-        """Add this micro-batch to the metrics of the step: sums are pooled, so uneven micro-batches are weighted right."""
-        valid = signals.mask.bool()
-        per_row = valid.sum(-1)
-        q = log_guide.exp()
-        policy = torch.where(valid, signals.policy_logps.float(), 0.0)
-        ref = torch.where(valid, signals.ref_logps.float(), 0.0)
-
-        def rows(kl: Tensor) -> Tensor:
-            return ((kl.clamp(max=UNSLOTH_K3_MAX) * valid).sum(-1) / per_row.clamp(min=1)).sum()
-
-        zero = log_guide.new_zeros(())
-        sums = torch.stack(
-            [
-                valid.sum().float(),
-                (per_row > 0).sum().float(),
-                (q * valid).sum(),
-                log_guide.sum(),
-                (log_guide != 0).sum().float(),
-                zero if signals.entropies is None else torch.where(valid, signals.entropies.float(), 0.0).sum(),
-                rows(k3(policy, ref)),
-                rows(k3(policy, ref + log_guide)),
-                torch.where(valid, q, math.inf).min(),
-                -torch.where(valid, q, -math.inf).max(),
-            ]
-        )  # fmt: skip
-        gathered = self.trainer.accelerator.gather(sums.unsqueeze(0))
-        values = torch.cat([gathered[:, :8].sum(0), gathered[:, 8:].amin(0)]).tolist()
-        if not math.isfinite(values[3]):
-            raise ValueError(
-                f"log_guide must be finite on completion tokens; got {values[3]} from {self.guide!r}"
-            )
-
-        mode = "train" if self.trainer.model.training else "eval"
-        metrics = self.trainer._metrics[mode]
-        # TRL empties its metrics when it logs; that starts a new window.
-        if mode in self._totals and "kl/ref_k3" in metrics:
-            before = self._totals[mode]
-            values = [a + b for a, b in zip(before[:8], values[:8], strict=True)] + [
-                min(a, b) for a, b in zip(before[8:], values[8:], strict=True)
-            ]
-        self._totals[mode] = values
-        tokens, completions = max(values[0], 1.0), max(values[1], 1.0)
-        named = {
-            "sage/guide_mean": values[2] / tokens,
-            "sage/guide_min": values[8] if values[0] else 1.0,
-            "sage/guide_max": -values[9] if values[0] else 1.0,
-            "sage/log_guide_mean": values[3] / tokens,
-            "sage/share_touched": values[4] / tokens,
-            "kl/ref_k3": values[6] / completions,
-            "kl/anchor_k3": values[7] / completions,
-        }
-        if signals.entropies is not None:
-            named["sage/entropy"] = values[5] / tokens
-        for name, value in named.items():
-            metrics[name] = [value]
 
 
 def _watch(anchor: _Anchor) -> Any:

@@ -282,7 +282,7 @@ def summary(report: dict[str, Any]) -> str:
         "Intervals: 95 %, bootstrap over problems, paired for differences. Each method was trained with one seed,"
     )
     lines.append("so a difference between methods says nothing about other seeds.")
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _spread(rows: list[dict], count: int | None) -> list[dict]:

@@ -1,0 +1,113 @@
+"""The metrics that a guided step logs beside Unsloth's own, pooled over its micro-batches and processes.
+
+    sage/guide_mean, sage/guide_min, sage/guide_max   q_t over the completion tokens
+    sage/log_guide_mean                               log q_t, nats
+    sage/share_touched                                share of completion tokens with q_t ≠ 1
+    sage/entropy                                      H_t, nats, when the guide asks for entropies
+    kl/ref_k3                                         k3 to π_ref, nats
+    kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl`
+
+Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
+micro-batches averaged, so micro-batches of different sizes are weighted right.
+"""
+
+import math
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.guides import TokenSignals
+from sage_unsloth.losses import UNSLOTH_K3_MAX, k3
+
+
+class GuideMetrics:
+    """The running totals of one window: all that was added since the trainer last logged."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._last: list[float] | None = None
+
+    def add(
+        self,
+        signals: TokenSignals,
+        log_guide: Tensor,
+        gather: Callable[[Tensor], Tensor],
+        metrics: MutableMapping[str, list[Any]],
+    ) -> None:
+        """Add one micro-batch and write the window's values into the trainer's `metrics`.
+
+        Args:
+            signals: what the guide saw, (B, T).
+            log_guide: log q_t, (B, T), 0 outside the mask.
+            gather: collects a (1, n) tensor of every process into (processes, n).
+            metrics: the trainer's lists of values; it averages a list and empties it when it logs.
+
+        Raises:
+            ValueError: `log_guide` is not finite.
+        """
+        sums, extremes = _micro_batch(signals, log_guide)
+        # One transfer from the device: everything in one tensor.
+        gathered = gather(torch.stack([*sums.values(), *extremes.values()]).unsqueeze(0))
+        totals = gathered[:, : len(sums)].sum(0).tolist()
+        lows = gathered[:, len(sums) :].amin(0).tolist()
+        new = dict(zip([*sums, *extremes], totals + lows, strict=True))
+        if not math.isfinite(new["log_guide"]):
+            raise ValueError(
+                f"log_guide must be finite on completion tokens; got {new['log_guide']}"
+            )
+
+        # The list written last time is gone when the trainer has logged; then a new window begins.
+        if self._last is not None and metrics.get("kl/ref_k3") is self._last:
+            new = {
+                name: min(value, self._sums[name]) if name in extremes else value + self._sums[name]
+                for name, value in new.items()
+            }
+        self._sums = new
+        tokens, completions = max(new["tokens"], 1.0), max(new["completions"], 1.0)
+        values = {
+            "sage/guide_mean": new["guide"] / tokens,
+            "sage/guide_min": new["lowest"] if new["tokens"] else 1.0,
+            "sage/guide_max": -new["minus_highest"] if new["tokens"] else 1.0,
+            "sage/log_guide_mean": new["log_guide"] / tokens,
+            "sage/share_touched": new["touched"] / tokens,
+            "kl/ref_k3": new["ref_k3"] / completions,
+            "kl/anchor_k3": new["anchor_k3"] / completions,
+        }
+        if "entropy" in new:
+            values["sage/entropy"] = new["entropy"] / tokens
+        for name, value in values.items():
+            metrics[name] = [value]
+        self._last = metrics["kl/ref_k3"]
+
+
+def _micro_batch(
+    signals: TokenSignals, log_guide: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What adds up over micro-batches, and what is a minimum over them; 0-d tensors."""
+    valid = signals.mask.bool()
+    per_row = valid.sum(-1)
+    q = log_guide.exp()
+    policy = torch.where(valid, signals.policy_logps.float(), 0.0)
+    ref = torch.where(valid, signals.ref_logps.float(), 0.0)
+
+    def over_rows(kl: Tensor) -> Tensor:
+        return ((kl.clamp(max=UNSLOTH_K3_MAX) * valid).sum(-1) / per_row.clamp(min=1)).sum()
+
+    sums = {
+        "tokens": valid.sum().float(),
+        "completions": (per_row > 0).sum().float(),
+        "guide": (q * valid).sum(),
+        "log_guide": log_guide.sum(),
+        "touched": (log_guide != 0).sum().float(),
+        "ref_k3": over_rows(k3(policy, ref)),
+        "anchor_k3": over_rows(k3(policy, ref + log_guide)),
+    }
+    if signals.entropies is not None:
+        sums["entropy"] = torch.where(valid, signals.entropies.float(), 0.0).sum()
+    extremes = {
+        "lowest": torch.where(valid, q, math.inf).min(),
+        "minus_highest": -torch.where(valid, q, -math.inf).max(),
+    }
+    return sums, extremes
