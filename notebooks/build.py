@@ -31,13 +31,18 @@ def cells(notebook: nbformat.NotebookNode) -> list[tuple[str, str]]:
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    """Run every cell in `folder`; progress bars and library banners (stderr) are not kept."""
+    """Run every cell in `folder`; progress bars, library banners (stderr) and this machine's paths are not kept."""
     NotebookClient(
         notebook, timeout=3600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     ).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            for output in cell.outputs:
+                if output.output_type == "stream":
+                    output.text = output.text.replace(sys.executable, "python").replace(
+                        str(folder.resolve()), "."
+                    )
             cell.metadata.pop("execution", None)
     notebook.metadata.pop("language_info", None)
     return notebook

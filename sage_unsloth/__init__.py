@@ -25,7 +25,7 @@ _MODULES = {
     "losses": ("grpo_loss", "k3"),
     "metrics": ("pass_at_k",),
     "patch": ("ContractError", "guided_kl", "load_unsloth"),
-    "rewards": ("Grade", "extract_answer", "grade"),
+    "rewards": ("Grade", "Grader", "SolutionReward", "extract_answer", "grade"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         stage.run(options.out, stage.smoke_config() if options.smoke else None)
-    except (ValueError, ContractError) as error:
+    except (ValueError, ContractError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -104,8 +104,13 @@ def load_policy(
     from unsloth import FastLanguageModel
 
     model, tokenizer = FastLanguageModel.from_pretrained(
-        str(adapter or path), max_seq_length=max_length, load_in_4bit=load_in_4bit
+        str(path), max_seq_length=max_length, load_in_4bit=load_in_4bit
     )
+    if adapter is not None:
+        # By peft: Unsloth, given an adapter, would load the base that the adapter's config names instead of `path`.
+        from peft import PeftModel
+
+        model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
     if lora is not None:
         model = FastLanguageModel.get_peft_model(
             model, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),

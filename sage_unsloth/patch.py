@@ -54,7 +54,7 @@ ANCHOR_HOOK = "_sage_unsloth_anchor"
 
 
 class ContractError(RuntimeError):
-    """Unsloth is not what this package was tested with; nothing was patched."""
+    """The guided loss cannot be put in place, or was not consulted: Unsloth is not as tested, or is used in another way."""
 
     def __init__(self, rule: str, *, found: object, expected: object) -> None:
         installed = {name: _version(name) for name in ("unsloth", "unsloth_zoo", "trl")}
@@ -160,7 +160,8 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
         guide: any object with the members of `Guide`.
 
     Raises:
-        ValueError: `trainer.beta` is 0, the tokenizer has no pad token, or the dataset lacks a column.
+        ValueError: `trainer.beta` is 0, the model is not prepared for Unsloth, the tokenizer has no pad token,
+            or the dataset lacks a column.
         TypeError: `guide` is not a guide.
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took a step without
             consulting the guide.
@@ -172,6 +173,12 @@ def guided_kl(trainer: Any, guide: Guide) -> Iterator[None]:
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
     module = trainer_module(type(trainer))
+    if not hasattr(trainer.model, "for_training"):
+        raise ValueError(
+            "the model must have for_training and for_inference because Unsloth's trainer calls them; "
+            f"{type(trainer.model).__name__} has not; load it by FastLanguageModel.from_pretrained, or without a GPU by "
+            "sage_unsloth.models.load_policy, which calls prepare_for_cpu(model)"
+        )
     _check_columns(trainer)
     namespace = vars(module)
     if ANCHOR_HOOK in namespace:

@@ -1,7 +1,7 @@
 """The whole method in minutes on a CPU: SFT, then GRPO and SAGE-Branch side by side, then pass@k of each.
 
-The embedded arithmetic task and its tiny base model take the place of DAPO-Math-17K and Qwen2.5-Math-7B. Everything else
-is the path that a GPU run takes: Unsloth's generated trainer and fast loss, LoRA through peft, graded rewards.
+The embedded arithmetic task and its tiny base model take the place of DAPO-Math-17K and Qwen2.5-Math-7B. The functions are those
+that a GPU run calls, and RL goes through Unsloth's generated trainer and fast loss, LoRA and graded rewards on either.
 """
 
 import json
@@ -167,7 +167,7 @@ def plan(config: QuickstartConfig, out: Path) -> str:
             f"  {len(ALGORITHMS) + 2}. pass@k       {len(MODELS)} models x {problems} held-out problems x "
             f"{sampling.num_samples} samples = {total:,} completions",
             f"Estimate: {max(1, round(estimate / 60))} min ({MEASURED_ON}); the bars show this machine's own pace.",
-            "Stop it whenever you like: the same command goes on from the last checkpoint.\n",
+            "Stop it whenever you like: the same command goes on from the last checkpoint (SFT starts again).\n",
         ]
     )
 
@@ -278,6 +278,18 @@ def summary(report: dict[str, Any]) -> str:
             )
             lines.append(f"  {name}: " + ", ".join(cells))
         lines.append("")
+    ways = list(arithmetic.ROUTES)
+    lines.append("ways of working, share of completions")
+    lines.append("  " + f"{'':<13}" + "".join(f"{way:<10}" for way in ways) + "in format")
+    for name, behaviour in report["behaviour"].items():
+        shares = [behaviour["routes"].get(way, 0.0) for way in ways]
+        lines.append(
+            "  "
+            + f"{name:<13}"
+            + "".join(f"{share:<10.3f}" for share in shares)
+            + f"{behaviour['in_format']:.3f}"
+        )
+    lines.append("")
     lines.append(
         "Intervals: 95 %, bootstrap over problems, paired for differences. Each method was trained with one seed,"
     )

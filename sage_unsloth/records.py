@@ -144,7 +144,7 @@ def open_run(folder: str | Path, settings: dict) -> Path:
     settings = json.loads(json.dumps(settings))  # as they will be read back
     if record.exists():
         recorded = json.loads(record.read_text(encoding="utf-8"))
-        _refuse_other_settings(folder, recorded["settings"], settings)
+        refuse_other_settings(folder, recorded["settings"], settings)
         _warn_of_other_versions(folder, recorded["environment"], environment())
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,8 @@ def open_run(folder: str | Path, settings: dict) -> Path:
     return folder
 
 
-def _refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
+def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
+    """Raises ValueError naming every setting in which a run on disk differs from this one."""
     differences = _differences(recorded, settings)
     if differences:
         raise ValueError(
@@ -174,14 +175,21 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
 
 
 def _differences(recorded: dict, current: dict) -> list[str]:
-    """One text per key whose JSON differs; comparing texts makes NaN equal to itself."""
-    texts = [
-        {key: json.dumps(value, sort_keys=True) for key, value in values.items()}
-        for values in (recorded, current)
-    ]
-    before, now = texts
+    """One text per setting, "stage.name", whose JSON differs; comparing texts makes NaN equal to itself."""
+    before, now = _leaves(recorded), _leaves(current)
     return [
         f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"
         for key in sorted(before | now)
         if before.get(key) != now.get(key)
     ]
+
+
+def _leaves(settings: dict, prefix: str = "") -> dict[str, str]:
+    """The JSON of every value that is not itself a dict, by its dotted path."""
+    leaves = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = json.dumps(value, sort_keys=True)
+    return leaves

@@ -6,16 +6,17 @@ pairs in a fixed order, so any batch can be drawn again alone.
 Shapes: P problems, N samples per problem.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sage_unsloth.prompts import render_prompt
-from sage_unsloth.records import append_jsonl, read_jsonl
+from sage_unsloth.records import append_jsonl, read_jsonl, refuse_other_settings, write_json
 from sage_unsloth.rewards import Grade, Grader, extract_answer
 
 
@@ -57,13 +58,22 @@ def sample_and_grade(
 
     Args:
         rows: dicts with `id`, `problem` and `answer`.
-        path: a .jsonl file; what it holds is not drawn again.
+        path: a .jsonl file; what it holds is not drawn again. Its settings stand beside it in `.settings.json`.
         name: on the progress bar.
+
+    Raises:
+        ValueError: the file was drawn with other settings or for other problems.
     """
     import torch
     from tqdm.auto import tqdm
 
     path = Path(path)
+    settings_path = path.with_suffix(".settings.json")
+    settings = asdict(config) | {"problem_ids": [row["id"] for row in rows]}
+    if settings_path.exists():
+        refuse_other_settings(path, json.loads(settings_path.read_text()), settings)
+    else:
+        write_json(settings_path, settings)
     pairs = [(row, sample) for row in rows for sample in range(config.num_samples)]
     batches = [pairs[i : i + config.batch_size] for i in range(0, len(pairs), config.batch_size)]
     done = {(r["problem_id"], r["sample"]) for r in read_jsonl(path)} if path.exists() else set()

@@ -1,22 +1,25 @@
 """The two training stages: supervised fine-tuning, then RL with verifiable rewards through Unsloth's fast GRPO loss.
 
-Both are functions of a config, rows and a folder. A stage that is complete returns at once; a stage that was killed goes on
-from its last checkpoint, with the same guide values, data order and random state.
+Both are functions of a config, rows and a folder, which refuses other settings. A stage that is complete returns at once. RL that
+was killed goes on from its last checkpoint, with the same guide values, data order and random state; SFT starts again.
 """
 
+import hashlib
+import json
 import logging
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.guides import Guide
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
 from sage_unsloth.patch import check_guide, guided_kl, load_unsloth
-from sage_unsloth.prompts import prompt_messages, solution_text
-from sage_unsloth.records import append_jsonl, read_jsonl, write_json
+from sage_unsloth.prompts import prompt_messages, render_prompt, solution_text
+from sage_unsloth.records import append_jsonl, open_run, read_jsonl
 from sage_unsloth.rewards import Grader, SolutionReward
 
 logger = logging.getLogger(__name__)
@@ -60,7 +63,7 @@ class RlvrConfig:
         prompts_per_step: different problems in a step.
         num_generations: completions sampled for each problem.
         max_completion_length: tokens.
-        max_prompt_length: tokens; only sizes the GPU loader.
+        max_prompt_length: tokens; longer prompts are refused.
         learning_rate: peak; linear decay after `warmup_ratio` of the steps.
         weight_decay: of AdamW.
         beta: KL coefficient β.
@@ -111,12 +114,12 @@ def sft(
     Raises:
         ValueError: a row lacks a column or a value.
     """
-    folder = Path(folder)
+    check_rows(rows, ("problem", "solution", "answer"))
+    folder = open_run(folder, _settings("sft", config, model_path, rows))
     merged = folder / "model"
     if merged.exists():
         logger.info("SFT is complete: %s", merged)
         return merged
-    check_rows(rows, ("problem", "solution", "answer"))
     model, tokenizer = load_policy(
         model_path, lora=config.lora, max_length=config.max_length, seed=config.seed
     )
@@ -157,7 +160,7 @@ def sft(
             **_common_arguments(),
         ),
     )
-    _assert_eos_is_learned(trainer, tokenizer)
+    _assert_eos_is_learned(trainer, tokenizer, len(rows))
     _train(trainer, folder, "SFT", resume=None)
     save_merged(trainer.model, tokenizer, merged)
     return merged
@@ -185,14 +188,15 @@ def rlvr(
         ValueError: a row lacks a column or a value; or a guide with β = 0.
         ContractError: see `guided_kl`.
     """
-    folder = Path(folder)
-    adapter = folder / "adapter"
-    if adapter.exists():
-        logger.info("%s is complete: %s", name, adapter)
-        return adapter
     check_rows(rows, ("problem", "answer"))
     if guide is not None:
         check_guide(guide, config.beta)
+    folder = open_run(folder, _settings("rlvr", config, model_path, rows) | {"guide": repr(guide)})
+    adapter, checkpoints = folder / "adapter", folder / "checkpoints"
+    if adapter.exists():
+        logger.info("%s is complete: %s", name, adapter)
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        return adapter
     length = config.max_prompt_length + config.max_completion_length
     load_unsloth()
     model, tokenizer = load_policy(
@@ -205,6 +209,8 @@ def rlvr(
     data = Dataset.from_list(
         [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
     )
+    _refuse_long_prompts(tokenizer, rows, config.max_prompt_length)
+    resume = _last_checkpoint(checkpoints)
     with Grader(time_limit=config.grade_seconds) as grader:
         reward = SolutionReward(grader)
         trainer = GRPOTrainer(
@@ -244,13 +250,46 @@ def rlvr(
                 **_common_arguments(save_strategy=None),
             ),
         )
-        with guided_kl(trainer, guide) if guide is not None else nullcontext():
-            _train(trainer, folder, name, resume=_last_checkpoint(folder), reward=reward)
-    partial = folder / "adapter.partial"
-    trainer.model.save_pretrained(partial)
+        partial = folder / "adapter.partial"
+        if resume is not None and _step_of(resume) >= config.max_steps:
+            # Killed between the last checkpoint and the adapter: there is nothing left to train.
+            partial.mkdir(exist_ok=True)
+            for file in ("adapter_config.json", "adapter_model.safetensors"):
+                shutil.copy(resume / file, partial / file)
+        else:
+            with guided_kl(trainer, guide) if guide is not None else nullcontext():
+                _train(trainer, folder, name, resume=resume, reward=reward)
+            trainer.model.save_pretrained(partial)
     partial.rename(adapter)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(checkpoints, ignore_errors=True)
     return adapter
+
+
+def _settings(
+    stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
+) -> dict[str, Any]:
+    """What a folder must agree in before a stage goes on in it; rows by a digest of their content."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"the stages run in one process; got WORLD_SIZE={os.environ['WORLD_SIZE']}; start them without torchrun"
+        )
+    digest = hashlib.sha256(
+        json.dumps([dict(row) for row in rows], sort_keys=True).encode()
+    ).hexdigest()
+    return {"stage": stage, "model": Path(model_path).name, "rows": digest[:16]} | asdict(config)
+
+
+def _refuse_long_prompts(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
+    """A prompt over the limit would push the end of its completion out of what is scored."""
+    lengths = [
+        len(tokenizer(render_prompt(tokenizer, row["problem"]))["input_ids"]) for row in rows
+    ]
+    longer = [number for number, length in enumerate(lengths) if length > limit]
+    if longer:
+        raise ValueError(
+            f"every prompt must fit max_prompt_length={limit} tokens; {len(longer)} of {len(rows)} do not, the first is row "
+            f"{longer[0]} with {lengths[longer[0]]}; raise max_prompt_length, or drop these rows"
+        )
 
 
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
@@ -301,7 +340,7 @@ def _optimizer() -> str:
 
 
 def _sft_trainer_class() -> type:
-    """TRL's trainer; without a GPU one that takes the model's own loss, since TRL 1.15 computes it in a Triton kernel."""
+    """The trainer that `trl` has (Unsloth's on a GPU); without one, TRL's that takes the model's own loss, since TRL 1.15 computes it in a Triton kernel."""
     from transformers import Trainer
     from trl import SFTTrainer
 
@@ -315,37 +354,42 @@ def _sft_trainer_class() -> type:
     return CpuSFTTrainer
 
 
-def _assert_eos_is_learned(trainer: Any, tokenizer: Any) -> None:
-    """A model that was never shown the end of a solution never ends one."""
-    batch = trainer.data_collator([trainer.train_dataset[0]])
-    labels = batch["labels"][0]
-    last = int(labels[labels != -100][-1])
-    if last != tokenizer.eos_token_id:
+def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
+    """A model that was never shown the end of a solution never ends one; a row cut at max_length has lost it."""
+    data = trainer.train_dataset
+    if len(data) != num_rows:
         raise ValueError(
-            f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); got {last} "
-            f"({tokenizer.decode([last])!r}); raise max_length, or check the chat template"
+            f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} rows do not; raise max_length"
         )
+    for number, row in enumerate(data):
+        last = trainer.data_collator([row])["labels"][0]
+        last = int(last[last != -100][-1])
+        if last != tokenizer.eos_token_id:
+            raise ValueError(
+                f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); row {number} ends in {last} "
+                f"({tokenizer.decode([last])!r}); raise max_length, or check the chat template"
+            )
 
 
-def _last_checkpoint(folder: Path) -> str | None:
+def _last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed over."""
-    needed = (
-        "trainer_state.json",
-        "optimizer.pt",
-        "scheduler.pt",
-        "rng_state.pth",
-        "adapter_model.safetensors",
-    )
-    found = [
-        path
-        for path in (folder / "checkpoints").glob("checkpoint-*")
-        if path.name.split("-")[1].isdigit()
-    ]
-    for path in sorted(found, key=lambda p: int(p.name.split("-")[1]), reverse=True):
+    needed = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors")
+    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    for path in sorted(found, key=_step_of, reverse=True):
+        try:
+            # Written last, so a kill leaves it absent or cut short.
+            json.loads((path / "trainer_state.json").read_text())
+        except (FileNotFoundError, ValueError):
+            logger.warning("checkpoint %s is incomplete and is passed over", path)
+            continue
         if all((path / name).exists() for name in needed):
-            return str(path)
+            return path
         logger.warning("checkpoint %s is incomplete and is passed over", path)
     return None
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
 
 
 def _train(
@@ -353,7 +397,7 @@ def _train(
     folder: Path,
     name: str,
     *,
-    resume: str | None,
+    resume: Path | None,
     reward: SolutionReward | None = None,
 ) -> None:
     """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step."""
@@ -387,8 +431,7 @@ def _train(
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     trainer.add_callback(Log())
-    trainer.train(resume_from_checkpoint=resume)
-    write_json(folder / "done.json", {"steps": trainer.state.global_step})
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
 
 
 def _numbers(logs: dict) -> dict[str, float]:

@@ -112,7 +112,9 @@ def exact_first_kl():
     """How near 0 the first step's KL must be: exactly 0 where scoring and gradient pass run the same kernels."""
     import importlib.metadata
 
-    return 0.0 if importlib.metadata.version("unsloth") <= "2026.10.7" else 1e-7
+    from packaging.version import Version
+
+    return 0.0 if Version(importlib.metadata.version("unsloth")) <= Version("2026.10.7") else 1e-7
 
 
 def pytest_collection_modifyitems(items):

@@ -1,21 +1,22 @@
 """Trains Unsloth's trainer for a few steps and compares every optimizer step with the plain-torch loss.
 
-The oracle shares nothing with the path under test: its log-probabilities, reference log-probabilities and entropies come
-from one unpadded forward per completion through a float64 copy of the model.
+The oracle's log-probabilities, reference log-probabilities and entropies come from one unpadded forward per completion through a
+float64 copy of the model. From the path under test it takes the batch, the log-probabilities at sampling time and what the guide
+returned; what the guide was shown is compared with the oracle's own.
 """
 
 from importlib import metadata
 
 import torch
+from packaging.version import Version
 from transformers import TrainerCallback
 
 from sage_unsloth.guides import TokenSignals
 from sage_unsloth.losses import UNSLOTH_K3_MAX, grpo_loss
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
-WHOLE_BATCH_LOSSES = (
-    ("dapo", "bnpo") if metadata.version("unsloth_zoo") <= "2026.10.7" else ("dapo",)
-)
+OLD = Version(metadata.version("unsloth_zoo")) <= Version("2026.10.7")
+WHOLE_BATCH_LOSSES = ("dapo", "bnpo") if OLD else ("dapo",)
 
 
 class Recording:
@@ -121,6 +122,7 @@ class Oracle(TrainerCallback):
                     to_completion_layout(call["signals"].mask, inputs).bool(), mask.bool()
                 )
                 log_guide = to_completion_layout(call["log_guide"], inputs)
+                _compare_signals(call["signals"], inputs, logps, ref, entropies)
                 guides.append(
                     (call, TokenSignals(logps.detach(), ref, mask, entropies.detach()), log_guide)
                 )
@@ -173,6 +175,16 @@ class Oracle(TrainerCallback):
                 assert error <= rtol * scale, (
                     f"{name}: off by {error:.2e} where gradients reach {scale:.2e}"
                 )
+
+
+def _compare_signals(signals, inputs, logps, ref, entropies):
+    """What the guide was shown is what the oracle computes."""
+    shown = [(signals.policy_logps, logps), (signals.ref_logps, ref)]
+    if signals.entropies is not None:
+        shown.append((signals.entropies, entropies))
+    for found, expected in shown:
+        found = to_completion_layout(found, inputs)
+        torch.testing.assert_close(found, expected.detach(), rtol=0, atol=5e-5)
 
 
 def _tokens_per_optimizer_step(inputs, args):

@@ -226,14 +226,14 @@ def test_branch_without_entropies_is_refused():
 def test_the_readme_guide_works():
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     code = next(
-        b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "class Loosen" in b
+        b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "class Lift" in b
     )
     namespace = {}
     exec(code, namespace)
-    guide = namespace["Loosen"]()
+    guide = namespace["Lift"]()
     assert isinstance(guide, Guide)
     s = TokenSignals(
         torch.zeros(1, 3), torch.tensor([[-1.0, -4.0, -9.0]]), torch.tensor([[1, 1, 0]])
     )
     log_guide = guide.log_guide(s, **TIME)
-    torch.testing.assert_close(log_guide, torch.tensor([[0.0, math.log(0.8), 0.0]]))
+    torch.testing.assert_close(log_guide, torch.tensor([[0.0, math.log(1.2), 0.0]]))

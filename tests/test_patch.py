@@ -451,6 +451,13 @@ def test_bad_guides_and_trainers_are_refused_before_any_work(make_trainer):
         pass
 
 
+def test_a_model_that_unsloth_cannot_train_is_refused(make_trainer):
+    trainer = make_trainer()
+    del trainer.model.for_training
+    with pytest.raises(ValueError, match=r"for_training.*load_policy"), guided_kl(trainer, Ones()):
+        pass
+
+
 def test_a_missing_column_is_refused_before_any_work(make_trainer):
     from sage_unsloth.rewards import Grader, SolutionReward
 

@@ -73,8 +73,16 @@ def test_folder_with_other_settings_is_refused(finished):
     other = command("quickstart", "--out", "run", folder=folder)
     assert other.returncode == 2
     assert "error:" in other.stderr and "Traceback" not in other.stderr
-    for part in ("rlvr was", "choose another --out"):
+    for part in ("rlvr.max_steps was 2 and is 100", "choose another --out"):
         assert part in other.stderr
+
+
+def test_unusable_folders_are_refused_without_a_traceback(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in ("file", "/proc/nothing"):
+        done = command("quickstart", "--out", out, folder=tmp_path)
+        assert done.returncode == 2
+        assert "error:" in done.stderr and "Traceback" not in done.stderr
 
 
 def counts(rows, values):
@@ -142,6 +150,10 @@ def test_readme_shows_the_figures_of_the_committed_report():
     report = json.loads((root / "data" / "results" / "quickstart" / "report.json").read_text())
     readme = (root / "README.md").read_text()
     blocks = quickstart.summary(report).split("\n\n")
-    shown = [block for block in blocks if block.startswith(("all problems", "family: rare"))]
-    assert len(shown) == 2
+    shown = [
+        block
+        for block in blocks
+        if block.startswith(("all problems", "family: rare", "family: far", "ways of"))
+    ]
+    assert len(shown) == 4
     assert all(block in readme for block in shown)

@@ -171,7 +171,7 @@ def test_open_run_names_each_setting_that_differs(tmp_path):
     for text in (
         "steps was 10 and is 20",
         'lr was 0.1 and is "0.1"',
-        'guide was {"beta": 1} and is {"beta": 2}',
+        "guide.beta was 1 and is 2",
         "old was null and is absent",
         "new was absent and is 3",
         str(tmp_path),

@@ -40,9 +40,8 @@ def test_records_hold_what_was_sampled_and_its_grade(records, policy):
         assert record["grade"] == grade(record["completion"], answers[record["problem_id"]])
         assert tokenizer.eos_token not in record["completion"]
         assert tokenizer.pad_token not in record["completion"]
-        assert record["num_tokens"] == len(
-            tokenizer(record["completion"], add_special_tokens=False)["input_ids"]
-        ) or (record["num_tokens"] <= CONFIG.max_completion_length)
+        assert record["finished"] or record["num_tokens"] == CONFIG.max_completion_length
+        assert 0 < record["num_tokens"] <= len(record["completion"]) + 1
         assert record["seed"] == CONFIG.seed + record["batch"]
     assert any(record["finished"] for record in records)
 
@@ -69,6 +68,15 @@ def test_a_complete_file_is_not_sampled_again(policy, records, tmp_path, monkeyp
 def test_another_seed_draws_other_samples(policy, records, tmp_path):
     other = sample_and_grade(replace(CONFIG, seed=1), *policy, ROWS, tmp_path / "samples.jsonl")
     assert [r["completion"] for r in other] != [r["completion"] for r in records]
+
+
+def test_other_settings_are_refused(policy, records, tmp_path):
+    path = tmp_path / "samples.jsonl"
+    sample_and_grade(CONFIG, *policy, ROWS, path)
+    with pytest.raises(ValueError, match=r"temperature was 1.0 and is 0.5"):
+        sample_and_grade(replace(CONFIG, temperature=0.5), *policy, ROWS, path)
+    with pytest.raises(ValueError, match="problem_ids was"):
+        sample_and_grade(CONFIG, *policy, ROWS[:2], path)
 
 
 def test_counts_by_hand():

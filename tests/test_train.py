@@ -1,8 +1,10 @@
 """Both stages on the shipped base model, through the functions that the quickstart and the notebooks call."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,8 +104,53 @@ def test_complete_stages_return_at_once(merged, whole_run, monkeypatch):
     monkeypatch.setattr(
         train, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
     )
-    assert sft(CONFIG.sft, BASE, [], merged.parent) == merged
-    assert rlvr(RLVR, merged, [], whole_run[1]) == whole_run[0]
+    assert sft(CONFIG.sft, BASE, arithmetic.problems("sft"), merged.parent) == merged
+    assert rlvr(RLVR, merged, TRAIN, whole_run[1], TokenGuide()) == whole_run[0]
+
+
+def test_a_folder_of_another_run_is_refused(merged, whole_run):
+    changes = {
+        "beta was 0.05 and is 0.5": (replace(RLVR, beta=0.5), TRAIN, TokenGuide()),
+        "guide was": (RLVR, TRAIN, BranchGuide()),
+        "rows was": (RLVR, TRAIN[1:], TokenGuide()),
+    }
+    for message, (config, rows, guide) in changes.items():
+        with pytest.raises(ValueError, match=message):
+            rlvr(config, merged, rows, whole_run[1], guide)
+    with pytest.raises(ValueError, match="learning_rate was"):
+        sft(replace(CONFIG.sft, learning_rate=1.0), BASE, arithmetic.problems("sft"), merged.parent)
+
+
+def test_killed_after_the_last_checkpoint_trains_no_further(
+    merged, whole_run, tmp_path, monkeypatch
+):
+    from peft import PeftModel
+
+    save = PeftModel.save_pretrained
+
+    def dies(self, folder, *args, **kwargs):
+        if "checkpoint" not in str(folder):
+            raise KeyboardInterrupt
+        return save(self, folder, *args, **kwargs)
+
+    monkeypatch.setattr(PeftModel, "save_pretrained", dies)
+    with pytest.raises(KeyboardInterrupt):
+        rlvr(RLVR, merged, TRAIN, tmp_path, TokenGuide())
+    monkeypatch.undo()
+    adapter = rlvr(RLVR, merged, TRAIN, tmp_path, TokenGuide())
+    expected = adapter_weights(whole_run[0])
+    found = adapter_weights(adapter)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_long_rows_are_refused(merged, tmp_path):
+    with pytest.raises(ValueError, match="max_prompt_length=5 tokens; 220 of 220 do not"):
+        rlvr(replace(RLVR, max_prompt_length=5), merged, TRAIN, tmp_path / "rl")
+    rows = [dict(row) for row in arithmetic.problems("sft")[:4]]
+    rows[2]["solution"] *= 6
+    with pytest.raises(ValueError, match=r"row 2 ends in .* raise max_length"):
+        sft(CONFIG.sft, BASE, rows, tmp_path / "sft")
 
 
 def test_killed_run_goes_on_to_the_same_weights(merged, whole_run, tmp_path, monkeypatch):
@@ -126,6 +173,8 @@ def test_killed_run_goes_on_to_the_same_weights(merged, whole_run, tmp_path, mon
     assert (checkpoints / "checkpoint-2").exists()
     shutil.copytree(checkpoints / "checkpoint-2", checkpoints / "checkpoint-3")
     (checkpoints / "checkpoint-3" / "optimizer.pt").unlink()
+    shutil.copytree(checkpoints / "checkpoint-2", checkpoints / "checkpoint-4")
+    (checkpoints / "checkpoint-4" / "trainer_state.json").write_text('{"global')
 
     adapter = rlvr(RLVR, merged, TRAIN, tmp_path, TokenGuide())
     expected = adapter_weights(whole_run[0])
@@ -241,3 +290,16 @@ def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, 
     assert args.mask_truncated_completions is False
     assert args.scale_rewards == "group"
     assert args.gradient_accumulation_steps == 1
+
+
+def test_the_readme_training_example_runs(unsloth_module, tmp_path, monkeypatch):
+    root = Path(__file__).parent.parent
+    readme = (root / "README.md").read_text()
+    code = next(
+        b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "GRPOTrainer(" in b
+    )
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    exec(code.replace("data/arithmetic-base", str(BASE)), namespace)
+    logged = namespace["trainer"].state.log_history
+    assert [entry["step"] for entry in logged if "sage/guide_mean" in entry] == [1, 2]

@@ -34,7 +34,8 @@ if importlib.util.find_spec("sage_unsloth") is None:
     pass
 
 # %% [markdown]
-# `doctor` says what this machine has, what is missing, and the remedy. Every line should begin with `ok` or `warn`.
+# `doctor` says what this machine has, what is missing, and the remedy. Every check should begin with `ok` or `warn`. Without a
+# GPU, Unsloth's own lines about xformers, bfloat16 and faster finetuning are harmless.
 
 # %%
 from sage_unsloth import doctor
@@ -107,17 +108,31 @@ Image(Path(OUT) / "pass_at_k.png")
 
 # %% [markdown]
 # ## What the models wrote
-# The first samples of one problem that the usual way cannot solve.
+# The `rare` problem that SFT solved most often: each model's first samples, its first right one, and how many are right.
 
 # %%
+from collections import Counter
+
 from sage_unsloth.records import read_jsonl
 
-problem = next(row for row in arithmetic.problems("test") if row["family"] == "rare")
+records = {
+    name: read_jsonl(Path(OUT) / "samples" / f"{name.lower()}.jsonl") for name in quickstart.MODELS
+}
+solved = Counter({r["problem_id"]: 0 for r in records["SFT"]})
+solved.update(r["problem_id"] for r in records["SFT"] if r["grade"] == "correct")
+rare = [
+    row for row in arithmetic.problems("test") if row["family"] == "rare" and row["id"] in solved
+]
+problem = max(rare, key=lambda row: solved[row["id"]])
 print(problem["problem"], " right answer:", problem["answer"])
+
+# %%
 for name in quickstart.MODELS:
-    samples = read_jsonl(Path(OUT) / "samples" / f"{name.lower()}.jsonl")
-    for sample in [s for s in samples if s["problem_id"] == problem["id"]][:3]:
-        print(f"  {name:<12} {sample['grade']:<11} {sample['completion']}")
+    samples = [record for record in records[name] if record["problem_id"] == problem["id"]]
+    right = [sample for sample in samples if sample["grade"] == "correct"]
+    print(f"{name}: {len(right)} of {len(samples)} right")
+    for sample in samples[:2] + right[:1]:
+        print(f"  {sample['grade']:<11} {sample['completion']}")
 
 # %% [markdown]
 # ## Next
