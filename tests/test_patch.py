@@ -501,31 +501,17 @@ def test_load_unsloth_is_idempotent(unsloth_module):
 
 
 def test_oracle_notices_a_wrong_loss(make_trainer):
-    """The comparison itself must be able to fail: another guide in the oracle than in the trainer."""
-    recording = Recording(Constant(1.2))
+    """The comparison itself must be able to fail: the trainer gets another guide than the oracle is told."""
+
+    class Lying(Recording):
+        def log_guide(self, signals, **time):
+            result = super().log_guide(signals, **time)
+            return torch.where(signals.mask.bool(), result + 0.05, 0.0)
+
+    recording = Lying(Ones())
     trainer = make_trainer(max_steps=1)
     oracle = Oracle(trainer, recording)
-    with guided_kl(trainer, Constant(1.3)):
-        recording.calls = []
-        shown = trainer.compute_loss
-
-        def also_record(model, inputs, *args, **kwargs):
-            loss = shown(model, inputs, *args, **kwargs)
-            left_pad = (1 - inputs["prompt_mask"]).sum(-1).max()
-            mask = torch.nn.functional.pad(inputs["completion_mask"], (0, left_pad))
-            mask = torch.stack(
-                [
-                    m.roll(int(left_pad - (1 - p).sum()))
-                    for m, p in zip(mask, inputs["prompt_mask"], strict=True)
-                ]
-            )
-            signals = types.SimpleNamespace(mask=mask)
-            recording.calls.append(
-                {"signals": signals, "log_guide": torch.full(mask.shape, math.log(1.2))}
-            )
-            return loss
-
-        trainer.compute_loss = also_record
+    with guided_kl(trainer, recording):
         trainer.train()
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="off by|expected"):
         oracle.check()
