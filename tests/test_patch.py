@@ -513,5 +513,5 @@ def test_oracle_notices_a_wrong_loss(make_trainer):
     oracle = Oracle(trainer, recording)
     with guided_kl(trainer, recording):
         trainer.train()
-    with pytest.raises(AssertionError, match="off by|expected"):
+    with pytest.raises(AssertionError, match=r"off by|expected"):
         oracle.check()
