@@ -18,7 +18,6 @@ import ast
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import inspect
 import os
 import sys
@@ -34,6 +33,7 @@ from torch import Tensor
 from sage_unsloth.guides import Guide, TokenSignals
 from sage_unsloth.losses import grpo_loss
 from sage_unsloth.monitor import GuideMetrics
+from sage_unsloth.records import package_version
 from sage_unsloth.rewards import SolutionReward
 
 TESTED_VERSIONS = ("2026.10.7", "2026.10.9")
@@ -57,7 +57,10 @@ class ContractError(RuntimeError):
     """The guided loss cannot be put in place, or was not consulted: Unsloth is not as tested, or is used in another way."""
 
     def __init__(self, rule: str, *, found: object, expected: object) -> None:
-        installed = {name: _version(name) for name in ("unsloth", "unsloth_zoo", "trl")}
+        installed = {
+            name: package_version(name) or "not installed"
+            for name in ("unsloth", "unsloth_zoo", "trl")
+        }
         super().__init__(
             f"{rule}; found {found}, expected {expected}. Installed: "
             + ", ".join(f"{name} {version}" for name, version in installed.items())
@@ -402,10 +405,3 @@ def _check_numbers(kernel: Any) -> None:
             found=f"loss {found.item():.8f}, gradient {theirs.grad.flatten().tolist()}",
             expected=f"loss {expected.item():.8f}, gradient {ours.grad.flatten().tolist()}",
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

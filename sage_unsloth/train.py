@@ -17,7 +17,7 @@ from typing import Any
 
 from sage_unsloth.guides import Guide
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
-from sage_unsloth.patch import check_guide, guided_kl, load_unsloth
+from sage_unsloth.patch import check_guide, guided_kl
 from sage_unsloth.prompts import prompt_messages, render_prompt, solution_text
 from sage_unsloth.records import append_jsonl, open_run, read_jsonl
 from sage_unsloth.rewards import Grader, SolutionReward
@@ -198,7 +198,6 @@ def rlvr(
         shutil.rmtree(checkpoints, ignore_errors=True)
         return adapter
     length = config.max_prompt_length + config.max_completion_length
-    load_unsloth()
     model, tokenizer = load_policy(
         model_path, lora=config.lora, max_length=length, seed=config.seed
     )
@@ -219,7 +218,7 @@ def rlvr(
             reward_funcs=[reward],
             train_dataset=data,
             args=GRPOConfig(
-                output_dir=str(folder / "checkpoints"),
+                output_dir=str(checkpoints),
                 max_steps=config.max_steps,
                 per_device_train_batch_size=config.prompts_per_step * config.num_generations,
                 gradient_accumulation_steps=1,
@@ -373,19 +372,22 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
 
 def _last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed over."""
-    needed = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors")
     found = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
     for path in sorted(found, key=_step_of, reverse=True):
-        try:
-            # Written last, so a kill leaves it absent or cut short.
-            json.loads((path / "trainer_state.json").read_text())
-        except (FileNotFoundError, ValueError):
-            logger.warning("checkpoint %s is incomplete and is passed over", path)
-            continue
-        if all((path / name).exists() for name in needed):
+        if _is_complete(path):
             return path
         logger.warning("checkpoint %s is incomplete and is passed over", path)
     return None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether every file is there; the trainer's state is written last, so a kill leaves it absent or cut short."""
+    needed = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors")
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return all((checkpoint / name).exists() for name in needed)
 
 
 def _step_of(checkpoint: Path) -> int:
