@@ -4,6 +4,9 @@ Both ways take the same arguments and return a model that Unsloth's trainers acc
 project's chat template. Adapters are plain peft folders either way.
 """
 
+import hashlib
+import json
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +16,9 @@ from sage_unsloth.patch import load_unsloth, prepare_for_cpu
 from sage_unsloth.prompts import CHAT_TEMPLATE
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PAD_TOKEN = "<|pad|>"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +37,13 @@ class LoraSettings:
     dropout: float = 0.0
     targets: tuple[str, ...] = field(default=LORA_TARGETS)
 
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or not self.targets:
+            raise ValueError(
+                "rank must be >= 1, alpha > 0, dropout in [0, 1) and targets not empty; got "
+                f"rank={self.rank}, alpha={self.alpha}, dropout={self.dropout}, targets={self.targets}"
+            )
+
 
 def data_folder() -> Path:
     """The project's data: beside the code in an installed package, beside the package in a checkout."""
@@ -38,29 +51,97 @@ def data_folder() -> Path:
     return here / "data" if (here / "data").is_dir() else here.parent / "data"
 
 
+def fingerprint(path: str | Path) -> str:
+    """What tells a model folder from another of the same shape: its name and a digest of its config and weights.
+
+    The digest covers every size, and of each weights file the first and the last MiB. A hub id stands for itself.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return str(path)
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(2**20))
+            content.seek(max(0, size - 2**20))
+            digest.update(content.read())
+    return f"{folder.name} {digest.hexdigest()[:12]}"
+
+
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a model folder or hub id, with the project's chat template.
+    """The tokenizer of a model folder or hub id, with the project's chat template and a pad token of its own.
 
     Raises:
-        ValueError: it has no pad token, or the pad token is the EOS token.
+        ValueError: it cannot be loaded, it has no EOS token, or no token can serve as pad.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    return _checked(tokenizer, path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        config = AutoConfig.from_pretrained(path)
+    except OSError as error:
+        raise ValueError(_not_found(path, error)) from error
+    try:
+        generation = GenerationConfig.from_pretrained(path)
+    except OSError:  # a model need not have one
+        generation = None
+    return prepare_tokenizer(tokenizer, config, generation, path)
 
 
-def _checked(tokenizer: Any, path: str | Path) -> Any:
-    """The tokenizer with our chat template; Unsloth tells completions from padding by the pad id alone."""
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+def _not_found(path: str | Path, error: Exception) -> str:
+    return (
+        f"a model must be a folder or a hub id that can be reached; {str(path)!r} could not be loaded: {error!s:.300}; "
+        "check the path or the network"
+    )
+
+
+def prepare_tokenizer(tokenizer: Any, config: Any, generation: Any, path: str | Path) -> Any:
+    """The tokenizer with our chat template, padding on the left, and a pad token that ends no completion.
+
+    Unsloth tells a completion from padding by the pad id alone. So where pad is missing, or is a token that generation stops at (EOS, or
+    another of `generation.eos_token_id`), an unused special token takes its place.
+
+    Raises:
+        ValueError: no EOS token, or no token can serve as pad.
+    """
+    if tokenizer.eos_token_id is None:
         raise ValueError(
-            "the tokenizer must have a pad token of its own because Unsloth finds the end of a completion by it; "
-            f"got pad_token={tokenizer.pad_token!r}, eos_token={tokenizer.eos_token!r} in {path}; "
-            "set tokenizer.pad_token to a reserved token and save the tokenizer"
+            "the tokenizer must have an EOS token because the chat template ends each turn with it; got None in "
+            f"{path}; set tokenizer.eos_token and save it"
         )
+    stops = getattr(generation, "eos_token_id", None) or []
+    stops = {tokenizer.eos_token_id, *(stops if isinstance(stops, list) else [stops])}
     tokenizer.padding_side = "left"
     tokenizer.chat_template = CHAT_TEMPLATE
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in stops:
+        before = tokenizer.pad_token
+        rows = config.get_text_config().vocab_size
+        tokenizer.pad_token = _unused_token(tokenizer, stops, rows, path)
+        logger.info("Pad token of %s: %r instead of %r.", path, tokenizer.pad_token, before)
     return tokenizer
+
+
+def _unused_token(tokenizer: Any, stops: set[int], rows: int, path: str | Path) -> str:
+    """A special token made for padding or reserved for nothing; else a new one, where the embedding has a spare row."""
+    special = {
+        token.content: number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special and number not in stops and number < rows
+    }
+    for word in ("pad", "reserved", "unused"):
+        for content in special:
+            if word in content.lower() and content != tokenizer.bos_token:
+                return content
+    if len(tokenizer) < rows:
+        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+        return PAD_TOKEN
+    raise ValueError(
+        "the tokenizer must have a token to pad with that is not EOS, because Unsloth finds the end of a completion by it; "
+        f"got pad_token={tokenizer.pad_token!r}, eos_token={tokenizer.eos_token!r} in {path}, no reserved token, and no spare "
+        f"row among the embedding's {rows}; enlarge the embedding by one row and save model and tokenizer"
+    )
 
 
 def has_gpu() -> bool:
@@ -75,63 +156,92 @@ def load_policy(
     *,
     lora: LoraSettings | None = None,
     adapter: str | Path | None = None,
+    full_finetuning: bool = False,
     max_length: int = 2048,
     load_in_4bit: bool = False,
+    use_vllm: bool = False,
+    gpu_memory_utilization: float = 0.5,
     seed: int = 3407,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer, ready for Unsloth's trainers.
 
+        load_policy(path)                       the model itself, for sampling
+        load_policy(path, adapter=folder)       with a trained adapter, for sampling
+        load_policy(path, lora=settings)        with a fresh adapter (B = 0), to train: the policy starts as the model itself
+        load_policy(path, lora=settings, adapter=folder)    with the trained adapter, to train on
+        load_policy(path, full_finetuning=True)             to train every weight
+
     Args:
         path: model folder or hub id.
-        lora: put a fresh adapter on it (B = 0, so the policy starts as the model itself).
-        adapter: or load this trained adapter, for sampling.
+        lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise the weights (GPU only).
+        use_vllm: rollouts by the vLLM engine that shares the weights (GPU only); see `rollouts.choose_rollouts`.
+        gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
         seed: of the fresh adapter's A.
 
     Raises:
-        ValueError: both `lora` and `adapter`, 4-bit without a GPU, or a tokenizer without a pad token of its own.
+        ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an adapter of another shape or for
+            another model; a tokenizer without EOS or a token to pad with; a model that cannot be found.
     """
-    if lora is not None and adapter is not None:
-        raise ValueError("give either lora (a fresh adapter) or adapter (a trained one); got both")
-    if not has_gpu():
-        if load_in_4bit:
-            raise ValueError(
-                "load_in_4bit needs a GPU because bitsandbytes quantises there; got none; leave it off"
-            )
-        return _load_on_cpu(path, lora, adapter, seed)
-    load_unsloth()
-    from unsloth import FastLanguageModel
-
-    model, tokenizer = FastLanguageModel.from_pretrained(
-        str(path), max_seq_length=max_length, load_in_4bit=load_in_4bit
-    )
+    if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
+        raise ValueError(
+            "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter or load_in_4bit as well; "
+            "leave these out, or full_finetuning"
+        )
+    if not has_gpu() and load_in_4bit:
+        raise ValueError(
+            "load_in_4bit needs a GPU because bitsandbytes quantises there; got none; leave it off"
+        )
+    if not has_gpu() and use_vllm:
+        raise ValueError("use_vllm needs a GPU; got none; leave it off")
     if adapter is not None:
-        # By peft: Unsloth, given an adapter, would load the base that the adapter's config names instead of `path`.
-        from peft import PeftModel
+        check_adapter(adapter, path, lora)
+    load_unsloth()
+    if not has_gpu():
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed)
+    else:
+        from unsloth import FastLanguageModel
 
-        model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
-    if lora is not None:
-        model = FastLanguageModel.get_peft_model(
-            model, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
-            use_gradient_checkpointing="unsloth", random_state=seed,
-        )  # fmt: skip
-    return model, _checked(tokenizer, path)
+        model, tokenizer = FastLanguageModel.from_pretrained(
+            str(path),
+            max_seq_length=max_length,
+            load_in_4bit=load_in_4bit,
+            full_finetuning=full_finetuning,
+            fast_inference=use_vllm,
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_lora_rank=lora.rank if lora is not None else 64,
+        )
+        if lora is not None:
+            model = FastLanguageModel.get_peft_model(
+                model, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
+                use_gradient_checkpointing="unsloth", random_state=seed,
+            )  # fmt: skip
+        elif adapter is not None:
+            # By peft: Unsloth, given an adapter, would load the base that the adapter's config names instead of `path`.
+            from peft import PeftModel
+
+            model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
+    if lora is not None and adapter is not None:
+        _load_adapter_weights(model, Path(adapter))
+    tokenizer = prepare_tokenizer(tokenizer, model.config, model.generation_config, path)
+    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
 
 
 def _load_on_cpu(
     path: str | Path, lora: LoraSettings | None, adapter: str | Path | None, seed: int
-) -> tuple:
-    load_unsloth()
+) -> tuple[Any, Any]:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = load_tokenizer(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter))
-    elif lora is not None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    except OSError as error:
+        raise ValueError(_not_found(path, error)) from error
+    if lora is not None:
         torch.manual_seed(seed)
         model = get_peft_model(
             model,
@@ -140,7 +250,65 @@ def _load_on_cpu(
                 task_type="CAUSAL_LM",
             ),
         )  # fmt: skip
+    elif adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
     return prepare_for_cpu(model), tokenizer
+
+
+def check_adapter(adapter: str | Path, path: str | Path, lora: LoraSettings | None = None) -> None:
+    """Refuse what is no adapter of this model, before the model is loaded.
+
+    Raises:
+        ValueError: files are missing; the adapter's shapes are not those of a model like `path`; or `lora` is given and differs.
+    """
+    folder = Path(adapter)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"an adapter folder must hold adapter_config.json and adapter_model.safetensors; {folder} lacks {name}; "
+                "give the folder that training wrote"
+            )
+    found = json.loads((folder / "adapter_config.json").read_text())
+    if lora is not None:
+        wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
+        there = {"r": found["r"], "lora_alpha": found["lora_alpha"], "target_modules": sorted(found["target_modules"])}  # fmt: skip
+        if there != wanted:
+            raise ValueError(
+                f"training goes on with an adapter of the same settings only; {folder} has {there}, asked for {wanted}; "
+                "set lora to match"
+            )
+    config = Path(path) / "config.json"
+    if config.is_file():
+        hidden = json.loads(config.read_text()).get("hidden_size")
+        width = _input_width(folder)
+        if None not in (hidden, width) and hidden != width:
+            raise ValueError(
+                f"an adapter must be for the model it is put on; {folder} is for hidden size {width}, {path} has {hidden}; "
+                "give the model that it was trained on"
+            )
+
+
+def _input_width(adapter: Path) -> int | None:
+    """The hidden size that an adapter's query projection was made for."""
+    from safetensors import safe_open
+
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
+        for name in weights.keys():  # noqa: SIM118 (not a dict)
+            if name.endswith("q_proj.lora_A.weight"):
+                return weights.get_slice(name).get_shape()[1]
+    return None
+
+
+def _load_adapter_weights(model: Any, adapter: Path) -> None:
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    result = set_peft_model_state_dict(model, load_file(adapter / "adapter_model.safetensors"))
+    if result.unexpected_keys:
+        raise ValueError(
+            f"every weight of an adapter must have its place in the model; {adapter} has {len(result.unexpected_keys)} that "
+            f"have not, the first is {result.unexpected_keys[0]!r}; give the model that it was trained on"
+        )
 
 
 def save_merged(model: Any, tokenizer: Any, folder: str | Path) -> None:

@@ -19,8 +19,10 @@ from sage_unsloth.metrics import Estimate, paired_difference, pass_at_k_interval
 from sage_unsloth.models import data_folder, load_policy
 from sage_unsloth.patch import load_unsloth
 from sage_unsloth.records import environment, open_run, write_json
+from sage_unsloth.rlvr import RlvrConfig, rlvr
 from sage_unsloth.sampling import SamplingConfig, correct_counts, sample_and_grade
-from sage_unsloth.train import RlvrConfig, SftConfig, read_metrics, rlvr, sft
+from sage_unsloth.sft import SftConfig, sft
+from sage_unsloth.training import read_metrics
 
 BASE_MODEL = "arithmetic-base"
 # GRPO runs under a guide of 1 (ratio 0): the same loss to the last bits, with its entropy measured as well.
@@ -50,6 +52,7 @@ class QuickstartConfig:
             max_prompt_length=64,
             learning_rate=2e-3,
             min_p=0.0,
+            preflight_prompts=0,
             save_steps=20,
         )
     )

@@ -134,8 +134,13 @@ def _commit() -> str | None:
         return None
 
 
-def open_run(folder: str | Path, settings: dict) -> Path:
+def open_run(folder: str | Path, settings: dict, **notes: object) -> Path:
     """The folder of a run, new or resumed; `run.json` in it holds its settings and environment.
+
+    Args:
+        folder: made if absent.
+        settings: what a run that goes on in this folder must agree in.
+        notes: further entries of `run.json`, kept as the first run wrote them.
 
     Raises:
         ValueError: the folder belongs to a run with other settings, or to something else.
@@ -155,7 +160,7 @@ def open_run(folder: str | Path, settings: dict) -> Path:
             f"a run's folder must be empty or hold run.json; {folder} holds {min(strangers)!r} "
             "and no run.json; choose another --out"
         )
-    write_json(record, {"settings": settings, "environment": environment()})
+    write_json(record, {"settings": settings, "environment": environment()} | notes)
     return folder
 
 

@@ -334,6 +334,7 @@ class SolutionReward:
     def __init__(self, grader: Grader):
         self.grader = grader
         self._counts: Counter[Grade] = Counter()
+        self.last_batch: list[dict] = []  # prompt, completion, answer and grade of the last call
 
     def __call__(self, prompts=None, completions=(), answer=None, **_) -> list[float]:
         """One reward per completion, which is a text or a list of messages (the last one counts).
@@ -346,12 +347,23 @@ class SolutionReward:
                 "solution_reward needs the gold answers; the data set has no column `answer`; "
                 "rename the column that holds them"
             )
-        texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
+        texts = [_text(completion) for completion in completions]
         grades = self.grader.grade_many(texts, answer)
         self._counts.update(grades)
+        self.last_batch = [
+            {"prompt": _text(prompt), "completion": text, "answer": gold, "grade": grade.value}
+            for prompt, text, gold, grade in zip(
+                prompts or [None] * len(texts), texts, answer, grades, strict=True
+            )
+        ]
         return [float(grade is Grade.CORRECT) for grade in grades]
 
     def pop_counts(self) -> dict[str, int]:
         """How many completions got each grade since the last call; every grade has a key."""
         counts, self._counts = self._counts, Counter()
         return {grade.value: counts[grade] for grade in Grade}
+
+
+def _text(turns: str | list[dict] | None) -> str | None:
+    """A text as it is; of a list of messages the last one's content."""
+    return turns[-1]["content"] if isinstance(turns, list) else turns

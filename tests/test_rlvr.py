@@ -1,4 +1,4 @@
-"""Both stages on the shipped base model, through the functions that the quickstart and the notebooks call."""
+"""Stage 2 on the shipped base model, through the function that the quickstart, the command line and the notebooks call."""
 
 import json
 import re
@@ -14,7 +14,9 @@ from sage_unsloth.guides import BranchGuide, TokenGuide
 from sage_unsloth.models import LoraSettings, data_folder, load_policy, load_tokenizer
 from sage_unsloth.quickstart import BASE_MODEL, smoke_config
 from sage_unsloth.records import read_jsonl
-from sage_unsloth.train import check_rows, read_metrics, rlvr, sft
+from sage_unsloth.rlvr import RlvrConfig, rlvr
+from sage_unsloth.sft import sft
+from sage_unsloth.training import read_metrics
 
 BASE = data_folder() / BASE_MODEL
 CONFIG = smoke_config()
@@ -37,40 +39,6 @@ def merged(tmp_path_factory, unsloth_module):
 def whole_run(merged, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     return rlvr(RLVR, merged, TRAIN, folder, TokenGuide()), folder
-
-
-def test_sft_leaves_a_merged_model_that_differs_from_the_base(merged):
-    before, _ = load_policy(BASE)
-    after, tokenizer = load_policy(merged)
-    changed = [
-        n for n, p in after.state_dict().items() if not torch.equal(p, before.state_dict()[n])
-    ]
-    assert any("q_proj" in name for name in changed)
-    assert not any("lora" in name for name in after.state_dict())
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert [row["step"] for row in read_metrics(merged.parent)] == [1, 2]
-
-
-def test_sft_learns_the_completion_only_and_its_eos(unsloth_module, tmp_path, monkeypatch):
-    from sage_unsloth import train
-
-    seen = {}
-
-    def stop(trainer, folder, name, **kwargs):
-        seen["batch"] = trainer.data_collator([trainer.train_dataset[0]])
-        raise InterruptedError
-
-    monkeypatch.setattr(train, "_train", stop)
-    rows = arithmetic.problems("sft")[:4]
-    with pytest.raises(InterruptedError):
-        sft(CONFIG.sft, BASE, rows, tmp_path)
-    tokenizer = load_tokenizer(BASE)
-    ids, labels = seen["batch"]["input_ids"][0], seen["batch"]["labels"][0]
-    learned = tokenizer.decode(ids[labels != -100])
-    expected = f"{rows[0]['solution']}<end_working_out><SOLUTION>{rows[0]['answer']}</SOLUTION>{tokenizer.eos_token}"
-    assert learned == expected
-    shown = tokenizer.decode(ids[labels == -100])
-    assert shown.startswith("You are given a problem.") and shown.endswith("<start_working_out>")
 
 
 def test_rlvr_trains_an_adapter_and_logs_every_step(whole_run):
@@ -99,10 +67,10 @@ def test_rlvr_trains_an_adapter_and_logs_every_step(whole_run):
 
 
 def test_complete_stages_return_at_once(merged, whole_run, monkeypatch):
-    from sage_unsloth import train
+    from sage_unsloth import rlvr as module
 
     monkeypatch.setattr(
-        train, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
+        module, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
     )
     assert sft(CONFIG.sft, BASE, arithmetic.problems("sft"), merged.parent) == merged
     assert rlvr(RLVR, merged, TRAIN, whole_run[1], TokenGuide()) == whole_run[0]
@@ -205,54 +173,11 @@ def test_same_data_order_for_every_algorithm(merged, tmp_path, monkeypatch):
     )
 
 
-def test_metrics_after_a_resume_count_once(tmp_path):
-    lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 3.0}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_metrics(tmp_path) == [lines[0], lines[2]]
-    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 3
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "at least one row"),
-        ([{"problem": "1+1"}], r"row 0 lacks 'answer' and has \['problem'\]; rename"),
-        ([{"question": "1+1", "answer": "2"}], r"lacks 'problem' and has \['answer', 'question'\]"),
-        (
-            [{"problem": "1", "answer": "2"}, {"problem": "1", "answer": ""}],
-            "'answer' must be a non-empty text; row 1 has ''",
-        ),
-        ([{"problem": "1", "answer": 2}], "row 0 has 2"),
-        ([{"problem": None, "answer": "2"}], "row 0 has None"),
-    ],
-)
-def test_bad_rows_are_named(rows, message):
-    with pytest.raises(ValueError, match=message):
-        check_rows(rows, ("problem", "answer"))
-
-
-def test_a_tokenizer_without_a_pad_token_of_its_own_is_refused(tmp_path):
-    tokenizer = load_tokenizer(BASE)
-    for pad in (None, tokenizer.eos_token):
-        tokenizer.pad_token = pad
-        tokenizer.save_pretrained(tmp_path / str(pad is None))
-        with pytest.raises(ValueError, match=r"pad token of its own.*set tokenizer.pad_token"):
-            load_tokenizer(tmp_path / str(pad is None))
-
-
-def test_bad_loading_is_refused():
-    with pytest.raises(ValueError, match=r"either lora .* or adapter"):
-        load_policy(BASE, lora=LoraSettings(), adapter="somewhere")
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="load_in_4bit needs a GPU"):
-            load_policy(BASE, load_in_4bit=True)
-
-
 def test_guide_without_kl_is_refused_before_anything_is_loaded(merged, tmp_path, monkeypatch):
-    from sage_unsloth import train
+    from sage_unsloth import rlvr as module
 
     monkeypatch.setattr(
-        train, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
+        module, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
     )
     with pytest.raises(ValueError, match="beta must not be 0"):
         rlvr(replace(RLVR, beta=0.0), merged, TRAIN, tmp_path, BranchGuide())
@@ -261,7 +186,7 @@ def test_guide_without_kl_is_refused_before_anything_is_loaded(merged, tmp_path,
 
 def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, monkeypatch):
     """Unsloth fills in None by loss type (DAPO: truncated completions masked, epsilon_high .28); ours are explicit."""
-    from sage_unsloth import train
+    from sage_unsloth import rlvr as module
 
     seen = {}
 
@@ -269,7 +194,7 @@ def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, 
         seen["args"] = trainer.args
         raise InterruptedError
 
-    monkeypatch.setattr(train, "_train", stop)
+    monkeypatch.setattr(module, "train", stop)
     config = replace(
         RLVR, loss_type="dapo", epsilon_high=0.25, top_p=0.9, min_p=0.02, temperature=0.8
     )

@@ -1,0 +1,328 @@
+"""Stage 2: RL with verifiable rewards, through Unsloth's fast GRPO loss, with or without a guide in its KL anchor.
+
+A stage is a function of a config, a model, rows and a folder. A folder that is complete returns at once, one that was killed goes on
+from its last checkpoint with the same guide values, data order and random state, one with other settings is refused.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.guides import Guide
+from sage_unsloth.models import LoraSettings, load_policy
+from sage_unsloth.patch import check_guide, guided_kl
+from sage_unsloth.preflight import preflight
+from sage_unsloth.prompts import prompt_messages, render_prompt
+from sage_unsloth.records import append_jsonl, open_run
+from sage_unsloth.rewards import Grader, SolutionReward
+from sage_unsloth.rollouts import check_first_call, choose_rollouts, generation_arguments
+from sage_unsloth.training import (
+    check_rows,
+    check_tracker,
+    common_arguments,
+    last_checkpoint,
+    run_settings,
+    step_of,
+    train,
+)
+
+COMPLETIONS = "completions.jsonl"
+REFERENCES = ("sft", "base")
+FIRST_KL_MAX = 1e-3
+"""Nats per token: above this, policy and reference were not the same model before the first step."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlvrConfig:
+    """Stage 2 (Table 8); the values are the paper's where it gives one.
+
+    Attributes:
+        max_steps: optimizer steps.
+        prompts_per_step: different problems in a step.
+        num_generations: completions sampled for each problem.
+        micro_batch_size: completions that go through the loss together; None takes all of a step's. Smaller needs less memory.
+        max_completion_length: tokens.
+        max_prompt_length: tokens; longer prompts are refused.
+        learning_rate: peak; linear decay after `warmup_ratio` of the steps.
+        weight_decay: of AdamW.
+        beta: KL coefficient β.
+        kl_estimator: how the KL penalty is computed, see `losses`; the paper's is "k3".
+        reference: what π_ref is: "sft", the model that RL starts from, or "base", the model below the adapter that it starts from.
+        loss_type: how token losses are reduced ("grpo", "bnpo", "dr_grpo", "dapo").
+        epsilon, epsilon_high: clip range of the importance ratio.
+        temperature, top_p, min_p: sampling; top-k is off.
+        rollouts: "vllm", "transformers", or "auto": vLLM where it runs.
+        gpu_memory_utilization: share of the card's memory for vLLM, weights included.
+        vllm_importance_sampling_correction: weigh tokens by trainer's over vLLM's probability (truncated), as TRL does by default.
+        full_finetuning: train every weight instead of an adapter.
+        load_in_4bit: quantise the frozen weights (GPU only).
+        preflight_prompts: prompts sampled before training to see whether there is anything to learn from; 0 skips it.
+        save_steps: optimizer steps between checkpoints.
+        sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0 writes none.
+        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.
+        grade_seconds: time limit for grading one answer.
+        lora: the adapter.
+        seed: of adapter, data order, rollouts and the guide's noise.
+    """
+
+    max_steps: int = 1000
+    prompts_per_step: int = 1
+    num_generations: int = 8
+    micro_batch_size: int | None = None
+    max_completion_length: int = 1024
+    max_prompt_length: int = 1024
+    learning_rate: float = 5e-6
+    warmup_ratio: float = 0.1
+    weight_decay: float = 0.01
+    beta: float = 0.05
+    kl_estimator: str = "k3"
+    reference: str = "sft"
+    loss_type: str = "grpo"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.2
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_p: float = 0.01
+    rollouts: str = "auto"
+    gpu_memory_utilization: float = 0.5
+    vllm_importance_sampling_correction: bool = True
+    full_finetuning: bool = False
+    load_in_4bit: bool = False
+    preflight_prompts: int = 32
+    save_steps: int = 50
+    sample_steps: int = 25
+    report_to: str = "none"
+    grade_seconds: float = 5.0
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    seed: int = 3407
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "prompts_per_step", "max_completion_length", "max_prompt_length", "learning_rate",
+                     "temperature", "save_steps", "grade_seconds"):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
+        if self.num_generations < 2:
+            raise ValueError(
+                "num_generations must be >= 2 because a completion's advantage is relative to its group; "
+                f"got {self.num_generations}"
+            )
+        if self.beta < 0:
+            raise ValueError(f"beta must be >= 0; got {self.beta}")
+        if self.reference not in REFERENCES:
+            raise ValueError(
+                f"reference must be one of {', '.join(REFERENCES)}; got {self.reference!r}"
+            )
+        if self.micro_batch_size is not None and (
+            self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
+        ):
+            raise ValueError(
+                f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} prompts x "
+                f"{self.num_generations} = {self.completions_per_step}); got {self.micro_batch_size}"
+            )
+
+    @property
+    def completions_per_step(self) -> int:
+        return self.prompts_per_step * self.num_generations
+
+
+def rlvr(
+    config: RlvrConfig,
+    model_path: str | Path,
+    rows: Sequence[dict],
+    folder: str | Path,
+    guide: Guide | None = None,
+    name: str = "GRPO",
+    adapter: str | Path | None = None,
+) -> Path:
+    """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
+
+    Args:
+        config: settings.
+        model_path: folder or hub id of the model below the adapter.
+        rows: dicts with `problem` and `answer`.
+        folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent), `checkpoints/` while training,
+            `metrics.jsonl`, a row each optimizer step (after a resume the last row of a step counts, see `read_metrics`),
+            `completions.jsonl` and `preflight.json`.
+        guide: shapes the KL anchor; None leaves it at π_ref.
+        name: on the progress bar.
+        adapter: start from this adapter instead of a fresh one; then π_ref is the model without it, `config.reference="base"`.
+
+    Raises:
+        ValueError: a row lacks a column or a value; a guide with β = 0; settings that contradict each other; a folder of another run.
+        ContractError: see `guided_kl`.
+    """
+    check_rows(rows, ("problem", "answer"))
+    check_tracker(config.report_to)
+    if guide is not None:
+        check_guide(guide, config.beta)
+    if (adapter is None) != (config.reference == "sft"):
+        raise ValueError(
+            "reference='base' trains on an adapter against the model without it, and reference='sft' trains a fresh one; "
+            f"got reference={config.reference!r} with adapter={adapter}; give both, or neither"
+        )
+    settings = run_settings("rlvr", config, model_path, rows) | {"guide": repr(guide)}
+    if adapter is not None:
+        settings["adapter"] = Path(adapter).parent.name
+    folder = open_run(folder, settings, model_path=str(model_path))
+    checkpoints = folder / "checkpoints"
+    trained = folder / ("model" if config.full_finetuning else "adapter")
+    if trained.exists():
+        logger.info("%s is complete: %s", name, trained)
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        return trained
+    rollouts = choose_rollouts(config.rollouts, full_finetuning=config.full_finetuning)
+    model, tokenizer = load_policy(
+        model_path,
+        lora=None if config.full_finetuning else config.lora,
+        adapter=adapter,
+        full_finetuning=config.full_finetuning,
+        max_length=config.max_prompt_length + config.max_completion_length,
+        load_in_4bit=config.load_in_4bit,
+        use_vllm=rollouts == "vllm",
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        seed=config.seed,
+    )
+    _refuse_long_prompts(tokenizer, rows, config.max_prompt_length)
+    resume = last_checkpoint(checkpoints)
+    partial = folder / f"{trained.name}.partial"
+    if resume is not None and step_of(resume) >= config.max_steps:
+        # Killed between the last checkpoint and the adapter: there is nothing left to train.
+        _copy_weights(resume, partial)
+    else:
+        with Grader(time_limit=config.grade_seconds) as grader:
+            if resume is None and config.preflight_prompts:
+                preflight(config, model, tokenizer, rows, folder, grader)
+            reward = SolutionReward(grader)
+            trainer = _trainer(config, model, tokenizer, rows, folder, reward, rollouts)
+            with guided_kl(trainer, guide) if guide is not None else nullcontext():
+                train(trainer, folder, name, resume=resume, extra=_extra(config, folder, reward))
+        _warn_if_untrained(trainer.model)
+        trainer.model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    os.replace(partial, trained)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return trained
+
+
+def _trainer(
+    config: RlvrConfig,
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict],
+    folder: Path,
+    reward: SolutionReward,
+    rollouts: str,
+) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    data = Dataset.from_list(
+        [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
+    )
+    micro_batch = config.micro_batch_size or config.completions_per_step
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=[reward],
+        train_dataset=data,
+        args=GRPOConfig(
+            max_steps=config.max_steps,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=config.completions_per_step // micro_batch,
+            num_generations=config.num_generations,
+            max_completion_length=config.max_completion_length,
+            learning_rate=config.learning_rate,
+            warmup_steps=round(config.warmup_ratio * config.max_steps),
+            weight_decay=config.weight_decay,
+            beta=config.beta,
+            loss_type=config.loss_type,
+            # Explicit, because Unsloth fills in what is None by loss type, and TRL's defaults have changed before.
+            epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high,
+            num_iterations=1,
+            mask_truncated_completions=False,
+            scale_rewards="group",
+            use_bias_correction_kl=config.kl_estimator == "k3-is",
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=0,
+            min_p=config.min_p or None,
+            use_vllm=rollouts == "vllm",
+            vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
+            generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),
+            seed=config.seed,
+            **common_arguments(folder, config.report_to, config.save_steps),
+        ),
+    )
+    if "ref" in getattr(model, "peft_config", {}):
+        raise ValueError(
+            "π_ref must be the model without its adapter; the trainer made a second adapter named 'ref' its reference; "
+            "use the tested versions (python -m sage_unsloth doctor)"
+        )
+    if rollouts == "vllm":
+        expected = {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "min_p": config.min_p,
+            "max_tokens": config.max_completion_length,
+            "logit_bias": {tokenizer.pad_token_id: -100.0},
+        }
+        check_first_call(trainer.llm, expected)
+    return trainer
+
+
+def _extra(
+    config: RlvrConfig, folder: Path, reward: SolutionReward
+) -> Callable[[int, dict], dict[str, Any]]:
+    """Stops a run whose first KL is not 0; adds the grades to the metrics, and now and then completions to their file."""
+
+    def extra(step: int, logs: dict) -> dict[str, Any]:
+        kl = logs.get("kl/ref_k3")
+        if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
+            raise ValueError(
+                "before the first step policy and reference must be one model, so that the KL between them is 0; got "
+                f"{kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was the folder of the model changed while it was loaded, "
+                "or is this Unsloth not one of the tested versions (python -m sage_unsloth doctor)?"
+            )
+        if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
+            append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in reward.last_batch])
+        return {f"reward/{grade}": count for grade, count in reward.pop_counts().items()}
+
+    return extra
+
+
+def _refuse_long_prompts(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
+    """A prompt over the limit would push the end of its completion out of what is scored."""
+    lengths = [
+        len(tokenizer(render_prompt(tokenizer, row["problem"]))["input_ids"]) for row in rows
+    ]
+    longer = [number for number, length in enumerate(lengths) if length > limit]
+    if longer:
+        raise ValueError(
+            f"every prompt must fit max_prompt_length={limit} tokens; {len(longer)} of {len(rows)} do not, the first is row "
+            f"{longer[0]} with {lengths[longer[0]]}; raise max_prompt_length, or drop these rows"
+        )
+
+
+def _copy_weights(checkpoint: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for file in checkpoint.iterdir():
+        if file.suffix in (".safetensors", ".json") and file.name != "trainer_state.json":
+            shutil.copy(file, folder / file.name)
+
+
+def _warn_if_untrained(model: Any) -> None:
+    """An adapter whose B is still 0 changes nothing: no group had a mixed reward, or the learning rate is 0."""
+    sizes = [p.detach().abs().max().item() for n, p in model.named_parameters() if "lora_B" in n]
+    if sizes and max(sizes) == 0:
+        logger.warning(
+            "The adapter is still zero, so the model has not changed: look at frac_reward_zero_std in metrics.jsonl; where it "
+            "is 1, every group got one reward and there was nothing to learn from. Easier problems or more SFT help."
+        )

@@ -1,0 +1,204 @@
+"""What both training stages share: settings of a folder, checkpoints that can be resumed, metrics on disk at every step."""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models import fingerprint, has_gpu
+from sage_unsloth.records import append_jsonl, read_jsonl
+
+METRICS = "metrics.jsonl"
+TRACKERS = ("none", "tensorboard", "trackio", "wandb")
+
+logger = logging.getLogger(__name__)
+
+
+def run_settings(
+    stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
+) -> dict[str, Any]:
+    """What a folder must agree in before a stage goes on in it: config, model, and rows by a digest of their content.
+
+    Raises:
+        ValueError: started as one of several processes.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"the stages run in one process; got WORLD_SIZE={os.environ['WORLD_SIZE']}; start them without torchrun"
+        )
+    digest = hashlib.sha256(
+        json.dumps([dict(row) for row in rows], sort_keys=True).encode()
+    ).hexdigest()
+    return {"stage": stage, "model": fingerprint(model_path), "rows": digest[:16]} | asdict(config)
+
+
+def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
+    """Each row must have a non-empty text in each column.
+
+    Raises:
+        ValueError: naming the row, the column, and what the row has instead.
+    """
+    if not rows:
+        raise ValueError("training needs at least one row; got none")
+    for number, row in enumerate(rows):
+        for column in columns:
+            if column not in row:
+                raise ValueError(
+                    f"every row must have the columns {', '.join(columns)}; row {number} lacks {column!r} and has "
+                    f"{sorted(row)}; rename the column that holds it"
+                )
+            if not isinstance(row[column], str) or not row[column].strip():
+                raise ValueError(
+                    f"{column!r} must be a non-empty text; row {number} has {row[column]!r}; drop or repair the row"
+                )
+
+
+def read_metrics(folder: str | Path) -> list[dict]:
+    """The rows of a training run's `metrics.jsonl`, one per optimizer step; a repeated step counts as last written."""
+    rows = {row["step"]: row for row in read_jsonl(Path(folder) / METRICS)}
+    return [rows[step] for step in sorted(rows)]
+
+
+def check_tracker(report_to: str) -> None:
+    """Raises ValueError where `report_to` is none of TRACKERS, or is not installed."""
+    import importlib.util
+
+    if report_to not in TRACKERS:
+        raise ValueError(f"report_to must be one of {', '.join(TRACKERS)}; got {report_to!r}")
+    if report_to != "none" and importlib.util.find_spec(report_to) is None:
+        raise ValueError(
+            f"report_to={report_to!r} needs that package; it is not installed; pip install {report_to}, or leave it out: "
+            f"every metric is in {METRICS} anyway"
+        )
+
+
+def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str, Any]:
+    """What the trainers of both stages get."""
+    arguments = {
+        "output_dir": str(folder / "checkpoints"),
+        "logging_steps": 1,
+        "report_to": report_to,
+        "run_name": folder.name,
+        "save_strategy": "steps",
+        "save_steps": save_steps,
+        "save_total_limit": 2,
+        "lr_scheduler_type": "linear",
+        "optim": "adamw_8bit" if has_gpu() else "adamw_torch",
+        "use_cpu": not has_gpu(),
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,  # on a GPU Unsloth's own is in the model
+        "dataloader_pin_memory": has_gpu(),
+    }
+    if not has_gpu():
+        arguments |= {"bf16": False, "fp16": False}
+    if report_to == "tensorboard":
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+    return arguments
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed over."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    for path in sorted(found, key=step_of, reverse=True):
+        if _is_complete(path):
+            return path
+        logger.warning("checkpoint %s is incomplete and is passed over", path)
+    return None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether every file is there; the trainer's state is written last, so a kill leaves it absent or cut short."""
+    needed = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+    weights = ("adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json")
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return all((checkpoint / name).exists() for name in needed) and any(
+        (checkpoint / name).exists() for name in weights
+    )
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
+
+
+def train(
+    trainer: Any,
+    folder: Path,
+    name: str,
+    *,
+    resume: Path | None,
+    extra: Callable[[int, dict], dict] = lambda step, logs: {},
+) -> None:
+    """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step.
+
+    Args:
+        trainer: of either stage.
+        folder: gets `metrics.jsonl`.
+        name: on the progress bar.
+        resume: checkpoint to go on from.
+        extra: called with the step and the trainer's metrics before they are written; what it returns is written beside them.
+    """
+    from tqdm.auto import tqdm
+    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+    class Log(TrainerCallback):
+        bar: Any = None
+        started = 0.0
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.bar = tqdm(
+                total=state.max_steps, initial=state.global_step, desc=name, unit="step"
+            )
+            self.first = state.global_step + 1
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            self.started = time.perf_counter()
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if "loss" not in logs:
+                return
+            seconds = time.perf_counter() - self.started
+            row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
+            append_jsonl(folder / METRICS, [row | extra(state.global_step, row)])
+            shown = {key: row[key] for key in ("loss", "reward", "kl") if key in row}
+            self.bar.set_postfix({key: f"{value:.3f}" for key, value in shown.items()})
+            self.bar.update(state.global_step - self.bar.n)
+            if state.global_step == self.first and state.max_steps > self.first:
+                left = state.max_steps - state.global_step
+                logger.info(
+                    "%s: the first step took %.1f s; at this pace the other %d take %s.",
+                    name, seconds, left, in_words(seconds * left),
+                )  # fmt: skip
+
+        def on_train_end(self, args, state, control, **kwargs):
+            self.bar.close()
+
+    for noisy in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(noisy)
+    trainer.add_callback(Log())
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+
+
+def in_words(seconds: float) -> str:
+    """A duration as a person says it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _numbers(logs: dict) -> dict[str, float]:
+    """Trainers log some numbers as text, for display; the file holds numbers."""
+    result = {}
+    for key, value in logs.items():
+        try:
+            result[key] = float(value)
+        except (TypeError, ValueError):
+            result[key] = value
+    return result
