@@ -192,7 +192,7 @@ def test_adapters_that_do_not_belong_are_refused(adapter, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text('{"hidden_size": 3584}')
-    with pytest.raises(ValueError, match="is for hidden size 128, .* has 3584"):
+    with pytest.raises(ValueError, match=r"is for hidden size 128, .* has 3584"):
         check_adapter(adapter, other)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sage_unsloth import arithmetic
 from sage_unsloth.guides import BranchGuide, TokenGuide
-from sage_unsloth.models import LoraSettings, data_folder, load_policy, load_tokenizer
+from sage_unsloth.models import data_folder, load_tokenizer
 from sage_unsloth.quickstart import BASE_MODEL, smoke_config
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.rlvr import RlvrConfig, rlvr
@@ -209,9 +209,10 @@ def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, 
         "min_p",
         "temperature",
         "beta",
-        "use_bias_correction_kl",
     ):
         assert getattr(args, name) == getattr(config, name), name
+    assert args.use_bias_correction_kl is False
+    assert args.num_iterations == 1 and args.top_k == 0
     assert args.mask_truncated_completions is False
     assert args.scale_rewards == "group"
     assert args.gradient_accumulation_steps == 1
@@ -228,3 +229,102 @@ def test_the_readme_training_example_runs(unsloth_module, tmp_path, monkeypatch)
     exec(code.replace("data/arithmetic-base", str(BASE)), namespace)
     logged = namespace["trainer"].state.log_history
     assert [entry["step"] for entry in logged if "sage/guide_mean" in entry] == [1, 2]
+
+
+def test_the_reference_can_be_the_base_model(merged, tmp_path):
+    """Training goes on with the SFT adapter; π_ref is the model below it, so the first KL is that of the SFT."""
+    further = replace(CONFIG.sft, max_steps=4, warmup_steps=0, learning_rate=5e-3)
+    model = sft(further, BASE, arithmetic.problems("sft"), tmp_path / "sft")
+    config = replace(RLVR, max_steps=1, reference="base")
+    adapter = tmp_path / "sft" / "adapter"
+    rlvr(config, BASE, TRAIN, tmp_path / "base", BranchGuide(), adapter=adapter)
+    rlvr(replace(config, reference="sft"), model, TRAIN, tmp_path / "rl", BranchGuide())
+    against_base, against_sft = (read_metrics(tmp_path / name)[0] for name in ("base", "rl"))
+    assert against_base["kl/ref_k3"] > 1e-3 and against_sft["kl/ref_k3"] < 1e-7
+    assert against_base["reward"] == against_sft["reward"], "the same policy, the same completions"
+
+
+def test_contradictory_references_are_refused(merged, tmp_path):
+    adapter = merged.parent / "adapter"
+    with pytest.raises(ValueError, match=r"got reference='base' with adapter=None; give both"):
+        rlvr(replace(RLVR, reference="base"), BASE, TRAIN, tmp_path)
+    with pytest.raises(ValueError, match=r"got reference='sft' with adapter="):
+        rlvr(RLVR, BASE, TRAIN, tmp_path, adapter=adapter)
+
+
+def test_a_first_kl_that_is_not_zero_stops_the_run(merged, tmp_path, monkeypatch):
+    """The worst case made real: a policy that is not its reference before the first step."""
+    from sage_unsloth import rlvr as module
+
+    load = module.load_policy
+
+    def with_noise(*args, **kwargs):
+        model, tokenizer = load(*args, **kwargs)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        return model, tokenizer
+
+    monkeypatch.setattr(module, "load_policy", with_noise)
+    with pytest.raises(
+        ValueError, match=r"policy and reference must be one model, .* allowed 0.001"
+    ):
+        rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide())
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_full_fine_tuning_trains_every_weight_against_a_copy_of_the_start(merged, tmp_path):
+    from safetensors.torch import load_file
+
+    config = replace(RLVR, max_steps=2, full_finetuning=True, learning_rate=1e-4)
+    model = rlvr(config, merged, TRAIN, tmp_path, BranchGuide())
+    assert model == tmp_path / "model"
+    first, second = read_metrics(tmp_path)
+    assert first["kl/ref_k3"] == 0 < second["kl/ref_k3"]
+    before, after = (load_file(folder / "model.safetensors") for folder in (merged, model))
+    assert all(not torch.equal(after[n], before[n]) for n in before if "proj.weight" in n)
+    assert load_tokenizer(model).pad_token_id != load_tokenizer(model).eos_token_id
+
+
+def test_smaller_micro_batches_train_the_same(merged, tmp_path):
+    """For the "grpo" reduction, a mean over completions, only the order of the sums differs."""
+    for name, size in (("whole", None), ("micro", 2)):
+        config = replace(RLVR, max_steps=2, micro_batch_size=size)
+        rlvr(config, merged, TRAIN, tmp_path / name)
+    whole, micro = (adapter_weights(tmp_path / name / "adapter") for name in ("whole", "micro"))
+    for name in whole:
+        torch.testing.assert_close(micro[name], whole[name], rtol=0, atol=2e-5)
+
+
+def test_completions_are_kept_with_their_grades(merged, tmp_path):
+    config = replace(RLVR, max_steps=3, sample_steps=2)
+    rlvr(config, merged, TRAIN, tmp_path)
+    rows = read_jsonl(tmp_path / "completions.jsonl")
+    assert [row["step"] for row in rows] == [1] * 8 + [2] * 8
+    answers = {row["problem"]: row["answer"] for row in TRAIN}
+    for row in rows:
+        assert answers[row["prompt"]] == row["answer"]
+        right = f"<SOLUTION>{row['answer']}</SOLUTION>" in row["completion"]
+        assert row["grade"] == "correct" if right else row["grade"] != "correct"
+
+
+def test_the_run_says_where_it_started(merged, whole_run):
+    run = json.loads((whole_run[1] / "run.json").read_text())
+    assert run["model_path"] == str(merged)
+    assert run["settings"]["model"].startswith("model ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(max_steps=0), "max_steps must be > 0; got 0"),
+        (dict(num_generations=1), "num_generations must be >= 2 because"),
+        (dict(beta=-0.1), "beta must be >= 0"),
+        (dict(reference="model"), "reference must be one of sft, base; got 'model'"),
+        (dict(prompts_per_step=2, micro_batch_size=3), r"\(2 prompts x 8 = 16\); got 3"),
+        (dict(temperature=0.0), "temperature must be > 0"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        RlvrConfig(**changes)

@@ -21,7 +21,7 @@ def test_falling_back_is_said_aloud_and_insisting_is_refused(caplog):
     assert choose_rollouts("auto") == "transformers"
     assert "vLLM is not used because" in caplog.text
     assert choose_rollouts("transformers") == "transformers"
-    with pytest.raises(ValueError, match="rollouts='vllm' cannot be had: .* 'auto' or"):
+    with pytest.raises(ValueError, match=r"rollouts='vllm' cannot be had: .* 'auto' or"):
         choose_rollouts("vllm")
 
 
