@@ -97,6 +97,24 @@ def read_jsonl(path: str | Path) -> list[dict]:
     return rows if last_row is None else [*rows, last_row]
 
 
+def runs_folder() -> Path:
+    """Where notebooks keep their runs: Google Drive on Colab once it is mounted, /kaggle/working on Kaggle, `runs` elsewhere.
+
+    On Colab without Drive, a warning: what is written there is gone when the runtime ends.
+    """
+    drive, kaggle = Path("/content/drive/MyDrive"), Path("/kaggle/working")
+    if drive.is_dir():
+        return drive / "sage_unsloth"
+    if kaggle.is_dir():
+        return kaggle / "runs"
+    if "COLAB_RELEASE_TAG" in os.environ:
+        logger.warning(
+            "Colab forgets its disk when the runtime ends: mount Google Drive first (from google.colab import drive; "
+            'drive.mount("/content/drive")), and run this cell again'
+        )
+    return Path("runs")
+
+
 def environment() -> dict:
     """Where a run happens: versions (None where a package is missing), machine, date, commit.
 
