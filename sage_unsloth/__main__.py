@@ -1,4 +1,4 @@
-"""The command line: `python -m sage_unsloth quickstart | doctor`."""
+"""The command line: `python -m sage_unsloth quickstart | doctor | plan`."""
 
 import argparse
 import logging
@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser(
         "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
     )
+    _add_plan(commands)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # The two commands load different amounts, so each imports its own.
@@ -28,12 +29,52 @@ def main(arguments: list[str] | None = None) -> int:
         from sage_unsloth import doctor
 
         return 1 if doctor.run() else 0
+    if options.command == "plan":
+        return _plan(options)
     from sage_unsloth import quickstart as stage
     from sage_unsloth.patch import ContractError
 
     try:
         stage.run(options.out, stage.smoke_config() if options.smoke else None)
     except (ValueError, ContractError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _add_plan(commands: argparse._SubParsersAction) -> None:
+    plan = commands.add_parser("plan", help="what an RL run needs and whether it fits, before anything is loaded")  # fmt: skip
+    plan.add_argument("--model", help="a preset, a folder or a hub id; without it, the table of all presets and cards")  # fmt: skip
+    plan.add_argument("--memory", type=float, help="of the card, GiB; 16, 24, 40, 48 and 80 mean such a card (default: this machine's)")  # fmt: skip
+    plan.add_argument("--steps", type=int, default=1000, help="optimizer steps (default: %(default)s)")  # fmt: skip
+    plan.add_argument("--rows", type=int, help="of the training data")
+    plan.add_argument("--first-step-seconds", type=float, help="measured, for the time of the run")
+    for name in ("prompts-per-step", "num-generations", "max-prompt-length", "max-completion-length", "micro-batch", "lora-rank"):  # fmt: skip
+        plan.add_argument(f"--{name}", type=int, help="instead of the preset's")
+    plan.add_argument("--weight-bits", type=int, choices=(4, 16, 32), help="instead of the preset's")  # fmt: skip
+    plan.add_argument("--rollouts", choices=("vllm", "transformers"), help="instead of the preset's")  # fmt: skip
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from sage_unsloth import plan
+    from sage_unsloth.plots import show_table
+    from sage_unsloth.presets import model_preset
+
+    if options.model is None:
+        show_table(plan.what_fits())
+        return 0
+    names = ("prompts_per_step", "num_generations", "max_prompt_length", "max_completion_length", "micro_batch", "lora_rank", "weight_bits")  # fmt: skip
+    changes = {name: getattr(options, name) for name in names}
+    if options.rollouts is not None:
+        changes["use_vllm"] = options.rollouts == "vllm"
+    try:
+        model = model_preset(options.model)
+        memory = plan.memory_of_card(options.memory)
+        setup = plan.plan_setup(model, memory, **changes)
+        print(plan.report(setup, model.name, memory, options.steps, options.rows, options.first_step_seconds))  # fmt: skip
+        if memory is not None:
+            plan.check_fits(setup, memory)
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
