@@ -113,13 +113,15 @@ class MemoryPlan:
 
     Attributes:
         items: the lines; `phase` is "always", "update" or "rollouts".
-        needed: bytes at the peak; with vLLM also what its share of the card must be able to hold.
+        peak: bytes at the fullest moment.
+        needed: the least memory of a card for it: the peak, or what lets vLLM start in its share of the card, if that is more.
         available: bytes of the card; None where it is not known.
         rollouts_at_once: completions whose KV cache fits together; vLLM lets the others wait.
         host: bytes of the computer's memory that gradient checkpointing fills (an estimate).
     """
 
     items: tuple[Item, ...]
+    peak: float
     needed: float
     available: float | None
     rollouts_at_once: int
@@ -205,21 +207,19 @@ def memory_plan(setup: Setup, memory_gib: float | None = None) -> MemoryPlan:
     items.append(Item("KV cache", at_once * per_sequence, "rollouts", False,
                       f"{at_once} completions of {s.max_length:,} tokens, {kv_bytes_per_token(a, number) / 1024:.0f} KiB each token"))  # fmt: skip
 
-    always, update, rollouts = (
-        sum(item.bytes for item in items if item.phase == phase)
-        for phase in ("always", "update", "rollouts")
-    )
+    phases = ("always", "update", "rollouts")
+    always, update, rollouts = (sum(i.bytes for i in items if i.phase == phase) for phase in phases)
     rest = always + max(update, rollouts)
     reserve = CUDA_CONTEXT_BYTES + FRAGMENTATION * rest
     items.append(Item("reserve", reserve, "always", True, "CUDA context, and 5 % of the rest for fragmentation"))  # fmt: skip
-    needed = rest + reserve
+    peak = needed = rest + reserve
     if s.use_vllm:
         # vLLM does not start unless its share holds the weights and one completion.
-        needed = max(needed, (weights + VLLM_BYTES + per_sequence) / s.gpu_memory_utilization)
+        needed = max(peak, (weights + VLLM_BYTES + per_sequence) / s.gpu_memory_utilization)
     host = 0.0
     if s.gradient_checkpointing == "unsloth":
         host = s.completions_per_step * s.max_length * a.hidden_size * number * a.num_layers
-    return MemoryPlan(tuple(items), needed, available, at_once, host)
+    return MemoryPlan(tuple(items), peak, needed, available, at_once, host)
 
 
 def trained_parameters(setup: Setup) -> int:
@@ -257,13 +257,14 @@ def _trained_state(s: Setup, number: int) -> list[Item]:
 def layer_numbers_per_token(architecture: Architecture) -> int:
     """Numbers that one layer's backward pass holds for each token (an estimate; see the test for what transformers keeps).
 
-    Kept from the forward pass: 6 hidden (two norm inputs in float32, two norm outputs), 3 of all heads (queries, attention's
-    output twice), 4 of the KV heads, 4 intermediate (gate, its activation, up, their product). In the backward pass beside
-    them: 2 intermediate and 2 hidden of gradients. Unsloth's fused kernels keep less.
+    Kept from the forward pass, in transformers' Qwen2 with every weight trained: 8 hidden (of each norm the input in float32, its
+    normalised value and its output), 2 of all heads (queries, attention's output), 2 of the KV heads, 4 intermediate (gate, its
+    activation, up, their product). In the backward pass beside them: gradients of 2 hidden and 2 intermediate. An adapter run
+    keeps 2 hidden less, Unsloth's fused kernels less again.
     """
     a = architecture
-    heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    return 8 * a.hidden_size + 3 * heads + 4 * kv + 6 * a.intermediate_size
+    heads = 2 * (a.num_heads + a.num_kv_heads) * a.head_dim
+    return 10 * a.hidden_size + heads + 6 * a.intermediate_size
 
 
 def _activations(s: Setup, number: int) -> Item:

@@ -205,10 +205,11 @@ def report(
         phase = "" if item.phase == "always" else f" [{item.phase} only]"
         about = "~" if item.estimate else " "
         lines.append(f"  {about}{size(item.bytes):>10}  {item.name:<12} {item.note}{phase}")
-    peak = f"  ~{size(plan.needed):>10}  at the peak"
+    lines.append(f"  ~{size(plan.peak):>10}  at the peak")
+    if plan.needed > plan.peak:
+        lines.append(f"  ~{size(plan.needed):>10}  of a card, so that vLLM starts in {setup.gpu_memory_utilization:.0%} of it")  # fmt: skip
     if memory_gib is not None:
-        peak += f", of {memory_gib:.1f} GiB: {'fits' if plan.fits else 'does not fit'}"
-    lines.append(peak)
+        lines.append(f"   {memory_gib:6.2f} GiB  on the card: it {'fits' if plan.fits else 'does not fit'}")  # fmt: skip
     if plan.host:
         lines.append(f"  ~{size(plan.host):>10}  of the computer's own memory, for inputs of recomputed layers")  # fmt: skip
     if plan.rollouts_at_once < sizes.completions_per_step:
