@@ -1,4 +1,4 @@
-"""The command line: `python -m sage_unsloth quickstart | doctor | plan`."""
+"""The command line: `python -m sage_unsloth quickstart | doctor | plan | export`."""
 
 import argparse
 import logging
@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
     )
     _add_plan(commands)
+    _add_export(commands)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # The two commands load different amounts, so each imports its own.
@@ -31,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if doctor.run() else 0
     if options.command == "plan":
         return _plan(options)
+    if options.command == "export":
+        return _export(options)
     from sage_unsloth import quickstart as stage
     from sage_unsloth.patch import ContractError
 
@@ -75,6 +78,48 @@ def _plan(options: argparse.Namespace) -> int:
         if memory is not None:
             plan.check_fits(setup, memory)
     except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _add_export(commands: argparse._SubParsersAction) -> None:
+    export = commands.add_parser("export", help="a run's result as an adapter, a merged model, GGUF, or on the hub")  # fmt: skip
+    export.add_argument("run", help="folder of an SFT or RL run")
+    export.add_argument("--to", required=True, choices=("adapter", "merged", "gguf", "hub"))
+    export.add_argument("--out", help="new folder (default: export-KIND in the run's)")
+    export.add_argument("--model", help="the model that the run started from, where run.json does not name it")  # fmt: skip
+    export.add_argument("--base-id", help="hub id of the model that the adapter belongs on")
+    export.add_argument("--report", help="an evaluation's report.json, for the model card")
+    export.add_argument("--quantization", default="q4_k_m", help="of GGUF (default: %(default)s)")
+    export.add_argument("--repo-id", help="for --to hub: owner/name")
+    export.add_argument("--kind", default="adapter", choices=("adapter", "merged", "gguf"), help="for --to hub: what is pushed (default: %(default)s)")  # fmt: skip
+    export.add_argument("--public", action="store_true", help="for --to hub: visible to everyone")
+
+
+def _export(options: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from sage_unsloth import export as stage
+    from sage_unsloth.hub import push
+
+    hub = options.to == "hub"
+    kind = options.kind if hub else options.to
+    out = Path(options.out or Path(options.run) / ("export-hub" if hub else f"export-{kind}"))
+    try:
+        if hub and options.repo_id is None:
+            raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
+        if not (
+            hub and (out / stage.RECORD).exists()
+        ):  # a push that failed goes on from its export
+            run = stage.read_run(options.run, options.model)
+            report = None if options.report is None else json.loads(Path(options.report).read_text())  # fmt: skip
+            stage.export(run, kind, out, name=options.repo_id, base_id=options.base_id, report=report, quantization=options.quantization)  # fmt: skip
+        print(f"written to {out}")
+        if hub:
+            print(push(out, options.repo_id, private=not options.public))
+    except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -138,8 +138,8 @@ _MODELS = (
                 max_prompt_length=2048, max_completion_length=6144),
     ModelPreset(name="qwen2.5-math-1.5b-instruct", hub_id="Qwen/Qwen2.5-Math-1.5B-Instruct", license="apache-2.0",
                 architecture=Architecture(**_QWEN_1_5B, max_position_embeddings=4096), full_finetuning=True),
-    # "other" is the Qwen research licence: not for commercial use.
-    ModelPreset(name="qwen2.5-3b-instruct", hub_id="Qwen/Qwen2.5-3B-Instruct", license="other",
+    # The Qwen research licence: not for commercial use.
+    ModelPreset(name="qwen2.5-3b-instruct", hub_id="Qwen/Qwen2.5-3B-Instruct", license="qwen-research",
                 architecture=Architecture(**_QWEN_3B, max_position_embeddings=32768), full_finetuning=True),
     ModelPreset(name="arithmetic-base", hub_id="data/arithmetic-base", sft_first=True, license="apache-2.0", dtype="float32",
                 architecture=Architecture(**_ARITHMETIC, max_position_embeddings=512),
