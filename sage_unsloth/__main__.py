@@ -110,9 +110,8 @@ def _export(options: argparse.Namespace) -> int:
     try:
         if hub and options.repo_id is None:
             raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
-        if not (
-            hub and (out / stage.RECORD).exists()
-        ):  # a push that failed goes on from its export
+        # A push that failed goes on from the export that it made.
+        if not (hub and stage.is_export(out, kind, options.repo_id)):
             run = stage.read_run(options.run, options.model)
             report = None if options.report is None else json.loads(Path(options.report).read_text())  # fmt: skip
             stage.export(run, kind, out, name=options.repo_id, base_id=options.base_id, report=report, quantization=options.quantization)  # fmt: skip

@@ -143,9 +143,18 @@ def export(
     card = model_card(kind=to, name=name or out.name, record=run.record, metrics=run.metrics, base=base, license=licenses.get(base),
                       loads_on=loads_on, report=report, checks=checks)  # fmt: skip
     (partial / "README.md").write_text(card, encoding="utf-8")
-    write_json(partial / RECORD, {"kind": to, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
+    write_json(partial / RECORD, {"kind": to, "name": name or out.name, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
     os.replace(partial, out)
     return out
+
+
+def is_export(folder: str | Path, kind: str, name: str) -> bool:
+    """Whether the folder is a finished export of this kind under this name."""
+    path = Path(folder) / RECORD
+    if not path.exists():
+        return False
+    record = json.loads(path.read_text(encoding="utf-8"))
+    return (record["kind"], record["name"]) == (kind, name)
 
 
 def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any]:
