@@ -4,6 +4,7 @@ Each export is checked before it appears: the adapter is not zero and changes th
 adapter does. A folder appears under its name complete or not at all, with a model card in it, and is never overwritten.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -97,7 +98,7 @@ def origin(model_path: str | Path) -> str:
         path = Path(record.get("model_path") or record["settings"]["model"])
     for preset in MODELS.values():
         if path.name == Path(preset.hub_id).name:
-            return preset.name if preset.hub_id.startswith("data/") else preset.hub_id
+            return preset.hub_id
     return path.name if path.exists() or path.is_absolute() else str(path)
 
 
@@ -174,6 +175,8 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
 
 
 def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
+    import torch
+
     if run.merged is not None:
         shutil.copytree(run.merged, folder)
         load_tokenizer(folder)
@@ -183,7 +186,10 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
     change = check_effect(model, tokenizer)
     answers = greedy_answers(model, tokenizer)
     save_merged(model, tokenizer, folder, dtype="bfloat16")
-    del model
+    del model  # two models at once would be too much for a card that holds one
+    gc.collect()
+    if has_gpu():
+        torch.cuda.empty_cache()
     parity = check_parity(load_policy(folder)[0], answers)
     return {
         "largest |B|": round(largest, 6),
@@ -204,6 +210,7 @@ def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
         model, tokenizer = load_policy(run.merged)
     else:
         model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
+        checks["largest change of a logit"] = round(check_effect(model, tokenizer), 4)
     from unsloth.save import patch_saving_functions
 
     folder.mkdir()

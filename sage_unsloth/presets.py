@@ -75,7 +75,7 @@ class ModelPreset:
 
     Attributes:
         name: as given to `--model`.
-        hub_id: where it is loaded from; a folder for a local model.
+        hub_id: where it is loaded from, or a folder; the embedded model is a folder of this name in `models.data_folder()`.
         architecture: its shape.
         full_finetuning: every weight is trained; else an adapter (LoRA).
         sft_first: supervised fine-tuning comes before RL.
@@ -141,7 +141,7 @@ _MODELS = (
     # The Qwen research licence: not for commercial use.
     ModelPreset(name="qwen2.5-3b-instruct", hub_id="Qwen/Qwen2.5-3B-Instruct", license="qwen-research",
                 architecture=Architecture(**_QWEN_3B, max_position_embeddings=32768), full_finetuning=True),
-    ModelPreset(name="arithmetic-base", hub_id="data/arithmetic-base", sft_first=True, license="apache-2.0", dtype="float32",
+    ModelPreset(name="arithmetic-base", hub_id="arithmetic-base", sft_first=True, license="apache-2.0", dtype="float32",
                 architecture=Architecture(**_ARITHMETIC, max_position_embeddings=512),
                 max_prompt_length=64, max_completion_length=48, sft_max_length=160),
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_presets import SHAPES, config_of, meta_model
 
 from sage_unsloth.memory import (
     GIB,
@@ -29,7 +30,6 @@ from sage_unsloth.plan import (
     what_fits,
 )
 from sage_unsloth.presets import CARDS, MODELS, architecture_of
-from tests.test_presets import SHAPES, config_of, meta_model
 
 SEVEN = MODELS["qwen2.5-math-7b"]
 TINY = SHAPES["qwen3, heads of their own size"][1]
@@ -142,6 +142,26 @@ def test_logits_kept_by_unsloths_loss(recompute, unsloth_module):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         function(hidden, head, index, chunks=4)
     assert sum(kept.values()) == (0 if recompute else rows * tokens * vocabulary * 4)
+
+
+def test_recomputed_logits_change_no_result(unsloth_module):
+    """What the plan calls "same result": log-probabilities and gradient of Unsloth's two functions."""
+    from unsloth_zoo import rl_replacements as zoo
+
+    torch.manual_seed(0)
+    hidden, head = torch.randn(2, 12, 8), torch.randn(50, 8)
+    index, weights = torch.randint(50, (2, 12)), torch.randn(2, 12)
+    found = []
+    for function in (
+        zoo.chunked_hidden_states_selective_log_softmax,
+        zoo.chunked_hidden_states_selective_log_softmax_recompute,
+    ):
+        leaf = hidden.clone().requires_grad_()
+        logps = function(leaf, head, index, chunks=4)
+        (logps * weights).sum().backward()
+        found.append((logps.detach(), leaf.grad))
+    for plain, recomputed in zip(*found, strict=True):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_paper_settings():
 
 def test_a_preset_by_its_hub_id():
     assert model_preset("Qwen/Qwen2.5-Math-7B") is MODELS["qwen2.5-math-7b"]
+    assert all(model_preset(name) is preset for name, preset in MODELS.items())
 
 
 def test_longer_than_the_positions_is_refused():
@@ -121,8 +122,9 @@ def test_an_unknown_model_names_the_presets():
 def test_other_families_and_biases_are_refused():
     with pytest.raises(ValueError, match="got model_type='gpt2'"):
         architecture_of({"model_type": "gpt2"})
-    with pytest.raises(ValueError, match="without biases"):
-        architecture_of({"model_type": "llama", "attention_bias": True})
+    for option in ("attention_bias", "mlp_bias"):
+        with pytest.raises(ValueError, match="without biases"):
+            architecture_of({"model_type": "llama", option: True})
 
 
 @pytest.mark.parametrize(
