@@ -45,11 +45,12 @@ assert doctor.run() == 0, "see the remedies above"
 # ## Parameters
 
 # %% tags=["parameters"]
-from sage_unsloth.models import has_gpu
 from sage_unsloth.records import runs_folder
 
 ALGORITHM = "sage-branch"  # a row of the table below
-RUNS = runs_folder()  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+RUNS = (
+    runs_folder()
+)  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
 START = RUNS / "sft"  # the SFT run of 01_sft; or a preset, a model folder or a hub id
 OUT = RUNS / ALGORITHM  # a second run with the same folder resumes, or shows the finished run
 DATA_FILE = None  # a local copy of DAPO-Math-17k-Processed (.jsonl, .json, .parquet) where the hub is out of reach
@@ -64,6 +65,7 @@ SETTINGS = {}  # fields of RlvrConfig, such as {"max_steps": 200, "reference": "
 
 # %%
 from sage_unsloth.algorithms import listing
+
 from sage_unsloth.plots import show_table
 
 show_table(listing())
@@ -100,7 +102,9 @@ from sage_unsloth.records import read_jsonl
 
 rows = read_jsonl(OUT / "completions.jsonl")
 for row in [row for row in rows if row["step"] == rows[-1]["step"]][:4]:
-    print(f"step {row['step']}  {row['grade']:<11} answer {row['answer']:<6} {row['completion'][:300]}")
+    print(
+        f"step {row['step']}  {row['grade']:<11} answer {row['answer']:<6} {row['completion'][:300]}"
+    )
 
 # %% [markdown]
 # ## Next
