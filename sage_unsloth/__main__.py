@@ -1,51 +1,175 @@
-"""The command line: `python -m sage_unsloth quickstart | doctor | plan | export`."""
+"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | plan | export | doctor`."""
 
 import argparse
+import ast
 import logging
 import sys
+from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do)."""
     parser = argparse.ArgumentParser(prog="python -m sage_unsloth", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    quickstart = commands.add_parser(
-        "quickstart", help="SFT, GRPO, SAGE-Branch and pass@k on the embedded task"
-    )
-    quickstart.add_argument(
-        "--out", default="runs/quickstart", help="folder of the run (default: %(default)s)"
-    )
-    quickstart.add_argument(
-        "--smoke", action="store_true", help="a minute's run that only shows that it works"
-    )
-    commands.add_parser(
-        "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
-    )
-    _add_plan(commands)
-    _add_export(commands)
+    for add in (_add_quickstart, _add_sft, _add_train, _add_plan, _add_export, _add_doctor):
+        add(commands)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # The two commands load different amounts, so each imports its own.
-    if options.command == "doctor":
-        from sage_unsloth import doctor
-
-        return 1 if doctor.run() else 0
-    if options.command == "plan":
-        return _plan(options)
-    if options.command == "export":
-        return _export(options)
-    from sage_unsloth import quickstart as stage
-    from sage_unsloth.patch import ContractError
-
     try:
-        stage.run(options.out, stage.smoke_config() if options.smoke else None)
-    except (ValueError, ContractError, OSError) as error:
+        return options.run(options)
+    except (ValueError, OSError, RuntimeError) as error:
+        # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other is a defect to trace.
+        if isinstance(error, RuntimeError) and not type(error).__module__.startswith(
+            "sage_unsloth"
+        ):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+# Each command imports for itself, since they load different amounts.
+
+
+def _add_quickstart(commands) -> None:
+    parser = commands.add_parser(
+        "quickstart", help="SFT, GRPO, SAGE-Branch and pass@k on the embedded task"
+    )
+    parser.add_argument(
+        "--out", default="runs/quickstart", help="folder of the run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a minute's run that only shows that it works"
+    )
+    parser.set_defaults(run=_quickstart)
+
+
+def _quickstart(options: argparse.Namespace) -> int:
+    from sage_unsloth import quickstart
+
+    quickstart.run(options.out, quickstart.smoke_config() if options.smoke else None)
     return 0
 
 
-def _add_plan(commands: argparse._SubParsersAction) -> None:
+def _add_stage(commands, name: str, help: str, out: str, corpus: str) -> argparse.ArgumentParser:
+    """What both stages are told."""
+    parser = commands.add_parser(name, help=help)
+    parser.add_argument(
+        "--out", default=out, help="folder of the run; the same command goes on where it stopped (default: %(default)s)"
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", help=f"{corpus} or arithmetic (default: {corpus}; the embedded model has its own)"
+    )
+    parser.add_argument(
+        "--path", metavar="FILE", help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns"
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="settings",
+        help="settings in place of the preset's, such as max_steps=200 learning_rate=1e-5 lora.rank=16",
+    )  # fmt: skip
+    parser.add_argument(
+        "--smoke", action="store_true", help="seconds, and only shows that everything works"
+    )
+    return parser
+
+
+def _add_sft(commands) -> None:
+    parser = _add_stage(
+        commands, "sft", "stage 1: fine-tune on worked solutions", "runs/sft", "openmath"
+    )
+    parser.add_argument("--model", default="qwen2.5-math-7b", help="a preset, a folder or a hub id (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--limit", type=int, help="keep the first so many of the rows that pass the filters")  # fmt: skip
+    parser.add_argument("--held-out", type=int, default=32, help="rows for the comparison before and after (default: %(default)s)")  # fmt: skip
+    parser.set_defaults(run=_sft)
+
+
+def _sft(options: argparse.Namespace) -> int:
+    from sage_unsloth.sft import SftConfig
+    from sage_unsloth.stages import run_sft
+
+    run_sft(
+        options.out,
+        model=options.model,
+        data=options.data,
+        path=options.path,
+        limit=options.limit,
+        held_out=options.held_out,
+        smoke=options.smoke,
+        **parse_settings(options.settings, SftConfig()),
+    )
+    return 0
+
+
+def _add_train(commands) -> None:
+    parser = _add_stage(
+        commands, "train", "stage 2: RL with verifiable rewards, by any algorithm", "runs/train", "dapo"
+    )  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="print the algorithms, and stop")
+    parser.add_argument("--algorithm", default="sage-branch", help="a row of --list (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--from", default="runs/sft", dest="start", help="folder of an SFT run, or a preset, a model folder or a hub id (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--limit", type=int, default=2000, help="rows of the data that are looked at (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--memory", type=float, help="of the card, GiB, for the plan (default: this machine's)")  # fmt: skip
+    parser.set_defaults(run=_train)
+
+
+def _train(options: argparse.Namespace) -> int:
+    if options.list:
+        from sage_unsloth.algorithms import listing
+        from sage_unsloth.plots import show_table
+
+        show_table(listing())
+        return 0
+    from sage_unsloth.rlvr import RlvrConfig
+    from sage_unsloth.stages import run_rlvr
+
+    run_rlvr(
+        options.out,
+        algorithm=options.algorithm,
+        start=options.start,
+        data=options.data,
+        path=options.path,
+        limit=options.limit,
+        memory=options.memory,
+        smoke=options.smoke,
+        **parse_settings(options.settings, RlvrConfig()),
+    )
+    return 0
+
+
+def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
+    """`["max_steps=200", "lora.rank=16"]` as fields of a config, each of the type of its default.
+
+    Raises:
+        ValueError: not NAME=VALUE, an unknown name (with the names that there are), or a value of another type.
+    """
+    from dataclasses import fields, replace
+
+    known = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
+    known |= {f"lora.{field.name}": getattr(defaults.lora, field.name) for field in fields(defaults.lora)}  # fmt: skip
+    del known["lora"]
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes NAME=VALUE; got {text!r}")
+        if name not in known:
+            raise ValueError(f"--set takes one of {', '.join(known)}; got {name!r}")
+        try:
+            value = value if isinstance(known[name], str) else ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise ValueError(
+                f"{name} must be a value like {known[name]!r}; got {value!r}"
+            ) from None
+        if isinstance(known[name], float) and type(value) is int:
+            value = float(value)
+        optional = known[name] is None and isinstance(value, int | None)
+        if type(value) is not type(known[name]) and not optional:
+            raise ValueError(f"{name} must be a value like {known[name]!r}; got {value!r}")
+        found[name] = value
+    lora = {name.removeprefix("lora."): found.pop(name) for name in list(found) if "." in name}
+    return found | ({"lora": replace(defaults.lora, **lora)} if lora else {})
+
+
+def _add_plan(commands) -> None:
     plan = commands.add_parser("plan", help="what an RL run needs and whether it fits, before anything is loaded")  # fmt: skip
     plan.add_argument("--model", help="a preset, a folder or a hub id; without it, the table of all presets and cards")  # fmt: skip
     plan.add_argument("--memory", type=float, help="of the card, GiB; 16, 24, 40, 48 and 80 mean such a card (default: this machine's)")  # fmt: skip
@@ -56,6 +180,7 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
         plan.add_argument(f"--{name}", type=int, help="instead of the preset's")
     plan.add_argument("--weight-bits", type=int, choices=(4, 16, 32), help="instead of the preset's")  # fmt: skip
     plan.add_argument("--rollouts", choices=("vllm", "transformers"), help="instead of the preset's")  # fmt: skip
+    plan.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -70,20 +195,16 @@ def _plan(options: argparse.Namespace) -> int:
     changes = {name: getattr(options, name) for name in names}
     if options.rollouts is not None:
         changes["use_vllm"] = options.rollouts == "vllm"
-    try:
-        model = model_preset(options.model)
-        memory = plan.memory_of_card(options.memory)
-        setup = plan.plan_setup(model, memory, **changes)
-        print(plan.report(setup, model.name, memory, options.steps, options.rows, options.first_step_seconds))  # fmt: skip
-        if memory is not None:
-            plan.check_fits(setup, memory)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    model = model_preset(options.model)
+    memory = plan.memory_of_card(options.memory)
+    setup = plan.plan_setup(model, memory, **changes)
+    print(plan.report(setup, model.name, memory, options.steps, options.rows, options.first_step_seconds))  # fmt: skip
+    if memory is not None:
+        plan.check_fits(setup, memory)
     return 0
 
 
-def _add_export(commands: argparse._SubParsersAction) -> None:
+def _add_export(commands) -> None:
     export = commands.add_parser("export", help="a run's result as an adapter, a merged model, GGUF, or on the hub")  # fmt: skip
     export.add_argument("run", help="folder of an SFT or RL run")
     export.add_argument("--to", required=True, choices=("adapter", "merged", "gguf", "hub"))
@@ -95,6 +216,7 @@ def _add_export(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--repo-id", help="for --to hub: owner/name")
     export.add_argument("--kind", default="adapter", choices=("adapter", "merged", "gguf"), help="for --to hub: what is pushed (default: %(default)s)")  # fmt: skip
     export.add_argument("--public", action="store_true", help="for --to hub: visible to everyone")
+    export.set_defaults(run=_export)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -107,21 +229,30 @@ def _export(options: argparse.Namespace) -> int:
     hub = options.to == "hub"
     kind = options.kind if hub else options.to
     out = Path(options.out or Path(options.run) / ("export-hub" if hub else f"export-{kind}"))
-    try:
-        if hub and options.repo_id is None:
-            raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
-        # A push that failed goes on from the export that it made.
-        if not (hub and stage.is_export(out, kind, options.repo_id)):
-            run = stage.read_run(options.run, options.model)
-            report = None if options.report is None else json.loads(Path(options.report).read_text())  # fmt: skip
-            stage.export(run, kind, out, name=options.repo_id, base_id=options.base_id, report=report, quantization=options.quantization)  # fmt: skip
-        print(f"written to {out}")
-        if hub:
-            print(push(out, options.repo_id, private=not options.public))
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if hub and options.repo_id is None:
+        raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
+    # A push that failed goes on from the export that it made.
+    if not (hub and stage.is_export(out, kind, options.repo_id)):
+        run = stage.read_run(options.run, options.model)
+        report = None if options.report is None else json.loads(Path(options.report).read_text())  # fmt: skip
+        stage.export(run, kind, out, name=options.repo_id, base_id=options.base_id, report=report, quantization=options.quantization)  # fmt: skip
+    print(f"written to {out}")
+    if hub:
+        print(push(out, options.repo_id, private=not options.public))
     return 0
+
+
+def _add_doctor(commands) -> None:
+    parser = commands.add_parser(
+        "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
+    )
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from sage_unsloth import doctor
+
+    return 1 if doctor.run() else 0
 
 
 if __name__ == "__main__":

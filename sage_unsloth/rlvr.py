@@ -25,6 +25,7 @@ from sage_unsloth.training import (
     check_rows,
     check_tracker,
     common_arguments,
+    free_settings,
     last_checkpoint,
     run_settings,
     step_of,
@@ -59,6 +60,8 @@ class RlvrConfig:
         epsilon, epsilon_high: clip range of the importance ratio.
         temperature, top_p, min_p: sampling; top-k is off.
         rollouts: "vllm", "transformers", or "auto": vLLM where it runs.
+        recompute_logits: the loss computes its logits a second time in the backward pass instead of keeping them: less memory,
+            the same result.
         gpu_memory_utilization: share of the card's memory for vLLM, weights included.
         vllm_importance_sampling_correction: weigh tokens by trainer's over vLLM's probability (truncated), as TRL does by default.
         full_finetuning: train every weight instead of an adapter.
@@ -91,6 +94,7 @@ class RlvrConfig:
     top_p: float = 1.0
     min_p: float = 0.01
     rollouts: str = "auto"
+    recompute_logits: bool = False
     gpu_memory_utilization: float = 0.5
     vllm_importance_sampling_correction: bool = True
     full_finetuning: bool = False
@@ -170,13 +174,16 @@ def rlvr(
     settings = run_settings("rlvr", config, model_path, rows) | {"guide": repr(guide)}
     if adapter is not None:
         settings["adapter"] = Path(adapter).parent.name
-    folder = open_run(folder, settings, model_path=str(model_path))
+    folder = open_run(
+        folder, settings, model_path=str(model_path), free_settings=free_settings(config)
+    )
     checkpoints = folder / "checkpoints"
     trained = folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
         logger.info("%s is complete: %s", name, trained)
         shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
+    os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if config.recompute_logits else "0"
     rollouts = choose_rollouts(config.rollouts, full_finetuning=config.full_finetuning)
     model, tokenizer = load_policy(
         model_path,

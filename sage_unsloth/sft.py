@@ -19,6 +19,7 @@ from sage_unsloth.training import (
     check_rows,
     check_tracker,
     common_arguments,
+    free_settings,
     last_checkpoint,
     run_settings,
     train,
@@ -90,8 +91,9 @@ def sft(
     """
     check_rows(rows, ("problem", "solution", "answer"))
     check_tracker(config.report_to)
+    settings = run_settings("sft", config, model_path, rows)
     folder = open_run(
-        folder, run_settings("sft", config, model_path, rows), model_path=str(model_path)
+        folder, settings, model_path=str(model_path), free_settings=free_settings(config)
     )
     merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
     if merged.exists():

@@ -15,6 +15,8 @@ from sage_unsloth.records import append_jsonl, read_jsonl
 
 METRICS = "metrics.jsonl"
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")
+# What may change when a run goes on, because no result depends on it.
+FREE_SETTINGS = ("save_steps", "sample_steps", "report_to", "recompute_logits", "gpu_memory_utilization")  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,13 @@ def run_settings(
     digest = hashlib.sha256(
         json.dumps([dict(row) for row in rows], sort_keys=True).encode()
     ).hexdigest()
-    return {"stage": stage, "model": fingerprint(model_path), "rows": digest[:16]} | asdict(config)
+    settings = {key: value for key, value in asdict(config).items() if key not in FREE_SETTINGS}
+    return {"stage": stage, "model": fingerprint(model_path), "rows": digest[:16]} | settings
+
+
+def free_settings(config: Any) -> dict[str, Any]:
+    """The settings that may change when a run goes on; `run.json` keeps those of the first start."""
+    return {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
 
 
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
