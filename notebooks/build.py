@@ -14,7 +14,17 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
+DATA = HERE.resolve().parent / "data" / "smoke"
 SOURCES = sorted((HERE / "src").glob("*.py"))
+
+# What each notebook is given at smoke size; they run in one folder, in order, as a user would run them.
+SMOKE = {
+    "00_quickstart": "SMOKE = True\nOUT = '00_quickstart'",
+    "01_sft": "from pathlib import Path\nSMOKE = True\nMODEL = 'arithmetic-base'\nOUT = Path('01_sft')\n"
+    f"DATA_FILE = {str(DATA / 'openmathreasoning-mini.jsonl')!r}",
+    "02_rlvr": "from pathlib import Path\nSMOKE = True\nSTART = Path('01_sft')\nOUT = Path('02_rlvr')\n"
+    f"DATA_FILE = {str(DATA / 'dapo-math-17k.jsonl')!r}",
+}
 
 
 def from_source(source: Path) -> nbformat.NotebookNode:
@@ -74,9 +84,7 @@ def main() -> int:
         elif options.smoke:
             options.to.mkdir(parents=True, exist_ok=True)
             for attempt in ("first", "second"):
-                notebook = with_parameters(
-                    from_source(source), f"SMOKE = True\nOUT = {source.stem!r}"
-                )
+                notebook = with_parameters(from_source(source), SMOKE[source.stem])
                 nbformat.write(
                     execute(notebook, options.to), options.to / f"{source.stem}-{attempt}.ipynb"
                 )

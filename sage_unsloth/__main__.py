@@ -114,9 +114,8 @@ def _add_train(commands) -> None:
 def _train(options: argparse.Namespace) -> int:
     if options.list:
         from sage_unsloth.algorithms import listing
-        from sage_unsloth.plots import show_table
 
-        show_table(listing())
+        print(listing())
         return 0
     from sage_unsloth.rlvr import RlvrConfig
     from sage_unsloth.stages import run_rlvr

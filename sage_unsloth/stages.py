@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth import plan
-from sage_unsloth.algorithms import Algorithm, get_algorithm
+from sage_unsloth.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.corpora import hold_out, rl_corpus, sft_corpus
 from sage_unsloth.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.memory import Setup, setup_for
@@ -296,7 +296,7 @@ def run_rlvr(
         data, path, limit: see `corpora.rl_corpus`; the embedded model has its own data.
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
-        settings: fields of `RlvrConfig`, in place of the preset's.
+        settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
         The rows of `metrics.jsonl`, one an optimizer step.
@@ -309,8 +309,9 @@ def run_rlvr(
         algorithm = get_algorithm(algorithm)
     point = starting_point(start, settings.get("reference", "sft"))
     gib = plan.memory_of_card(memory)
-    changes = (SMOKE["rlvr"] if smoke else {}) | settings
-    config = algorithm.configure(rlvr_config(point.preset, gib, _recorded(out), **changes))
+    of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
+    changes = (SMOKE["rlvr"] if smoke else {}) | of_algorithm | settings
+    config = rlvr_config(point.preset, gib, _recorded(out), **changes)
     corpus = rl_corpus(
         load_tokenizer(point.model),
         config.max_prompt_length,

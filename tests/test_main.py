@@ -1,5 +1,7 @@
 """The command line: settings by name, exit codes, and messages instead of tracebacks."""
 
+import re
+
 import pytest
 
 from sage_unsloth.__main__ import main, parse_settings
@@ -45,7 +47,7 @@ def test_the_algorithms_are_listed(capsys):
     assert main(["train", "--list"]) == 0
     out = capsys.readouterr().out
     for name in ("grpo", "grpo-no-kl", "sage-branch", "dapo-sage-branch"):
-        assert f"\n{name} " in out
+        assert re.search(rf"^{name} ", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from sage_unsloth.algorithms import get_algorithm
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.algorithms import get_algorithm
 from sage_unsloth.models import data_folder
 from sage_unsloth.presets import MODELS
 from sage_unsloth.records import read_jsonl
@@ -139,7 +139,9 @@ def test_a_run_that_goes_on_keeps_what_its_first_card_decided():
     assert rlvr_config(SEVEN_B, 79.1, recorded=first, load_in_4bit=False).load_in_4bit is False
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_loaded(sft_run, tmp_path, monkeypatch, capsys):
+def test_what_cannot_fit_is_refused_before_anything_is_loaded(
+    sft_run, tmp_path, monkeypatch, capsys
+):
     from sage_unsloth import stages
 
     distill = replace(MODELS["r1-distill-qwen-7b"])

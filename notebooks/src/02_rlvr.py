@@ -66,9 +66,7 @@ SETTINGS = {}  # fields of RlvrConfig, such as {"max_steps": 200, "reference": "
 # %%
 from sage_unsloth.algorithms import listing
 
-from sage_unsloth.plots import show_table
-
-show_table(listing())
+print(listing())
 
 # %% [markdown]
 # ## Train
