@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_unsloth import rewards
+from sage_unsloth import rewards, workers
 from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, solution_text
 from sage_unsloth.rewards import Grade, Grader, SolutionReward, extract_answer, grade, normalise
 
@@ -229,14 +229,14 @@ def test_no_text_makes_extraction_or_normalising_raise(text):
 def test_plain_numbers_are_right_without_a_worker(answer, gold):
     with Grader() as grader:
         assert grader.grade_many([tagged(answer)], [gold]) == [Grade.CORRECT]
-        assert grader._workers[0].process is None
+        assert grader._workers.all[0].process is None
 
 
 @pytest.mark.parametrize(("answer", "gold"), NO_WORKER_WRONG)
 def test_plain_numbers_are_wrong_without_a_worker(answer, gold):
     with Grader() as grader:
         assert grader.grade_many([tagged(answer)], [gold]) == [Grade.WRONG]
-        assert grader._workers[0].process is None
+        assert grader._workers.all[0].process is None
 
 
 @pytest.mark.parametrize(("answer", "gold"), BY_WORKER)
@@ -287,12 +287,12 @@ def test_a_power_tower_times_out(grader):
 
 def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
     grader.grade_many([tagged("x + 1")], ["y"])
-    process = grader._workers[0].process
+    process = grader._workers.all[0].process
     os.kill(process.pid, signal.SIGSTOP)  # it cannot answer before it dies
     threading.Timer(0.2, process.kill).start()
     assert grader.grade_many([tagged("x + 2")], ["2 + x"]) == [Grade.TIMED_OUT]
     assert grader.grade_many([tagged("x + 3")], ["3 + x"]) == [Grade.CORRECT]
-    idle = grader._workers[0].process
+    idle = grader._workers.all[0].process
     idle.kill()
     idle.wait()
     assert grader.grade_many([tagged("x + 4")], ["4 + x"]) == [Grade.CORRECT]
@@ -300,13 +300,12 @@ def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
 
 def worker_that(compare, monkeypatch):
     """Replaces what the next workers run for each pair, after the warm-up on ("x", "x")."""
-    body = f"r._compare = lambda a, g: None if a == 'x' else {compare}; r._serve"
-    code = rewards._START_WORKER.replace(
-        "from sage_unsloth.rewards import _serve; _serve",
-        f"import os; import sage_unsloth.rewards as r; {body}",
+    body = f"r.compare_math = lambda a, g: None if a == 'x' else {compare}"
+    code = workers._START.replace(
+        "; serve(", f"; import os, sage_unsloth.rewards as r; {body}; serve("
     )
-    assert "r._compare" in code
-    monkeypatch.setattr(rewards, "_START_WORKER", code)
+    assert "r.compare_math" in code
+    monkeypatch.setattr(workers, "_START", code)
 
 
 def test_running_out_of_memory_counts_as_timed_out(monkeypatch):
@@ -322,7 +321,7 @@ def test_broken_code_raises_and_is_no_grade(monkeypatch):
 
 
 def test_a_worker_that_cannot_start_raises(monkeypatch):
-    monkeypatch.setattr(rewards, "_START_WORKER", "raise SystemExit('no such package')")
+    monkeypatch.setattr(workers, "_START", "raise SystemExit('no such package')")
     with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
         grader.grade_many([tagged("y")], ["z"])
 
@@ -334,19 +333,19 @@ def test_what_a_worker_prints_is_no_reply(monkeypatch):
 
 
 def test_workers_are_replaced_before_they_grow_old(monkeypatch):
-    monkeypatch.setattr(rewards, "PAIRS_PER_WORKER", 2)
+    monkeypatch.setattr(workers, "QUESTIONS_PER_WORKER", 2)
     worker_that("['wrong', 'correct'][os.getpid() == int(g)]", monkeypatch)
     with Grader() as grader:
         assert grader.grade_many([tagged("y")], ["0"]) == [Grade.WRONG]
-        first = str(grader._workers[0].process.pid)
+        first = str(grader._workers.all[0].process.pid)
         twice = grader.grade_many([tagged("y"), tagged("z")], [first, first])
     assert twice == [Grade.CORRECT, Grade.WRONG]
 
 
 def test_a_worker_whose_caller_is_gone_ends_itself():
     script = """
-        from sage_unsloth.rewards import _Worker
-        worker = _Worker(0.5, 1.0)
+        from sage_unsloth.workers import Worker
+        worker = Worker("sage_unsloth.rewards:compare_math", 0.5, 1.0)
         worker.start()
         print(worker.process.pid, flush=True)
         worker.process.stdin.write('["10^{10^{10}}", "42"]\\n')
@@ -424,7 +423,7 @@ def test_order_is_kept_over_two_workers():
 def test_equal_pairs_are_graded_once(grader, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        grader, "_ask", lambda pairs: [asked.append(p) or Grade.WRONG for p in pairs]
+        grader._workers, "ask", lambda pairs: [asked.append(p) or "wrong" for p in pairs]
     )
     completions = [tagged("a+b"), "other words " + tagged("a+b"), tagged("a+c")]
     for _ in range(2):
