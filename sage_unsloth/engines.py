@@ -10,6 +10,7 @@ completions from one seed.
 Shapes: B completions, T tokens at most, V vocabulary.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,9 +122,7 @@ class TransformersEngine:
 
 def row_uniforms(seeds: Sequence[int], length: int) -> np.ndarray:
     """(B, T) numbers in [0, 1), float64: row i is the stream that seed i starts."""
-    return np.stack(
-        [np.random.Generator(np.random.Philox(seed)).random(length) for seed in seeds]
-    )
+    return np.stack([np.random.Generator(np.random.Philox(seed)).random(length) for seed in seeds])
 
 
 def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
@@ -200,9 +199,7 @@ class VllmEngine:
         from sage_unsloth.models import load_tokenizer
 
         self.tokenizer = load_tokenizer(path)
-        self.llm = LLM(
-            model=str(path), **engine_arguments(adapters, max_length, memory_share)
-        )
+        self.llm = LLM(model=str(path), **engine_arguments(adapters, max_length, memory_share))
         self.adapters = [str(adapter) for adapter in adapters]
         self.lora_request: Any = None
 
@@ -276,8 +273,6 @@ def adapter_config(adapter: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder has none.
     """
-    import json
-
     path = Path(adapter) / "adapter_config.json"
     if not path.is_file():
         raise ValueError(f"an adapter is a folder with adapter_config.json; {adapter} has none")
