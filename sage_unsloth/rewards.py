@@ -103,13 +103,19 @@ def plain_number(text: str) -> Fraction | None:
     return -value if match["sign"] == "-" else value
 
 
+def unwrap(text: str) -> str:
+    """The text without what people put around an answer: dollars, bold, a box, a full stop."""
+    text = text.strip()
+    while match := _WRAPPER.fullmatch(text):  # they nest: **$42$.**
+        text = match[match.lastindex].strip()
+    return text
+
+
 def normalise(text: str) -> str | None:
     """The form in which `text` is compared, numbers as "42" or "7/4"; None if it is no answer."""
     if len(text) > LONGEST_ANSWER:
         return None
-    text = text.translate(_CHARACTERS).strip()
-    while match := _WRAPPER.fullmatch(text):  # they nest: **$42$.**
-        text = match[match.lastindex].strip()
+    text = unwrap(text.translate(_CHARACTERS))
     # A brace too many would close the box around the text; an inner box would be graded alone.
     balanced = _closing_brace("{" + text + "}", 0) == len(text) + 1
     if not text or not balanced or r"\boxed" in text:
