@@ -10,13 +10,14 @@ completions from one seed.
 Shapes: B completions, T tokens at most, V vocabulary.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from sage_unsloth.weights import adapter_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,15 +266,3 @@ def request_parameters(tokenizer: Any, seed: int, config: SamplingConfig) -> Any
         logit_bias={tokenizer.pad_token_id: -100.0},  # as the pad token is suppressed in training
         detokenize=False,  # texts are decoded as with transformers
     )
-
-
-def adapter_config(adapter: str | Path) -> dict[str, Any]:
-    """The `adapter_config.json` of a peft folder.
-
-    Raises:
-        ValueError: the folder has none.
-    """
-    path = Path(adapter) / "adapter_config.json"
-    if not path.is_file():
-        raise ValueError(f"an adapter is a folder with adapter_config.json; {adapter} has none")
-    return json.loads(path.read_text(encoding="utf-8"))

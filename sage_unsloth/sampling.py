@@ -92,7 +92,7 @@ def sample_and_grade(
         locked(path),
         Grader(_grading_workers(), config.grade_seconds, boxed=True, checker=checker) as grader,
     ):
-        prompts = {row["id"]: _prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
+        prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
         run = _open_set(path, config, engine, prompts, model, benchmark, dict(identity or {}))
         records = read_samples(path) if path.exists() else []
         _grade_again(path, records, rows, grader)
@@ -160,7 +160,7 @@ def _grading_workers() -> int:
     return min(4, os.cpu_count() or 1)
 
 
-def _prompt_ids(tokenizer: Any, problem: str) -> list[int]:
+def prompt_ids(tokenizer: Any, problem: str) -> list[int]:
     """The training prompt, byte for byte, as tokens; the template brings every special token that it needs."""
     return tokenizer(render_prompt(tokenizer, problem), add_special_tokens=False)["input_ids"]
 
@@ -280,30 +280,6 @@ def _graded(completion: str, gold: str, grade: Grade, checker: Checker) -> dict[
         "grade": grade.value,
         "grader": checker.label,
     }
-
-
-def model_identity(path: str | Path, adapter: str | Path | None = None) -> dict[str, Any]:
-    """Digests of a model's and an adapter's files; where they lie does not matter. A hub id stands for itself."""
-    return {
-        "weights": _files_digest(Path(path)) if Path(path).is_dir() else str(path),
-        "adapter": None if adapter is None else _files_digest(Path(adapter)),
-    }
-
-
-def _files_digest(folder: Path, span: int = 1 << 20) -> str:
-    """Of the configuration and the weights: names, sizes, and the first and last MiB of each file.
-
-    Training moves every weight of a layer that it trains, so two models differ there.
-    """
-    digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*config.json"), *folder.glob("*.safetensors")]):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(span))
-            stream.seek(max(0, size - span))
-            digest.update(stream.read(span))
-    return digest.hexdigest()[:12]
 
 
 def correct_counts(records: Sequence[dict], rows: Sequence[dict], num_samples: int) -> np.ndarray:
