@@ -1,6 +1,7 @@
 """The grader: what it accepts, what it must not, and that nothing a model writes can stop it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import textwrap
 import threading
 import time
 from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_unsloth import rewards, workers
+from sage_unsloth.models import data_folder
 from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, solution_text
-from sage_unsloth.rewards import Grade, Grader, SolutionReward, extract_answer, grade, normalise
+from sage_unsloth.records import read_jsonl
+from sage_unsloth.rewards import (
+    Checker,
+    Grade,
+    Grader,
+    SolutionReward,
+    extract_answer,
+    grade,
+    normalise,
+)
 
 TIME_LIMIT = 1.0
 SLACK = 1.5  # seconds on a busy machine, beside the limit
@@ -486,3 +498,50 @@ def test_the_reward_as_trl_calls_it(grader):
 def test_a_data_set_without_answers(grader):
     with pytest.raises(ValueError, match="no column `answer`; rename"):
         SolutionReward(grader)(prompts=["?"], completions=[tagged("42")])
+
+
+ADVERSARIAL = read_jsonl(data_folder() / "adversarial_answers.jsonl")
+
+
+@pytest.mark.slow
+def test_every_answer_of_the_published_list_has_the_grade_it_should():
+    """Within the limit, in bounded memory. `tagged_times`: the text so often, in one tag."""
+    assert len(ADVERSARIAL) > 140 and len({row["kind"] for row in ADVERSARIAL}) > 15
+    wrong = []
+    with Grader(time_limit=TIME_LIMIT, memory_limit_gib=1.0, boxed=True) as grader:
+        grader.grade_many([tagged(r"\frac{6}{3}")], ["2"])  # a worker is up
+        for row in ADVERSARIAL:
+            text, times = row["completion"], row.get("tagged_times")
+            started = time.monotonic()
+            grades = grader.grade_many([tagged(text * times) if times else text], [row["gold"]])
+            seconds = time.monotonic() - started
+            right = (
+                grades[0] is not Grade.CORRECT
+                if row["grade"] == "not correct"
+                else grades[0] == row["grade"]
+            )
+            # A killed worker's successor starts with the next pair.
+            if not right or seconds > 2 * TIME_LIMIT + 2 * SLACK:
+                wrong.append((row["kind"], text[:80], row["gold"], grades[0], round(seconds, 1)))
+    assert not wrong
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    assert largest < 1.0, f"a worker took {largest:.2f} GiB"
+
+
+def test_answers_of_one_normal_form_are_compared_once(grader, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        grader._workers, "ask", lambda pairs: [asked.append(p) or "correct" for p in pairs]
+    )
+    grader.grade_many([tagged(text) for text in ("a+d", "$a+d$", "**a+d**.")], ["d+a"] * 3)
+    assert asked == [("a+d", "d+a")]
+
+
+def test_another_checker_has_its_own_say():
+    odd = Checker(
+        name="odd", version=3, packages=("math-verify", "no-such-package"),
+        plainly=lambda answer, gold: Grade.CORRECT if answer == gold[::-1] else Grade.WRONG,
+    )  # fmt: skip
+    with Grader(checker=odd) as grader:
+        assert grader.grade_many([tagged("ab"), tagged("ba")], ["ba", "ba"]) == ["correct", "wrong"]
+    assert odd.label == f"odd 3, math-verify {version('math-verify')}, no-such-package None"
