@@ -37,7 +37,7 @@ class RecordSet:
         model, benchmark: names.
         problems: ids, in the order of the rows of `correct`.
         correct: (P, N) bool.
-        records: all P * N of them.
+        records: `num_tokens`, `finish_reason` and `grade` of all P * N.
         sampling: settings with which they were drawn.
     """
 
@@ -72,10 +72,15 @@ def record_set(
                 "run the same evaluate command again to draw the rest"
             )
     correct = np.array([[found[p][i] for i in range(num_samples)] for p in found])
+    kept = ("num_tokens", "finish_reason", "grade")  # texts of all models together may not fit
     return RecordSet(
-        model=model, benchmark=benchmark, problems=tuple(found), correct=correct,
-        records=list(records), sampling=sampling,
-    )  # fmt: skip
+        model=model,
+        benchmark=benchmark,
+        problems=tuple(found),
+        correct=correct,
+        records=[{name: record[name] for name in kept} for record in records],
+        sampling=sampling,
+    )
 
 
 def compare(

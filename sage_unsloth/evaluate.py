@@ -1,5 +1,6 @@
 """Evaluates models on benchmarks: draws and grades what is missing, a part at a time, and reports (`compare`)."""
 
+import contextlib
 import gc
 import re
 import time
@@ -16,7 +17,14 @@ from sage_unsloth.engines import Engine, SamplingConfig, TransformersEngine, Vll
 from sage_unsloth.overlap import overlap
 from sage_unsloth.records import locked, package_version
 from sage_unsloth.rewards import Grader
-from sage_unsloth.sampling import prompt_ids, read_samples, sample_and_grade, sample_seed
+from sage_unsloth.sampling import (
+    prompt_ids,
+    read_samples,
+    refuse_other_set,
+    sample_and_grade,
+    sample_seed,
+    set_settings,
+)
 from sage_unsloth.weights import check_adapter, model_identity
 
 PROBE_TOKENS = 16  # of each completion of the probe that the estimate of time is made from
@@ -111,10 +119,18 @@ def evaluate(
 
     out = Path(out)
     files = _files(models, benchmarks, out)
-    for spec in models:
+    names = list(dict.fromkeys(spec.name for spec in models))
+    if against is not None and against not in names:
+        raise ValueError(f"--against must be one of {', '.join(names)}; got {against!r}")
+    identities = []
+    for number, spec in enumerate(models):
         if spec.adapter is not None:
             check_adapter(spec.path, spec.adapter)
-    with locked(out):
+        identities.append(model_identity(spec.path, spec.adapter))
+        for benchmark in benchmarks:
+            settings = set_settings(config, engine, spec.name, benchmark.name, identities[number])
+            refuse_other_set(files[number, benchmark.name], settings)
+    with locked(out), contextlib.ExitStack() as stack:
         out.mkdir(parents=True, exist_ok=True)
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
@@ -133,7 +149,9 @@ def evaluate(
             missing = [benchmark for benchmark in benchmarks if left[number, benchmark.name]]
             if missing and bar is None:
                 print(_estimate(loaded, missing[0], config, sum(left.values())))
-            bar = bar or tqdm(total=total, initial=total - sum(left.values()), unit="completion")
+            if bar is None:
+                bar = tqdm(total=total, initial=total - sum(left.values()), unit="completion")
+                stack.enter_context(bar)
             for benchmark in benchmarks:
                 bar.set_description(f"{spec.name} on {benchmark.name}")
                 records = sample_and_grade(
@@ -143,14 +161,14 @@ def evaluate(
                     files[number, benchmark.name],
                     model=spec.name,
                     benchmark=benchmark.name,
-                    identity=model_identity(spec.path, spec.adapter),
+                    identity=identities[number],
                     checker=benchmark.checker,
                     bar=bar,
                 )
                 sets[number, benchmark.name] = record_set(
                     records, spec.name, benchmark.name, asdict(config)
                 )
-        bar.close()
+            del loaded  # its memory is needed for the next one
     ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
     return report(ordered, out, against)
 
@@ -172,7 +190,6 @@ def _files(
         for benchmark in benchmarks:
             folder = re.sub(r"[^\w.-]", "-", benchmark.name)
             files[number, benchmark.name] = out / "samples" / folder / f"{stem}.jsonl"
-            files[number, benchmark.name].parent.mkdir(parents=True, exist_ok=True)
     return files
 
 
@@ -256,7 +273,7 @@ def _estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, miss
     pace = sum(c.num_tokens + 1 for c in drawn) / (time.perf_counter() - started)
     minutes = missing * config.max_completion_length / pace / 60
     return (
-        f"Estimate: at most {minutes:.0f} min, if each of the {missing:,} missing completions takes all "
+        f"Estimate: at most {minutes:.{0 if minutes > 10 else 1}f} min, if each of the {missing:,} missing completions takes all "
         f"{config.max_completion_length} tokens ({pace:,.0f} tokens/s in a probe of {count} completions); the bar knows better "
         "after the first batches. Stop it whenever you like: the same command goes on."
     )

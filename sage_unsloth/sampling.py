@@ -93,7 +93,8 @@ def sample_and_grade(
         Grader(_grading_workers(), config.grade_seconds, boxed=True, checker=checker) as grader,
     ):
         prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
-        run = _open_set(path, config, engine, prompts, model, benchmark, dict(identity or {}))
+        settings = set_settings(config, engine.name, model, benchmark, identity)
+        run = _open_set(path, settings, prompts)
         records = read_samples(path) if path.exists() else []
         _grade_again(path, records, rows, grader)
         done = {(record["problem_id"], record["sample"]) for record in records}
@@ -196,33 +197,39 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     return recorded
 
 
-def _open_set(
-    path: Path,
+def set_settings(
     config: SamplingConfig,
-    engine: Engine,
-    prompts: Mapping[str, Sequence[int]],
+    engine: str,
     model: str,
     benchmark: str,
-    identity: dict[str, Any],
-) -> str:
-    """Check that the file is of this set, or begin it; returns the name of the set."""
+    identity: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What tells a record set from others, as its settings file holds it."""
     settings = {
         "model": model,
         "benchmark": benchmark,
-        "engine": engine.name,
+        "engine": engine,
         "sampling": {k: v for k, v in asdict(config).items() if k not in FREE_SETTINGS},
-    } | identity
-    settings = json.loads(json.dumps(settings))  # as they will be read back
+    } | dict(identity or {})
+    return json.loads(json.dumps(settings))
+
+
+def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
+    """Raises ValueError where `path` holds a set with other settings; a set that is not there yet is none."""
+    if settings_path(path).exists() or Path(path).exists():
+        refuse_other_settings(Path(path), read_settings(path)["settings"], settings)
+
+
+def _open_set(path: Path, settings: dict[str, Any], prompts: Mapping[str, Sequence[int]]) -> str:
+    """Check that the file is of this set, or begin it; returns the name of the set."""
+    refuse_other_set(path, settings)
     digests = {problem: _digest(ids) for problem, ids in prompts.items()}
     file = settings_path(path)
     if not file.exists():
-        if path.exists():
-            read_settings(path)  # raises
         recorded = {"format": FORMAT, "run": _digest(settings), "settings": settings}
         write_json(file, recorded | {"prompts": digests, "environment": environment()})
         return recorded["run"]
     recorded = read_settings(path)
-    refuse_other_settings(path, recorded["settings"], settings)
     known = recorded["prompts"]
     changed = [
         problem for problem in digests if known.get(problem, digests[problem]) != digests[problem]

@@ -224,11 +224,11 @@ def test_golds_are_checked_before_anything_is_drawn(tmp_path):
         with pytest.raises(ValueError, match=r"mine: a gold answer must parse; got '\?'"):
             check_golds(bad, grader)
     never = Checker(name="never", version=1, plainly=lambda answer, gold: Grade.WRONG)
-    with Grader(checker=never) as grader:
-        with pytest.raises(
-            ValueError, match=r"correct against itself; 1 of 1 are not: mine/0: '.*frac"
-        ):
-            check_golds(good, grader)
+    with (
+        Grader(checker=never) as grader,
+        pytest.raises(ValueError, match=r"correct against itself; 1 of 1 are not: mine/0: '.*frac"),
+    ):
+        check_golds(good, grader)
 
 
 def test_overlap_by_hand():

@@ -10,7 +10,7 @@ import torch
 
 from sage_unsloth import arithmetic, engines
 from sage_unsloth.engines import SamplingConfig, TransformersEngine, invert, row_uniforms
-from sage_unsloth.models import data_folder, load_policy
+from sage_unsloth.models import data_folder, load_policy, load_tokenizer
 from sage_unsloth.quickstart import BASE_MODEL
 from sage_unsloth.sampling import prompt_ids, sample_seed
 
@@ -153,12 +153,14 @@ def adapter(folder, rank):
 
 
 @pytest.mark.vllm
-def test_vllm_takes_what_it_is_given(tmp_path, engine):
+def test_vllm_takes_what_it_is_given(tmp_path):
+    """Run it alone where vLLM does not load fully: Unsloth, once imported, hides such a vLLM."""
     vllm = pytest.importorskip("vllm")
     from vllm.config.lora import LoRAConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.outputs import CompletionOutput
 
+    tokenizer = load_tokenizer(data_folder() / BASE_MODEL)
     adapters = [adapter(tmp_path / "a", 8), adapter(tmp_path / "b", 20)]
     arguments = engines.engine_arguments(adapters, 2048, 0.8)
     parameters = inspect.signature(vllm.LLM.__init__).parameters
@@ -172,11 +174,11 @@ def test_vllm_takes_what_it_is_given(tmp_path, engine):
     assert "token_ids" in {field.name for field in dataclasses.fields(CompletionOutput)}
 
     config = SamplingConfig(num_samples=2, top_k=20, top_p=0.9)
-    given = engines.request_parameters(engine.tokenizer, 2**52 - 1, config)
+    given = engines.request_parameters(tokenizer, 2**52 - 1, config)
     assert (given.n, given.seed, given.temperature, given.min_p) == (1, 2**52 - 1, 0.3, 0.01)
     assert (given.top_k, given.top_p, given.max_tokens) == (20, 0.9, 1024)
-    assert given.stop_token_ids == [engine.tokenizer.eos_token_id]
-    assert given.logit_bias == {engine.tokenizer.pad_token_id: -100.0}
-    engines.request_parameters(engine.tokenizer, 1, SamplingConfig())  # top_k -1 too
+    assert given.stop_token_ids == [tokenizer.eos_token_id]
+    assert given.logit_bias == {tokenizer.pad_token_id: -100.0}
+    engines.request_parameters(tokenizer, 1, SamplingConfig())  # top_k -1 too
     second = engines.lora_request([str(a) for a in adapters], adapters[1])
     assert (second.lora_int_id, second.lora_path) == (2, str(adapters[1]))
