@@ -2,9 +2,13 @@
 
 The intervals resample *problems*, not samples: with 40 to 500 problems, the choice of problems is
 the largest part of the uncertainty, and more samples per problem do not reduce it.
+
+Shapes: P problems, S training seeds of one method, K values of k, R resamples.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,88 +70,149 @@ def _refuse(broken: np.ndarray, rule: str, n: np.ndarray, c: np.ndarray, k: np.n
         )
 
 
-def pass_at_k_interval(
-    num_samples, num_correct, k: int, *, confidence: float = 0.95, resamples: int = 10_000, seed=0
-) -> Estimate:
-    """The mean pass@k over problems, with a percentile bootstrap over problems (Efron, 1979).
+def pass_at_k_curve(
+    num_samples,
+    num_correct,
+    ks: Iterable[int],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> dict[int, Estimate]:
+    """The mean pass@k over problems for every k, with percentile bootstrap intervals (Efron, 1979).
+
+    The problems are resampled and, where there are several training seeds, these too, independently of the problems; every k
+    sees the same resamples. The values of a problem carry the noise of its n samples, so the interval covers it. With S seeds
+    the share of the variance that is due to them comes out (S - 1) / S of its size: three seeds are few.
 
     Args:
-        num_samples: (P,) samples per problem, or one number for all.
-        num_correct: (P,) correct samples.
-        k: how many samples are drawn per problem.
+        num_samples: n, (P,) samples per problem, or one number for all; or (S, P).
+        num_correct: c, (P,) correct samples; or (S, P), a row for each training seed of one method.
+        ks: how many samples are drawn per problem.
         confidence: the share of resampled means between `low` and `high`.
         resamples: how often P problems are drawn with replacement.
         seed: of the drawing; equal seeds and P draw the same problems.
 
     Raises:
-        ValueError: as `pass_at_k`; no problems, or more than one axis; `confidence` not in (0, 1).
+        ValueError: as `pass_at_k`; no problems, or more than two axes; `confidence` not in (0, 1).
     """
-    values = _per_problem(num_samples, num_correct, k)
-    return Estimate(
-        *_mean_and_interval(values, _resampled_means(values, resamples, seed), confidence)
-    )
+    values_KSP, ks = _per_problem(num_samples, num_correct, ks)
+    means_KR = _resampled_means(values_KSP, resamples, seed, 0)
+    return {
+        k: Estimate(*_mean_and_interval(values.mean(), means, confidence))
+        for k, values, means in zip(ks, values_KSP, means_KR, strict=True)
+    }
 
 
-def paired_difference(
+def pass_at_k_interval(num_samples, num_correct, k: int, **options) -> Estimate:
+    """`pass_at_k_curve` at one k."""
+    return pass_at_k_curve(num_samples, num_correct, [k], **options)[k]
+
+
+def difference_curve(
     num_samples_a,
     num_correct_a,
     num_samples_b,
     num_correct_b,
-    k: int,
+    ks: Iterable[int],
     *,
     confidence: float = 0.95,
     resamples: int = 10_000,
-    seed=0,
-) -> Difference:
-    """The mean of pass@k of model a minus that of model b on the *same* problems, in one order.
+    seed: int = 0,
+) -> dict[int, Difference]:
+    """The mean of pass@k of model a minus that of model b on the *same* problems, in one order, for every k.
 
     Both models keep their results on a resampled problem, so what makes a problem hard for both
-    cancels. Arguments as in `pass_at_k_interval`, twice.
+    cancels. Training seeds are resampled for each model by itself. Arguments as in `pass_at_k_curve`, twice.
 
     Raises:
-        ValueError: as `pass_at_k_interval`; or the models have different numbers of problems.
+        ValueError: as `pass_at_k_curve`; or the models have different numbers of problems.
     """
-    values_a = _per_problem(num_samples_a, num_correct_a, k)
-    values_b = _per_problem(num_samples_b, num_correct_b, k)
-    if values_a.shape != values_b.shape:
+    values_a_KSP, ks = _per_problem(num_samples_a, num_correct_a, ks)
+    values_b_KSP, _ = _per_problem(num_samples_b, num_correct_b, ks)
+    if values_a_KSP.shape[2] != values_b_KSP.shape[2]:
         raise ValueError(
             "both models must have the same problems because they are compared one by one; "
-            f"got {values_a.size} and {values_b.size} problems"
+            f"got {values_a_KSP.shape[2]} and {values_b_KSP.shape[2]} problems"
         )
-    values = values_a - values_b
-    means = _resampled_means(values, resamples, seed)
-    interval = _mean_and_interval(values, means, confidence)
-    return Difference(*interval, share_above_zero=float((means > 0).mean()))
+    means_KR = _resampled_means(values_a_KSP, resamples, seed, 0)
+    means_KR -= _resampled_means(values_b_KSP, resamples, seed, 1)
+    result = {}
+    for k, a, b, means in zip(ks, values_a_KSP, values_b_KSP, means_KR, strict=True):
+        interval = _mean_and_interval(a.mean() - b.mean(), means, confidence)
+        # Differences that cancel leave rounding errors of either sign.
+        result[k] = Difference(*interval, share_above_zero=float((means > 1e-12).mean()))
+    return result
 
 
-def _per_problem(num_samples, num_correct, k: int) -> np.ndarray:
-    values = np.asarray(pass_at_k(num_samples, num_correct, k))
-    if values.ndim != 1 or values.size == 0:
+def paired_difference(
+    num_samples_a, num_correct_a, num_samples_b, num_correct_b, k: int, **options
+) -> Difference:
+    """`difference_curve` at one k."""
+    counts = (num_samples_a, num_correct_a, num_samples_b, num_correct_b)
+    return difference_curve(*counts, [k], **options)[k]
+
+
+def mean_and_deviation(values_S) -> tuple[float, float]:
+    """Mean and sample standard deviation over S >= 2 seeds: what papers print as ±.
+
+    It says how much a result moves with the seed on *these* problems, and nothing about other problems.
+    """
+    values_S = np.asarray(values_S, dtype=float)
+    if values_S.ndim != 1 or values_S.size < 2:
         raise ValueError(
-            "the counts must have one axis of at least one problem, because problems are "
-            f"resampled; got the shape {values.shape}"
+            f"a deviation needs the values of at least two seeds; got the shape {values_S.shape}"
         )
-    return values
+    return float(values_S.mean()), float(values_S.std(ddof=1))
 
 
-def _resampled_means(values_P: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """(resamples,) means of P values drawn with replacement, drawn in chunks of bounded memory."""
+def solved_only_by(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """For each model, which problems it alone solved at least once, (P,) bool, in the order of the counts (P,)."""
+    solved = {name: np.asarray(counts) > 0 for name, counts in num_correct.items()}
+    times = np.sum(list(solved.values()), axis=0)
+    return {name: mine & (times == 1) for name, mine in solved.items()}
+
+
+def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarray, list[int]]:
+    """pass@k of every k, seed and problem, (K, S, P), and the list of the ks."""
+    ks = list(ks)
+    values = [np.asarray(pass_at_k(num_samples, num_correct, k)) for k in ks]
+    shape = values[0].shape if values else ()
+    if len(shape) not in (1, 2) or 0 in shape:
+        raise ValueError(
+            "the counts must have one axis of at least one problem, or one of seeds before it, because problems and seeds "
+            f"are resampled, and there must be a k; got the shape {shape} and ks={ks}"
+        )
+    return np.stack(values).reshape(len(ks), -1, shape[-1]), ks
+
+
+def _resampled_means(values_KSP: np.ndarray, resamples: int, seed: int, stream: int) -> np.ndarray:
+    """(K, resamples) means over P problems, and S seeds, drawn with replacement; in chunks of bounded memory.
+
+    The problems drawn depend on `seed`, `resamples` and P; the seeds drawn on `stream` as well.
+    """
     if resamples < 1:
         raise ValueError(f"resamples must be >= 1; got {resamples}")
-    generator = np.random.default_rng(seed)
-    chunk = max(1, RESAMPLED_AT_ONCE // values_P.size)
-    return np.concatenate(
-        [
-            values_P[generator.integers(values_P.size, size=(rows, values_P.size))].mean(axis=1)
-            for start in range(0, resamples, chunk)
-            for rows in [min(chunk, resamples - start)]
-        ]
-    )
+    num_seeds, num_problems = values_KSP.shape[1:]
+    problems = np.random.default_rng(seed)
+    chunk = max(1, RESAMPLED_AT_ONCE // num_problems)
+    means_KSR = np.empty((*values_KSP.shape[:2], resamples))
+    for start in range(0, resamples, chunk):
+        rows = slice(start, min(start + chunk, resamples))
+        drawn_RP = problems.integers(num_problems, size=(rows.stop - start, num_problems))
+        for number, values_SP in enumerate(values_KSP):
+            for turn, values_P in enumerate(values_SP):
+                means_KSR[number, turn, rows] = values_P[drawn_RP].mean(axis=1)
+    if num_seeds == 1:
+        return means_KSR[:, 0]
+    seeds = np.random.default_rng([seed, stream])
+    drawn_SR = seeds.integers(num_seeds, size=(num_seeds, resamples))
+    return means_KSR[:, drawn_SR, np.arange(resamples)].mean(axis=1)
 
 
-def _mean_and_interval(values, means, confidence: float) -> tuple[float, float, float]:
+def _mean_and_interval(mean, means, confidence: float) -> tuple[float, float, float]:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return float(values.mean()), float(low), float(high)
+    return float(mean), float(low), float(high)

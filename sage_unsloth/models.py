@@ -4,8 +4,6 @@ Both ways take the same arguments and return a model that Unsloth's trainers acc
 project's chat template. Adapters are plain peft folders either way.
 """
 
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -15,6 +13,7 @@ from typing import Any
 
 from sage_unsloth.patch import load_unsloth, prepare_for_cpu
 from sage_unsloth.prompts import CHAT_TEMPLATE
+from sage_unsloth.weights import adapter_config, check_adapter
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PAD_TOKEN = "<|pad|>"
@@ -52,43 +51,37 @@ def data_folder() -> Path:
     return here / "data" if (here / "data").is_dir() else here.parent / "data"
 
 
-def fingerprint(path: str | Path) -> str:
-    """What tells a model folder from another of the same shape: its name and a digest of its config and weights.
-
-    The digest covers every size, and of each weights file the first and the last MiB. A hub id stands for itself.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return str(path)
-    digest = hashlib.sha256()
-    for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as content:
-            digest.update(content.read(2**20))
-            content.seek(max(0, size - 2**20))
-            digest.update(content.read())
-    return f"{folder.name} {digest.hexdigest()[:12]}"
-
-
 def load_tokenizer(path: str | Path) -> Any:
     """The tokenizer of a model folder or hub id, with the project's chat template and a pad token of its own.
 
     Raises:
         ValueError: it cannot be loaded, it has no EOS token, or no token can serve as pad.
     """
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         config = AutoConfig.from_pretrained(path)
     except OSError as error:
         raise ValueError(_not_found(path, error)) from error
+    return prepare_tokenizer(tokenizer, config, load_stop_tokens(path, tokenizer), path)
+
+
+def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
+    """The tokens that end a completion of the model at `path`: EOS, and what its generation_config adds."""
+    from transformers import GenerationConfig
+
     try:
-        generation = GenerationConfig.from_pretrained(path)
+        return stop_tokens(GenerationConfig.from_pretrained(path), tokenizer)
     except OSError:  # a model need not have one
-        generation = None
-    return prepare_tokenizer(tokenizer, config, generation, path)
+        return stop_tokens(None, tokenizer)
+
+
+def stop_tokens(generation: Any, tokenizer: Any) -> list[int]:
+    """As the trainer has them: the `eos_token_id` of a generation config, one or several, and the tokenizer's."""
+    found = getattr(generation, "eos_token_id", None)
+    found = found if isinstance(found, list) else [found]
+    return sorted({*found, tokenizer.eos_token_id} - {None})
 
 
 def _not_found(path: str | Path, error: Exception) -> str:
@@ -98,11 +91,11 @@ def _not_found(path: str | Path, error: Exception) -> str:
     )
 
 
-def prepare_tokenizer(tokenizer: Any, config: Any, generation: Any, path: str | Path) -> Any:
+def prepare_tokenizer(tokenizer: Any, config: Any, stops: list[int], path: str | Path) -> Any:
     """The tokenizer with our chat template, padding on the left, and a pad token that ends no completion.
 
-    Unsloth tells a completion from padding by the pad id alone. So where pad is missing, or is a token that generation stops at (EOS, or
-    another of `generation.eos_token_id`), an unused special token takes its place.
+    Unsloth tells a completion from padding by the pad id alone. So where pad is missing, or is one of the tokens that
+    generation stops at, an unused special token takes its place.
 
     Raises:
         ValueError: no EOS token, or no token can serve as pad.
@@ -112,8 +105,6 @@ def prepare_tokenizer(tokenizer: Any, config: Any, generation: Any, path: str | 
             "the tokenizer must have an EOS token because the chat template ends each turn with it; got None in "
             f"{path}; set tokenizer.eos_token and save it"
         )
-    stops = getattr(generation, "eos_token_id", None) or []
-    stops = {tokenizer.eos_token_id, *(stops if isinstance(stops, list) else [stops])}
     tokenizer.padding_side = "left"
     tokenizer.chat_template = CHAT_TEMPLATE
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in stops:
@@ -124,7 +115,7 @@ def prepare_tokenizer(tokenizer: Any, config: Any, generation: Any, path: str | 
     return tokenizer
 
 
-def _unused_token(tokenizer: Any, stops: set[int], rows: int, path: str | Path) -> str:
+def _unused_token(tokenizer: Any, stops: list[int], rows: int, path: str | Path) -> str:
     """A special token made for padding or reserved for nothing; else a new one, where the embedding has a spare row."""
     special = {
         token.content: number
@@ -197,7 +188,9 @@ def load_policy(
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     if adapter is not None:
-        check_adapter(adapter, path, lora)
+        check_adapter(path, adapter)
+        if lora is not None:
+            _check_lora(adapter, lora)
     load_unsloth()
     if not has_gpu():
         model, tokenizer = _load_on_cpu(path, lora, adapter, seed)
@@ -225,7 +218,9 @@ def load_policy(
             model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
-    tokenizer = prepare_tokenizer(tokenizer, model.config, model.generation_config, path)
+    stops = stop_tokens(model.generation_config, tokenizer)
+    tokenizer = prepare_tokenizer(tokenizer, model.config, stops, path)
+    model.generation_config.eos_token_id = stops
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
 
@@ -256,48 +251,16 @@ def _load_on_cpu(
     return prepare_for_cpu(model), tokenizer
 
 
-def check_adapter(adapter: str | Path, path: str | Path, lora: LoraSettings | None = None) -> None:
-    """Refuse what is no adapter of this model, before the model is loaded.
-
-    Raises:
-        ValueError: files are missing; the adapter's shapes are not those of a model like `path`; or `lora` is given and differs.
-    """
-    folder = Path(adapter)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (folder / name).is_file():
-            raise ValueError(
-                f"an adapter folder must hold adapter_config.json and adapter_model.safetensors; {folder} lacks {name}; "
-                "give the folder that training wrote"
-            )
-    found = json.loads((folder / "adapter_config.json").read_text())
-    if lora is not None:
-        wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
-        there = {"r": found["r"], "lora_alpha": found["lora_alpha"], "target_modules": sorted(found["target_modules"])}  # fmt: skip
-        if there != wanted:
-            raise ValueError(
-                f"training goes on with an adapter of the same settings only; {folder} has {there}, asked for {wanted}; "
-                "set lora to match"
-            )
-    config = Path(path) / "config.json"
-    if config.is_file():
-        hidden = json.loads(config.read_text()).get("hidden_size")
-        width = _input_width(folder)
-        if None not in (hidden, width) and hidden != width:
-            raise ValueError(
-                f"an adapter must be for the model it is put on; {folder} is for hidden size {width}, {path} has {hidden}; "
-                "give the model that it was trained on"
-            )
-
-
-def _input_width(adapter: Path) -> int | None:
-    """The hidden size that an adapter's query projection was made for."""
-    from safetensors import safe_open
-
-    with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
-        for name in weights.keys():  # noqa: SIM118 (not a dict)
-            if name.endswith("q_proj.lora_A.weight"):
-                return weights.get_slice(name).get_shape()[1]
-    return None
+def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
+    """Training goes on with an adapter as it was made."""
+    found = adapter_config(adapter)
+    there = {"rank": found["r"], "alpha": found["lora_alpha"], "targets": sorted(found["target_modules"])}  # fmt: skip
+    wanted = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
+    if there != wanted:
+        raise ValueError(
+            f"training goes on with an adapter of the same settings only; {adapter} has {there}, asked for {wanted}; set lora "
+            "to match"
+        )
 
 
 def _load_adapter_weights(model: Any, adapter: Path) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.records import read_jsonl, write_json
-from sage_unsloth.rewards import Grade, Grader
-from sage_unsloth.sampling import SamplingConfig, sample_and_grade
+from sage_unsloth.engines import Engine, SamplingConfig
+from sage_unsloth.records import write_json
+from sage_unsloth.rewards import Grade
+from sage_unsloth.sampling import sample_and_grade
 
 REPORT = "preflight.json"
 
@@ -18,7 +19,7 @@ def signal(records: Sequence[dict]) -> dict[str, float]:
     """Shares that say whether a group-relative advantage has anything to work with.
 
     Args:
-        records: with `problem_id`, `grade`, `extracted`, `finished` and `num_tokens`; equally many of each problem.
+        records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`; equally many of each problem.
 
     Returns:
         `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in it), `truncation_rate` (no EOS), each of completions; `dead_groups`, the
@@ -38,7 +39,7 @@ def signal(records: Sequence[dict]) -> dict[str, float]:
         "format_rate": sum(record["extracted"] is not None for record in records) / n,
         "parsed_rate": sum(record["grade"] in (Grade.CORRECT, Grade.WRONG) for record in records)
         / n,
-        "truncation_rate": sum(not record["finished"] for record in records) / n,
+        "truncation_rate": sum(record["finish_reason"] != "stop" for record in records) / n,
         "dead_groups": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
         "mean_tokens": sum(record["num_tokens"] for record in records) / n,
     }
@@ -67,30 +68,38 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
     return result
 
 
-def preflight(
-    config: Any, model: Any, tokenizer: Any, rows: Sequence[dict], folder: Path, grader: Grader
-) -> dict[str, float]:
+def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -> dict[str, float]:
     """Draw one group for each of `config.preflight_prompts` rows, say what was found, and warn where the signal is small.
 
     Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`. Training is not changed by it: the trainer seeds
     its own streams afterwards.
+
+    Args:
+        config: of the RL run.
+        engine: draws by the policy that training begins with.
+        rows: the training rows; the prompts are spread evenly over them.
+        folder: of the run.
     """
     count = min(config.preflight_prompts, len(rows))
     chosen = [rows[int(i * len(rows) / count)] for i in range(count)]
-    chosen = [{"id": i} | {key: row[key] for key in ("problem", "answer")} for i, row in enumerate(chosen)]  # fmt: skip
+    chosen = [
+        {"id": f"prompt-{i}", "problem": row["problem"], "answer": row["answer"]}
+        for i, row in enumerate(chosen)
+    ]
     sampling = SamplingConfig(
         num_samples=config.num_generations,
         temperature=config.temperature,
         top_p=config.top_p,
         min_p=config.min_p,
         max_completion_length=config.max_completion_length,
-        batch_size=min(64, count * config.num_generations),
         grade_seconds=config.grade_seconds,
         seed=config.seed,
     )
     path = folder / "preflight.jsonl"
-    sample_and_grade(sampling, model, tokenizer, chosen, path, "preflight")
-    found = signal(read_jsonl(path))
+    records = sample_and_grade(
+        sampling, engine, chosen, path, model="policy", benchmark="preflight"
+    )
+    found = signal(records)
     warnings = remedies(found, config.max_completion_length)
     write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings})
     logger.info(

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from sage_unsloth import arithmetic, plots
+from sage_unsloth.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.guides import BranchGuide, Guide
 from sage_unsloth.metrics import Estimate, paired_difference, pass_at_k_interval
 from sage_unsloth.models import data_folder, load_policy
 from sage_unsloth.patch import load_unsloth
 from sage_unsloth.records import environment, open_run, write_json
 from sage_unsloth.rlvr import RlvrConfig, rlvr
-from sage_unsloth.sampling import SamplingConfig, correct_counts, sample_and_grade
+from sage_unsloth.sampling import correct_counts, sample_and_grade
 from sage_unsloth.sft import SftConfig, sft
 from sage_unsloth.training import read_metrics
 
@@ -58,7 +59,7 @@ class QuickstartConfig:
     )
     sampling: SamplingConfig = field(
         default_factory=lambda: SamplingConfig(
-            num_samples=64, max_completion_length=48, batch_size=512
+            num_samples=64, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=512
         )
     )
     num_problems: int | None = None
@@ -119,8 +120,9 @@ def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, An
         for name, adapter in trained.items():
             model, tokenizer = load_policy(merged, adapter=adapter)
             file = out / "samples" / f"{name.lower()}.jsonl"
+            engine = TransformersEngine(model, tokenizer)
             samples[name] = sample_and_grade(
-                config.sampling, model, tokenizer, rows, file, f"sampling {name}"
+                config.sampling, engine, rows, file, model=name, benchmark=arithmetic.SOURCE
             )
 
     report = make_report(config, rows, samples)
@@ -227,7 +229,7 @@ def _behaviour(records: list[dict]) -> dict[str, Any]:
         "completions": total,
         "grades": dict(sorted(grades.items())),
         "in_format": sum(record["extracted"] is not None for record in records) / total,
-        "finished": sum(record["finished"] for record in records) / total,
+        "finished": sum(record["finish_reason"] == "stop" for record in records) / total,
         "mean_tokens": sum(record["num_tokens"] for record in records) / total,
         "routes": {route: count / total for route, count in routes.most_common()},
     }

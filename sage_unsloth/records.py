@@ -1,12 +1,14 @@
 """What a run leaves on disk: files that survive a kill, and `run.json`, which says what it was."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import logging
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -113,6 +115,38 @@ def runs_folder() -> Path:
             'drive.mount("/content/drive")), and run this cell again'
         )
     return Path("runs")
+
+
+@contextlib.contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Holds a file or folder for this process alone, by a lock on `.<name>.lock` beside it.
+
+    The system drops the lock when its process ends, however it ends; the lock file stays and means nothing.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    path = Path(path).resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"one process at a time may write to {path}; {file.read().strip() or 'another one'} does; "
+                "wait for it to end, or end it"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            logger.warning(
+                "%s: this file system knows no locks; start no second process on it", path
+            )
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
 
 
 def environment() -> dict:

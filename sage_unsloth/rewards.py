@@ -2,36 +2,25 @@ r"""Grades the answer inside a completion's solution tag, and turns grades into 
 
 What is inside the tag is graded and nothing else. Two plainly written numbers are compared exactly,
 in this process; everything else goes to math-verify, both sides wrapped in `\boxed{}`, in a worker
-process that is killed when it runs out of time. math-verify's own limits are signals: they fail off
-the main thread, and they cannot stop a power tower.
-
-A worker is a plain subprocess that talks in lines of JSON. A multiprocessing pool would import the
-caller's script again in each worker, PyTorch with it, and would break where the script has no
-`__main__` guard. Not for Windows.
+process that is killed when it runs out of time (`workers`). math-verify's own limits are signals:
+they fail off the main thread, and they cannot stop a power tower.
 """
 
-import json
-import logging
+import functools
 import re
-import signal
-import subprocess
-import sys
 import threading
-import traceback
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from multiprocessing import connection
-from queue import SimpleQueue
 
 from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
+from sage_unsloth.records import package_version
+from sage_unsloth.workers import LATE, Workers
 
 LONGEST_ANSWER = 2_000  # characters; longer text in the tag is no answer
 CACHED_PAIRS = 65_536
-PAIRS_PER_WORKER = 2_000  # then a fresh one: SymPy's caches grow, and the memory is limited
-START_LIMIT = 60.0  # seconds for a worker to import math-verify, on a busy machine
 
 
 class Grade(StrEnum):
@@ -114,13 +103,19 @@ def plain_number(text: str) -> Fraction | None:
     return -value if match["sign"] == "-" else value
 
 
+def unwrap(text: str) -> str:
+    """The text without what people put around an answer: dollars, bold, a box, a full stop."""
+    text = text.strip()
+    while match := _WRAPPER.fullmatch(text):  # they nest: **$42$.**
+        text = match[match.lastindex].strip()
+    return text
+
+
 def normalise(text: str) -> str | None:
     """The form in which `text` is compared, numbers as "42" or "7/4"; None if it is no answer."""
     if len(text) > LONGEST_ANSWER:
         return None
-    text = text.translate(_CHARACTERS).strip()
-    while match := _WRAPPER.fullmatch(text):  # they nest: **$42$.**
-        text = match[match.lastindex].strip()
+    text = unwrap(text.translate(_CHARACTERS))
     # A brace too many would close the box around the text; an inner box would be graded alone.
     balanced = _closing_brace("{" + text + "}", 0) == len(text) + 1
     if not text or not balanced or r"\boxed" in text:
@@ -149,14 +144,22 @@ def _grade_plainly(answer: str | None, gold: str) -> Grade | tuple[str, str]:
     return normal_answer, normal_gold
 
 
-def _compare(answer: str, gold: str) -> Grade | None:
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> tuple:
+    r"""What math-verify finds in `\boxed{text}`, in a worker; golds come again and again."""
+    from math_verify import parse
+
+    return tuple(parse(rf"\boxed{{{text}}}", parsing_timeout=None))
+
+
+def compare_math(answer: str, gold: str) -> Grade | None:
     """Compares two normalised texts by math-verify, in a worker; None if the gold does not parse.
 
     A comparison that math-verify gives up on is WRONG: from outside, its failures look like False.
     """
-    from math_verify import parse, verify
+    from math_verify import verify
 
-    parsed = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer)]
+    parsed = [list(_parse(text)) for text in (gold, answer)]
     # Beside what it understood, parse returns the text; alone, the text is a failure to parse.
     gold_found, answer_found = ([x for x in found if not isinstance(x, str)] for found in parsed)
     if not gold_found:
@@ -166,86 +169,40 @@ def _compare(answer: str, gold: str) -> Grade | None:
     return Grade.CORRECT if verify(*parsed, timeout_seconds=None) else Grade.WRONG
 
 
-def _serve(time_limit: float, memory_limit_gib: float) -> None:
-    """A worker: `[answer, gold]` a line in; `{"grade": ...}` or `{"error": ...}` a line out."""
-    import resource
+@dataclass(frozen=True, kw_only=True)
+class Checker:
+    """What makes an answer right.
 
-    limit = int(memory_limit_gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    logging.disable(logging.CRITICAL)
-    replies, sys.stdout = sys.stdout, sys.stderr  # nothing but replies may reach the pipe
-    _compare("x", "x")  # pays for the imports
-    print("ready", file=replies, flush=True)
-    for line in sys.stdin:
-        # The caller kills a late worker; this alarm ends one whose caller is gone.
-        signal.setitimer(signal.ITIMER_REAL, 2 * time_limit + 1)
-        try:
-            reply = {"grade": _compare(*json.loads(line))}
-        except MemoryError:
-            raise  # the worker dies, and its caller knows what that means
-        except Exception:
-            reply = {"error": traceback.format_exc()}
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(reply), file=replies, flush=True)
+    Attributes:
+        name: in the record of a grade, with `version`.
+        version: changes whenever the same answer may get another grade.
+        packages: whose versions decide too.
+        plainly: (extracted answer or None, gold) -> the grade, or the two texts that a worker compares. It must be fast on
+            any text, and raises ValueError for a gold that is none.
+        compare: "module:function" of a function of those two texts for a worker: a Grade, or None for a gold that cannot
+            be read.
+    """
+
+    name: str
+    version: int
+    packages: tuple[str, ...] = ()
+    plainly: Callable[[str | None, str], Grade | tuple[str, str]]
+    compare: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name and versions, as records keep them."""
+        parts = [f"{package} {package_version(package)}" for package in self.packages]
+        return ", ".join([f"{self.name} {self.version}", *parts])
 
 
-_START_WORKER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from sage_unsloth.rewards import _serve; _serve(*json.loads(sys.argv[2]))"
+MATH = Checker(
+    name="math",
+    version=2,
+    packages=("math-verify",),
+    plainly=_grade_plainly,
+    compare="sage_unsloth.rewards:compare_math",
 )
-
-
-class _Worker:
-    """One worker process, started by its first pair and replaced after a death."""
-
-    def __init__(self, time_limit: float, memory_limit_gib: float):
-        self.limits = (time_limit, memory_limit_gib)
-        self.process: subprocess.Popen | None = None
-
-    def start(self) -> None:
-        self.stop()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _START_WORKER, json.dumps(sys.path), json.dumps(self.limits)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is the caller's to handle
-        )
-        self.pairs_left = PAIRS_PER_WORKER
-        if self.read_line(START_LIMIT) != "ready\n":
-            self.stop()
-            raise RuntimeError(
-                f"a grading worker must start within {START_LIMIT:g} s and {self.limits[1]:g} GiB; "
-                "it did not, and its message is on stderr; install math-verify, or raise the limit"
-            )
-
-    def read_line(self, time_limit: float) -> str:
-        """The next line, or "" where the process died or the time is over."""
-        stdout = self.process.stdout
-        return stdout.readline() if connection.wait([stdout], time_limit) else ""
-
-    def grade(self, answer: str, gold: str) -> Grade:
-        if self.process is None or self.process.poll() is not None or not self.pairs_left:
-            self.start()
-        self.pairs_left -= 1
-        self.process.stdin.write(json.dumps([answer, gold]) + "\n")
-        self.process.stdin.flush()
-        line = self.read_line(self.limits[0])
-        if not line:
-            self.stop()
-            return Grade.TIMED_OUT
-        reply = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError(f"comparing {answer!r} to {gold!r} broke:\n{reply['error']}")
-        if reply["grade"] is None:
-            raise ValueError(f"a gold answer must parse; got {gold!r}; drop or repair the row")
-        return Grade(reply["grade"])
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()  # reaps it and closes both pipes
-            self.process = None
 
 
 class Grader:
@@ -256,18 +213,19 @@ class Grader:
         time_limit: seconds for one answer in a worker, which is then killed and replaced.
         memory_limit_gib: address space of one worker, which needs about .1 GiB.
         boxed: without a complete tag, grade the last `\boxed{}`; for evaluation only.
+        checker: what makes an answer right.
     """
 
     def __init__(
-        self, workers: int = 1, time_limit: float = 5.0, memory_limit_gib: float = 1.0, boxed=False
+        self,
+        workers: int = 1,
+        time_limit: float = 5.0,
+        memory_limit_gib: float = 1.0,
+        boxed: bool = False,
+        checker: Checker = MATH,
     ):
-        if workers < 1 or time_limit <= 0 or memory_limit_gib <= 0:
-            raise ValueError(
-                "workers must be >= 1 and both limits > 0; "
-                f"got {workers=}, {time_limit=}, {memory_limit_gib=}"
-            )
-        self.boxed = boxed
-        self._workers = [_Worker(time_limit, memory_limit_gib) for _ in range(workers)]
+        self.boxed, self.checker = boxed, checker
+        self._workers = Workers(checker.compare, workers, time_limit, memory_limit_gib)
         self._cache: dict[tuple[str | None, str], Grade] = {}  # least recently used first
         self._lock = threading.Lock()
 
@@ -282,36 +240,32 @@ class Grader:
         pairs = list(zip(extracted, answers, strict=True))
         with self._lock:
             grades = {
-                pair: self._cache.pop(pair, None) or _grade_plainly(*pair)
+                pair: self._cache.pop(pair, None) or self.checker.plainly(*pair)
                 for pair in dict.fromkeys(pairs)
             }
             hard = {pair: text for pair, text in grades.items() if not isinstance(text, Grade)}
             if hard:
-                grades.update(zip(hard, self._ask(hard.values()), strict=True))
+                # Different answers may have one normal form.
+                compared = self._compare_all(list(dict.fromkeys(hard.values())))
+                grades.update({pair: compared[texts] for pair, texts in hard.items()})
             self._cache.update(grades)
             while len(self._cache) > CACHED_PAIRS:
                 del self._cache[next(iter(self._cache))]
         return [grades[pair] for pair in pairs]
 
-    def _ask(self, questions) -> list[Grade]:
-        idle: SimpleQueue[_Worker] = SimpleQueue()
-        for worker in self._workers:
-            idle.put(worker)
-
-        def ask(question: tuple[str, str]) -> Grade:
-            worker = idle.get()
-            try:
-                return worker.grade(*question)
-            finally:
-                idle.put(worker)
-
-        with ThreadPoolExecutor(len(self._workers)) as threads:
-            return list(threads.map(ask, questions))
+    def _compare_all(self, questions: list[tuple[str, str]]) -> dict[tuple[str, str], Grade]:
+        grades = {}
+        for question, value in zip(questions, self._workers.ask(questions), strict=True):
+            if value is None:
+                raise ValueError(
+                    f"a gold answer must parse; got {question[1]!r}; drop or repair the row"
+                )
+            grades[question] = Grade.TIMED_OUT if value is LATE else Grade(value)
+        return grades
 
     def close(self) -> None:
         """Stops the workers; a later call would start them again."""
-        for worker in self._workers:
-            worker.stop()
+        self._workers.stop()
 
     def __enter__(self) -> "Grader":
         return self

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
-from sage_unsloth.models import LoraSettings, load_policy
+from sage_unsloth.models import LoraSettings, load_policy, stop_tokens
 from sage_unsloth.patch import check_guide, guided_kl
 from sage_unsloth.preflight import preflight
 from sage_unsloth.prompts import prompt_messages, render_prompt
@@ -205,7 +206,12 @@ def rlvr(
     else:
         with Grader(time_limit=config.grade_seconds) as grader:
             if resume is None and config.preflight_prompts:
-                preflight(config, model, tokenizer, rows, folder, grader)
+                # The engine beside the model draws without an adapter, as a fresh one is.
+                engine = TransformersEngine(model, tokenizer)
+                if rollouts == "vllm" and adapter is None:
+                    stops = stop_tokens(model.generation_config, tokenizer)
+                    engine = VllmEngine.around(model.vllm_engine, tokenizer, stops)
+                preflight(config, engine, rows, folder)
             reward = SolutionReward(grader)
             trainer = _trainer(config, model, tokenizer, rows, folder, reward, rollouts)
             with guided_kl(trainer, guide) if guide is not None else nullcontext():

@@ -1,147 +1,292 @@
-"""Samples completions and grades them, batch by batch on disk, so that a second run samples only what is missing.
+"""Record sets: completions of one model on one benchmark, drawn, graded and kept so that nothing is drawn twice.
 
-One line of `samples.jsonl` is one completion. Its seed belongs to its batch: a batch is a fixed set of (problem, sample)
-pairs in a fixed order, so any batch can be drawn again alone.
+A set is a .jsonl file that only grows, with `.settings.json` beside it. One line is one completion:
+
+    run           the set that it belongs to: a digest of its settings
+    model, benchmark, problem_id, sample    sample counts from 0
+    seed          of this completion's own random stream (`sample_seed`)
+    completion, num_tokens, finish_reason   without EOS; "stop" (by EOS) or "length"
+    extracted, gold, grade, grader          what was compared, the grade, and by which checker and versions
+
+A later line with the same problem and sample replaces the fields that it names: that is how a set is graded again without
+drawing anything. More samples, or some of the problems, belong to the same set, because a completion depends on its own
+seed only; any other setting makes another set, and the file of one is refused to another.
 
 Shapes: P problems, N samples per problem.
 """
 
+import hashlib
 import json
+import os
+import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sage_unsloth.engines import Engine, SamplingConfig
 from sage_unsloth.prompts import render_prompt
-from sage_unsloth.records import append_jsonl, read_jsonl, refuse_other_settings, write_json
-from sage_unsloth.rewards import Grade, Grader, extract_answer
+from sage_unsloth.records import (
+    append_jsonl,
+    environment,
+    locked,
+    read_jsonl,
+    refuse_other_settings,
+    write_json,
+)
+from sage_unsloth.rewards import MATH, Checker, Grade, Grader, extract_answer
+
+FORMAT = 2  # of the file; 1 had a seed for each batch
+# Settings that a set may change: they decide how much is drawn at once, and how, but not what.
+FREE_SETTINGS = ("num_samples", "batch_size", "grade_seconds")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How completions are drawn.
+class EngineError(RuntimeError):
+    """The engine failed while drawing; what was drawn before is on disk."""
 
-    Attributes:
-        num_samples: N, completions of each problem.
-        temperature, top_p, min_p: sampling.
-        max_completion_length: tokens.
-        batch_size: completions drawn together.
-        grade_seconds: time limit for grading one answer.
-        seed: of the first batch; batch i has seed + i.
+
+def sample_seed(seed: int, problem_id: str, sample: int) -> int:
+    """The seed of one completion: the first 52 bits of the SHA-256 of `[seed, problem_id, sample]` as JSON.
+
+    It depends on nothing else, so any completion can be drawn again alone, and two models answer a problem from the same
+    stream. 52 bits survive any reader of JSON; among a million completions, two share a seed with a chance of 1e-4.
     """
-
-    num_samples: int = 64
-    temperature: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    max_completion_length: int = 1024
-    batch_size: int = 64
-    grade_seconds: float = 5.0
-    seed: int = 3407
+    text = json.dumps([seed, problem_id, sample])
+    return int(hashlib.sha256(text.encode()).hexdigest()[:13], 16)
 
 
 def sample_and_grade(
     config: SamplingConfig,
-    model: Any,
-    tokenizer: Any,
+    engine: Engine,
     rows: Sequence[dict],
     path: str | Path,
-    name: str = "samples",
+    *,
+    model: str,
+    benchmark: str,
+    identity: Mapping[str, Any] | None = None,
+    checker: Checker = MATH,
+    bar: Any = None,
 ) -> list[dict]:
-    """Draw N completions of every problem, grade them, append them to `path`, and return every record of the file.
-
-    A record: `problem_id`, `sample`, `batch`, `seed`, `completion`, `num_tokens` (without EOS), `finished` (ended by EOS),
-    `extracted` (the text in the tag, or null), `grade`.
+    """Draw what is missing of N completions of every problem, grade it, and return these problems' records.
 
     Args:
-        rows: dicts with `id`, `problem` and `answer`.
-        path: a .jsonl file; what it holds is not drawn again. Its settings stand beside it in `.settings.json`.
-        name: on the progress bar.
+        engine: of the model; see `engines`.
+        rows: dicts with `id`, `problem`, `answer`, and `gold` where the checker compares with something else.
+        path: the record set.
+        model, benchmark: names for the records.
+        identity: what else tells this set from others, such as digests of the weights (`model_identity`).
+        checker: grades; records of another checker or version are graded again first.
+        bar: a tqdm bar over completions to advance; None makes one.
 
     Raises:
-        ValueError: the file was drawn with other settings or for other problems.
+        ValueError: the file belongs to another set, or another process writes to it; or see `Grader.grade_many`.
+        EngineError: the engine failed; a second run goes on from there.
     """
-    import torch
     from tqdm.auto import tqdm
 
     path = Path(path)
-    settings_path = path.with_suffix(".settings.json")
-    settings = asdict(config) | {"problem_ids": [row["id"] for row in rows]}
-    if settings_path.exists():
-        refuse_other_settings(path, json.loads(settings_path.read_text()), settings)
-    else:
-        write_json(settings_path, settings)
-    pairs = [(row, sample) for row in rows for sample in range(config.num_samples)]
-    batches = [pairs[i : i + config.batch_size] for i in range(0, len(pairs), config.batch_size)]
-    done = {(r["problem_id"], r["sample"]) for r in read_jsonl(path)} if path.exists() else set()
-    bar = tqdm(total=len(pairs), initial=len(done), desc=name, unit="completion")
-    model.eval()
-    with Grader(time_limit=config.grade_seconds) as grader:
-        for number, batch in enumerate(batches):
-            # A kill can leave part of a batch; it is drawn again whole, and only what is missing is written.
-            if all((row["id"], sample) in done for row, sample in batch):
-                continue
-            seed = config.seed + number
-            torch.manual_seed(seed)
-            drawn = _generate(config, model, tokenizer, [row["problem"] for row, _ in batch])
-            grades = grader.grade_many(
-                [text for text, _, _ in drawn], [row["answer"] for row, _ in batch]
+    with (
+        locked(path),
+        Grader(_grading_workers(), config.grade_seconds, boxed=True, checker=checker) as grader,
+    ):
+        prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
+        settings = set_settings(config, engine.name, model, benchmark, identity)
+        run = _open_set(path, settings, prompts)
+        records = read_samples(path) if path.exists() else []
+        _grade_again(path, records, rows, grader)
+        done = {(record["problem_id"], record["sample"]) for record in records}
+        missing = [
+            (row, sample)
+            for row in rows
+            for sample in range(config.num_samples)
+            if (row["id"], sample) not in done
+        ]
+        bar = bar if bar is not None else tqdm(
+            total=len(rows) * config.num_samples, initial=len(rows) * config.num_samples - len(missing),
+            desc=f"{model} on {benchmark}", unit="completion",
+        )  # fmt: skip
+        tokens, started = 0, time.perf_counter()
+        for start in range(0, len(missing), config.batch_size):
+            batch = missing[start : start + config.batch_size]
+            seeds = [sample_seed(config.seed, row["id"], sample) for row, sample in batch]
+            try:
+                drawn = engine.draw([prompts[row["id"]] for row, _ in batch], seeds, config)
+            except Exception as error:
+                # Engines fail by classes of their own (vLLM's EngineDeadError, CUDA's out of memory).
+                raise EngineError(
+                    f"the engine must draw {len(batch)} completions of {model} on {benchmark}; it failed: "
+                    f"{type(error).__name__}: {error!s:.500}; what was drawn before is kept in {path}; run the same "
+                    "command again, with a smaller batch if memory ran out"
+                ) from error
+            golds = [gold_of(row) for row, _ in batch]
+            grades = grader.grade_many([completion.text for completion in drawn], golds)
+            append_jsonl(
+                path,
+                [
+                    {
+                        "run": run,
+                        "model": model,
+                        "benchmark": benchmark,
+                        "problem_id": row["id"],
+                        "sample": sample,
+                        "seed": seed,
+                        "completion": completion.text,
+                        "num_tokens": completion.num_tokens,
+                        "finish_reason": completion.finish_reason,
+                    }
+                    | _graded(completion.text, gold, grade, checker)
+                    for (row, sample), seed, completion, gold, grade in zip(
+                        batch, seeds, drawn, golds, grades, strict=True
+                    )
+                ],
             )
-            records = [
-                {
-                    "problem_id": row["id"],
-                    "sample": sample,
-                    "batch": number,
-                    "seed": seed,
-                    "completion": text,
-                    "num_tokens": tokens,
-                    "finished": finished,
-                    "extracted": extract_answer(text),
-                    "grade": grade.value,
-                }
-                for (row, sample), (text, tokens, finished), grade in zip(
-                    batch, drawn, grades, strict=True
-                )
-                if (row["id"], sample) not in done
-            ]
-            append_jsonl(path, records)
-            bar.update(len(records))
-    bar.close()
-    return read_jsonl(path)
+            tokens += sum(completion.num_tokens for completion in drawn)
+            bar.set_postfix_str(
+                f"{tokens / (time.perf_counter() - started):.0f} tokens/s", refresh=False
+            )
+            bar.update(len(batch))
+        bar.refresh()
+        wanted = set(prompts)
+        return [
+            record
+            for record in (read_samples(path) if path.exists() else [])
+            if record["problem_id"] in wanted and record["sample"] < config.num_samples
+        ]
 
 
-def _generate(
-    config: SamplingConfig, model: Any, tokenizer: Any, problems: list[str]
-) -> list[tuple[str, int, bool]]:
-    """(text, tokens before EOS, whether EOS came) of one completion for each problem."""
-    import torch
+def _grading_workers() -> int:
+    return min(4, os.cpu_count() or 1)
 
-    prompts = [render_prompt(tokenizer, problem) for problem in problems]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(
-        model.device
-    )
-    with torch.inference_mode():
-        ids = model.generate(
-            **inputs,
-            do_sample=True,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            min_p=config.min_p or None,
-            top_k=0,
-            max_new_tokens=config.max_completion_length,
-            suppress_tokens=[tokenizer.pad_token_id],
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )[:, inputs["input_ids"].shape[1] :]
-    result = []
-    for row in ids.tolist():
-        finished = tokenizer.eos_token_id in row
-        row = row[: row.index(tokenizer.eos_token_id)] if finished else row
-        result.append((tokenizer.decode(row), len(row), finished))
-    return result
+
+def prompt_ids(tokenizer: Any, problem: str) -> list[int]:
+    """The training prompt, byte for byte, as tokens; the template brings every special token that it needs."""
+    return tokenizer(render_prompt(tokenizer, problem), add_special_tokens=False)["input_ids"]
+
+
+def gold_of(row: dict) -> str:
+    """What the checker compares an answer with."""
+    return row.get("gold", row["answer"])
+
+
+def settings_path(path: str | Path) -> Path:
+    """Where the settings of a record set stand."""
+    return Path(path).with_suffix(".settings.json")
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The settings file of a record set: `format`, `run`, `settings`, `prompts`, `environment`.
+
+    Raises:
+        ValueError: there is none, or it is of another format.
+    """
+    file = settings_path(path)
+    if not file.is_file():
+        raise ValueError(
+            f"a record set has its settings beside it; there is no {file}; was the .jsonl moved alone?"
+        )
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    found = recorded.get("format", 1)
+    if found != FORMAT:
+        remedy = "upgrade sage_unsloth" if found > FORMAT else "choose another --out and draw again"
+        raise ValueError(
+            f"record sets must be of format {FORMAT}; {file} is of format {found}; {remedy}"
+        )
+    return recorded
+
+
+def set_settings(
+    config: SamplingConfig,
+    engine: str,
+    model: str,
+    benchmark: str,
+    identity: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What tells a record set from others, as its settings file holds it."""
+    settings = {
+        "model": model,
+        "benchmark": benchmark,
+        "engine": engine,
+        "sampling": {k: v for k, v in asdict(config).items() if k not in FREE_SETTINGS},
+    } | dict(identity or {})
+    return json.loads(json.dumps(settings))
+
+
+def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
+    """Raises ValueError where `path` holds a set with other settings; a set that is not there yet is none."""
+    if settings_path(path).exists() or Path(path).exists():
+        refuse_other_settings(Path(path), read_settings(path)["settings"], settings)
+
+
+def _open_set(path: Path, settings: dict[str, Any], prompts: Mapping[str, Sequence[int]]) -> str:
+    """Check that the file is of this set, or begin it; returns the name of the set."""
+    refuse_other_set(path, settings)
+    digests = {problem: _digest(ids) for problem, ids in prompts.items()}
+    file = settings_path(path)
+    if not file.exists():
+        recorded = {"format": FORMAT, "run": _digest(settings), "settings": settings}
+        write_json(file, recorded | {"prompts": digests, "environment": environment()})
+        return recorded["run"]
+    recorded = read_settings(path)
+    known = recorded["prompts"]
+    changed = [
+        problem for problem in digests if known.get(problem, digests[problem]) != digests[problem]
+    ]
+    if changed:
+        raise ValueError(
+            f"a record set has one prompt for each problem; in {path}, {len(changed)} differ from those of this run, "
+            f"{changed[0]!r} the first (the problem's text, the template or the tokenizer changed); choose another --out"
+        )
+    if not digests.keys() <= known.keys():
+        write_json(file, recorded | {"prompts": known | digests})
+    return recorded["run"]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_samples(path: str | Path) -> list[dict]:
+    """The records of a set, in the order in which they were drawn, each as its last line left it.
+
+    Raises:
+        ValueError: a line within the file is no record.
+    """
+    records: dict[tuple[str, int], dict] = {}
+    for row in read_jsonl(path):
+        records.setdefault((row["problem_id"], row["sample"]), {}).update(row)
+    return list(records.values())
+
+
+def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: Grader) -> None:
+    """Grades every record whose checker, versions or gold are not today's, in the file and in `records`."""
+    golds = {row["id"]: gold_of(row) for row in rows}
+    label = grader.checker.label
+    stale = [
+        record
+        for record in records
+        if record["problem_id"] in golds
+        and (record["grader"] != label or record["gold"] != golds[record["problem_id"]])
+    ]
+    if not stale:
+        return
+    texts = [record["completion"] for record in stale]
+    wanted = [golds[record["problem_id"]] for record in stale]
+    for record, gold, grade in zip(stale, wanted, grader.grade_many(texts, wanted), strict=True):
+        record.update(_graded(record["completion"], gold, grade, grader.checker))
+    names = ("problem_id", "sample", "extracted", "gold", "grade", "grader")
+    append_jsonl(path, [{name: record[name] for name in names} for record in stale])
+
+
+def _graded(completion: str, gold: str, grade: Grade, checker: Checker) -> dict[str, Any]:
+    return {
+        "extracted": extract_answer(completion, boxed=True),
+        "gold": gold,
+        "grade": grade.value,
+        "grader": checker.label,
+    }
 
 
 def correct_counts(records: Sequence[dict], rows: Sequence[dict], num_samples: int) -> np.ndarray:

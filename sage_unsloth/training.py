@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models import fingerprint, has_gpu
+from sage_unsloth.models import has_gpu
 from sage_unsloth.records import append_jsonl, read_jsonl
+from sage_unsloth.weights import model_identity
 
 METRICS = "metrics.jsonl"
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")
@@ -37,7 +38,8 @@ def run_settings(
         json.dumps([dict(row) for row in rows], sort_keys=True).encode()
     ).hexdigest()
     settings = {key: value for key, value in asdict(config).items() if key not in FREE_SETTINGS}
-    return {"stage": stage, "model": fingerprint(model_path), "rows": digest[:16]} | settings
+    model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
+    return {"stage": stage, "model": model, "rows": digest[:16]} | settings
 
 
 def free_settings(config: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """pass@k against hand values, enumeration and exact fractions; intervals against simulation."""
 
+import time
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product
 from math import comb
 
 import numpy as np
@@ -11,9 +12,13 @@ from sage_unsloth import metrics
 from sage_unsloth.metrics import (
     Difference,
     Estimate,
+    difference_curve,
+    mean_and_deviation,
     paired_difference,
     pass_at_k,
+    pass_at_k_curve,
     pass_at_k_interval,
+    solved_only_by,
 )
 
 
@@ -123,10 +128,10 @@ def test_interval_is_a_function_of_its_seed_and_not_of_the_chunks(monkeypatch):
     assert pass_at_k_interval(8, [0, 3, 8, 4], 2, seed=3) == first
     few = [pass_at_k_interval(8, range(8), 2, resamples=50, seed=seed) for seed in (3, 4)]
     assert few[0] != few[1]
-    assert len(metrics._resampled_means(np.arange(4.0), 7, 0)) == 7
+    assert metrics._resampled_means(np.ones((2, 1, 4)), 7, 0, 0).shape == (2, 7)
     monkeypatch.setattr(metrics, "RESAMPLED_AT_ONCE", 9)
     assert pass_at_k_interval(8, [0, 3, 8, 4], 2, seed=3) == first
-    assert len(metrics._resampled_means(np.arange(4.0), 7, 0)) == 7
+    assert metrics._resampled_means(np.ones((2, 1, 4)), 7, 0, 0).shape == (2, 7)
 
 
 def test_a_model_does_not_differ_from_itself():
@@ -156,13 +161,133 @@ def test_share_above_zero_by_hand():
     assert (difference.low, difference.mean, difference.high) == (-1.0, 0.0, 1.0)
 
 
+def test_every_k_of_a_curve_sees_the_same_resamples():
+    counts_a, counts_b = np.random.default_rng(0).integers(0, 9, size=(2, 30))
+    curve = pass_at_k_curve(8, counts_a, (1, 2, 8), seed=5)
+    differences = difference_curve(8, counts_a, 8, counts_b, (8, 1), seed=5)
+    assert list(curve) == [1, 2, 8]
+    for k, estimate in curve.items():
+        assert estimate == pass_at_k_interval(8, counts_a, k, seed=5)
+    for k, difference in differences.items():
+        assert difference == paired_difference(8, counts_a, 8, counts_b, k, seed=5)
+        assert difference.mean == pytest.approx(
+            np.mean(pass_at_k(8, counts_a, k) - pass_at_k(8, counts_b, k))
+        )
+
+
+def distribution(values):
+    """How often each value occurs, rounded so that sums in another order are equal."""
+    values, counts = np.unique(np.round(values, 9), return_counts=True)
+    return dict(zip(values.tolist(), (counts / counts.sum()).tolist(), strict=True))
+
+
+def test_resampled_seeds_and_problems_equal_the_enumeration():
+    counts_SP = np.array([[0, 3], [1, 8]])
+    values_SP = counts_SP / 8
+    expected = distribution(
+        [
+            values_SP[np.ix_(seeds, problems)].mean()
+            for seeds in product(range(2), repeat=2)
+            for problems in product(range(2), repeat=2)
+        ]
+    )
+    means = metrics._resampled_means(values_SP[None], 40_000, 0, 0)[0]
+    found = distribution(means)
+    assert found.keys() == expected.keys()
+    assert all(found[value] == pytest.approx(expected[value], abs=0.01) for value in expected)
+    estimate = pass_at_k_interval(8, counts_SP, 1)
+    assert estimate.mean == values_SP.mean()
+
+
+def test_resampled_differences_equal_the_enumeration():
+    # Model a has two seeds, model b one; the problems are the same ones in every resample.
+    counts_a, counts_b = np.array([[0, 3], [1, 8]]), np.array([2, 5])
+    means = [
+        ((counts_a / 8)[np.ix_(seeds, problems)].mean() - (counts_b / 8)[list(problems)].mean())
+        for seeds in product(range(2), repeat=2)
+        for problems in product(range(2), repeat=2)
+    ]
+    difference = paired_difference(8, counts_a, 8, counts_b, 1, resamples=40_000)
+    assert difference.mean == pytest.approx(counts_a.mean() / 8 - counts_b.mean() / 8)
+    assert difference.share_above_zero == pytest.approx(np.mean(np.array(means) > 0), abs=0.01)
+    assert (difference.low, difference.high) == pytest.approx((min(means), max(means)))
+
+
+def test_seeds_of_two_models_are_drawn_independently():
+    # Each model has a good and a bad seed: drawn together, the difference would always be 0.
+    counts = np.array([[8, 8, 8], [0, 0, 0]])
+    difference = paired_difference(8, counts, 8, counts, 1, resamples=4000)
+    assert difference.low == -1 and difference.high == 1
+
+
+def test_a_difference_of_rounding_errors_is_not_above_zero():
+    counts = np.array([1, 2, 3, 4, 5, 6])
+    difference = paired_difference(7, counts, 7, counts[::-1], 1, resamples=4000)
+    assert difference.share_above_zero + (
+        paired_difference(7, counts[::-1], 7, counts, 1, resamples=4000).share_above_zero
+    ) == pytest.approx(1 - 0.0929, abs=0.03)  # 4332 / 6**6 of the resamples are exactly 0
+
+
+def test_paired_interval_covers_the_truth():
+    generator = np.random.default_rng(1)
+    covered = 0
+    for seed in range(200):
+        chances = generator.beta(
+            1, 2, size=60
+        )  # a problem's chance is p for b, p + p (1 - p) / 2 for a
+        counts_b = generator.binomial(16, chances)
+        counts_a = generator.binomial(16, chances + chances * (1 - chances) / 2)
+        difference = paired_difference(16, counts_a, 16, counts_b, 1, resamples=500, seed=seed)
+        covered += difference.low <= 1 / 12 <= difference.high  # E[p (1 - p)] = 1/3 - 1/6
+    assert 180 <= covered <= 199
+
+
+def test_interval_over_seeds_covers_the_truth():
+    generator = np.random.default_rng(2)
+    covered = np.zeros(2)
+    for seed in range(200):
+        chances = generator.beta(1, 2, size=60)
+        shifts = generator.normal(
+            0, 0.15, size=8
+        )  # of each training seed, on the logit scale of a half
+        chances_SP = np.clip(chances + shifts[:, None] * chances * (1 - chances) * 4, 0, 1)
+        counts_SP = generator.binomial(16, chances_SP)
+        both = pass_at_k_interval(16, counts_SP, 1, resamples=500, seed=seed)
+        first = pass_at_k_interval(16, counts_SP[0], 1, resamples=500, seed=seed)
+        covered += [estimate.low <= 1 / 3 <= estimate.high for estimate in (both, first)]
+    assert 180 <= covered[0] <= 199
+    assert covered[1] < 170, "one seed's interval does not cover other seeds"
+
+
+def test_mean_and_deviation_by_hand():
+    assert mean_and_deviation([1, 2, 4]) == pytest.approx((7 / 3, (7 / 3) ** 0.5))
+
+
+def test_problems_that_only_one_model_solved():
+    only = solved_only_by({"a": [1, 0, 5, 0], "b": [0, 2, 1, 0], "c": [0, 0, 0, 0]})
+    assert {name: mine.tolist() for name, mine in only.items()} == {
+        "a": [True, False, False, False],
+        "b": [False, True, False, False],
+        "c": [False] * 4,
+    }
+
+
+def test_a_whole_evaluation_is_estimated_in_seconds():
+    counts = np.random.default_rng(0).binomial(256, 0.3, size=234)
+    started = time.perf_counter()
+    pass_at_k_curve(256, counts, [2**i for i in range(9)], resamples=10_000)
+    assert time.perf_counter() - started < 5
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: pass_at_k_interval(8, [], 1), "num_correct must be integers"),
         (lambda: pass_at_k_interval(8, np.zeros(0, dtype=int), 1), "at least one problem"),
         (lambda: pass_at_k_interval(8, 3, 1), r"one axis .* got the shape \(\)"),
-        (lambda: pass_at_k_interval(8, [[3]], 1), "one axis"),
+        (lambda: pass_at_k_interval(8, [[[3]]], 1), r"one of seeds before it, .* \(1, 1, 1\)"),
+        (lambda: pass_at_k_curve(8, [3], []), r"there must be a k; .*ks=\[\]"),
+        (lambda: mean_and_deviation([0.5]), r"at least two seeds; got the shape \(1,\)"),
         (lambda: pass_at_k_interval(8, [3], 1, confidence=95), "confidence must be .* got 95"),
         (lambda: pass_at_k_interval(8, [3], 1, resamples=0), "resamples must be >= 1; got 0"),
         (lambda: paired_difference(8, [3], 8, [3, 4], 1), "got 1 and 2 problems"),

@@ -9,7 +9,7 @@ from sage_unsloth.preflight import remedies, signal
 
 def record(problem, grade, *, tag=True, finished=True, tokens=10):
     extracted = "1" if tag else None
-    return {"problem_id": problem, "grade": grade, "extracted": extracted, "finished": finished, "num_tokens": tokens}  # fmt: skip
+    return {"problem_id": problem, "grade": grade, "extracted": extracted, "finish_reason": "stop" if finished else "length", "num_tokens": tokens}  # fmt: skip
 
 
 def test_shares_by_hand():

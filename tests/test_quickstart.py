@@ -91,7 +91,7 @@ def counts(rows, values):
         for sample in range(n):
             text = "17=10+7;<end_working_out><SOLUTION>1</SOLUTION>" if sample else "nothing"
             records.append(
-                {"problem_id": row["id"], "sample": sample, "completion": text, "num_tokens": 3, "finished": True,
+                {"problem_id": row["id"], "sample": sample, "completion": text, "num_tokens": 3, "finish_reason": "stop",
                  "extracted": "1" if sample else None, "grade": "correct" if sample < correct else "wrong"}
             )  # fmt: skip
     return records

@@ -1,5 +1,6 @@
 """Records survive kills at any byte, and a folder belongs to one run."""
 
+import errno
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sage_unsloth import records
-from sage_unsloth.records import append_jsonl, environment, open_run, read_jsonl, write_json
+from sage_unsloth.records import append_jsonl, environment, locked, open_run, read_jsonl, write_json
 
 ROWS = [{"id": 1, "text": "a\nb"}, {"id": 2, "text": "é {x} \u2028"}]
 
@@ -202,3 +203,50 @@ def test_open_run_refuses_a_folder_of_something_else(tmp_path):
 def test_open_run_forgives_a_kill_while_it_wrote(tmp_path):
     (tmp_path / ".run.json.123.tmp").write_text('{"sett')
     assert open_run(tmp_path, {"a": 1}) == tmp_path
+
+
+def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
+    target = tmp_path / "new" / "run"
+    code = f"from sage_unsloth.records import locked\nwith locked({str(target)!r}): print('held', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert process.stdout.readline() == "held\n"
+    with (
+        pytest.raises(
+            ValueError, match=rf"write to .*new/run; process {process.pid} on .*wait for"
+        ),
+        locked(target),
+    ):
+        pytest.fail("two processes hold it")
+    process.kill()  # without any chance to tidy up
+    process.communicate()
+    with locked(target):
+        pass
+    with locked(target):  # and again, for a plain end frees too
+        assert not target.exists()
+
+
+def test_a_lock_is_on_one_path(tmp_path):
+    with locked(tmp_path / "a"), locked(tmp_path / "b"):
+        with (
+            pytest.raises(ValueError, match="one process at a time"),
+            locked(tmp_path / "x" / ".." / "a"),
+        ):
+            pass
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".a.lock", ".b.lock"]
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog, number):
+    def flock(*_):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(records.fcntl, "flock", flock)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="no"), locked(tmp_path / "a"):
+            pass
+    else:
+        with locked(tmp_path / "a"):
+            assert "knows no locks" in caplog.text

@@ -1,6 +1,7 @@
 """The grader: what it accepts, what it must not, and that nothing a model writes can stop it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -8,15 +9,26 @@ import textwrap
 import threading
 import time
 from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_unsloth import rewards
+from sage_unsloth import rewards, workers
+from sage_unsloth.models import data_folder
 from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, solution_text
-from sage_unsloth.rewards import Grade, Grader, SolutionReward, extract_answer, grade, normalise
+from sage_unsloth.records import read_jsonl
+from sage_unsloth.rewards import (
+    Checker,
+    Grade,
+    Grader,
+    SolutionReward,
+    extract_answer,
+    grade,
+    normalise,
+)
 
 TIME_LIMIT = 1.0
 SLACK = 1.5  # seconds on a busy machine, beside the limit
@@ -229,14 +241,14 @@ def test_no_text_makes_extraction_or_normalising_raise(text):
 def test_plain_numbers_are_right_without_a_worker(answer, gold):
     with Grader() as grader:
         assert grader.grade_many([tagged(answer)], [gold]) == [Grade.CORRECT]
-        assert grader._workers[0].process is None
+        assert grader._workers.all[0].process is None
 
 
 @pytest.mark.parametrize(("answer", "gold"), NO_WORKER_WRONG)
 def test_plain_numbers_are_wrong_without_a_worker(answer, gold):
     with Grader() as grader:
         assert grader.grade_many([tagged(answer)], [gold]) == [Grade.WRONG]
-        assert grader._workers[0].process is None
+        assert grader._workers.all[0].process is None
 
 
 @pytest.mark.parametrize(("answer", "gold"), BY_WORKER)
@@ -287,12 +299,12 @@ def test_a_power_tower_times_out(grader):
 
 def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
     grader.grade_many([tagged("x + 1")], ["y"])
-    process = grader._workers[0].process
+    process = grader._workers.all[0].process
     os.kill(process.pid, signal.SIGSTOP)  # it cannot answer before it dies
     threading.Timer(0.2, process.kill).start()
     assert grader.grade_many([tagged("x + 2")], ["2 + x"]) == [Grade.TIMED_OUT]
     assert grader.grade_many([tagged("x + 3")], ["3 + x"]) == [Grade.CORRECT]
-    idle = grader._workers[0].process
+    idle = grader._workers.all[0].process
     idle.kill()
     idle.wait()
     assert grader.grade_many([tagged("x + 4")], ["4 + x"]) == [Grade.CORRECT]
@@ -300,13 +312,12 @@ def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
 
 def worker_that(compare, monkeypatch):
     """Replaces what the next workers run for each pair, after the warm-up on ("x", "x")."""
-    body = f"r._compare = lambda a, g: None if a == 'x' else {compare}; r._serve"
-    code = rewards._START_WORKER.replace(
-        "from sage_unsloth.rewards import _serve; _serve",
-        f"import os; import sage_unsloth.rewards as r; {body}",
+    body = f"r.compare_math = lambda a, g: None if a == 'x' else {compare}"
+    code = workers._START.replace(
+        "; serve(", f"; import os, sage_unsloth.rewards as r; {body}; serve("
     )
-    assert "r._compare" in code
-    monkeypatch.setattr(rewards, "_START_WORKER", code)
+    assert "r.compare_math" in code
+    monkeypatch.setattr(workers, "_START", code)
 
 
 def test_running_out_of_memory_counts_as_timed_out(monkeypatch):
@@ -322,7 +333,7 @@ def test_broken_code_raises_and_is_no_grade(monkeypatch):
 
 
 def test_a_worker_that_cannot_start_raises(monkeypatch):
-    monkeypatch.setattr(rewards, "_START_WORKER", "raise SystemExit('no such package')")
+    monkeypatch.setattr(workers, "_START", "raise SystemExit('no such package')")
     with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
         grader.grade_many([tagged("y")], ["z"])
 
@@ -334,19 +345,19 @@ def test_what_a_worker_prints_is_no_reply(monkeypatch):
 
 
 def test_workers_are_replaced_before_they_grow_old(monkeypatch):
-    monkeypatch.setattr(rewards, "PAIRS_PER_WORKER", 2)
+    monkeypatch.setattr(workers, "QUESTIONS_PER_WORKER", 2)
     worker_that("['wrong', 'correct'][os.getpid() == int(g)]", monkeypatch)
     with Grader() as grader:
         assert grader.grade_many([tagged("y")], ["0"]) == [Grade.WRONG]
-        first = str(grader._workers[0].process.pid)
+        first = str(grader._workers.all[0].process.pid)
         twice = grader.grade_many([tagged("y"), tagged("z")], [first, first])
     assert twice == [Grade.CORRECT, Grade.WRONG]
 
 
 def test_a_worker_whose_caller_is_gone_ends_itself():
     script = """
-        from sage_unsloth.rewards import _Worker
-        worker = _Worker(0.5, 1.0)
+        from sage_unsloth.workers import Worker
+        worker = Worker("sage_unsloth.rewards:compare_math", 0.5, 1.0)
         worker.start()
         print(worker.process.pid, flush=True)
         worker.process.stdin.write('["10^{10^{10}}", "42"]\\n')
@@ -424,7 +435,7 @@ def test_order_is_kept_over_two_workers():
 def test_equal_pairs_are_graded_once(grader, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        grader, "_ask", lambda pairs: [asked.append(p) or Grade.WRONG for p in pairs]
+        grader._workers, "ask", lambda pairs: [asked.append(p) or "wrong" for p in pairs]
     )
     completions = [tagged("a+b"), "other words " + tagged("a+b"), tagged("a+c")]
     for _ in range(2):
@@ -487,3 +498,50 @@ def test_the_reward_as_trl_calls_it(grader):
 def test_a_data_set_without_answers(grader):
     with pytest.raises(ValueError, match="no column `answer`; rename"):
         SolutionReward(grader)(prompts=["?"], completions=[tagged("42")])
+
+
+ADVERSARIAL = read_jsonl(data_folder() / "adversarial_answers.jsonl")
+
+
+@pytest.mark.slow
+def test_every_answer_of_the_published_list_has_the_grade_it_should():
+    """Within the limit, in bounded memory. `tagged_times`: the text so often, in one tag."""
+    assert len(ADVERSARIAL) > 140 and len({row["kind"] for row in ADVERSARIAL}) > 15
+    wrong = []
+    with Grader(time_limit=TIME_LIMIT, memory_limit_gib=1.0, boxed=True) as grader:
+        grader.grade_many([tagged(r"\frac{6}{3}")], ["2"])  # a worker is up
+        for row in ADVERSARIAL:
+            text, times = row["completion"], row.get("tagged_times")
+            started = time.monotonic()
+            grades = grader.grade_many([tagged(text * times) if times else text], [row["gold"]])
+            seconds = time.monotonic() - started
+            right = (
+                grades[0] is not Grade.CORRECT
+                if row["grade"] == "not correct"
+                else grades[0] == row["grade"]
+            )
+            # A killed worker's successor starts with the next pair.
+            if not right or seconds > 2 * TIME_LIMIT + 2 * SLACK:
+                wrong.append((row["kind"], text[:80], row["gold"], grades[0], round(seconds, 1)))
+    assert not wrong
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    assert largest < 1.0, f"a worker took {largest:.2f} GiB"
+
+
+def test_answers_of_one_normal_form_are_compared_once(grader, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        grader._workers, "ask", lambda pairs: [asked.append(p) or "correct" for p in pairs]
+    )
+    grader.grade_many([tagged(text) for text in ("a+d", "$a+d$", "**a+d**.")], ["d+a"] * 3)
+    assert asked == [("a+d", "d+a")]
+
+
+def test_another_checker_has_its_own_say():
+    odd = Checker(
+        name="odd", version=3, packages=("math-verify", "no-such-package"),
+        plainly=lambda answer, gold: Grade.CORRECT if answer == gold[::-1] else Grade.WRONG,
+    )  # fmt: skip
+    with Grader(checker=odd) as grader:
+        assert grader.grade_many([tagged("ab"), tagged("ba")], ["ba", "ba"]) == ["correct", "wrong"]
+    assert odd.label == f"odd 3, math-verify {version('math-verify')}, no-such-package None"

@@ -1,0 +1,102 @@
+"""Which weights a model has, and whether a LoRA adapter belongs to the base that it is put on."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def adapter_config(adapter: str | Path) -> dict[str, Any]:
+    """The `adapter_config.json` of a peft folder.
+
+    Raises:
+        ValueError: the folder has none.
+    """
+    path = Path(adapter) / "adapter_config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"an adapter must be a folder with adapter_config.json; there is none in {adapter}; give the folder that "
+            "training left"
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def check_adapter(base: str | Path, adapter: str | Path) -> None:
+    """Refuses an adapter that was trained on another base.
+
+    Two models of one architecture take each other's adapters without a word, and the result is a model that nobody trained. So
+    where the base that the adapter names is at hand, its weights must be those of `base`; elsewhere the shapes must fit.
+
+    Raises:
+        ValueError: the adapter was trained on other weights, or does not fit.
+    """
+    named = adapter_config(adapter).get("base_model_name_or_path")
+    if named and Path(named).is_dir() and Path(base).is_dir():
+        if model_identity(named) != model_identity(base):
+            raise ValueError(
+                f"an adapter must be put on the base that it was trained on; {adapter} was trained on {named}, and {base} has "
+                f"other weights; give {named}+{adapter}"
+            )
+        return
+    if Path(base).is_dir():
+        _check_shapes(Path(base), Path(adapter))
+    if named != str(base):
+        logger.warning(
+            "%s names %s as its base, which is not at hand; nobody checks that %s has its weights",
+            adapter,
+            named,
+            base,
+        )
+
+
+def _check_shapes(base: Path, adapter: Path) -> None:
+    shapes = _shapes(base)
+    for name, shape in _shapes(adapter).items():
+        module, _, side = name.removeprefix("base_model.model.").partition(".lora_")
+        weight = shapes.get(f"{module}.weight")
+        if not side or (weight is not None and len(weight) != 2):
+            continue
+        # A is (rank, in), B is (out, rank), and the base's weight (out, in).
+        if weight is None or weight[side[0] == "A"] != shape[side[0] == "A"]:
+            raise ValueError(
+                f"an adapter must fit its base; {adapter} has {name} of shape {tuple(shape)}, and {base} has "
+                f"{'no such layer' if weight is None else f'a weight of shape {tuple(weight)} there'}; give the base that it "
+                "was trained on"
+            )
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    from safetensors import safe_open
+
+    shapes = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="numpy") as tensors:
+            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return shapes
+
+
+def model_identity(path: str | Path, adapter: str | Path | None = None) -> dict[str, Any]:
+    """Digests of a model's and an adapter's files; where they lie does not matter. A hub id stands for itself."""
+    return {
+        "weights": _files_digest(Path(path)) if Path(path).is_dir() else str(path),
+        "adapter": None if adapter is None else _files_digest(Path(adapter)),
+    }
+
+
+def _files_digest(folder: Path, span: int = 1 << 20) -> str:
+    """Of the configuration and the weights: names, sizes, and the first and last MiB of each file.
+
+    Training moves every weight of a layer that it trains, so two models differ there.
+    """
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*config.json"), *folder.glob("*.safetensors")]):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(span))
+            stream.seek(max(0, size - span))
+            digest.update(stream.read(span))
+    return digest.hexdigest()[:12]
