@@ -115,7 +115,7 @@ def export(
     """Write the folder `out`: "adapter", "merged" or "gguf", with the model card and what was checked.
 
     Args:
-        name: title of the card and of its loading example; None takes the folder's.
+        name: title of the card and of its loading example; None takes the run folder's.
         base_id: hub id of the model that the adapter belongs on, written into its config and card.
         report: of an evaluation, for the card's pass@k.
         quantization: of the GGUF file, by Unsloth's names.
@@ -124,7 +124,7 @@ def export(
         ValueError: `out` exists, the run has no such result, or a check failed.
         RuntimeError: GGUF without a GPU.
     """
-    out = Path(out).absolute()
+    out, name = Path(out).absolute(), name or run.folder.absolute().name
     if out.exists():
         raise ValueError(f"an export does not overwrite; {out} exists; choose another --out, or delete it")  # fmt: skip
     partial = out.with_name(out.name + ".partial")
@@ -141,10 +141,10 @@ def export(
     base = origin(run.model_path)
     licenses = {p.name: p.license for p in MODELS.values()} | {p.hub_id: p.license for p in MODELS.values()}  # fmt: skip
     loads_on = base_id or (base if run.model_path == base and "/" in base else None)
-    card = model_card(kind=to, name=name or out.name, record=run.record, metrics=run.metrics, base=base, license=licenses.get(base),
+    card = model_card(kind=to, name=name, record=run.record, metrics=run.metrics, base=base, license=licenses.get(base),
                       loads_on=loads_on, report=report, checks=checks)  # fmt: skip
     (partial / "README.md").write_text(card, encoding="utf-8")
-    write_json(partial / RECORD, {"kind": to, "name": name or out.name, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
+    write_json(partial / RECORD, {"kind": to, "name": name, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
     os.replace(partial, out)
     return out
 

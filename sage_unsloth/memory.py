@@ -141,13 +141,12 @@ def setup_for(model: ModelPreset, card: CardPreset | None = None, **changes) -> 
         architecture=model.architecture,
         max_prompt_length=model.max_prompt_length,
         max_completion_length=model.max_completion_length,
+        lora_rank=None if full else 8,
         weight_bits=32 if small else 16,
         optimizer_8bit=not small,
         recompute_logits=not small,
         gradient_checkpointing="none" if small else "unsloth",
     )
-    if full:
-        settings["lora_rank"] = None
     if card is not None and not small:
         settings |= dict(
             micro_batch=card.micro_batch,

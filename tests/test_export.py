@@ -452,7 +452,7 @@ def test_a_full_disk_is_refused_before_writing(run, tmp_path, monkeypatch):
 
 def test_what_a_killed_merge_left_is_not_mixed_in(run, tmp_path):
     (tmp_path / "model.partial").mkdir()
-    (tmp_path / "model.partial" / "model-00001-of-00009.safetensors").write_text("half a shard")
+    (tmp_path / "model.partial" / "model.safetensors.index.json").write_text("{}")
     model, tokenizer = load_policy(BASE, adapter=run.adapter)
     save_merged(model, tokenizer, tmp_path / "model")
-    assert [p.name for p in (tmp_path / "model").glob("*.safetensors")] == ["model.safetensors"]
+    assert not (tmp_path / "model" / "model.safetensors.index.json").exists()

@@ -436,3 +436,12 @@ def test_readme_has_the_table_of_the_code():
     lines += [f"| {' | '.join(row.values())} |" for row in rows]
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     assert "\n".join(lines) in readme
+
+
+def test_a_plan_of_a_preset_loads_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys; from sage_unsloth.__main__ import main; main(['plan', '--model', 'qwen2.5-math-7b', '--memory', '24']); assert not {'torch', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
