@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        return options.run(options)
+        return options.act(options)
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other is a defect to trace.
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith(
@@ -49,7 +49,7 @@ def _add_quickstart(commands) -> None:
     parser.add_argument(
         "--smoke", action="store_true", help="a minute's run that only shows that it works"
     )
-    parser.set_defaults(run=_quickstart)
+    parser.set_defaults(act=_quickstart)
 
 
 def _quickstart(options: argparse.Namespace) -> int:
@@ -88,7 +88,7 @@ def _add_sft(commands) -> None:
     parser.add_argument("--model", default="qwen2.5-math-7b", help="a preset, a folder or a hub id (default: %(default)s)")  # fmt: skip
     parser.add_argument("--limit", type=int, help="keep the first so many of the rows that pass the filters")  # fmt: skip
     parser.add_argument("--held-out", type=int, default=32, help="rows for the comparison before and after (default: %(default)s)")  # fmt: skip
-    parser.set_defaults(run=_sft)
+    parser.set_defaults(act=_sft)
 
 
 def _sft(options: argparse.Namespace) -> int:
@@ -117,7 +117,7 @@ def _add_train(commands) -> None:
     parser.add_argument("--from", default="runs/sft", dest="start", help="folder of an SFT run, or a preset, a model folder or a hub id (default: %(default)s)")  # fmt: skip
     parser.add_argument("--limit", type=int, default=2000, help="rows of the data that are looked at (default: %(default)s)")  # fmt: skip
     parser.add_argument("--memory", type=float, help="of the card, GiB, for the plan (default: this machine's)")  # fmt: skip
-    parser.set_defaults(run=_train)
+    parser.set_defaults(act=_train)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -219,7 +219,7 @@ def _add_evaluate(commands) -> None:
     parser.add_argument(
         "--against", metavar="NAME", help="model of the difference plot (the first one)"
     )
-    parser.set_defaults(run=_evaluate)
+    parser.set_defaults(act=_evaluate)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -262,7 +262,7 @@ def _add_compare(commands) -> None:
     parser.add_argument(
         "--against", metavar="NAME", help="model of the difference plot (the first one)"
     )
-    parser.set_defaults(run=_compare)
+    parser.set_defaults(act=_compare)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -284,7 +284,7 @@ def _add_plan(commands) -> None:
         plan.add_argument(f"--{name}", type=int, help="instead of the preset's")
     plan.add_argument("--weight-bits", type=int, choices=(4, 16, 32), help="instead of the preset's")  # fmt: skip
     plan.add_argument("--rollouts", choices=("vllm", "transformers"), help="instead of the preset's")  # fmt: skip
-    plan.set_defaults(run=_plan)
+    plan.set_defaults(act=_plan)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -320,7 +320,7 @@ def _add_export(commands) -> None:
     export.add_argument("--repo-id", help="for --to hub: owner/name")
     export.add_argument("--kind", default="adapter", choices=("adapter", "merged", "gguf"), help="for --to hub: what is pushed (default: %(default)s)")  # fmt: skip
     export.add_argument("--public", action="store_true", help="for --to hub: visible to everyone")
-    export.set_defaults(run=_export)
+    export.set_defaults(act=_export)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -350,7 +350,7 @@ def _add_doctor(commands) -> None:
     parser = commands.add_parser(
         "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
     )
-    parser.set_defaults(run=_doctor)
+    parser.set_defaults(act=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -173,11 +173,11 @@ def test_vllm_takes_what_it_is_given(tmp_path):
     )
     assert "token_ids" in {field.name for field in dataclasses.fields(CompletionOutput)}
 
-    config = SamplingConfig(num_samples=2, top_k=20, top_p=0.9)
+    config, stops = SamplingConfig(num_samples=2, top_k=20, top_p=0.9), [tokenizer.eos_token_id, 5]
     given = engines.request_parameters(tokenizer, stops, 2**52 - 1, config)
     assert (given.n, given.seed, given.temperature, given.min_p) == (1, 2**52 - 1, 0.3, 0.01)
     assert (given.top_k, given.top_p, given.max_tokens) == (20, 0.9, 1024)
-    assert given.stop_token_ids == [tokenizer.eos_token_id]
+    assert given.stop_token_ids == stops
     assert given.logit_bias == {tokenizer.pad_token_id: -100.0}
     engines.request_parameters(tokenizer, stops, 1, SamplingConfig())  # top_k -1 too
     second = engines.lora_request([str(a) for a in adapters], adapters[1])
