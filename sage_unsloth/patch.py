@@ -132,13 +132,13 @@ def guided_kl(
     """
     if guide is not None:
         check_guide(guide, trainer.beta)
-    _check_estimator(trainer, kl_estimator)
     if getattr(trainer.processing_class, "pad_token_id", None) is None:
         raise ValueError(
             "the tokenizer must have a pad token because Unsloth finds completions by it; "
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
     module = trainer_module(type(trainer))
+    _check_estimator(trainer, kl_estimator)
     if not hasattr(trainer.model, "for_training"):
         raise ValueError(
             "the model must have for_training and for_inference because Unsloth's trainer calls them; "
@@ -195,9 +195,23 @@ def check_guide(guide: Guide, beta: float) -> None:
         )
 
 
+def check_penalty(kl_estimator: str, beta: float) -> None:
+    """What can be said of the penalty before a model is loaded: it exists, and there is a KL term that it replaces.
+
+    Raises:
+        ValueError: an unknown estimator; or `beta` is 0 with one that is not Unsloth's own.
+    """
+    check_kl_estimator(kl_estimator)
+    if kl_estimator in PENALTIES and beta == 0.0:
+        raise ValueError(
+            f"beta must not be 0 because kl_estimator={kl_estimator!r} chooses the KL penalty, and beta = 0 drops it; "
+            f"got beta={beta}; set beta=0.05, or leave kl_estimator at 'k3'"
+        )
+
+
 def _check_estimator(trainer: Any, kl_estimator: str) -> None:
     """The trainer's settings must be the estimator's, since Unsloth's own loss reads them."""
-    check_kl_estimator(kl_estimator)
+    check_penalty(kl_estimator, trainer.beta)
     ratio_inside = trainer.args.use_bias_correction_kl
     if ratio_inside is not (kl_estimator == "k3-is"):
         raise ValueError(
@@ -205,11 +219,6 @@ def _check_estimator(trainer: Any, kl_estimator: str) -> None:
             f"follows it; got kl_estimator={kl_estimator!r} and use_bias_correction_kl={ratio_inside}; set "
             f"GRPOConfig(use_bias_correction_kl={not ratio_inside}), or guided_kl(..., kl_estimator="
             f"{'k3-is' if ratio_inside else 'k3'!r})"
-        )
-    if kl_estimator in PENALTIES and trainer.beta == 0.0:
-        raise ValueError(
-            f"beta must not be 0 because kl_estimator={kl_estimator!r} chooses the KL penalty, and beta = 0 drops it; "
-            f"got beta={trainer.beta}; set GRPOConfig(beta=0.05), or leave kl_estimator at 'k3'"
         )
     if kl_estimator in PENALTIES and trainer.args.loss_type not in LOSS_TYPES:
         raise ValueError(

@@ -10,14 +10,13 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.guides import Guide
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
-from sage_unsloth.patch import check_guide, guided_kl
+from sage_unsloth.patch import check_guide, check_penalty, guided_kl
 from sage_unsloth.prompts import prompt_messages, render_prompt, solution_text
 from sage_unsloth.records import append_jsonl, open_run, read_jsonl
 from sage_unsloth.rewards import Grader, SolutionReward
@@ -69,7 +68,7 @@ class RlvrConfig:
         beta: KL coefficient β.
         loss_type: how token losses are reduced ("grpo", "bnpo", "dr_grpo", "dapo").
         epsilon, epsilon_high: clip range of the importance ratio.
-        use_bias_correction_kl: multiply k3 by the importance ratio; the paper's loss does not.
+        kl_estimator: the KL penalty, one of `sage_unsloth.losses.KL_ESTIMATORS`; "k3" is the paper's.
         temperature, top_p, min_p: sampling.
         save_steps: optimizer steps between checkpoints.
         grade_seconds: time limit for grading one answer.
@@ -89,7 +88,7 @@ class RlvrConfig:
     loss_type: str = "grpo"
     epsilon: float = 0.2
     epsilon_high: float = 0.2
-    use_bias_correction_kl: bool = False
+    kl_estimator: str = "k3"
     temperature: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.01
@@ -97,6 +96,9 @@ class RlvrConfig:
     grade_seconds: float = 5.0
     lora: LoraSettings = field(default_factory=LoraSettings)
     seed: int = 3407
+
+    def __post_init__(self) -> None:
+        check_penalty(self.kl_estimator, self.beta)
 
 
 def sft(
@@ -181,7 +183,7 @@ def rlvr(
         rows: dicts with `problem` and `answer`.
         folder: gets `adapter/` (complete or absent), `checkpoints/` while training, and `metrics.jsonl`: a row each
             optimizer step; after a resume the last row of a step counts (`read_metrics`).
-        guide: shapes the KL anchor; None is Unsloth's GRPO, unpatched.
+        guide: shapes the KL anchor; None with the estimator "k3" or "k3-is" is Unsloth's GRPO, unpatched.
         name: on the progress bar.
 
     Raises:
@@ -235,7 +237,7 @@ def rlvr(
                 epsilon_high=config.epsilon_high,
                 mask_truncated_completions=False,
                 scale_rewards="group",
-                use_bias_correction_kl=config.use_bias_correction_kl,
+                use_bias_correction_kl=config.kl_estimator == "k3-is",
                 temperature=config.temperature,
                 top_p=config.top_p,
                 min_p=config.min_p or None,
@@ -256,7 +258,7 @@ def rlvr(
             for file in ("adapter_config.json", "adapter_model.safetensors"):
                 shutil.copy(resume / file, partial / file)
         else:
-            with guided_kl(trainer, guide) if guide is not None else nullcontext():
+            with guided_kl(trainer, guide, kl_estimator=config.kl_estimator):
                 _train(trainer, folder, name, resume=resume, reward=reward)
             trainer.model.save_pretrained(partial)
     partial.rename(adapter)

@@ -259,6 +259,18 @@ def test_guide_without_kl_is_refused_before_anything_is_loaded(merged, tmp_path,
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kl_estimator": "k4"}, r"one of \('k3', .*got 'k4'"),
+        ({"kl_estimator": "k2", "beta": 0.0}, r"beta must not be 0 .*'k2'"),
+    ],
+)
+def test_a_penalty_that_cannot_be_is_refused_by_the_config(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(RLVR, **change)
+
+
 def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, monkeypatch):
     """Unsloth fills in None by loss type (DAPO: truncated completions masked, epsilon_high .28); ours are explicit."""
     from sage_unsloth import train
@@ -284,9 +296,9 @@ def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, 
         "min_p",
         "temperature",
         "beta",
-        "use_bias_correction_kl",
     ):
         assert getattr(args, name) == getattr(config, name), name
+    assert args.use_bias_correction_kl is False
     assert args.mask_truncated_completions is False
     assert args.scale_rewards == "group"
     assert args.gradient_accumulation_steps == 1
