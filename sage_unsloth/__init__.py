@@ -14,6 +14,7 @@ import importlib
 from typing import Any
 
 _MODULES = {
+    "contract": ("ContractError",),
     "guides": (
         "BranchGuide",
         "CosineSchedule",
@@ -24,7 +25,7 @@ _MODULES = {
     ),
     "losses": ("grpo_loss", "k3"),
     "metrics": ("pass_at_k",),
-    "patch": ("ContractError", "guided_kl", "load_unsloth"),
+    "patch": ("guided_kl", "load_unsloth"),
     "rewards": ("Grade", "Grader", "SolutionReward", "extract_answer", "grade"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

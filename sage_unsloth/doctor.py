@@ -161,12 +161,12 @@ def _device() -> Iterator[Check]:
 
 def _contract() -> Check:
     """Import Unsloth, generate its trainer, and check everything the patch relies on."""
-    from sage_unsloth import patch
+    from sage_unsloth import contract, patch
 
     try:
         module = patch.load_unsloth()
-        patch.check_contract(module)
-    except patch.ContractError as error:
+        contract.check_contract(module)
+    except contract.ContractError as error:
         return Check(FAIL, "patch contract", "does not hold", str(error))
     except (
         Exception
@@ -178,12 +178,12 @@ def _contract() -> Check:
             "reinstall the pinned versions",
         )
     version = importlib.metadata.version("unsloth")
-    tested = version in patch.TESTED_VERSIONS
+    tested = version in contract.TESTED_VERSIONS
     return Check(
         OK if tested else WARN,
         "patch contract",
         f"holds on unsloth {version} ({module.__file__})",
         ""
         if tested
-        else f"the whole test suite has passed on {' and '.join(patch.TESTED_VERSIONS)} only",
+        else f"the whole test suite has passed on {' and '.join(contract.TESTED_VERSIONS)} only",
     )

@@ -5,9 +5,9 @@
     sage/share_touched                                share of completion tokens with q_t ≠ 1
     sage/entropy                                      H_t, nats, when the guide asks for entropies
     kl/ref_k3                                         k3 to π_ref, nats
-    kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl`
+    kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
-Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
+Without a guide only `kl/ref_k3` is logged, whatever penalty is in the loss: by it runs compare. Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
 micro-batches averaged, so micro-batches of different sizes are weighted right.
 """
 
@@ -32,7 +32,7 @@ class GuideMetrics:
     def add(
         self,
         signals: TokenSignals,
-        log_guide: Tensor,
+        log_guide: Tensor | None,
         gather: Callable[[Tensor], Tensor],
         metrics: MutableMapping[str, list[Any]],
     ) -> None:
@@ -40,7 +40,7 @@ class GuideMetrics:
 
         Args:
             signals: what the guide saw, (B, T).
-            log_guide: log q_t, (B, T), 0 outside the mask.
+            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide.
             gather: collects a (1, n) tensor of every process into (processes, n).
             metrics: the trainer's lists of values; it averages a list and empties it when it logs.
 
@@ -53,7 +53,7 @@ class GuideMetrics:
         totals = gathered[:, : len(sums)].sum(0).tolist()
         lows = gathered[:, len(sums) :].amin(0).tolist()
         new = dict(zip([*sums, *extremes], totals + lows, strict=True))
-        if not math.isfinite(new["log_guide"]):
+        if log_guide is not None and not math.isfinite(new["log_guide"]):
             raise ValueError(
                 f"log_guide must be finite on completion tokens; got {new['log_guide']}"
             )
@@ -66,15 +66,16 @@ class GuideMetrics:
             }
         self._sums = new
         tokens, completions = max(new["tokens"], 1.0), max(new["completions"], 1.0)
-        values = {
-            "sage/guide_mean": new["guide"] / tokens,
-            "sage/guide_min": new["lowest"] if new["tokens"] else 1.0,
-            "sage/guide_max": -new["minus_highest"] if new["tokens"] else 1.0,
-            "sage/log_guide_mean": new["log_guide"] / tokens,
-            "sage/share_touched": new["touched"] / tokens,
-            "kl/ref_k3": new["ref_k3"] / completions,
-            "kl/anchor_k3": new["anchor_k3"] / completions,
-        }
+        values = {"kl/ref_k3": new["ref_k3"] / completions}
+        if log_guide is not None:
+            values |= {
+                "sage/guide_mean": new["guide"] / tokens,
+                "sage/guide_min": new["lowest"] if new["tokens"] else 1.0,
+                "sage/guide_max": -new["minus_highest"] if new["tokens"] else 1.0,
+                "sage/log_guide_mean": new["log_guide"] / tokens,
+                "sage/share_touched": new["touched"] / tokens,
+                "kl/anchor_k3": new["anchor_k3"] / completions,
+            }
         if "entropy" in new:
             values["sage/entropy"] = new["entropy"] / tokens
         for name, value in values.items():
@@ -83,31 +84,36 @@ class GuideMetrics:
 
 
 def _micro_batch(
-    signals: TokenSignals, log_guide: Tensor
+    signals: TokenSignals, log_guide: Tensor | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What adds up over micro-batches, and what is a minimum over them; 0-d tensors."""
     valid = signals.mask.bool()
     per_row = valid.sum(-1)
-    q = log_guide.exp()
     policy = torch.where(valid, signals.policy_logps.float(), 0.0)
     ref = torch.where(valid, signals.ref_logps.float(), 0.0)
 
-    def over_rows(kl: Tensor) -> Tensor:
-        return ((kl.clamp(max=UNSLOTH_K3_MAX) * valid).sum(-1) / per_row.clamp(min=1)).sum()
+    def over_rows(anchor: Tensor) -> Tensor:
+        kl = k3(policy, anchor, k3_max=UNSLOTH_K3_MAX)
+        return ((kl * valid).sum(-1) / per_row.clamp(min=1)).sum()
 
     sums = {
         "tokens": valid.sum().float(),
         "completions": (per_row > 0).sum().float(),
-        "guide": (q * valid).sum(),
-        "log_guide": log_guide.sum(),
-        "touched": (log_guide != 0).sum().float(),
-        "ref_k3": over_rows(k3(policy, ref)),
-        "anchor_k3": over_rows(k3(policy, ref + log_guide)),
+        "ref_k3": over_rows(ref),
     }
+    extremes = {}
+    if log_guide is not None:
+        q = log_guide.exp()
+        sums |= {
+            "guide": (q * valid).sum(),
+            "log_guide": log_guide.sum(),
+            "touched": (log_guide != 0).sum().float(),
+            "anchor_k3": over_rows(ref + log_guide),
+        }
+        extremes = {
+            "lowest": torch.where(valid, q, math.inf).min(),
+            "minus_highest": -torch.where(valid, q, -math.inf).max(),
+        }
     if signals.entropies is not None:
         sums["entropy"] = torch.where(valid, signals.entropies.float(), 0.0).sum()
-    extremes = {
-        "lowest": torch.where(valid, q, math.inf).min(),
-        "minus_highest": -torch.where(valid, q, -math.inf).max(),
-    }
     return sums, extremes

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
 from sage_unsloth.models import LoraSettings, load_policy, stop_tokens
-from sage_unsloth.patch import check_guide, guided_kl
+from sage_unsloth.patch import check_guide, check_penalty, guided_kl
 from sage_unsloth.preflight import preflight
 from sage_unsloth.prompts import prompt_messages, render_prompt
 from sage_unsloth.records import append_jsonl, open_run
@@ -55,7 +54,7 @@ class RlvrConfig:
         learning_rate: peak; linear decay after `warmup_ratio` of the steps.
         weight_decay: of AdamW.
         beta: KL coefficient β.
-        kl_estimator: how the KL penalty is computed, see `losses`; the paper's is "k3".
+        kl_estimator: the KL penalty, one of `losses.KL_ESTIMATORS`; "k3" is the paper's.
         reference: what π_ref is: "sft", the model that RL starts from, or "base", the model below the adapter that it starts from.
         loss_type: how token losses are reduced ("grpo", "bnpo", "dr_grpo", "dapo").
         epsilon, epsilon_high: clip range of the importance ratio.
@@ -120,6 +119,7 @@ class RlvrConfig:
             )
         if self.beta < 0:
             raise ValueError(f"beta must be >= 0; got {self.beta}")
+        check_penalty(self.kl_estimator, self.beta)
         if self.reference not in REFERENCES:
             raise ValueError(
                 f"reference must be one of {', '.join(REFERENCES)}; got {self.reference!r}"
@@ -214,7 +214,7 @@ def rlvr(
                 preflight(config, engine, rows, folder)
             reward = SolutionReward(grader)
             trainer = _trainer(config, model, tokenizer, rows, folder, reward, rollouts)
-            with guided_kl(trainer, guide) if guide is not None else nullcontext():
+            with guided_kl(trainer, guide, kl_estimator=config.kl_estimator):
                 train(trainer, folder, name, resume=resume, extra=_extra(config, folder, reward))
         _warn_if_untrained(trainer.model)
         trainer.model.save_pretrained(partial)

@@ -12,7 +12,7 @@ from packaging.version import Version
 from transformers import TrainerCallback
 
 from sage_unsloth.guides import TokenSignals
-from sage_unsloth.losses import UNSLOTH_K3_MAX, grpo_loss
+from sage_unsloth.losses import PENALTIES, UNSLOTH_K3_MAX, grpo_loss, k3
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
 OLD = Version(metadata.version("unsloth_zoo")) <= Version("2026.10.7")
@@ -79,8 +79,9 @@ def to_completion_layout(values, inputs):
 class Oracle(TrainerCallback):
     """At each optimizer step, before the weights move: the gradient of the plain-torch loss, beside the trainer's."""
 
-    def __init__(self, trainer, recording=None):
+    def __init__(self, trainer, recording=None, kl_estimator="k3"):
         self.trainer = trainer
+        self.kl_estimator = kl_estimator
         self.recording = recording
         self.inputs = []
         self.losses = []
@@ -107,7 +108,7 @@ class Oracle(TrainerCallback):
         total = torch.zeros((), dtype=torch.float64)
         calls = self.recording.calls if self.recording else [None] * len(self.inputs)
         assert len(calls) == len(self.inputs)
-        guides = []
+        guides, kls = [], []
         for inputs, call in zip(self.inputs, calls, strict=True):
             with torch.no_grad(), model.disable_adapter():
                 ref, _ = score(model, inputs, args.temperature)
@@ -134,10 +135,11 @@ class Oracle(TrainerCallback):
                 old_per_token_logps=old, log_guide=log_guide, beta=self.trainer.beta,
                 epsilon=self.trainer.epsilon_low, epsilon_high=self.trainer.epsilon_high,
                 loss_type=args.loss_type, importance_sampling_level=args.importance_sampling_level,
-                use_bias_correction_kl=args.use_bias_correction_kl, k3_max=UNSLOTH_K3_MAX,
+                kl_estimator=self.kl_estimator, k3_max=UNSLOTH_K3_MAX,
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
             )  # fmt: skip
+            kls.append(_mean_penalty(self.kl_estimator, logps, ref, log_guide, mask))
             # A mean within the micro-batch is averaged over them; a division by the token count of the whole generation
             # batch is already a sum over them.
             total = total + loss / (
@@ -151,7 +153,7 @@ class Oracle(TrainerCallback):
         }
         self.steps.append(
             {"loss": sum(self.losses), "expected_loss": total.item(), "gradients": gradients, "guides": guides,
-             "inputs": self.inputs}
+             "inputs": self.inputs, "expected_kl": sum(kls) / len(kls)}
         )  # fmt: skip
         self.inputs, self.losses = [], []
         if self.recording:
@@ -177,6 +179,16 @@ class Oracle(TrainerCallback):
                 )
 
 
+def _mean_penalty(kl_estimator, logps, ref, log_guide, mask):
+    """What a micro-batch logs as its `kl`: the mean over completions that have tokens of their tokens' mean penalty."""
+    logps, anchor = logps.detach(), ref if log_guide is None else ref + log_guide
+    penalty = PENALTIES.get(kl_estimator, k3)(logps, anchor) * mask
+    if kl_estimator not in PENALTIES:
+        penalty = penalty.clamp(max=UNSLOTH_K3_MAX)
+    lengths = mask.sum(-1)
+    return (penalty.sum(-1)[lengths > 0] / lengths[lengths > 0]).mean().item()
+
+
 def _compare_signals(signals, inputs, logps, ref, entropies):
     """What the guide was shown is what the oracle computes."""
     shown = [(signals.policy_logps, logps), (signals.ref_logps, ref)]
@@ -195,17 +207,17 @@ def _tokens_per_optimizer_step(inputs, args):
     return float(count) * args.gradient_accumulation_steps / args.steps_per_generation
 
 
-def train_and_check(trainer, guide=None, rtol=1e-5):
-    """Run trainer.train() under the guide, compare each step with the oracle, and return the oracle."""
+def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None):
+    """Run trainer.train() under guide and estimator, compare each step with the oracle, and return the oracle.
+
+    Without an estimator it is the one of Unsloth's own that the trainer's arguments name.
+    """
     from sage_unsloth.patch import guided_kl
 
-    if guide is None:
-        oracle = Oracle(trainer)
+    estimator = kl_estimator or ("k3-is" if trainer.args.use_bias_correction_kl else "k3")
+    recording = None if guide is None else Recording(guide)
+    oracle = Oracle(trainer, recording, estimator)
+    with guided_kl(trainer, recording, kl_estimator=estimator):
         trainer.train()
-    else:
-        recording = Recording(guide)
-        oracle = Oracle(trainer, recording)
-        with guided_kl(trainer, recording):
-            trainer.train()
     oracle.check(rtol)
     return oracle

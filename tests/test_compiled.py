@@ -22,7 +22,9 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
-guide = {"plain": None, "branch": BranchGuide(threshold=1.0)}[sys.argv[2]]
+guide, kl_estimator = {
+    "plain": (None, "k3"), "branch": (BranchGuide(threshold=1.0), "k3"), "k2": (BranchGuide(threshold=1.0), "k2"),
+}[sys.argv[2]]
 trainer = conftest.build_trainer(sys.argv[3], max_steps=int(sys.argv[4]), gradient_accumulation_steps=1)
 graphs = []
 
@@ -31,11 +33,8 @@ class Count(TrainerCallback):
         graphs.append(counters["stats"]["unique_graphs"])
 
 trainer.add_callback(Count())
-if guide is None:
+with guided_kl(trainer, guide, kl_estimator=kl_estimator):
     trainer.train()
-else:
-    with guided_kl(trainer, guide):
-        trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 print("RESULT", json.dumps({"graphs": graphs, "breaks": sum(counters["graph_break"].values()), "losses": losses}))
 """
@@ -59,11 +58,16 @@ def run(guide, folder, compiled):
     return json.loads(lines[0].removeprefix("RESULT"))
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return run("plain", tmp_path_factory.mktemp("plain"), compiled=True)
+
+
 @pytest.mark.slow
-def test_compiled_once_and_equal_to_eager(tmp_path):
-    plain = run("plain", tmp_path, compiled=True)
-    compiled = run("branch", tmp_path, compiled=True)
-    eager = run("branch", tmp_path, compiled=False)
+@pytest.mark.parametrize("guide", ["branch", "k2"])
+def test_compiled_once_and_equal_to_eager(tmp_path, plain, guide):
+    compiled = run(guide, tmp_path, compiled=True)
+    eager = run(guide, tmp_path, compiled=False)
     # With compilation off Unsloth still compiles one small function of its own.
     assert compiled["graphs"][0] > eager["graphs"][0], "nothing was compiled, so nothing was tested"
     assert compiled["breaks"] == 0

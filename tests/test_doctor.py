@@ -50,9 +50,9 @@ def test_a_wrong_version_and_a_missing_package_are_named(monkeypatch):
 
 
 def test_a_broken_contract_is_a_failure(monkeypatch):
-    from sage_unsloth import patch
+    from sage_unsloth import contract
 
-    monkeypatch.setitem(patch.EXPECTED_PARAMETERS, patch.LOSS, ("trainer", "ids"))
+    monkeypatch.setitem(contract.EXPECTED_PARAMETERS, contract.LOSS, ("trainer", "ids"))
     check = doctor._contract()
     assert check.status == doctor.FAIL
     assert "delete the folder" in check.remedy

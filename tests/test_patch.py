@@ -11,9 +11,10 @@ import pytest
 import torch
 from oracle import Oracle, Recording, train_and_check
 
-from sage_unsloth import patch
+from sage_unsloth import contract
+from sage_unsloth.contract import ContractError, check_contract
 from sage_unsloth.guides import BranchGuide, CosineSchedule, RandomGuide, TokenGuide
-from sage_unsloth.patch import ContractError, check_contract, guided_kl, load_unsloth
+from sage_unsloth.patch import guided_kl, load_unsloth
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 
@@ -356,7 +357,7 @@ def test_undone_after_an_exception(make_trainer, unsloth_module):
     trainer = make_trainer()
     callbacks = list(trainer.callback_handler.callbacks)
     with pytest.raises(KeyError), guided_kl(trainer, Ones()):
-        assert vars(unsloth_module)[patch.LOSS] is not before[patch.LOSS]
+        assert vars(unsloth_module)[contract.LOSS] is not before[contract.LOSS]
         raise KeyError
     assert dict(vars(unsloth_module)) == before
     assert trainer.callback_handler.callbacks == callbacks
@@ -417,7 +418,7 @@ def drifted(module, old, new):
 def test_drift_is_refused(unsloth_module, old, new, message):
     with pytest.raises(ContractError, match=message) as error:
         check_contract(drifted(unsloth_module, old, new))
-    for part in ("found", "expected", *patch.TESTED_VERSIONS):
+    for part in ("found", "expected", *contract.TESTED_VERSIONS):
         assert part in str(error.value)
 
 
@@ -431,9 +432,9 @@ def test_missing_target_is_refused(unsloth_module):
 
 def test_a_loss_that_bypasses_the_guide_stops_after_one_step(make_trainer, unsloth_module):
     trainer = make_trainer()
-    original = vars(unsloth_module)[patch.LOSS]
+    original = vars(unsloth_module)[contract.LOSS]
     with pytest.raises(ContractError, match="step 1 did not"), guided_kl(trainer, Ones()):
-        vars(unsloth_module)[patch.LOSS] = original
+        vars(unsloth_module)[contract.LOSS] = original
         trainer.train()
     assert trainer.state.global_step == 1
 

@@ -184,6 +184,18 @@ def test_guide_without_kl_is_refused_before_anything_is_loaded(merged, tmp_path,
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kl_estimator": "k4"}, r"one of \('k3', .*got 'k4'"),
+        ({"kl_estimator": "k2", "beta": 0.0}, r"beta must not be 0 .*'k2'"),
+    ],
+)
+def test_a_penalty_that_cannot_be_is_refused_by_the_config(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(RLVR, **change)
+
+
 def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, monkeypatch):
     """Unsloth fills in None by loss type (DAPO: truncated completions masked, epsilon_high .28); ours are explicit."""
     from sage_unsloth import rlvr as module

@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from sage_unsloth.algorithms import get_algorithm
 
 from sage_unsloth.__main__ import main
+from sage_unsloth.algorithms import get_algorithm
 from sage_unsloth.models import data_folder
 from sage_unsloth.presets import MODELS
 from sage_unsloth.records import read_jsonl

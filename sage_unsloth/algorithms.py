@@ -1,0 +1,214 @@
+"""The algorithms of the paper's tables, and those that its comparisons lack: each a row of explicit settings.
+
+    algorithm = get_algorithm("sage-branch")
+    rlvr(algorithm.configure(RlvrConfig()), model, rows, folder, algorithm.guide, algorithm.name)
+
+A row of your own is another `Algorithm`: `replace(ALGORITHMS["sage-branch"], name="mine", guide=BranchGuide(ratio=0.5))`.
+"""
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sage_unsloth.guides import BranchGuide, Guide, RandomGuide, TokenGuide
+from sage_unsloth.losses import LOSS_TYPES
+from sage_unsloth.patch import check_guide, check_penalty
+from sage_unsloth.rlvr import RlvrConfig
+
+SETTINGS = ("loss_type", "epsilon_high", "beta", "kl_estimator")
+"""The fields of an algorithm that are settings of `RlvrConfig`; the guide is the other thing that a row chooses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """What one algorithm sets; everything else of a run (data, seeds, sampling, learning rate) is the run's own.
+
+    Attributes:
+        name: how it is asked for.
+        description: one line: which gradient it has, or what a comparison with it isolates.
+        paper_row: its row in the paper's tables; None where they have none.
+        loss_type: how token losses are reduced.
+        epsilon_high: upper clip of the importance ratio.
+        beta: KL coefficient β; 0 drops the KL term.
+        kl_estimator: the KL penalty, one of `sage_unsloth.losses.KL_ESTIMATORS`.
+        guide: shapes the KL anchor; None is q = 1.
+
+    Raises:
+        ValueError: an unknown loss type or estimator, or a guide or penalty of ours without a KL term.
+        TypeError: `guide` is not a guide.
+    """
+
+    name: str
+    description: str
+    paper_row: str | None = None
+    loss_type: str = "grpo"
+    epsilon_high: float = 0.2
+    beta: float = 0.05
+    kl_estimator: str = "k3"
+    guide: Guide | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
+        check_penalty(self.kl_estimator, self.beta)
+        if self.guide is not None:
+            check_guide(self.guide, self.beta)
+
+    def configure(self, config: RlvrConfig) -> RlvrConfig:
+        """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""
+        return replace(config, **{name: getattr(self, name) for name in SETTINGS})
+
+
+_DAPO = "clip and normalisation of DAPO (not its dynamic sampling, overlong filtering or overlong shaping)"
+
+ALGORITHMS = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm(
+            name="grpo",
+            paper_row="GRPO",
+            description="k3 as a loss: in expectation the forward KL's gradient, though k3's value is the reverse KL's",
+        ),
+        Algorithm(
+            name="grpo-no-kl",
+            paper_row="GRPO w/o KL",
+            beta=0.0,
+            description="no KL term: against it, what the penalty does at all",
+        ),
+        Algorithm(
+            name="grpo-forward-kl",
+            paper_row="GRPO + forward KL, if this is what it was",
+            kl_estimator="forward-kl",
+            description="importance-weighted cross-entropy −sg[ρ]·log π: the forward KL's gradient, so grpo's in expectation",
+        ),
+        Algorithm(
+            name="grpo-forward-kl-naive",
+            paper_row="GRPO + forward KL, if this is what it was",
+            kl_estimator="forward-kl-naive",
+            description="ρ log ρ − (ρ − 1) differentiated, as a direct implementation has it: neither KL's gradient",
+        ),
+        Algorithm(
+            name="grpo-reverse-kl",
+            kl_estimator="k3-is",
+            description="k3 with the importance ratio inside: the reverse KL's gradient per token, the objective of Eq. 1",
+        ),
+        Algorithm(
+            name="sage-random",
+            paper_row="GRPO + Random",
+            guide=RandomGuide(),
+            description="q is noise of mean 1 whatever the token: grpo plus noise, a noise floor",
+        ),
+        Algorithm(
+            name="sage-token",
+            paper_row="GRPO + Token",
+            guide=TokenGuide(),
+            description="q depends on the token itself, as in no other row: the forward KL's gradient to a reshaped anchor",
+        ),
+        Algorithm(
+            name="sage-branch",
+            paper_row="GRPO + Branch",
+            guide=BranchGuide(),
+            description="q depends on the prefix alone: grpo's pull to π_ref, 1 to 1.4 times as strong where entropy is high",
+        ),
+        Algorithm(
+            name="bnpo",
+            loss_type="bnpo",
+            description="normalised by the number of tokens; without it the guide's effect in bnpo-sage-branch is not isolated",
+        ),
+        Algorithm(
+            name="bnpo-no-kl",
+            paper_row="BNPO",
+            loss_type="bnpo",
+            beta=0.0,
+            description="bnpo without the KL term, as the paper runs it",
+        ),
+        Algorithm(
+            name="bnpo-sage-branch",
+            paper_row="BNPO + Branch",
+            loss_type="bnpo",
+            guide=BranchGuide(),
+            description="against bnpo the guide's effect; against bnpo-no-kl that of guide and KL together",
+        ),
+        Algorithm(
+            name="dapo",
+            loss_type="dapo",
+            epsilon_high=0.28,
+            description=f"{_DAPO}, with KL: without it the guide's effect in dapo-sage-branch is not isolated",
+        ),
+        Algorithm(
+            name="dapo-no-kl",
+            paper_row="DAPO",
+            loss_type="dapo",
+            epsilon_high=0.28,
+            beta=0.0,
+            description=f"{_DAPO}, without KL, as the paper runs it",
+        ),
+        Algorithm(
+            name="dapo-sage-branch",
+            paper_row="DAPO + Branch",
+            loss_type="dapo",
+            epsilon_high=0.28,
+            guide=BranchGuide(),
+            description=f"{_DAPO}; against dapo the guide's effect, against dapo-no-kl that of guide and KL together",
+        ),
+    )
+}
+
+
+def get_algorithm(name: str) -> Algorithm:
+    """The row of `ALGORITHMS` of that name.
+
+    Raises:
+        ValueError: there is none; with the names, the nearest first.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), ALGORITHMS, n=1, cutoff=0.5)
+    raise ValueError(
+        f"an algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}"
+        + (f"; did you mean {near[0]!r}?" if near else "")
+    )
+
+
+def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[str, Any]:
+    """The settings, and the guide, in which `algorithm` differs from `base`, with the algorithm's values."""
+    return {
+        name: getattr(algorithm, name)
+        for name in (*SETTINGS, "guide")
+        if getattr(algorithm, name) != getattr(base, name)
+    }
+
+
+def listing() -> str:
+    """Every algorithm on two lines, for a terminal: what it changes against grpo, and which gradient that is."""
+    width = max(len(name) for name in ALGORITHMS)
+    return "\n".join(
+        f"{name:{width}}  {_changes_text(algorithm)}\n{'':{width}}  {algorithm.description}"
+        for name, algorithm in ALGORITHMS.items()
+    )
+
+
+def markdown_table() -> str:
+    """The README's table of algorithms."""
+    rows = [
+        (
+            "algorithm",
+            "changes against grpo",
+            "which gradient, or what it isolates",
+            "row of the paper",
+        )
+    ]
+    rows += [("---",) * 4]
+    rows += [
+        (f"`{name}`", _changes_text(row), row.description, row.paper_row or "none")
+        for name, row in ALGORITHMS.items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _changes_text(algorithm: Algorithm) -> str:
+    changed = changes(algorithm)
+    if "guide" in changed:
+        # Values of a guide that are its class's defaults would only repeat the guide's own documentation.
+        changed["guide"] = type(algorithm.guide).__name__
+    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "nothing"
