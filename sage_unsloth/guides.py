@@ -33,7 +33,7 @@ class TokenSignals:
 
     Attributes:
         policy_logps: log π(y_t | s_t) of the policy being trained, nats, (B, T).
-        ref_logps: log π_ref(y_t | s_t), nats, (B, T).
+        ref_logps: log π_ref(y_t | s_t), nats, (B, T); a guide always has it (None only where nothing but metrics is computed).
         mask: nonzero where the token belongs to the completion, (B, T). Values elsewhere mean nothing and may be inf or nan.
         entropies: H_t = −Σ_v π(v | s_t) log π(v | s_t) over the whole vocabulary at the sampling temperature, nats, (B, T);
             None unless the guide asks for them.
@@ -43,7 +43,7 @@ class TokenSignals:
     """
 
     policy_logps: Tensor
-    ref_logps: Tensor
+    ref_logps: Tensor | None
     mask: Tensor
     entropies: Tensor | None = None
 

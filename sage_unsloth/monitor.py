@@ -3,8 +3,8 @@
     sage/guide_mean, sage/guide_min, sage/guide_max   q_t over the completion tokens
     sage/log_guide_mean                               log q_t, nats
     sage/share_touched                                share of completion tokens with q_t ≠ 1
-    sage/entropy                                      H_t, nats, when the guide asks for entropies
-    kl/ref_k3                                         k3 to π_ref, nats
+    sage/entropy                                      H_t, nats, when the guide or `log_entropy` asks for entropies
+    kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
 Without a guide only `kl/ref_k3` is logged, whatever penalty is in the loss: by it runs compare. Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
@@ -40,7 +40,7 @@ class GuideMetrics:
 
         Args:
             signals: what the guide saw, (B, T).
-            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide.
+            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide, and where the signals have no reference.
             gather: collects a (1, n) tensor of every process into (processes, n).
             metrics: the trainer's lists of values; it averages a list and empties it when it logs.
 
@@ -59,14 +59,14 @@ class GuideMetrics:
             )
 
         # The list written last time is gone when the trainer has logged; then a new window begins.
-        if self._last is not None and metrics.get("kl/ref_k3") is self._last:
+        if self._last is not None and any(values is self._last for values in metrics.values()):
             new = {
                 name: min(value, self._sums[name]) if name in extremes else value + self._sums[name]
                 for name, value in new.items()
             }
         self._sums = new
         tokens, completions = max(new["tokens"], 1.0), max(new["completions"], 1.0)
-        values = {"kl/ref_k3": new["ref_k3"] / completions}
+        values = {} if "ref_k3" not in new else {"kl/ref_k3": new["ref_k3"] / completions}
         if log_guide is not None:
             values |= {
                 "sage/guide_mean": new["guide"] / tokens,
@@ -80,7 +80,7 @@ class GuideMetrics:
             values["sage/entropy"] = new["entropy"] / tokens
         for name, value in values.items():
             metrics[name] = [value]
-        self._last = metrics["kl/ref_k3"]
+            self._last = metrics[name]
 
 
 def _micro_batch(
@@ -90,7 +90,9 @@ def _micro_batch(
     valid = signals.mask.bool()
     per_row = valid.sum(-1)
     policy = torch.where(valid, signals.policy_logps.float(), 0.0)
-    ref = torch.where(valid, signals.ref_logps.float(), 0.0)
+    ref = None
+    if signals.ref_logps is not None:
+        ref = torch.where(valid, signals.ref_logps.float(), 0.0)
 
     def over_rows(anchor: Tensor) -> Tensor:
         kl = k3(policy, anchor, k3_max=UNSLOTH_K3_MAX)
@@ -99,8 +101,9 @@ def _micro_batch(
     sums = {
         "tokens": valid.sum().float(),
         "completions": (per_row > 0).sum().float(),
-        "ref_k3": over_rows(ref),
     }
+    if ref is not None:
+        sums["ref_k3"] = over_rows(ref)
     extremes = {}
     if log_guide is not None:
         q = log_guide.exp()

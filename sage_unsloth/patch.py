@@ -105,7 +105,11 @@ def prepare_for_cpu(model: Any) -> Any:
 
 @contextmanager
 def guided_kl(
-    trainer: Any, guide: Guide | None = None, *, kl_estimator: str = "k3"
+    trainer: Any,
+    guide: Guide | None = None,
+    *,
+    kl_estimator: str = "k3",
+    log_entropy: bool = False,
 ) -> Iterator[None]:
     """Within this context, the KL anchor of `trainer` is q·π_ref instead of π_ref, and its penalty is `kl_estimator`.
 
@@ -120,7 +124,9 @@ def guided_kl(
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         kl_estimator: one of `sage_unsloth.losses.KL_ESTIMATORS`. "k3" and "k3-is" are Unsloth's own: without a guide
-            nothing is replaced then.
+            nothing is replaced then, unless `log_entropy` asks for it.
+        log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies, without a KL term too. The
+            loss stays what it is; Unsloth computes the entropies in the gradient pass.
 
     Raises:
         ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own, an unknown estimator,
@@ -153,12 +159,13 @@ def guided_kl(
             found="another guided_kl that is open",
             expected="one at a time",
         )
-    if guide is None and kl_estimator not in PENALTIES:
+    if guide is None and kl_estimator not in PENALTIES and not log_entropy:
         yield
         return
     rewritten = check_contract(module)
     plain = namespace[FUNCTION]
-    hook = _Hook(trainer, guide, plain, rewritten.function if kl_estimator in PENALTIES else plain)
+    function = rewritten.function if kl_estimator in PENALTIES else plain
+    hook = _Hook(trainer, guide, plain, function, log_entropy)
     watch = _watch(hook)
     original = namespace[LOSS]
     namespace[NEEDS_ENTROPIES_HOOK] = hook.needs_entropies
@@ -250,8 +257,11 @@ def _check_columns(trainer: Any) -> None:
 class _Hook:
     """The state of one open `guided_kl`: what the two rewritten expressions call."""
 
-    def __init__(self, trainer: Any, guide: Guide | None, plain: type, function: type) -> None:
+    def __init__(
+        self, trainer: Any, guide: Guide | None, plain: type, function: type, log_entropy: bool
+    ) -> None:
         self.trainer = trainer
+        self.log_entropy = log_entropy
         self.guide = guide
         self.plain = plain
         self.function = function
@@ -261,12 +271,8 @@ class _Hook:
         self.metrics = {"train": GuideMetrics(), "eval": GuideMetrics()}
 
     def needs_entropies(self, trainer: Any) -> bool:
-        return (
-            trainer is self.trainer
-            and trainer.beta != 0.0
-            and self.guide is not None
-            and self.guide.needs_entropies
-        )
+        asked = self.guide is not None and self.guide.needs_entropies
+        return trainer is self.trainer and (asked or self.log_entropy)
 
     def apply(
         self,
@@ -285,32 +291,34 @@ class _Hook:
     ) -> tuple:
         """In the place of `UnslothEfficientGRPO.apply`; tensors are (B, T), the advantages (B,) or (B, T).
 
-        For another trainer, or without a KL term, this is that call as it came.
+        For another trainer this is that call as it came; without a KL term too, once it is measured.
         """
         function = self.plain
-        if trainer is self.trainer and beta != 0.0:
-            function = self.function
-            ref_logps = self._anchor(ref_logps, new_logps, entropies, mask)
+        if trainer is self.trainer:
+            anchor = self._anchor(ref_logps if beta != 0.0 else None, new_logps, entropies, mask)
+            if beta != 0.0:
+                function, ref_logps = self.function, anchor
         return function.apply(
             new_logps, old_logps, ref_logps, sampling_logps, lm_head, input_ids, mask, advantages, beta, *rest
         )  # fmt: skip
 
     def _anchor(
         self, ref_logps: Tensor | None, new_logps: Tensor, entropies: Tensor | None, mask: Tensor
-    ) -> Tensor:
-        """log q_t + log π_ref(y_t | s_t), (B, T)."""
-        if ref_logps is None:
+    ) -> Tensor | None:
+        """log q_t + log π_ref(y_t | s_t), (B, T), or None without a KL term; what is measured goes to the metrics."""
+        if ref_logps is None and self.trainer.beta != 0.0:
             raise ContractError(
                 "beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)"
             )
         with torch.no_grad():
             signals = TokenSignals(
                 new_logps.detach(),
-                ref_logps.detach(),
+                None if ref_logps is None else ref_logps.detach(),
                 mask,
                 None if entropies is None else entropies.detach(),
             )
-            log_guide = None if self.guide is None else self._log_guide(signals)
+            guided = self.guide is not None and ref_logps is not None
+            log_guide = self._log_guide(signals) if guided else None
             mode = "train" if self.trainer.model.training else "eval"
             gather = self.trainer.accelerator.gather
             self.metrics[mode].add(signals, log_guide, gather, self.trainer._metrics[mode])
@@ -351,7 +359,7 @@ def _watch(hook: _Hook) -> Any:
         seen = 0
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if hook.trainer.beta != 0.0 and hook.consulted == self.seen:
+            if hook.consulted == self.seen:
                 raise ContractError(
                     f"every optimizer step must consult the guide; step {state.global_step} did not",
                     found="a loss that bypasses the patched function",

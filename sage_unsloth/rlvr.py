@@ -67,6 +67,8 @@ class RlvrConfig:
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
         preflight_prompts: prompts sampled before training to see whether there is anything to learn from; 0 skips it.
+        log_entropy: log the policy's entropy also without a guide that needs it, so that runs can be compared; on Unsloth
+            2026.10.7 this costs time (README).
         save_steps: optimizer steps between checkpoints.
         sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0 writes none.
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.
@@ -100,6 +102,7 @@ class RlvrConfig:
     full_finetuning: bool = False
     load_in_4bit: bool = False
     preflight_prompts: int = 32
+    log_entropy: bool = True
     save_steps: int = 50
     sample_steps: int = 25
     report_to: str = "none"
@@ -214,8 +217,16 @@ def rlvr(
                 preflight(config, engine, rows, folder)
             reward = SolutionReward(grader)
             trainer = _trainer(config, model, tokenizer, rows, folder, reward, rollouts)
-            with guided_kl(trainer, guide, kl_estimator=config.kl_estimator):
-                train(trainer, folder, name, resume=resume, extra=_extra(config, folder, reward))
+            with guided_kl(
+                trainer, guide, kl_estimator=config.kl_estimator, log_entropy=config.log_entropy
+            ):
+                train(
+                    trainer,
+                    folder,
+                    name,
+                    resume=resume,
+                    extra=_extra(config, guide, folder, reward),
+                )
         _warn_if_untrained(trainer.model)
         trainer.model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
@@ -292,12 +303,14 @@ def _trainer(
 
 
 def _extra(
-    config: RlvrConfig, folder: Path, reward: SolutionReward
+    config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
 ) -> Callable[[int, dict], dict[str, Any]]:
     """Stops a run whose first KL is not 0; adds the grades to the metrics, and now and then completions to their file."""
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
-        kl = logs.get("kl/ref_k3")
+        # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
+        plain = guide is None and config.kl_estimator in ("k3", "k3-is")
+        kl = logs.get("kl/ref_k3", logs.get("kl") if plain else None)
         if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
             raise ValueError(
                 "before the first step policy and reference must be one model, so that the KL between them is 0; got "

@@ -327,7 +327,7 @@ def run_rlvr(
     print()
     if gib is not None:
         plan.check_fits(setup, gib)
-    rlvr(
+    trained = rlvr(
         config,
         point.model,
         corpus.rows,
@@ -341,8 +341,19 @@ def run_rlvr(
     plot_training({algorithm.name: metrics}, Path(out) / "training.png", note)
     print()
     show_table(course(metrics))
-    print(f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, and the trained weights.")  # fmt: skip
+    print(
+        f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, {trained.name}/\n\n"
+        f"Next: {evaluation_command(point, algorithm.name, trained)}"
+    )
     return metrics
+
+
+def evaluation_command(point: StartingPoint, name: str, trained: Path) -> str:
+    """The command that compares a trained model with what it started from."""
+    before = f"{point.model}+{point.adapter}" if point.adapter else point.model
+    after = f"{point.model}+{trained}" if trained.name == "adapter" else trained
+    benchmark = "arithmetic" if point.preset.name == EMBEDDED else "aime amc23 math500-l5"
+    return f"python -m sage_unsloth evaluate --models start={before} {name}={after} --benchmarks {benchmark}"
 
 
 COURSE = {

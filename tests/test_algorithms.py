@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sage_unsloth.train import RlvrConfig, read_metrics, rlvr, sft
 
 from sage_unsloth import arithmetic, train
 from sage_unsloth.algorithms import (
@@ -22,6 +21,9 @@ from sage_unsloth.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.losses import PENALTIES
 from sage_unsloth.models import data_folder
 from sage_unsloth.quickstart import BASE_MODEL, QuickstartConfig, smoke_config
+from sage_unsloth.rlvr import RlvrConfig, rlvr
+from sage_unsloth.sft import sft
+from sage_unsloth.training import read_metrics
 
 # Written out once more: a row that changes by accident is noticed here.
 EXPECTED = {

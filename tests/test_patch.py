@@ -516,3 +516,21 @@ def test_oracle_notices_a_wrong_loss(make_trainer):
         trainer.train()
     with pytest.raises(AssertionError, match=r"off by|expected"):
         oracle.check()
+
+
+@pytest.mark.parametrize("beta", [0.05, 0.0])
+def test_entropy_is_logged_without_a_guide_and_the_loss_stays(make_trainer, beta):
+    """GRPO with and without the measuring: the same steps; without a KL term there is no KL to log."""
+    plain = make_trainer(beta=beta, max_steps=2)
+    plain.train()
+    measured = make_trainer(beta=beta, max_steps=2)
+    with guided_kl(measured, log_entropy=True):
+        measured.train()
+    for before, after in zip(
+        plain.state.log_history[:2], measured.state.log_history[:2], strict=True
+    ):
+        assert "sage/entropy" not in before and after["sage/entropy"] > 0
+        assert ("kl/ref_k3" in after) == (beta != 0)
+        assert "sage/guide_mean" not in after
+        assert after["grad_norm"] == pytest.approx(before["grad_norm"], rel=1e-5)
+        assert after["loss"] == pytest.approx(before["loss"], rel=1e-4, abs=1e-7)
