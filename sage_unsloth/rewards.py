@@ -68,6 +68,7 @@ _WRAPPER = re.compile(
 _PLAIN_NUMBER = re.compile(
     r"""(?P<sign>[+-]?)\s*
     (?: (?:(?P<whole>\d+)\s+)?(?P<top>[1-9]\d*)\s*/\s*(?P<bottom>\d+)
+      | \\[dt]?frac\s*(?P<over>\{\s*-?\d+\s*\}|\d)\s*(?P<under>\{\s*\d+\s*\}|\d)
       | (?P<digits>[1-9]\d{0,2}(?:(?P<sep>,|\ |\{,\}|,\\!|\\,)\d{3})(?:(?P=sep)\d{3})*|\d+|(?=\.\d))
         (?:\.(?P<decimals>\d*))?
         (?:(?:e|\s*\\(?:times|cdot)\s*10\^\{?)(?P<exponent>[+-]?\d{1,3})\}?)?
@@ -84,9 +85,9 @@ _NOT_THE_NUMBER = re.compile(
 
 
 def plain_number(text: str) -> Fraction | None:
-    """The exact value of a plainly written number, or None for any other text.
+    r"""The exact value of a plainly written number, or None for any other text.
 
-    Integers, decimals, fractions `3/4`, mixed numbers `1 3/4`, `1e3`; whole groups of thousands.
+    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, `1e3`; whole groups of thousands.
     """
     match = _PLAIN_NUMBER.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
     if match is None:
@@ -96,6 +97,11 @@ def plain_number(text: str) -> Fraction | None:
         if bottom == 0 or (match["whole"] and top >= bottom):  # "1 234/5" may mean 1234/5
             return None
         value = Fraction(top, bottom) + int(match["whole"] or 0)
+    elif match["over"]:
+        top, bottom = (int(match[name].strip("{}")) for name in ("over", "under"))
+        if bottom == 0:
+            return None
+        value = Fraction(top, bottom)
     else:
         digits, decimals = re.sub(r"\D", "", match["digits"]), match["decimals"] or ""
         exponent = int(match["exponent"] or 0) - len(decimals)

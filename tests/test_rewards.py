@@ -67,6 +67,12 @@ NO_WORKER = [  # answer, gold: equal, and plain enough to need no algebra
     (".5", "1/2"),
     ("42 dollars", "42"),
     ("1 point", "1"),
+    (r"\frac{1}{2}", "0.5"),
+    ("0.5", r"\frac12"),
+    ("1 3/4", r"\frac{7}{4}"),
+    (r"\dfrac{84}{2}", "42"),
+    (r"-\tfrac { 7 } {4}", "-1.75"),
+    (r"\frac{-7}{4}", "-7/4"),
 ]
 NO_WORKER_WRONG = [
     ("42", "4.2"),
@@ -88,11 +94,12 @@ NO_WORKER_WRONG = [
     (r"42 \approx 42.1", "42"),
     (r"42 \text{ thousand}", "42"),
     ("42 million", "42"),
+    (r"\frac{1}{2}", "2"),
+    (r"\frac12", "12"),
+    (r"\frac{1}{3}", "0.333333"),
+    (r"\frac{2}{1}", r"\frac{1}{2}"),
 ]
 BY_WORKER = [
-    (r"\frac{1}{2}", "0.5"),
-    ("0.5", r"\frac12"),
-    ("1 3/4", r"\frac{7}{4}"),
     (r"1\frac{3}{4}", "7/4"),
     (r"**\frac{1}{2}**.", "0.5"),
     ("x = 42", "42"),
@@ -212,7 +219,22 @@ def test_extract_answer_from_the_last_box(completion, answer):
     [("-1 3/4", "-7/4"), ("1 000.5", "2001/2"), ("2e-2", "1/50"), ("\u0664\u0662", "42")]
     + [
         (text, None)
-        for text in ("1/0", "1 4/3", "1 234/5", "1 000/3", "0,025", "1e1000", "42 x", "", ".")
+        for text in (
+            "1/0",
+            r"\frac{1}{0}",
+            r"\frac123",
+            r"1\frac{3}{4}",
+            r"\frac{1.5}{2}",
+            r"\frac{1}{-2}",
+            "1 4/3",
+            "1 234/5",
+            "1 000/3",
+            "0,025",
+            "1e1000",
+            "42 x",
+            "",
+            ".",
+        )
     ]
     + [
         (text, None)

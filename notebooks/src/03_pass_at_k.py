@@ -1,0 +1,168 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 03 · pass@k that can be believed: base, SFT, GRPO and SAGE
+#
+# [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
+# [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
+#
+# **At the end you have** pass@k of four models on the same problems with intervals, their paired differences, the problems that only
+# one of them solves, and an idea of what an interval does and does not say.
+#
+# **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file is printed below; on a GPU it has not been
+# measured. It needs a finished quickstart (notebook 00); without one it trains that first.
+
+# %% [markdown]
+# ## Install
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+
+# %%
+import importlib.util
+
+if importlib.util.find_spec("sage_unsloth") is None:
+    # %pip install -q "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
+    pass
+
+# %%
+from sage_unsloth import doctor
+
+assert doctor.run() == 0, "see the remedies above"
+
+# %% tags=["parameters"]
+TRAINED = "runs/quickstart"  # the folder that notebook 00 left; it is trained there if it is not
+OUT = "runs/evaluation"  # a second run with the same folder draws only what is missing
+SAMPLES = 64  # n: pass@k is known up to k = n
+SMOKE = (
+    False  # True: a minute's run that only shows that everything works; its figures mean nothing
+)
+
+# %% [markdown]
+# ## The models
+# A complete folder is only reported, not trained again.
+
+# %%
+from pathlib import Path
+
+from sage_unsloth import quickstart
+
+if SMOKE:
+    TRAINED, SAMPLES = f"{OUT}/trained", 4
+trained = quickstart.run(TRAINED, quickstart.smoke_config() if SMOKE else None)
+
+# %%
+from sage_unsloth.evaluate import parse_model
+from sage_unsloth.models import data_folder
+
+merged = f"{TRAINED}/sft/model"
+models = [
+    parse_model(f"base={data_folder() / quickstart.BASE_MODEL}"),
+    parse_model(f"SFT={merged}"),
+    parse_model(f"GRPO={merged}+{TRAINED}/grpo/adapter"),
+    parse_model(f"SAGE-Branch={merged}+{TRAINED}/sage-branch/adapter"),
+]
+
+# %% [markdown]
+# ## The problems
+# `load_benchmark` knows `aime`, `amc23`, `math500-l5`, `minerva`, `knights-and-knaves:3`, `reasoning-gym:TASK` and more, from the hub or from
+# a file; a file of your own works the same way. Here it is the held-out part of the embedded arithmetic. Do its problems stand in the
+# training set?
+
+# %%
+from dataclasses import replace
+
+from sage_unsloth import arithmetic
+from sage_unsloth.benchmarks import load_benchmark
+from sage_unsloth.overlap import overlap
+
+benchmark = load_benchmark("arithmetic")
+if SMOKE:
+    benchmark = replace(benchmark, rows=benchmark.rows[:4])
+found = overlap(arithmetic.problems("train") + arithmetic.problems("sft"), benchmark)
+print(f"{len(benchmark.rows)} problems, {len(found)} of them in the training set")
+
+# %% [markdown]
+# ## Draw and grade
+# Every completion has a seed of its own, made from the problem and the number of the sample. So stop this cell when you like: the
+# next run draws what is missing, and more samples later go on from these.
+
+# %%
+import time
+
+from sage_unsloth.compare import summary
+from sage_unsloth.engines import SamplingConfig
+from sage_unsloth.evaluate import evaluate
+
+config = SamplingConfig(
+    num_samples=SAMPLES, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=512
+)
+started = time.perf_counter()
+report = evaluate(models, [benchmark], OUT, config, against="GRPO")
+print(f"{time.perf_counter() - started:.0f} s this time\n")
+print(summary(report))
+
+# %% [markdown]
+# ## See that it worked
+# - `no answer` is the share of completions without a tag or a box, `cut` that of completions which reached the length limit. If either
+#   is large, pass@k measures the format or the limit, not the problems.
+# - The base model has no tag in part of its answers: SFT mostly teaches the form.
+
+# %%
+from IPython.display import Image
+
+Image(Path(OUT) / "pass_at_k.png")
+
+# %% [markdown]
+# ## How to read an interval
+# The problems at hand stand for all *problems of this kind*. Of 100 evaluations, each on problems drawn anew, about 95 have a band that
+# holds the mean over all of them. It is as wide as it is because 100 problems are few; more samples per problem hardly make it narrower. The `±` in the table is another thing, the spread over five
+# parts of the samples on *these* problems, as papers print it over evaluation seeds. It is much smaller, and it says nothing about
+# other problems:
+
+# %%
+from sage_unsloth.plots import show_table
+
+show_table(
+    [
+        {"model": row["model"], "half of the interval": round((row["pass@1_high"] - row["pass@1_low"]) / 2, 3),
+         "± over five parts": row.get("seed_deviation", "too few samples")}
+        for row in report["table"]
+    ]
+)  # fmt: skip
+
+# %% [markdown]
+# ## Differences
+# Bands that overlap do not mean that two models are equal: both answered the same problems, and what makes a problem hard for both cancels
+# in the difference. A band of the difference that leaves out 0 is what to look for, and `above 0 in` says how many of the resampled sets
+# of problems favour the first model. All of it is about these two trained models: another training seed is another model. To compare
+# methods, train several seeds of each and give them one name, `--models grpo=… grpo=… sage=… sage=…`; seeds are resampled then too.
+
+# %%
+Image(Path(OUT) / "differences.png")
+
+# %% [markdown]
+# ## Coverage
+# The problems that one model alone solved at least once. At k = n a problem is one yes or no, and a problem solved once in 64 draws may
+# be luck: read names here, and trust the curves.
+
+# %%
+coverage = report["coverage"]["arithmetic"]
+for name, problems in coverage["only"].items():
+    print(
+        f"{name}: solved {coverage['solved'][name]}, alone {len(problems)}: {', '.join(problems[:6])}"
+    )
+
+# %% [markdown]
+# ## Next
+# - The same from the command line: `python -m sage_unsloth evaluate --models sft=PATH grpo=PATH+ADAPTER --benchmarks math500-l5 aime
+#   --n 256 --max-tokens 1024`. On a GPU with vLLM the base is loaded once for all adapters.
+# - `python -m sage_unsloth compare FOLDER FOLDER` reports on record sets that are there already, of other runs or other machines.
