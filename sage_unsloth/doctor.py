@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 GIB = 2**30
-OPTIONAL = {"vllm": "no stage uses it yet"}
+OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
 
 
 @dataclass(frozen=True)

@@ -198,8 +198,13 @@ def report(
     first_step_seconds: float | None = None,
 ) -> str:
     """The plan as text: memory line by line, then the sizes of the run. It does not refuse; `check_fits` does."""
+    memory = memory_report(setup, title, memory_gib)
+    return f"{memory}\n\n{run_report(setup, steps, num_rows, first_step_seconds)}"
+
+
+def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
+    """What the run needs of the card, line by line."""
     plan = memory_plan(setup, memory_gib)
-    sizes = step_plan(setup, steps, num_rows)
     lines = [f"{title}: computed, not measured on a GPU", ""]
     for item in plan.items:
         phase = "" if item.phase == "always" else f" [{item.phase} only]"
@@ -212,13 +217,20 @@ def report(
         lines.append(f"   {memory_gib:6.2f} GiB  on the card: it {'fits' if plan.fits else 'does not fit'}")  # fmt: skip
     if plan.host:
         lines.append(f"  ~{size(plan.host):>10}  of the computer's own memory, for inputs of recomputed layers")  # fmt: skip
-    if plan.rollouts_at_once < sizes.completions_per_step:
+    if plan.rollouts_at_once < setup.completions_per_step:
         lines.append(f"  vLLM runs {plan.rollouts_at_once} completions at a time, the others wait")
     if setup.use_vllm and setup.weight_bits == 4:
         lines.append("  vLLM from 0.28 needs the package vllm-bnb-plugin for 4-bit weights")
+    return "\n".join(lines)
+
+
+def run_report(
+    setup: Setup, steps: int, num_rows: int | None = None, first_step_seconds: float | None = None
+) -> str:
+    """The sizes of the run: completions and tokens a step, passes over the rows, disk, and time once it is known."""
+    sizes = step_plan(setup, steps, num_rows)
     epochs = "" if sizes.epochs is None else f" ({sizes.epochs:.2f} passes over {num_rows:,} rows)"
-    lines += [
-        "",
+    lines = [
         "run",
         f"  {sizes.prompts_per_step} prompts x {setup.num_generations} = {sizes.completions_per_step} completions a step, "
         f"at most {sizes.tokens_per_step:,} tokens; {_settings(setup)}",

@@ -18,7 +18,7 @@ from sage_unsloth.models import LoraSettings, load_policy, stop_tokens
 from sage_unsloth.patch import check_guide, check_penalty, guided_kl
 from sage_unsloth.preflight import preflight
 from sage_unsloth.prompts import prompt_messages, render_prompt
-from sage_unsloth.records import append_jsonl, open_run
+from sage_unsloth.records import append_jsonl, locked, open_run
 from sage_unsloth.rewards import Grader, SolutionReward
 from sage_unsloth.rollouts import check_first_call, choose_rollouts, generation_arguments
 from sage_unsloth.training import (
@@ -178,9 +178,13 @@ def rlvr(
     settings = run_settings("rlvr", config, model_path, rows) | {"guide": repr(guide)}
     if adapter is not None:
         settings["adapter"] = Path(adapter).parent.name
-    folder = open_run(
-        folder, settings, model_path=str(model_path), free_settings=free_settings(config)
-    )
+    with locked(folder):
+        return _rlvr(config, model_path, rows, Path(folder), guide, name, adapter, settings)
+
+
+def _rlvr(config, model_path, rows, folder, guide, name, adapter, settings) -> Path:
+    """`rlvr` once the folder is this process's own."""
+    open_run(folder, settings, model_path=str(model_path), free_settings=free_settings(config))
     checkpoints = folder / "checkpoints"
     trained = folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
@@ -188,7 +192,11 @@ def rlvr(
         shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
     os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if config.recompute_logits else "0"
-    rollouts = choose_rollouts(config.rollouts, full_finetuning=config.full_finetuning)
+    rollouts = choose_rollouts(
+        config.rollouts,
+        full_finetuning=config.full_finetuning,
+        load_in_4bit=config.load_in_4bit,
+    )
     model, tokenizer = load_policy(
         model_path,
         lora=None if config.full_finetuning else config.lora,

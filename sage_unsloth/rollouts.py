@@ -16,7 +16,7 @@ VLLM_CAPABILITY = (8, 0)
 logger = logging.getLogger(__name__)
 
 
-def why_no_vllm(*, full_finetuning: bool) -> str | None:
+def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) -> str | None:
     """What speaks against vLLM on this machine, with the remedy, or None."""
     import torch
 
@@ -30,12 +30,14 @@ def why_no_vllm(*, full_finetuning: bool) -> str | None:
         )
     if importlib.util.find_spec("vllm") is None:
         return 'it is not installed; pip install "sage_unsloth[vllm]"'
+    if load_in_4bit and importlib.util.find_spec("vllm_bnb_plugin") is None:
+        return "from 0.28 on it reads 4-bit weights by another package; pip install vllm-bnb-plugin"
     if full_finetuning:
         return "Unsloth shares weights with vLLM for LoRA only, and full fine-tuning has no adapter"
     return None
 
 
-def choose_rollouts(wanted: str, *, full_finetuning: bool = False) -> str:
+def choose_rollouts(wanted: str, **run: bool) -> str:
     """ "vllm" or "transformers"; a fall back from "auto" is said aloud.
 
     Raises:
@@ -45,7 +47,7 @@ def choose_rollouts(wanted: str, *, full_finetuning: bool = False) -> str:
         raise ValueError(f"rollouts must be one of {', '.join(ROLLOUTS)}; got {wanted!r}")
     if wanted == "transformers":
         return wanted
-    reason = why_no_vllm(full_finetuning=full_finetuning)
+    reason = why_no_vllm(**run)
     if reason is None:
         return "vllm"
     if wanted == "vllm":

@@ -14,7 +14,7 @@ from typing import Any
 
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
 from sage_unsloth.prompts import prompt_messages, solution_text
-from sage_unsloth.records import open_run
+from sage_unsloth.records import locked, open_run
 from sage_unsloth.training import (
     check_rows,
     check_tracker,
@@ -92,9 +92,13 @@ def sft(
     check_rows(rows, ("problem", "solution", "answer"))
     check_tracker(config.report_to)
     settings = run_settings("sft", config, model_path, rows)
-    folder = open_run(
-        folder, settings, model_path=str(model_path), free_settings=free_settings(config)
-    )
+    with locked(folder):
+        return _sft(config, model_path, rows, Path(folder), settings)
+
+
+def _sft(config, model_path, rows, folder, settings) -> Path:
+    """`sft` once the folder is this process's own."""
+    open_run(folder, settings, model_path=str(model_path), free_settings=free_settings(config))
     merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
     if merged.exists():
         logger.info("SFT is complete: %s", merged)

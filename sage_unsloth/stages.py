@@ -155,7 +155,7 @@ def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setu
     card = None if gib is None else nearest_card(gib)
     bits = {} if preset.name == EMBEDDED else {"weight_bits": 4 if config.load_in_4bit else 16}
     vllm = config.rollouts != "transformers" and not full and (
-        card.use_vllm if card is not None and not has_gpu() else why_no_vllm(full_finetuning=full) is None
+        card.use_vllm if card is not None and not has_gpu() else why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
     )  # fmt: skip
     return setup_for(
         preset,
@@ -214,7 +214,7 @@ def run_sft(
         path=path,
         limit=limit,
     )
-    training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 2))
+    training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
@@ -322,9 +322,9 @@ def run_rlvr(
     print(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     show_table(corpus.table())
     setup = setup_of(point.preset, config, gib)
-    print()
-    print(plan.report(setup, point.preset.name, gib, config.max_steps, len(corpus.rows)))
-    print()
+    if point.preset.name != EMBEDDED:
+        print(f"\n{plan.memory_report(setup, point.preset.name, gib)}")
+    print(f"\n{plan.run_report(setup, config.max_steps, len(corpus.rows))}\n")
     if gib is not None:
         plan.check_fits(setup, gib)
     trained = rlvr(

@@ -340,3 +340,10 @@ def test_the_run_says_where_it_started(merged, whole_run):
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         RlvrConfig(**changes)
+
+
+def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):
+    from sage_unsloth.records import locked
+
+    with locked(tmp_path / "run"), pytest.raises(ValueError, match="one process at a time"):
+        rlvr(RLVR, merged, TRAIN, tmp_path / "run")

@@ -26,15 +26,16 @@ def test_falling_back_is_said_aloud_and_insisting_is_refused(caplog):
 
 
 @pytest.mark.parametrize(
-    ("capability", "installed", "full", "reason"),
+    ("capability", "installed", "run", "reason"),
     [
-        ((7, 5), True, False, "compute capability 8.0; this card has 7.5 .*0.11.2 was the last"),
-        ((8, 9), False, False, "not installed; pip install"),
-        ((8, 9), True, True, "full fine-tuning has no adapter"),
-        ((8, 9), True, False, None),
+        ((7, 5), True, {}, "compute capability 8.0; this card has 7.5 .*0.11.2 was the last"),
+        ((8, 9), False, {}, "not installed; pip install"),
+        ((8, 9), True, {"load_in_4bit": True}, "pip install vllm-bnb-plugin"),
+        ((8, 9), True, {"full_finetuning": True}, "full fine-tuning has no adapter"),
+        ((8, 9), True, {}, None),
     ],
 )
-def test_reasons_on_a_machine_with_a_card(monkeypatch, capability, installed, full, reason):
+def test_reasons_on_a_machine_with_a_card(monkeypatch, capability, installed, run, reason):
     import re
 
     from sage_unsloth import rollouts
@@ -47,9 +48,9 @@ def test_reasons_on_a_machine_with_a_card(monkeypatch, capability, installed, fu
         "find_spec",
         lambda name: (object() if installed else None) if name == "vllm" else find(name),
     )
-    found = rollouts.why_no_vllm(full_finetuning=full)
+    found = rollouts.why_no_vllm(**run)
     assert found is None if reason is None else re.search(reason, found)
-    assert choose_rollouts("auto", full_finetuning=full) == ("transformers" if found else "vllm")
+    assert choose_rollouts("auto", **run) == ("transformers" if found else "vllm")
 
 
 class Engine:
