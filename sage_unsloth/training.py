@@ -183,7 +183,7 @@ def train(
             if state.global_step == self.first and state.max_steps > self.first:
                 left = state.max_steps - state.global_step
                 logger.info(
-                    "%s: the first step took %.1f s; at this pace the other %d take %s.",
+                    "%s: the first step took %.1f s; at this pace %d more take %s, at most, since the first one also compiles.",
                     name, seconds, left, in_words(seconds * left),
                 )  # fmt: skip
 

@@ -247,6 +247,19 @@ def test_a_set_is_graded_again_without_drawing(tmp_path):
     assert path.stat().st_size == size, "and once is enough"
 
 
+def test_a_repaired_gold_alone_grades_again(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    before = draw(CONFIG, Table(), ROWS, path)
+    row = ROWS[2] | {
+        "answer": next(r["extracted"] for r in before if r["problem_id"] == ROWS[2]["id"])
+    }
+    after = draw(CONFIG, Table(), [*ROWS[:2], row, ROWS[3]], path)
+    changed = [b["problem_id"] for a, b in zip(before, after, strict=True) if a != b]
+    assert changed == [row["id"]] * 6
+    assert "correct" in {r["grade"] for r in after}
+    assert len(read_jsonl(path)) == 24 + 6
+
+
 def test_two_processes_on_one_set_are_refused(tmp_path):
     path = tmp_path / "samples.jsonl"
     with (
