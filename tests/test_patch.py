@@ -411,9 +411,11 @@ def drifted(module, old, new):
         ("= UnslothEfficientGRPO.apply(", "= UnslothFastGRPO.apply(", "each seam once"),
         ("                new_logprobs,\n                old_logps,\n                ref_logps,",
          "                new_logprobs,\n                ref_logps,\n                old_logps,", "must be called with"),
+        ("coef_1, _mask  = grpo_compute_loss(", "coef_1, _mask  = grpo_fused_loss(", "must call grpo_compute_loss once"),
+        ("flat_is_ratio, coef_1, mask\n\nclass", "flat_is_ratio, coef_1\n\nclass", "must return 7 values"),
         ("torch.clamp(ref - new, min = -20.0, max = 20.0)", "torch.clamp(new - ref, min = -20.0, max = 20.0)", "compute the loss"),
     ],
-    ids=["parameter", "order", "condition", "call", "arguments", "sign"],
+    ids=["parameter", "order", "condition", "call", "arguments", "kernel", "values", "sign"],
 )  # fmt: skip
 def test_drift_is_refused(unsloth_module, old, new, message):
     with pytest.raises(ContractError, match=message) as error:
