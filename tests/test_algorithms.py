@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_unsloth import arithmetic, train
+from sage_unsloth import arithmetic
+from sage_unsloth import rlvr as stage
 from sage_unsloth.algorithms import (
     ALGORITHMS,
     Algorithm,
@@ -129,14 +130,14 @@ def merged(tmp_path_factory, unsloth_module):
 def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_path, monkeypatch):
     """Two real optimizer steps of the embedded model through `rlvr`; what the trainer was given is read off the trainer."""
     algorithm, seen = get_algorithm(name), {}
-    real = train._train
+    real = stage.train
 
     def watched(trainer, *args, **kwargs):
         seen["args"] = trainer.args
         seen["patched"] = "_sage_unsloth_apply" in vars(unsloth_module)
         real(trainer, *args, **kwargs)
 
-    monkeypatch.setattr(train, "_train", watched)
+    monkeypatch.setattr(stage, "train", watched)
     config = replace(smoke_config().rlvr, learning_rate=5e-3, prompts_per_step=4)
     with torch.compiler.set_stance("force_eager"):
         rlvr(algorithm.configure(config), merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)  # fmt: skip
