@@ -7,6 +7,7 @@ they fail off the main thread, and they cannot stop a power tower.
 """
 
 import functools
+import os
 import re
 import threading
 from collections import Counter
@@ -209,6 +210,11 @@ MATH = Checker(
     plainly=_grade_plainly,
     compare="sage_unsloth.rewards:compare_math",
 )
+
+
+def grading_workers() -> int:
+    """Worker processes for this machine: answers that hang hold up one each."""
+    return min(4, os.cpu_count() or 1)
 
 
 class Grader:

@@ -19,7 +19,7 @@ from sage_unsloth.patch import check_guide, check_penalty, guided_kl
 from sage_unsloth.preflight import preflight
 from sage_unsloth.prompts import prompt_messages, render_prompt
 from sage_unsloth.records import append_jsonl, locked, open_run
-from sage_unsloth.rewards import Grader, SolutionReward
+from sage_unsloth.rewards import Grader, SolutionReward, grading_workers
 from sage_unsloth.rollouts import check_first_call, choose_rollouts, generation_arguments
 from sage_unsloth.training import (
     check_rows,
@@ -215,7 +215,7 @@ def _rlvr(config, model_path, rows, folder, guide, name, adapter, settings) -> P
         # Killed between the last checkpoint and the adapter: there is nothing left to train.
         _copy_weights(resume, partial)
     else:
-        with Grader(time_limit=config.grade_seconds) as grader:
+        with Grader(grading_workers(), config.grade_seconds) as grader:
             if resume is None and config.preflight_prompts:
                 # The engine beside the model draws without an adapter, as a fresh one is.
                 engine = TransformersEngine(model, tokenizer)

@@ -17,7 +17,6 @@ Shapes: P problems, N samples per problem.
 
 import hashlib
 import json
-import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ from sage_unsloth.records import (
     refuse_other_settings,
     write_json,
 )
-from sage_unsloth.rewards import MATH, Checker, Grade, Grader, extract_answer
+from sage_unsloth.rewards import MATH, Checker, Grade, Grader, extract_answer, grading_workers
 
 FORMAT = 2  # of the file; 1 had a seed for each batch
 # Settings that a set may change: they decide how much is drawn at once, and how, but not what.
@@ -90,7 +89,7 @@ def sample_and_grade(
     path = Path(path)
     with (
         locked(path),
-        Grader(_grading_workers(), config.grade_seconds, boxed=True, checker=checker) as grader,
+        Grader(grading_workers(), config.grade_seconds, boxed=True, checker=checker) as grader,
     ):
         prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
         settings = set_settings(config, engine.name, model, benchmark, identity)
@@ -155,10 +154,6 @@ def sample_and_grade(
             for record in (read_samples(path) if path.exists() else [])
             if record["problem_id"] in wanted and record["sample"] < config.num_samples
         ]
-
-
-def _grading_workers() -> int:
-    return min(4, os.cpu_count() or 1)
 
 
 def prompt_ids(tokenizer: Any, problem: str) -> list[int]:

@@ -16,6 +16,12 @@ from sage_unsloth.weights import model_identity
 
 METRICS = "metrics.jsonl"
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")
+# On the progress bar; the loss says nothing in RL, whose advantages sum to 0.
+SHOWN = {
+    "reward": "reward", "kl": "kl", "sage/entropy": "entropy", "sage/guide_mean": "guide",
+    "completions/mean_length": "tokens", "completions/clipped_ratio": "cut", "frac_reward_zero_std": "dead",
+    "mean_token_accuracy": "accuracy",
+}  # fmt: skip
 # What may change when a run goes on, because no result depends on it.
 FREE_SETTINGS = ("save_steps", "sample_steps", "report_to", "recompute_logits", "gpu_memory_utilization")  # fmt: skip
 
@@ -177,8 +183,8 @@ def train(
             seconds = time.perf_counter() - self.started
             row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
             append_jsonl(folder / METRICS, [row | extra(state.global_step, row)])
-            shown = {key: row[key] for key in ("loss", "reward", "kl") if key in row}
-            self.bar.set_postfix({key: f"{value:.3f}" for key, value in shown.items()})
+            shown = {title: row[key] for key, title in SHOWN.items() if key in row}
+            self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
             self.bar.update(state.global_step - self.bar.n)
             if state.global_step == self.first and state.max_steps > self.first:
                 left = state.max_steps - state.global_step

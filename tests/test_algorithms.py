@@ -138,9 +138,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
         real(trainer, *args, **kwargs)
 
     monkeypatch.setattr(stage, "train", watched)
-    config = replace(
-        smoke_config().rlvr, learning_rate=5e-3, prompts_per_step=4, log_entropy=False
-    )
+    config = replace(smoke_config().rlvr, learning_rate=5e-3, prompts_per_step=4, log_entropy=False)
     with torch.compiler.set_stance("force_eager"):
         rlvr(algorithm.configure(config), merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)  # fmt: skip
 

@@ -250,3 +250,22 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog, numb
     else:
         with locked(tmp_path / "a"):
             assert "knows no locks" in caplog.text
+
+
+def test_a_disk_that_fills_up_keeps_every_row_before(tmp_path):
+    """A limit on the size of a file stands for the full disk: the same OSError, from the same write."""
+    import subprocess
+    import sys
+
+    path = tmp_path / "metrics.jsonl"
+    code = (
+        "import resource, sys\nfrom sage_unsloth.records import append_jsonl\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "for step in range(100):\n    append_jsonl(sys.argv[1], [{'step': step, 'text': 'x' * 100}])\n    print(step)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert done.returncode == 1 and "OSError" in done.stderr
+    written = int(done.stdout.split()[-1])
+    assert [row["step"] for row in read_jsonl(path)] == list(range(written + 1))
+    append_jsonl(path, [{"step": -1}])  # after space was made
+    assert [row["step"] for row in read_jsonl(path)] == [*range(written + 1), -1]

@@ -164,3 +164,48 @@ def test_an_algorithm_of_ones_own(sft_run, tmp_path):
     own = replace(get_algorithm("grpo"), name="mine", beta=0.1)
     run_rlvr(tmp_path / "run", algorithm=own, start=sft_run, smoke=True, preflight_prompts=0)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["beta"] == 0.1
+
+
+@pytest.mark.slow
+def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
+    """Real processes: one runs through, one is killed after its third step and started again."""
+    import os
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    from safetensors.torch import load_file
+
+    def start(out):
+        command = [sys.executable, "-m", "sage_unsloth", "train", "--algorithm", "sage-token", "--from", str(sft_run),
+                   "--smoke", "--out", str(out), "--set", "max_steps=6", "save_steps=2", "learning_rate=5e-3"]  # fmt: skip
+        log = (tmp_path / "log.txt").open("ab")
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+
+    assert start(tmp_path / "whole").wait() == 0
+    process = start(tmp_path / "killed")
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
+        assert process.poll() is None and time.monotonic() < deadline, (
+            tmp_path / "log.txt"
+        ).read_text()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "adapter").exists()
+    assert start(tmp_path / "killed").wait() == 0
+    found, expected = (
+        load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+        for name in ("killed", "whole")
+    )
+    assert all((found[name] == expected[name]).all() for name in expected)
+    keys = ("step", "reward", "kl", "sage/guide_mean", "grad_norm")
+    whole, killed = (
+        [[row[k] for k in keys] for row in read_metrics(tmp_path / name)]
+        for name in ("whole", "killed")
+    )
+    assert killed == whole
