@@ -18,7 +18,7 @@ from sage_unsloth.evaluate import ModelSpec, parse_benchmark, parse_model
 from sage_unsloth.metrics import Difference, pass_at_k
 from sage_unsloth.models import data_folder
 from sage_unsloth.quickstart import BASE_MODEL
-from sage_unsloth.sampling import read_samples, settings_path
+from sage_unsloth.sampling import read_samples, read_settings, settings_path
 from sage_unsloth.weights import check_adapter, model_identity
 
 BASE = data_folder() / BASE_MODEL
@@ -60,7 +60,7 @@ def evaluated(unsloth_module, adapter, tmp_path_factory):
     return out
 
 
-def test_evaluate_leaves_everything_it_promises(evaluated):
+def test_evaluate_leaves_everything_it_promises(evaluated, adapter):
     for name in LEFT_BEHIND:
         assert (evaluated / name).exists(), name
     for model in ("base", "tuned"):
@@ -72,6 +72,13 @@ def test_evaluate_leaves_everything_it_promises(evaluated):
         for m in ("base", "tuned")
     ]
     assert texts[0] != texts[1], "the adapter is on"
+    recorded = read_settings(evaluated / "samples" / "arithmetic" / "tuned.jsonl")
+    assert recorded["provenance"] == [{"split": "test", "rows": 100}]
+    assert recorded["settings"] == {
+        "model": "tuned", "benchmark": "arithmetic", "engine": "transformers",
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_completion_length": 48, "seed": 3407},
+        **model_identity(BASE, adapter),
+    }  # fmt: skip
 
 
 def test_a_second_run_loads_no_model_and_says_the_same(evaluated, adapter, monkeypatch, capsys):
