@@ -144,6 +144,12 @@ def test_bad_input_is_named_and_nothing_is_drawn(evaluated, adapter, capsys, cha
     assert file.read_bytes() == before
 
 
+def test_a_name_that_is_no_model_is_refused_before_hours_of_drawing(adapter, tmp_path, capsys):
+    assert main(arguments(tmp_path / "new", adapter, "--against", "other")) == 2
+    assert "--against must be one of base, tuned; got 'other'" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
     file = evaluated / "samples" / "arithmetic" / "base.jsonl"
     for name, change, message in (
