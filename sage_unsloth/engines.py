@@ -164,10 +164,8 @@ def invert(probabilities_BV: Any, uniforms_B: Any) -> Any:
     import torch
 
     cumulative_BV = probabilities_BV.double().cumsum(-1)
-    total_B = cumulative_BV[:, -1]
-    # u * total may round up to total, which no cumulative probability exceeds.
-    below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
-    target_B = torch.minimum(uniforms_B * total_B, below_B)
+    # u <= 1 - 2**-53, so in float64 u times the total is below the total.
+    target_B = uniforms_B * cumulative_BV[:, -1]
     return torch.searchsorted(cumulative_BV, target_B[:, None], right=True)[:, 0]
 
 

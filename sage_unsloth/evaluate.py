@@ -162,6 +162,7 @@ def evaluate(
                     model=spec.name,
                     benchmark=benchmark.name,
                     identity=identities[number],
+                    provenance=benchmark.provenance,
                     checker=benchmark.checker,
                     bar=bar,
                 )

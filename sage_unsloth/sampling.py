@@ -66,6 +66,7 @@ def sample_and_grade(
     model: str,
     benchmark: str,
     identity: Mapping[str, Any] | None = None,
+    provenance: Sequence[dict] = (),
     checker: Checker = MATH,
     bar: Any = None,
 ) -> list[dict]:
@@ -77,6 +78,7 @@ def sample_and_grade(
         path: the record set.
         model, benchmark: names for the records.
         identity: what else tells this set from others, such as digests of the weights (`model_identity`).
+        provenance: where the rows are from; kept beside the settings, and free to change as long as the prompts do not.
         checker: grades; records of another checker or version are graded again first.
         bar: a tqdm bar over completions to advance; None makes one.
 
@@ -93,7 +95,7 @@ def sample_and_grade(
     ):
         prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
         settings = set_settings(config, engine.name, model, benchmark, identity)
-        run = _open_set(path, settings, prompts)
+        run = _open_set(path, settings, prompts, provenance)
         records = read_samples(path) if path.exists() else []
         _grade_again(path, records, rows, grader)
         done = {(record["problem_id"], record["sample"]) for record in records}
@@ -172,7 +174,7 @@ def settings_path(path: str | Path) -> Path:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings file of a record set: `format`, `run`, `settings`, `prompts`, `environment`.
+    """The settings file of a record set: `format`, `run`, `settings`, `provenance`, `environment`, `prompts`.
 
     Raises:
         ValueError: there is none, or it is of another format.
@@ -215,14 +217,20 @@ def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
         refuse_other_settings(Path(path), read_settings(path)["settings"], settings)
 
 
-def _open_set(path: Path, settings: dict[str, Any], prompts: Mapping[str, Sequence[int]]) -> str:
+def _open_set(
+    path: Path,
+    settings: dict[str, Any],
+    prompts: Mapping[str, Sequence[int]],
+    provenance: Sequence[dict],
+) -> str:
     """Check that the file is of this set, or begin it; returns the name of the set."""
     refuse_other_set(path, settings)
     digests = {problem: _digest(ids) for problem, ids in prompts.items()}
     file = settings_path(path)
     if not file.exists():
         recorded = {"format": FORMAT, "run": _digest(settings), "settings": settings}
-        write_json(file, recorded | {"prompts": digests, "environment": environment()})
+        recorded |= {"provenance": list(provenance), "environment": environment()}
+        write_json(file, recorded | {"prompts": digests})
         return recorded["run"]
     recorded = read_settings(path)
     known = recorded["prompts"]

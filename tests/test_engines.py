@@ -58,6 +58,13 @@ def test_a_rows_stream_is_its_own():
     assert several[1, 0] == pytest.approx(np.random.Generator(np.random.Philox(5)).random())
 
 
+def test_each_token_takes_the_next_number_of_its_row():
+    draw = engines._Draw(torch.tensor([[0.1, 0.9, 0.3], [0.6, 0.1, 0.9]], dtype=torch.float64), 5)
+    steps = [draw(torch.zeros(2, 5 + step), torch.zeros(2, 4)) for step in range(3)]
+    assert [scores.argmax(-1).tolist() for scores in steps] == [[0, 2], [3, 0], [1, 3]]
+    assert all(torch.isfinite(scores).sum() == 2 for scores in steps)
+
+
 def test_tokens_follow_the_models_distribution(engine):
     """4,000 tokens at temperature .7 against the model's own probabilities, by chi-squared."""
     config = dataclasses.replace(CONFIG, temperature=0.7, max_completion_length=1)

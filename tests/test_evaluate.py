@@ -18,7 +18,7 @@ from sage_unsloth.evaluate import ModelSpec, parse_benchmark, parse_model
 from sage_unsloth.metrics import Difference, pass_at_k
 from sage_unsloth.models import data_folder
 from sage_unsloth.quickstart import BASE_MODEL
-from sage_unsloth.sampling import read_samples, settings_path
+from sage_unsloth.sampling import read_samples, read_settings, settings_path
 from sage_unsloth.weights import check_adapter, model_identity
 
 BASE = data_folder() / BASE_MODEL
@@ -60,7 +60,7 @@ def evaluated(unsloth_module, adapter, tmp_path_factory):
     return out
 
 
-def test_evaluate_leaves_everything_it_promises(evaluated):
+def test_evaluate_leaves_everything_it_promises(evaluated, adapter):
     for name in LEFT_BEHIND:
         assert (evaluated / name).exists(), name
     for model in ("base", "tuned"):
@@ -72,6 +72,13 @@ def test_evaluate_leaves_everything_it_promises(evaluated):
         for m in ("base", "tuned")
     ]
     assert texts[0] != texts[1], "the adapter is on"
+    recorded = read_settings(evaluated / "samples" / "arithmetic" / "tuned.jsonl")
+    assert recorded["provenance"] == [{"split": "test", "rows": 100}]
+    assert recorded["settings"] == {
+        "model": "tuned", "benchmark": "arithmetic", "engine": "transformers",
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_completion_length": 48, "seed": 3407},
+        **model_identity(BASE, adapter),
+    }  # fmt: skip
 
 
 def test_a_second_run_loads_no_model_and_says_the_same(evaluated, adapter, monkeypatch, capsys):
@@ -135,6 +142,12 @@ def test_bad_input_is_named_and_nothing_is_drawn(evaluated, adapter, capsys, cha
     assert error.startswith("error: ") or "\nerror: " in error
     assert message in error
     assert file.read_bytes() == before
+
+
+def test_a_name_that_is_no_model_is_refused_before_hours_of_drawing(adapter, tmp_path, capsys):
+    assert main(arguments(tmp_path / "new", adapter, "--against", "other")) == 2
+    assert "--against must be one of base, tuned; got 'other'" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
