@@ -15,8 +15,9 @@ from sage_unsloth.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.compare import record_set, report
 from sage_unsloth.engines import Engine, SamplingConfig, TransformersEngine, VllmEngine
 from sage_unsloth.overlap import overlap
-from sage_unsloth.records import locked, package_version
+from sage_unsloth.records import locked
 from sage_unsloth.rewards import Grader
+from sage_unsloth.rollouts import choose_rollouts
 from sage_unsloth.sampling import (
     prompt_ids,
     read_samples,
@@ -82,10 +83,8 @@ def parse_benchmark(
 
 
 def choose_engine() -> str:
-    """vLLM where there are a GPU and the package, else transformers."""
-    from sage_unsloth.models import has_gpu
-
-    return "vllm" if has_gpu() and package_version("vllm") else "transformers"
+    """vLLM where it runs, else transformers, with the reason said aloud."""
+    return choose_rollouts("auto")
 
 
 def evaluate(

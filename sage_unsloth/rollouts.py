@@ -54,7 +54,7 @@ def choose_rollouts(wanted: str, **run: bool) -> str:
         raise ValueError(
             f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or 'transformers'"
         )
-    logger.info("Rollouts by transformers: vLLM is not used because %s.", reason)
+    logger.info("Completions by transformers: vLLM is not used because %s.", reason)
     return "transformers"
 
 
