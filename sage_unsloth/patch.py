@@ -58,7 +58,10 @@ def load_unsloth() -> types.ModuleType:
     Raises:
         ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
     """
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        # Read while Unsloth is imported: vLLM's cache gives way to training, and comes back for the rollouts.
+        os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
+    else:
         os.environ["UNSLOTH_ALLOW_CPU"] = "1"
         os.environ["UNSLOTH_GRPO_SEQ_PACKING"] = "0"
         os.environ.setdefault("UNSLOTH_COMPILE_DISABLE", "1")

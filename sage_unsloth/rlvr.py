@@ -20,7 +20,7 @@ from sage_unsloth.preflight import preflight
 from sage_unsloth.prompts import prompt_messages, render_prompt
 from sage_unsloth.records import append_jsonl, locked, open_run
 from sage_unsloth.rewards import Grader, SolutionReward, grading_workers
-from sage_unsloth.rollouts import check_first_call, choose_rollouts, generation_arguments
+from sage_unsloth.rollouts import check_calls, choose_rollouts, generation_arguments
 from sage_unsloth.training import (
     check_rows,
     check_tracker,
@@ -306,7 +306,7 @@ def _trainer(
             "max_tokens": config.max_completion_length,
             "logit_bias": {tokenizer.pad_token_id: -100.0},
         }
-        check_first_call(trainer.llm, expected)
+        check_calls(trainer.vllm_generation.llm, expected)
     return trainer
 
 

@@ -1,7 +1,7 @@
 """What draws the completions of RL: vLLM inside Unsloth on a GPU, transformers elsewhere; one setting decides.
 
 The sampling settings must reach the engine. On vLLM they pass through GRPOConfig, TRL's `VLLMGeneration` and Unsloth's wrapper
-before they are `SamplingParams`, so the first call of the engine is compared with what was asked for.
+before they are `SamplingParams`, so every call of the engine is compared with what was asked for.
 """
 
 import importlib.util
@@ -14,6 +14,10 @@ VLLM_CAPABILITY = (8, 0)
 """The oldest compute capability that the pinned vLLM runs on; 0.11.2 was the last for 7.5 (a T4)."""
 
 logger = logging.getLogger(__name__)
+
+
+class RolloutError(RuntimeError):
+    """Completions would be drawn otherwise than configured."""
 
 
 def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) -> str | None:
@@ -65,21 +69,20 @@ def generation_arguments(rollouts: str, pad_token_id: int) -> dict[str, Any]:
     return {"suppress_tokens": [pad_token_id]}
 
 
-def check_first_call(engine: Any, expected: Mapping[str, Any]) -> None:
-    """Compare the first call of a vLLM engine with `expected` (names of `SamplingParams`), then step aside.
+def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
+    """Compare the sampling parameters of every call of a vLLM engine with `expected` (names of `SamplingParams`).
 
     Raises, in that call:
-        RuntimeError: a setting did not reach the engine.
+        RolloutError: a setting did not reach the engine.
     """
     generate = engine.generate
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        engine.generate = generate
         given = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)
         for params in given if isinstance(given, list) else [given]:
             found = {name: getattr(params, name, "absent") for name in expected}
             if found != dict(expected):
-                raise RuntimeError(
+                raise RolloutError(
                     f"the engine must sample as configured; it was told {found}, expected {dict(expected)}; "
                     "use the tested versions (python -m sage_unsloth doctor), or rollouts='transformers'"
                 )

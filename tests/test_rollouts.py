@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from sage_unsloth.rollouts import check_first_call, choose_rollouts, generation_arguments
+from sage_unsloth.rollouts import RolloutError, check_calls, choose_rollouts, generation_arguments
 
 NO_VLLM = not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None
 
@@ -68,22 +68,30 @@ class Params:
         vars(self).update(values)
 
 
-def test_settings_that_do_not_reach_the_engine_stop_the_first_call():
+def test_settings_that_do_not_reach_the_engine_stop_the_call():
     engine = Engine()
-    check_first_call(engine, {"temperature": 1.0, "min_p": 0.01})
-    with pytest.raises(RuntimeError, match=r"was told .*'min_p': 0.0.*, expected .*'min_p': 0.01"):
-        engine.generate(["x"], sampling_params=Params(temperature=1.0, min_p=0.0))
-    assert engine.calls == 0
-
-
-def test_after_a_right_first_call_the_check_steps_aside():
-    engine = Engine()
-    own = engine.generate
-    check_first_call(engine, {"temperature": 1.0})
-    engine.generate(["x"], sampling_params=Params(temperature=1.0))
-    assert engine.calls == 1 and engine.generate == own
-    engine.generate(["x"], Params(temperature=0.5))
+    check_calls(engine, {"temperature": 1.0, "min_p": 0.01})
+    right, wrong = Params(temperature=1.0, min_p=0.01), Params(temperature=1.0, min_p=0.0)
+    assert engine.generate(["x"], sampling_params=right) is right
+    assert engine.generate(["x"], [right, right]) == [right, right]
+    for given in (wrong, [right, wrong]):
+        with pytest.raises(RolloutError, match=r"told .*'min_p': 0.0.*, expected .*'min_p': 0.01"):
+            engine.generate(["x"], sampling_params=given)
     assert engine.calls == 2
+
+
+def test_trl_calls_the_engine_that_is_checked():
+    """Where TRL keeps its engine and how it calls it, as `rlvr` relies on."""
+    import inspect
+
+    from trl.generation import vllm_generation
+
+    source = inspect.getsource(vllm_generation.VLLMGeneration)
+    assert "self.llm = LLM(" in source
+    assert "self.llm.generate(vllm_prompts, sampling_params=sampling_params" in source
+    assert "SamplingParams(**generation_kwargs)" in source
+    trainer = inspect.getsource(__import__("trl").GRPOTrainer.__init__)
+    assert "self.vllm_generation = VLLMGeneration(" in trainer
 
 
 @pytest.mark.vllm
@@ -97,5 +105,5 @@ def test_the_settings_survive_trl_and_become_real_sampling_params():
     params = vllm.SamplingParams(**(arguments | generation_arguments("vllm", 7)))
     engine = Engine()
     expected = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.01, "max_tokens": 64, "logit_bias": {7: -100.0}}  # fmt: skip
-    check_first_call(engine, expected)
+    check_calls(engine, expected)
     assert engine.generate(["x"], sampling_params=params) is params
