@@ -24,6 +24,8 @@ SMOKE = {
     f"DATA_FILE = {str(DATA / 'openmathreasoning-mini.jsonl')!r}",
     "02_rlvr": "from pathlib import Path\nSMOKE = True\nSTART = Path('01_sft')\nOUT = Path('02_rlvr')\n"
     f"DATA_FILE = {str(DATA / 'dapo-math-17k.jsonl')!r}",
+    "03_pass_at_k": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT = Path('03_pass_at_k')\n"
+    "SAMPLES, PROBLEMS = 4, 4",
 }
 
 

@@ -98,7 +98,7 @@ def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, An
         return report
     print(plan(config, out))
     load_unsloth()
-    _settle_process()
+    settle_process()
 
     seconds: dict[str, float] = {}
     base = data_folder() / BASE_MODEL
@@ -310,7 +310,7 @@ def _spread(rows: list[dict], count: int | None) -> list[dict]:
     return [by_family[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _settle_process() -> None:
+def settle_process() -> None:
     """One thread on a CPU, where tensors are too small for two and a second one waits for whatever else runs; no bars of
     libraries for what takes no time here."""
     import datasets

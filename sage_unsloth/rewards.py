@@ -332,4 +332,6 @@ class SolutionReward:
 
 def _text(turns: str | list[dict] | None) -> str | None:
     """A text as it is; of a list of messages the last one's content."""
-    return turns[-1]["content"] if isinstance(turns, list) else turns
+    if isinstance(turns, list):
+        return turns[-1]["content"] if turns else ""
+    return turns

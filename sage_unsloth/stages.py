@@ -17,7 +17,7 @@ from sage_unsloth.patch import load_unsloth
 from sage_unsloth.plots import plot_training, show_table
 from sage_unsloth.preflight import signal
 from sage_unsloth.presets import ModelPreset, model_preset, nearest_card
-from sage_unsloth.quickstart import QuickstartConfig
+from sage_unsloth.quickstart import QuickstartConfig, settle_process
 from sage_unsloth.records import write_json
 from sage_unsloth.rlvr import RlvrConfig, rlvr
 from sage_unsloth.rollouts import why_no_vllm
@@ -204,6 +204,8 @@ def run_sft(
     """
     load_unsloth()
     preset = model_preset(model)
+    if preset.name == EMBEDDED:
+        settle_process()
     start = model_path(preset)
     changes = (SMOKE["sft"] if smoke else {}) | settings
     config = sft_config(preset, **changes)
@@ -308,6 +310,8 @@ def run_rlvr(
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
     point = starting_point(start, settings.get("reference", "sft"))
+    if point.preset.name == EMBEDDED:
+        settle_process()
     gib = plan.memory_of_card(memory)
     of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
     changes = (SMOKE["rlvr"] if smoke else {}) | of_algorithm | settings

@@ -39,56 +39,57 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
-TRAINED = "runs/quickstart"  # the folder that notebook 00 left; it is trained there if it is not
-OUT = "runs/evaluation"  # a second run with the same folder draws only what is missing
-SAMPLES = 64  # n: pass@k is known up to k = n
-SMOKE = (
-    False  # True: a minute's run that only shows that everything works; its figures mean nothing
-)
+from sage_unsloth.records import runs_folder
+
+RUNS = (
+    runs_folder()
+)  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+OUT = RUNS / "evaluation"  # a second run with the same folder draws only what is missing
+# What notebooks 01 and 02 left, for example ["SFT=runs/sft/model", "SAGE=runs/sft/model+runs/sage-branch/adapter"].
+# None takes the models of notebook 00, and trains them if they are not there.
+MODELS = None
+TRAINED = RUNS / "quickstart"  # the folder of notebook 00
+BENCHMARKS = ["arithmetic"]  # "aime", "amc23", "math500-l5" and so on, or "NAME=FILE"
+SAMPLES = 64  # n: pass@k is known up to k = n; the paper has 256
+# {} is the paper's: temperature 0.3, min-p 0.01, 1,024 tokens
+SAMPLING = {"temperature": 1.0, "min_p": 0.0, "max_completion_length": 48, "batch_size": 512}
+PROBLEMS = None  # only the first so many of each benchmark
+SMOKE = False  # True: seconds, and only shows that everything works; its figures mean nothing
 
 # %% [markdown]
 # ## The models
-# A complete folder is only reported, not trained again.
+# `NAME=PATH`, or `NAME=PATH+ADAPTER`. A quickstart that is complete is only reported, not trained again.
 
 # %%
-from pathlib import Path
-
 from sage_unsloth import quickstart
-
-if SMOKE:
-    TRAINED, SAMPLES = f"{OUT}/trained", 4
-trained = quickstart.run(TRAINED, quickstart.smoke_config() if SMOKE else None)
-
-# %%
-from sage_unsloth.evaluate import parse_model
 from sage_unsloth.models import data_folder
 
-merged = f"{TRAINED}/sft/model"
-models = [
-    parse_model(f"base={data_folder() / quickstart.BASE_MODEL}"),
-    parse_model(f"SFT={merged}"),
-    parse_model(f"GRPO={merged}+{TRAINED}/grpo/adapter"),
-    parse_model(f"SAGE-Branch={merged}+{TRAINED}/sage-branch/adapter"),
-]
+if MODELS is None:
+    quickstart.run(TRAINED, quickstart.smoke_config() if SMOKE else None)
+    MODELS = [
+        f"base={data_folder() / quickstart.BASE_MODEL}",
+        f"SFT={TRAINED}/sft/model",
+        f"GRPO={TRAINED}/sft/model+{TRAINED}/grpo/adapter",
+        f"SAGE-Branch={TRAINED}/sft/model+{TRAINED}/sage-branch/adapter",
+    ]
 
 # %% [markdown]
 # ## The problems
 # `load_benchmark` knows `aime`, `amc23`, `math500-l5`, `minerva`, `knights-and-knaves:3`, `reasoning-gym:TASK` and more, from the hub or from
 # a file; a file of your own works the same way. Here it is the held-out part of the embedded arithmetic. Do its problems stand in the
-# training set?
+# embedded training set?
 
 # %%
-from dataclasses import replace
-
 from sage_unsloth import arithmetic
-from sage_unsloth.benchmarks import load_benchmark
+from sage_unsloth.evaluate import parse_benchmark
 from sage_unsloth.overlap import overlap
 
-benchmark = load_benchmark("arithmetic")
-if SMOKE:
-    benchmark = replace(benchmark, rows=benchmark.rows[:4])
-found = overlap(arithmetic.problems("train") + arithmetic.problems("sft"), benchmark)
-print(f"{len(benchmark.rows)} problems, {len(found)} of them in the training set")
+benchmarks = [parse_benchmark(name, problems=PROBLEMS) for name in BENCHMARKS]
+for benchmark in benchmarks:
+    found = overlap(arithmetic.problems("train") + arithmetic.problems("sft"), benchmark)
+    print(
+        f"{benchmark.name}: {len(benchmark.rows)} problems, {len(found)} of them in the training set"
+    )
 
 # %% [markdown]
 # ## Draw and grade
@@ -100,13 +101,14 @@ import time
 
 from sage_unsloth.compare import summary
 from sage_unsloth.engines import SamplingConfig
-from sage_unsloth.evaluate import evaluate
+from sage_unsloth.evaluate import choose_engine, evaluate, parse_model
 
-config = SamplingConfig(
-    num_samples=SAMPLES, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=512
-)
+models = [parse_model(text) for text in MODELS]
+config = SamplingConfig(num_samples=SAMPLES, **SAMPLING)
 started = time.perf_counter()
-report = evaluate(models, [benchmark], OUT, config, against="GRPO")
+report = evaluate(
+    models, benchmarks, OUT, config, engine=choose_engine(), against=models[len(models) // 2].name
+)
 print(f"{time.perf_counter() - started:.0f} s this time\n")
 print(summary(report))
 
@@ -119,7 +121,7 @@ print(summary(report))
 # %%
 from IPython.display import Image
 
-Image(Path(OUT) / "pass_at_k.png")
+Image(OUT / "pass_at_k.png")
 
 # %% [markdown]
 # ## How to read an interval
@@ -147,7 +149,7 @@ show_table(
 # methods, train several seeds of each and give them one name, `--models grpo=… grpo=… sage=… sage=…`; seeds are resampled then too.
 
 # %%
-Image(Path(OUT) / "differences.png")
+Image(OUT / "differences.png")
 
 # %% [markdown]
 # ## Coverage
@@ -155,11 +157,10 @@ Image(Path(OUT) / "differences.png")
 # be luck: read names here, and trust the curves.
 
 # %%
-coverage = report["coverage"]["arithmetic"]
-for name, problems in coverage["only"].items():
-    print(
-        f"{name}: solved {coverage['solved'][name]}, alone {len(problems)}: {', '.join(problems[:6])}"
-    )
+for benchmark, coverage in report["coverage"].items():
+    for name, only in coverage["only"].items():
+        solved = coverage["solved"][name]
+        print(f"{benchmark}, {name}: solved {solved}, alone {len(only)}: {', '.join(only[:6])}")
 
 # %% [markdown]
 # ## Next
