@@ -13,7 +13,7 @@ from typing import Any
 from sage_unsloth import arithmetic
 from sage_unsloth.prompts import REASONING_START, render_prompt, solution_text
 from sage_unsloth.rewards import normalise, plain_number
-from sage_unsloth.sources import Source, read_source
+from sage_unsloth.sources import Source, check_columns, read_source
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
 DAPO_MATH = Source(
@@ -75,11 +75,15 @@ def sft_corpus(
     else:
         rows, provenance = read_source(OPEN_MATH_REASONING, path)
         counts = {"rows": len(rows)}
+        unsuitable = ("generated_solution", "expected_answer")  # where empty, and left out below
+        check_columns(rows, ("problem", *unsuitable), may_be_empty=unsuitable)
         rows = [
-            {"problem": problem, "solution": without_think_tags(solution), "answer": answer.strip()}
-            for problem, solution, answer in _texts(
-                rows, ("problem", "generated_solution", "expected_answer"), may_be_empty=(1, 2)
-            )
+            {
+                "problem": row["problem"],
+                "solution": without_think_tags(row["generated_solution"]),
+                "answer": row["expected_answer"].strip(),
+            }
+            for row in rows
         ]
         rows = [row for row in rows if _is_number(row["answer"]) and row["solution"]]
         counts["numeric answer, some working"] = len(rows)
@@ -118,10 +122,8 @@ def rl_corpus(
         rows, provenance = arithmetic.problems("train"), {"embedded": "arithmetic, split train"}
     else:
         rows, provenance = read_source(DAPO_MATH, path)
-        rows = [
-            {"problem": problem, "answer": answer.strip()}
-            for problem, answer in _texts(rows, ("prompt", "solution"))
-        ]
+        check_columns(rows, ("prompt", "solution"))
+        rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
     counts = {"rows": len(rows)}
     if limit is not None:
         rows = rows[:limit]
@@ -181,28 +183,6 @@ def _lengths(tokenizer: Any, texts: list[str]) -> list[int]:
     if not texts:
         return []
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-
-
-def _texts(
-    rows: Sequence[dict], columns: Sequence[str], may_be_empty: Sequence[int] = ()
-) -> list[tuple[str, ...]]:
-    """The values of the columns, each a text."""
-    result = []
-    for number, row in enumerate(rows):
-        for position, column in enumerate(columns):
-            if column not in row:
-                raise ValueError(
-                    f"every row must have the columns {', '.join(columns)}; row {number} lacks {column!r} and has "
-                    f"{sorted(row)}; rename the column that holds it"
-                )
-            value = row[column]
-            empty = isinstance(value, str) and not value.strip() and position not in may_be_empty
-            if not isinstance(value, str) or empty:
-                raise ValueError(
-                    f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop or repair the row"
-                )
-        result.append(tuple(row[column] for column in columns))
-    return result
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ Nothing is interpreted here. `corpora` makes training rows of them, `benchmarks`
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,25 @@ def read_file(path: str | Path) -> list[dict]:
             f"{path} must hold one list of objects; got {type(rows).__name__}; or write one object a line to a .jsonl file"
         )
     return rows
+
+
+def check_columns(
+    rows: Sequence[dict], columns: Sequence[str], may_be_empty: Sequence[str] = ()
+) -> None:
+    """Each row must have a text in each column, and one that is not blank outside `may_be_empty`.
+
+    Raises:
+        ValueError: naming the row, the column, and what the row has instead.
+    """
+    for number, row in enumerate(rows):
+        for column in columns:
+            if column not in row:
+                raise ValueError(
+                    f"every row must have the columns {', '.join(columns)}; row {number} lacks {column!r} and has "
+                    f"{sorted(row)}; rename the column that holds it"
+                )
+            value = row[column]
+            if not isinstance(value, str) or not (value.strip() or column in may_be_empty):
+                raise ValueError(
+                    f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop or repair the row"
+                )

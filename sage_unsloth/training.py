@@ -12,6 +12,7 @@ from typing import Any
 
 from sage_unsloth.models import has_gpu
 from sage_unsloth.records import append_jsonl, read_jsonl
+from sage_unsloth.sources import check_columns
 from sage_unsloth.weights import model_identity
 
 METRICS = "metrics.jsonl"
@@ -54,24 +55,14 @@ def free_settings(config: Any) -> dict[str, Any]:
 
 
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
-    """Each row must have a non-empty text in each column.
+    """There must be rows, each with a non-empty text in each column.
 
     Raises:
         ValueError: naming the row, the column, and what the row has instead.
     """
     if not rows:
         raise ValueError("training needs at least one row; got none")
-    for number, row in enumerate(rows):
-        for column in columns:
-            if column not in row:
-                raise ValueError(
-                    f"every row must have the columns {', '.join(columns)}; row {number} lacks {column!r} and has "
-                    f"{sorted(row)}; rename the column that holds it"
-                )
-            if not isinstance(row[column], str) or not row[column].strip():
-                raise ValueError(
-                    f"{column!r} must be a non-empty text; row {number} has {row[column]!r}; drop or repair the row"
-                )
+    check_columns(rows, columns)
 
 
 def read_metrics(folder: str | Path) -> list[dict]:

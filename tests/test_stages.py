@@ -11,7 +11,8 @@ from sage_unsloth.models import data_folder
 from sage_unsloth.presets import MODELS
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.rlvr import RlvrConfig
-from sage_unsloth.stages import course, rlvr_config, run_rlvr, sft_config, starting_point
+from sage_unsloth.stages import course, run_rlvr
+from sage_unsloth.starting import rlvr_config, sft_config, starting_point
 from sage_unsloth.training import read_metrics
 
 SMOKE = data_folder() / "smoke"
