@@ -169,7 +169,7 @@ def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
             ) from None
         if isinstance(known[name], float) and type(value) is int:
             value = float(value)
-        optional = known[name] is None and isinstance(value, int | None)
+        optional = known[name] is None and (value is None or type(value) is int)
         if type(value) is not type(known[name]) and not optional:
             raise ValueError(f"{name} must be a value like {known[name]!r}; got {value!r}")
         found[name] = value

@@ -5,14 +5,21 @@ column, a text that is none) the whole file is refused; where it is only unsuita
 counted.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth import arithmetic
-from sage_unsloth.prompts import REASONING_START, render_prompt, solution_text
-from sage_unsloth.rewards import normalise, plain_number
+from sage_unsloth.prompts import (
+    REASONING_START,
+    SOLUTION_END,
+    SOLUTION_START,
+    render_prompt,
+    solution_text,
+)
+from sage_unsloth.rewards import Grade, Grader, grading_workers, normalise, plain_number
 from sage_unsloth.sources import Source, check_columns, read_source
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
@@ -104,7 +111,7 @@ def rl_corpus(
     path: str | Path | None = None,
     limit: int | None = RL_ROWS,
 ) -> Corpus:
-    """Problems with an answer that can be verified, the first `limit` of the source, long prompts left out.
+    """Problems with an answer that can be verified, the first `limit` of the source, answers that cannot be graded and long prompts left out.
 
     Args:
         tokenizer: counts the tokens.
@@ -128,10 +135,25 @@ def rl_corpus(
     if limit is not None:
         rows = rows[:limit]
         counts[f"first {limit:,}"] = len(rows)
+    gradable = gradable_answers(row["answer"] for row in rows)
+    rows = [row for row in rows if row["answer"] in gradable]
+    counts["answer can be graded"] = len(rows)
     lengths = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
     rows = [row for row, n in zip(rows, lengths, strict=True) if n <= max_prompt_length]
     counts[f"prompt <= {max_prompt_length:,} tokens"] = len(rows)
     return _limited(rows, counts, provenance, None)
+
+
+def gradable_answers(answers: Iterable[str]) -> set[str]:
+    """Those that are correct against themselves; another would be rewarded never, or end the run that meets it."""
+    found = set()
+    with Grader(grading_workers()) as grader:
+        for answer in set(answers):
+            with contextlib.suppress(ValueError):  # no answer at all
+                text = f"{SOLUTION_START}{answer}{SOLUTION_END}"
+                if grader.grade_many([text], [answer]) == [Grade.CORRECT]:
+                    found.add(answer)
+    return found
 
 
 def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:

@@ -142,7 +142,8 @@ def setup_for(model: ModelPreset, card: CardPreset | None = None, **changes) -> 
         max_prompt_length=model.max_prompt_length,
         max_completion_length=model.max_completion_length,
         lora_rank=None if full else 8,
-        weight_bits=32 if small else 16,
+        # Full fine-tuning keeps weights and reference in float32: in bfloat16 alone, small steps are lost in rounding.
+        weight_bits=32 if small or full else 16,
         optimizer_8bit=not small,
         recompute_logits=not small,
         gradient_checkpointing="none" if small else "unsloth",
@@ -156,8 +157,6 @@ def setup_for(model: ModelPreset, card: CardPreset | None = None, **changes) -> 
         )
         if card.use_vllm and not full:
             settings |= dict(use_vllm=True, gpu_memory_utilization=card.gpu_memory_utilization)
-        if full and not card.bfloat16:
-            settings["weight_bits"] = 32  # Unsloth trains float16 models in float32
         if card.load_in_4bit and not full:
             settings["weight_bits"] = 4
     return Setup(**(settings | changes))

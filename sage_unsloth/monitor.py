@@ -7,7 +7,7 @@
     kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
-Without a guide only `kl/ref_k3` is logged, whatever penalty is in the loss: by it runs compare. Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
+Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the loss: by it runs compare. Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
 micro-batches averaged, so micro-batches of different sizes are weighted right.
 """
 

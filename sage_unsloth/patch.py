@@ -21,6 +21,7 @@ replaced, and the first optimizer step must have passed through the hook; anythi
 import functools
 import hashlib
 import importlib
+import logging
 import os
 import sys
 import types
@@ -47,21 +48,32 @@ from sage_unsloth.losses import LOSS_TYPES, PENALTIES, check_kl_estimator
 from sage_unsloth.monitor import GuideMetrics
 from sage_unsloth.rewards import SolutionReward
 
+logger = logging.getLogger(__name__)
 
-def load_unsloth() -> types.ModuleType:
+
+def load_unsloth(*, standby: bool = False) -> types.ModuleType:
     """Import Unsloth, generate its GRPO trainer, and return the module that the generated trainer lives in.
 
     On a machine without a GPU this sets the variables that Unsloth needs there (`UNSLOTH_ALLOW_CPU=1`; no sequence
     packing, since a plain transformers forward ignores it and would score wrongly; no compilation unless
     `UNSLOTH_COMPILE_DISABLE=0` is set by the caller). `trl.GRPOTrainer` is the generated class afterwards.
 
+    Args:
+        standby: vLLM's cache gives way to training and comes back for the rollouts. Unsloth reads it while it is imported, and
+            it costs memory elsewhere, so it is for runs with vLLM alone.
+
     Raises:
         ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
     """
-    if torch.cuda.is_available():
-        # Read while Unsloth is imported: vLLM's cache gives way to training, and comes back for the rollouts.
-        os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
-    else:
+    if standby and os.environ.get("UNSLOTH_VLLM_STANDBY", "0") == "0":
+        if "unsloth" in sys.modules:
+            logger.warning(
+                "Unsloth was imported without standby, so vLLM keeps its memory while the policy trains; set "
+                "UNSLOTH_VLLM_STANDBY=1 before Python starts if memory runs out"
+            )
+        else:
+            os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+    if not torch.cuda.is_available():
         os.environ["UNSLOTH_ALLOW_CPU"] = "1"
         os.environ["UNSLOTH_GRPO_SEQ_PACKING"] = "0"
         os.environ.setdefault("UNSLOTH_COMPILE_DISABLE", "1")

@@ -92,12 +92,13 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
         top_p=config.top_p,
         min_p=config.min_p,
         max_completion_length=config.max_completion_length,
+        batch_size=4096 if engine.name == "vllm" else config.completions_per_step,  # as training
         grade_seconds=config.grade_seconds,
         seed=config.seed,
     )
     path = folder / "preflight.jsonl"
     records = sample_and_grade(
-        sampling, engine, chosen, path, model="policy", benchmark="preflight"
+        sampling, engine, chosen, path, model="policy", benchmark="preflight", boxed=False
     )
     found = signal(records)
     warnings = remedies(found, config.max_completion_length)

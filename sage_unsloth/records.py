@@ -186,12 +186,13 @@ def _commit() -> str | None:
         return None
 
 
-def open_run(folder: str | Path, settings: dict, **notes: object) -> Path:
+def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes: object) -> Path:
     """The folder of a run, new or resumed; `run.json` in it holds its settings and environment.
 
     Args:
         folder: made if absent.
         settings: what a run that goes on in this folder must agree in.
+        begun: whether anything was made under the recorded settings; else the new ones take their place.
         notes: further entries of `run.json`, kept as the first run wrote them.
 
     Raises:
@@ -202,6 +203,9 @@ def open_run(folder: str | Path, settings: dict, **notes: object) -> Path:
     settings = json.loads(json.dumps(settings))  # as they will be read back
     if record.exists():
         recorded = json.loads(record.read_text(encoding="utf-8"))
+        if not begun:
+            write_json(record, {"settings": settings, "environment": environment()} | notes)
+            return folder
         refuse_other_settings(folder, recorded["settings"], settings)
         _warn_of_other_versions(folder, recorded["environment"], environment())
         return folder

@@ -14,23 +14,26 @@ from typing import Any
 
 from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
-from sage_unsloth.models import LoraSettings, load_policy, stop_tokens
-from sage_unsloth.patch import check_guide, check_penalty, guided_kl
+from sage_unsloth.losses import LOSS_TYPES
+from sage_unsloth.models import LoraSettings, load_policy, load_stop_tokens, load_tokenizer
+from sage_unsloth.patch import check_guide, check_penalty, guided_kl, load_unsloth
 from sage_unsloth.preflight import preflight
-from sage_unsloth.prompts import prompt_messages, render_prompt
-from sage_unsloth.records import append_jsonl, locked, open_run
-from sage_unsloth.rewards import Grader, SolutionReward, grading_workers
-from sage_unsloth.rollouts import check_calls, choose_rollouts, generation_arguments
+from sage_unsloth.prompts import prompt_messages
+from sage_unsloth.records import append_jsonl, locked
+from sage_unsloth.rewards import Grader, SolutionReward, grading_workers, normalise
+from sage_unsloth.rollouts import ROLLOUTS, check_calls, choose_rollouts, generation_arguments
+from sage_unsloth.sampling import prompt_ids
 from sage_unsloth.training import (
+    begin,
     check_rows,
     check_tracker,
     common_arguments,
-    free_settings,
     last_checkpoint,
     run_settings,
     step_of,
     train,
 )
+from sage_unsloth.weights import model_identity
 
 COMPLETIONS = "completions.jsonl"
 REFERENCES = ("sft", "base")
@@ -63,7 +66,8 @@ class RlvrConfig:
         recompute_logits: the loss computes its logits a second time in the backward pass instead of keeping them: less memory,
             the same result.
         gpu_memory_utilization: share of the card's memory for vLLM, weights included.
-        vllm_importance_sampling_correction: weigh tokens by trainer's over vLLM's probability (truncated), as TRL does by default.
+        vllm_importance_sampling_correction: weigh each token by trainer's over vLLM's probability, at most 2 (as TRL 0.23, which
+            the authors ran); vLLM's is that after min-p, so the weight is the share of probability that min-p kept.
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
         preflight_prompts: prompts sampled before training to see whether there is anything to learn from; 0 skips it.
@@ -74,7 +78,8 @@ class RlvrConfig:
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.
         grade_seconds: time limit for grading one answer.
         lora: the adapter.
-        seed: of adapter, data order, rollouts and the guide's noise.
+        seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's stream has a seed of its own,
+            which Unsloth sets to 0 at every start.
     """
 
     max_steps: int = 1000
@@ -111,6 +116,23 @@ class RlvrConfig:
     seed: int = 3407
 
     def __post_init__(self) -> None:
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
+        if self.rollouts not in ROLLOUTS:
+            raise ValueError(f"rollouts must be one of {ROLLOUTS}; got {self.rollouts!r}")
+        for name, low, high in (
+            ("epsilon", 0, 1),
+            ("epsilon_high", 0, 10),
+            ("min_p", 0, 1),
+            ("top_p", 0, 1),
+            ("warmup_ratio", 0, 1),
+            ("gpu_memory_utilization", 0, 1),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be in [{low}, {high}]; got {getattr(self, name)}")
+        for name in ("preflight_prompts", "sample_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
         for name in ("max_steps", "prompts_per_step", "max_completion_length", "max_prompt_length", "learning_rate",
                      "temperature", "save_steps", "grade_seconds"):  # fmt: skip
             if not getattr(self, name) > 0:
@@ -175,16 +197,23 @@ def rlvr(
             "reference='base' trains on an adapter against the model without it, and reference='sft' trains a fresh one; "
             f"got reference={config.reference!r} with adapter={adapter}; give both, or neither"
         )
-    settings = run_settings("rlvr", config, model_path, rows) | {"guide": repr(guide)}
+    _check_golds(rows)
+    rollouts = choose_rollouts(
+        config.rollouts,
+        full_finetuning=config.full_finetuning,
+        load_in_4bit=config.load_in_4bit,
+    )
+    settings = run_settings("rlvr", config, model_path, rows)
+    settings |= {"guide": repr(guide), "rollouts": rollouts}
     if adapter is not None:
-        settings["adapter"] = Path(adapter).parent.name
+        settings["adapter"] = model_identity(model_path, adapter)["adapter"]
     with locked(folder):
-        return _rlvr(config, model_path, rows, Path(folder), guide, name, adapter, settings)
+        begin(folder, settings, config, model_path)
+        return _rlvr(config, model_path, rows, Path(folder), guide, name, adapter, rollouts)
 
 
-def _rlvr(config, model_path, rows, folder, guide, name, adapter, settings) -> Path:
+def _rlvr(config, model_path, rows, folder, guide, name, adapter, rollouts) -> Path:
     """`rlvr` once the folder is this process's own."""
-    open_run(folder, settings, model_path=str(model_path), free_settings=free_settings(config))
     checkpoints = folder / "checkpoints"
     trained = folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
@@ -192,11 +221,8 @@ def _rlvr(config, model_path, rows, folder, guide, name, adapter, settings) -> P
         shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
     os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if config.recompute_logits else "0"
-    rollouts = choose_rollouts(
-        config.rollouts,
-        full_finetuning=config.full_finetuning,
-        load_in_4bit=config.load_in_4bit,
-    )
+    load_unsloth(standby=rollouts == "vllm")
+    _refuse_long_prompts(load_tokenizer(model_path), rows, config.max_prompt_length)
     model, tokenizer = load_policy(
         model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -208,7 +234,6 @@ def _rlvr(config, model_path, rows, folder, guide, name, adapter, settings) -> P
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
     )
-    _refuse_long_prompts(tokenizer, rows, config.max_prompt_length)
     resume = last_checkpoint(checkpoints)
     partial = folder / f"{trained.name}.partial"
     if resume is not None and step_of(resume) >= config.max_steps:
@@ -220,7 +245,7 @@ def _rlvr(config, model_path, rows, folder, guide, name, adapter, settings) -> P
                 # The engine beside the model draws without an adapter, as a fresh one is.
                 engine = TransformersEngine(model, tokenizer)
                 if rollouts == "vllm" and adapter is None:
-                    stops = stop_tokens(model.generation_config, tokenizer)
+                    stops = load_stop_tokens(model_path, tokenizer)
                     engine = VllmEngine.around(model.vllm_engine, tokenizer, stops)
                 preflight(config, engine, rows, folder)
             reward = SolutionReward(grader)
@@ -288,6 +313,9 @@ def _trainer(
             min_p=config.min_p or None,
             use_vllm=rollouts == "vllm",
             vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
+            # TRL 1.15's default weighs whole completions, and long ones to nothing once min-p cuts the sampling distribution.
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_max=2.0,
             generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),
             seed=config.seed,
             **common_arguments(folder, config.report_to, config.save_steps),
@@ -332,11 +360,18 @@ def _extra(
     return extra
 
 
+def _check_golds(rows: Sequence[dict]) -> None:
+    """A gold that is no answer would end the run at the step that meets it."""
+    for number, row in enumerate(rows):
+        if normalise(row["answer"]) is None:
+            raise ValueError(
+                f"a gold answer must be text that can be graded; row {number} has {row['answer']!r:.100}; drop or repair the row"
+            )
+
+
 def _refuse_long_prompts(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
     """A prompt over the limit would push the end of its completion out of what is scored."""
-    lengths = [
-        len(tokenizer(render_prompt(tokenizer, row["problem"]))["input_ids"]) for row in rows
-    ]
+    lengths = [len(prompt_ids(tokenizer, row["problem"])) for row in rows]
     longer = [number for number, length in enumerate(lengths) if length > limit]
     if longer:
         raise ValueError(

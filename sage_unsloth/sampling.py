@@ -68,6 +68,7 @@ def sample_and_grade(
     identity: Mapping[str, Any] | None = None,
     provenance: Sequence[dict] = (),
     checker: Checker = MATH,
+    boxed: bool = True,
     bar: Any = None,
 ) -> list[dict]:
     """Draw what is missing of N completions of every problem, grade it, and return these problems' records.
@@ -79,6 +80,7 @@ def sample_and_grade(
         model, benchmark: names for the records.
         identity: what else tells this set from others, such as digests of the weights (`model_identity`).
         provenance: where the rows are from; kept beside the settings, and free to change as long as the prompts do not.
+        boxed: where there is no solution tag, the last box is graded, as befits an evaluation; RL rewards the tag alone.
         checker: grades; records of another checker or version are graded again first.
         bar: a tqdm bar over completions to advance; None makes one.
 
@@ -91,9 +93,10 @@ def sample_and_grade(
     path = Path(path)
     with (
         locked(path),
-        Grader(grading_workers(), config.grade_seconds, boxed=True, checker=checker) as grader,
+        Grader(grading_workers(), config.grade_seconds, boxed=boxed, checker=checker) as grader,
     ):
         prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
+        identity = dict(identity or {}) | ({} if boxed else {"boxed": False})
         settings = set_settings(config, engine.name, model, benchmark, identity)
         run = _open_set(path, settings, prompts, provenance)
         records = read_samples(path) if path.exists() else []
@@ -138,7 +141,7 @@ def sample_and_grade(
                         "num_tokens": completion.num_tokens,
                         "finish_reason": completion.finish_reason,
                     }
-                    | _graded(completion.text, gold, grade, checker)
+                    | _graded(completion.text, gold, grade, grader)
                     for (row, sample), seed, completion, gold, grade in zip(
                         batch, seeds, drawn, golds, grades, strict=True
                     )
@@ -278,17 +281,17 @@ def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: 
     texts = [record["completion"] for record in stale]
     wanted = [golds[record["problem_id"]] for record in stale]
     for record, gold, grade in zip(stale, wanted, grader.grade_many(texts, wanted), strict=True):
-        record.update(_graded(record["completion"], gold, grade, grader.checker))
+        record.update(_graded(record["completion"], gold, grade, grader))
     names = ("problem_id", "sample", "extracted", "gold", "grade", "grader")
     append_jsonl(path, [{name: record[name] for name in names} for record in stale])
 
 
-def _graded(completion: str, gold: str, grade: Grade, checker: Checker) -> dict[str, Any]:
+def _graded(completion: str, gold: str, grade: Grade, grader: Grader) -> dict[str, Any]:
     return {
-        "extracted": extract_answer(completion, boxed=True),
+        "extracted": extract_answer(completion, boxed=grader.boxed),
         "gold": gold,
         "grade": grade.value,
-        "grader": checker.label,
+        "grader": grader.checker.label,
     }
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
 from sage_unsloth.prompts import prompt_messages, solution_text
-from sage_unsloth.records import locked, open_run
+from sage_unsloth.records import locked
 from sage_unsloth.training import (
+    begin,
     check_rows,
     check_tracker,
     common_arguments,
-    free_settings,
     last_checkpoint,
     run_settings,
     train,
@@ -93,12 +93,12 @@ def sft(
     check_tracker(config.report_to)
     settings = run_settings("sft", config, model_path, rows)
     with locked(folder):
-        return _sft(config, model_path, rows, Path(folder), settings)
+        begin(folder, settings, config, model_path)
+        return _sft(config, model_path, rows, Path(folder))
 
 
-def _sft(config, model_path, rows, folder, settings) -> Path:
+def _sft(config, model_path, rows, folder) -> Path:
     """`sft` once the folder is this process's own."""
-    open_run(folder, settings, model_path=str(model_path), free_settings=free_settings(config))
     merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
     if merged.exists():
         logger.info("SFT is complete: %s", merged)

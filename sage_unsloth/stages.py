@@ -1,5 +1,6 @@
 """The two stages as a person starts them, from the command line or a notebook: data, plan, training, table, next command."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from sage_unsloth import plan
 from sage_unsloth.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.corpora import hold_out, rl_corpus, sft_corpus
 from sage_unsloth.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.models import load_policy, load_tokenizer
+from sage_unsloth.models import has_gpu, load_policy, load_tokenizer, release_memory
 from sage_unsloth.patch import load_unsloth
 from sage_unsloth.plots import plot_training, show_table
 from sage_unsloth.preflight import signal
@@ -67,7 +68,7 @@ def run_sft(
         settle_process()
     start = model_path(preset)
     changes = (SMOKE["sft"] if smoke else {}) | settings
-    config = sft_config(preset, **changes)
+    config = sft_config(preset, recorded_settings(out, "sft"), **changes)
     corpus = sft_corpus(
         load_tokenizer(start),
         config.max_length,
@@ -90,7 +91,7 @@ def run_sft(
         print(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
         show_table(table)
     print(
-        f"\nNext: python -m sage_unsloth train --algorithm sage-branch --from {out} --out runs/sage-branch"
+        f"\nNext: python -m sage_unsloth train --algorithm sage-branch --from {out} --out {Path(out).parent / 'sage-branch'}"
     )
     return table
 
@@ -99,16 +100,21 @@ def before_and_after(
     config: SftConfig, start: str | Path, merged: Path, rows: Sequence[dict], out: str | Path
 ) -> list[dict]:
     """Shares of completions in format, parsed, right and cut, before and after SFT; kept in `before_after.json`."""
+    report = Path(out) / "before_after.json"
+    if report.exists():
+        return json.loads(report.read_text(encoding="utf-8"))
     folder = Path(out) / "held-out"
     folder.mkdir(exist_ok=True)
     sampling = SamplingConfig(
         num_samples=SAMPLES,
         temperature=1.0,
         max_completion_length=config.max_length // 2,
+        batch_size=8,
         seed=config.seed,
     )
     table = []
     for name, path in {"before": start, "after": merged}.items():
+        release_memory()  # of the model before
         model, tokenizer = load_policy(
             path, max_length=config.max_length, load_in_4bit=config.load_in_4bit
         )
@@ -119,6 +125,7 @@ def before_and_after(
             folder / f"{name}.jsonl",
             model=f"{name} SFT",
             benchmark="held-out",
+            boxed=False,
         )
         del model
         found = signal(records)
@@ -132,7 +139,7 @@ def before_and_after(
                 "tokens": f"{found['mean_tokens']:.0f}",
             }
         )
-    write_json(Path(out) / "before_after.json", table)
+    write_json(report, table)
     return table
 
 
@@ -165,7 +172,6 @@ def run_rlvr(
     Raises:
         ValueError: see `rlvr` and `rl_corpus`; or the run does not fit the card, with what to change.
     """
-    load_unsloth()
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
     point = starting_point(start, settings.get("reference", "sft"))
@@ -174,7 +180,14 @@ def run_rlvr(
     gib = plan.memory_of_card(memory)
     of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
     changes = (SMOKE["rlvr"] if smoke else {}) | of_algorithm | settings
-    config = rlvr_config(point.preset, gib, recorded_settings(out), **changes)
+    config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
+    setup = setup_of(point.preset, config, gib)
+    print(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
+    if point.preset.name != EMBEDDED:
+        print(f"{plan.memory_report(setup, point.preset.name, gib)}\n")
+    if gib is not None:
+        plan.check_fits(setup, gib)
+    load_unsloth(standby=setup.use_vllm and has_gpu())
     corpus = rl_corpus(
         load_tokenizer(point.model),
         config.max_prompt_length,
@@ -182,14 +195,8 @@ def run_rlvr(
         path=path,
         limit=limit,
     )
-    print(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     show_table(corpus.table())
-    setup = setup_of(point.preset, config, gib)
-    if point.preset.name != EMBEDDED:
-        print(f"\n{plan.memory_report(setup, point.preset.name, gib)}")
     print(f"\n{plan.run_report(setup, config.max_steps, len(corpus.rows))}\n")
-    if gib is not None:
-        plan.check_fits(setup, gib)
     trained = rlvr(
         config,
         point.model,

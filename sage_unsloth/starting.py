@@ -14,6 +14,7 @@ from sage_unsloth.quickstart import QuickstartConfig
 from sage_unsloth.rlvr import RlvrConfig
 from sage_unsloth.rollouts import why_no_vllm
 from sage_unsloth.sft import SftConfig
+from sage_unsloth.training import METRICS
 
 EMBEDDED = "arithmetic-base"
 SMOKE = {
@@ -80,15 +81,15 @@ def model_path(preset: ModelPreset) -> str:
     return str(data_folder() / EMBEDDED) if preset.name == EMBEDDED else preset.hub_id
 
 
-def sft_config(preset: ModelPreset, **settings: Any) -> SftConfig:
-    """Table 7 at the preset's length, in 4 bit on a card that needs it; `settings` come last."""
+def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
+    """Table 7 at the preset's length, in 4 bit on a card that needs it, or as `recorded`; `settings` come last."""
     if preset.name == EMBEDDED:
         return replace(QuickstartConfig().sft, **settings)
     gib = plan.memory_of_card(None)
-    config = SftConfig(
-        max_length=preset.sft_max_length,
-        load_in_4bit=gib is not None and nearest_card(gib).load_in_4bit,
-    )
+    four_bit = gib is not None and nearest_card(gib).load_in_4bit
+    if recorded is not None:
+        four_bit = recorded["load_in_4bit"]
+    config = SftConfig(max_length=preset.sft_max_length, load_in_4bit=four_bit)
     return replace(config, **settings)
 
 
@@ -124,8 +125,8 @@ def rlvr_config(
         setup_of(preset, config, gib),
         micro_batch=config.micro_batch_size or min(card.micro_batch, config.completions_per_step),
         recompute_logits=settings.get("recompute_logits", card.recompute_logits),
-        weight_bits=16 if config.full_finetuning or not (config.load_in_4bit or card.load_in_4bit) else 4,
-    )  # fmt: skip
+        weight_bits=_bits(config.full_finetuning, config.load_in_4bit or card.load_in_4bit),
+    )
     fixed = [field for name, field in {"load_in_4bit": "weight_bits", "micro_batch_size": "micro_batch",
                                        "recompute_logits": "recompute_logits"}.items() if name in settings]  # fmt: skip
     setup = plan.settled(setup, gib, fixed)
@@ -138,11 +139,16 @@ def rlvr_config(
     return replace(config, **(decided | settings))
 
 
+def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
+    """Of a weight: full fine-tuning keeps them in 32, since small steps are lost in 16."""
+    return 32 if full_finetuning else 4 if load_in_4bit else 16
+
+
 def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
     """What the plan's arithmetic needs to know of a run."""
     full = config.full_finetuning
     card = None if gib is None else nearest_card(gib)
-    bits = {} if preset.name == EMBEDDED else {"weight_bits": 4 if config.load_in_4bit else 16}
+    bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
     vllm = config.rollouts != "transformers" and not full and (
         card.use_vllm if card is not None and not has_gpu() else why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
     )  # fmt: skip
@@ -164,12 +170,10 @@ def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setu
     )
 
 
-def recorded_settings(out: str | Path) -> dict | None:
-    """The settings of an RL run that is there already."""
+def recorded_settings(out: str | Path, stage: str) -> dict | None:
+    """The settings of a run of this stage that has trained a step already."""
     file = Path(out) / "run.json"
-    if not file.is_file():
+    if not file.is_file() or not (Path(out) / METRICS).is_file():
         return None
     run = json.loads(file.read_text(encoding="utf-8"))
-    return (
-        run["settings"] | run["free_settings"] if run["settings"].get("stage") == "rlvr" else None
-    )
+    return run["settings"] | run["free_settings"] if run["settings"].get("stage") == stage else None

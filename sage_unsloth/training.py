@@ -5,13 +5,15 @@ import json
 import logging
 import os
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models import has_gpu
-from sage_unsloth.records import append_jsonl, read_jsonl
+from sage_unsloth.plan import duration
+from sage_unsloth.records import append_jsonl, open_run, read_jsonl
 from sage_unsloth.sources import check_columns
 from sage_unsloth.weights import model_identity
 
@@ -19,12 +21,13 @@ METRICS = "metrics.jsonl"
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")
 # On the progress bar; the loss says nothing in RL, whose advantages sum to 0.
 SHOWN = {
-    "reward": "reward", "kl": "kl", "sage/entropy": "entropy", "sage/guide_mean": "guide",
-    "completions/mean_length": "tokens", "completions/clipped_ratio": "cut", "frac_reward_zero_std": "dead",
-    "mean_token_accuracy": "accuracy",
+    "reward": "reward", "kl/ref_k3": "kl", "kl/anchor_k3": "kl to anchor", "sage/entropy": "entropy", "sage/guide_mean": "guide",
+    "grad_norm": "grad", "completions/mean_length": "tokens", "completions/clipped_ratio": "cut",
+    "frac_reward_zero_std": "dead", "seconds": "s", "mean_token_accuracy": "accuracy",
 }  # fmt: skip
 # What may change when a run goes on, because no result depends on it.
-FREE_SETTINGS = ("save_steps", "sample_steps", "report_to", "recompute_logits", "gpu_memory_utilization")  # fmt: skip
+FREE_SETTINGS = ("save_steps", "sample_steps", "report_to", "recompute_logits", "gpu_memory_utilization",
+                 "grade_seconds", "preflight_prompts")  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,25 @@ def run_settings(
     return {"stage": stage, "model": model, "rows": digest[:16]} | settings
 
 
-def free_settings(config: Any) -> dict[str, Any]:
-    """The settings that may change when a run goes on; `run.json` keeps those of the first start."""
-    return {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
+def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
+    """Open the folder of a stage; settings are fixed from its first optimizer step on.
+
+    Until then (it ran out of memory, say) a run takes new settings, and what a preflight left under the old ones goes.
+
+    Raises:
+        ValueError: see `records.open_run`.
+    """
+    folder = Path(folder)
+    record, begun = folder / "run.json", True
+    if record.exists() and not (folder / METRICS).exists():
+        recorded = json.loads(record.read_text(encoding="utf-8"))["settings"]
+        begun = recorded == json.loads(json.dumps(settings)) or recorded.get("stage") != settings["stage"]  # fmt: skip
+    if not begun:
+        logger.info("%s has trained no step yet, so it takes the new settings.", folder)
+        for file in folder.glob("preflight.*"):
+            file.unlink()
+    free = {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
+    open_run(folder, settings, begun=begun, model_path=str(model_path), free_settings=free)
 
 
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
@@ -119,16 +138,26 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Whether every file is there; the trainer's state is written last, so a kill leaves it absent or cut short."""
-    needed = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
-    weights = ("adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json")
+    """Whether every file that resuming reads is there and whole."""
+    from safetensors import SafetensorError, safe_open
+
+    # PyTorch's files are zip archives, whose directory stands at their end.
+    if not all(
+        zipfile.is_zipfile(checkpoint / name)
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+    ):
+        return False
     try:
         json.loads((checkpoint / "trainer_state.json").read_text())
-    except (FileNotFoundError, ValueError):
+        index = checkpoint / "model.safetensors.index.json"
+        shards = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else ()
+        weights = [checkpoint / name for name in shards] or list(checkpoint.glob("*.safetensors"))
+        for file in weights:
+            with safe_open(file, "pt"):  # checks the header against the file's length
+                pass
+    except (OSError, ValueError, SafetensorError):
         return False
-    return all((checkpoint / name).exists() for name in needed) and any(
-        (checkpoint / name).exists() for name in weights
-    )
+    return bool(weights)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -173,15 +202,17 @@ def train(
                 return
             seconds = time.perf_counter() - self.started
             row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
-            append_jsonl(folder / METRICS, [row | extra(state.global_step, row)])
+            row |= extra(state.global_step, row)
+            append_jsonl(folder / METRICS, [row])
+            logs.update(row)  # for the trackers, whose callbacks come after this one
             shown = {title: row[key] for key, title in SHOWN.items() if key in row}
             self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
             self.bar.update(state.global_step - self.bar.n)
             if state.global_step == self.first and state.max_steps > self.first:
                 left = state.max_steps - state.global_step
                 logger.info(
-                    "%s: the first step took %.1f s; at this pace %d more take %s, at most, since the first one also compiles.",
-                    name, seconds, left, in_words(seconds * left),
+                    "%s: the first step took %.1f s; at its pace %d more take %s (it also warms up; the bar shows the pace).",
+                    name, seconds, left, duration(seconds * left),
                 )  # fmt: skip
 
         def on_train_end(self, args, state, control, **kwargs):
@@ -189,15 +220,8 @@ def train(
 
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
-    trainer.add_callback(Log())
+    trainer.callback_handler.callbacks.insert(0, Log())
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-
-
-def in_words(seconds: float) -> str:
-    """A duration as a person says it."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _numbers(logs: dict) -> dict[str, float]:

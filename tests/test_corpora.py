@@ -38,20 +38,20 @@ def test_sft_rows_are_numeric_short_and_counted(tokenizer):
 
 
 def test_sft_length_counts_the_eos(tokenizer, tmp_path):
-    path = write(tmp_path / "one.jsonl", [open_math()])
+    working = "6*7=42;" * 9  # longer than the prompt, so that the whole row decides
+    path = write(tmp_path / "one.jsonl", [open_math(generated_solution=working)])
     text = (
         "You are given a problem.\nThink about the problem and provide your working out.\n"
         "Place it between <start_working_out> and <end_working_out>.\n"
         f"Then, provide your solution between <SOLUTION></SOLUTION>{tokenizer.eos_token}6*7=?"
-        "<start_working_out>6*7=42<end_working_out><SOLUTION>42</SOLUTION>" + tokenizer.eos_token
+        f"<start_working_out>{working}<end_working_out><SOLUTION>42</SOLUTION>"
+        + tokenizer.eos_token
     )
     length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     prompt = len(tokenizer(text.split("6*7=42")[0], add_special_tokens=False)["input_ids"])
-    if 2 * prompt <= length:
-        assert len(sft_corpus(tokenizer, length, path=path).rows) == 1
-    enough = max(length, 2 * prompt)
-    assert len(sft_corpus(tokenizer, enough, path=path).rows) == 1
-    with pytest.raises(ValueError, match=rf"got none \(rows: 1; .*<= {length - 1} tokens: 0\)"):
+    assert 2 * prompt < length - 1
+    assert len(sft_corpus(tokenizer, length, path=path).rows) == 1
+    with pytest.raises(ValueError, match=rf"; whole row <= {length - 1} tokens: 0\)"):
         sft_corpus(tokenizer, length - 1, path=path)
 
 
@@ -78,8 +78,16 @@ def test_rl_rows_keep_their_order_and_long_prompts_go(tokenizer, tmp_path):
     path = write(tmp_path / "rows.jsonl", rows)
     corpus = rl_corpus(tokenizer, 80, path=path, limit=5)
     assert [row["problem"] for row in corpus.rows] == ["0+1=?", "1+1=?", "3+1=?", "4+1=?"]
-    assert corpus.counts == {"rows": 6, "first 5": 5, "prompt <= 80 tokens": 4}
+    expected = {"rows": 6, "first 5": 5, "answer can be graded": 5, "prompt <= 80 tokens": 4}
+    assert corpus.counts == expected
     assert len(rl_corpus(tokenizer, 80, path=path, limit=None).rows) == 5
+
+
+def test_answers_that_cannot_be_graded_are_left_out(tokenizer, tmp_path):
+    answers = ["42", r"\frac{1}{2}", "x_{1", "-7", "x" * 2001, "{", r"\sqrt{2}"]
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "1+1=?", "solution": a} for a in answers])
+    corpus = rl_corpus(tokenizer, 80, path=path)
+    assert [row["answer"] for row in corpus.rows] == ["42", r"\frac{1}{2}", "-7", r"\sqrt{2}"]
 
 
 def test_the_first_2000_rows_are_the_default(tokenizer, tmp_path):
@@ -99,7 +107,7 @@ def test_the_embedded_task_is_a_corpus_too(tokenizer):
         ([{"prompt": "1+1=?", "solution": "2"}, {"prompt": ["1"], "solution": "2"}], "'prompt' must be a non-empty text; row 1 has"),
         ([{"prompt": "1+1=?", "solution": " "}], "'solution' must be a non-empty text; row 0 has ' '"),
         ([{"prompt": "1+1=?", "solution": 2}], "row 0 has 2"),
-        ([{"prompt": "1+1=?" * 50, "solution": "2"}], r"got none \(rows: 1; first 2,000: 1; prompt <= 64 tokens: 0\); raise the length"),
+        ([{"prompt": "1+1=?" * 50, "solution": "2"}], r"got none \(rows: 1; first 2,000: 1; answer can be graded: 1; prompt <= 64 tokens: 0\); raise the length"),
         ([], "got none"),
     ],
 )  # fmt: skip

@@ -36,6 +36,7 @@ def test_settings_have_the_type_of_their_default():
         ("load_in_4bit=1", "must be a value like False; got 1"),
         ("micro_batch_size=1.5", "must be a value like None"),
         ("lora=3", "takes one of"),
+        ("micro_batch_size=True", "must be a value like None; got True"),
     ],
 )
 def test_bad_settings_are_named(text, message):
@@ -54,7 +55,15 @@ def test_the_algorithms_are_listed(capsys):
     ("command", "message"),
     [
         (["train", "--algorithm", "sage"], "sage-branch"),
-        (["train", "--from", "runs/none", "--algorithm", "grpo"], "error: "),
+        (["train", "--from", "runs/none", "--algorithm", "grpo"], "a model must be one of"),
+        (
+            ["train", "--from", "arithmetic-base", "--set", "rollouts=sglang"],
+            "rollouts must be one of",
+        ),
+        (
+            ["train", "--from", "arithmetic-base", "--set", "reference=base"],
+            "must start from an SFT run",
+        ),
         (["train", "--set", "steps=3"], "takes one of"),
         (["sft", "--model", "arithmetic-base", "--path", "none.jsonl"], "there is none at"),
         (["sft", "--model", "arithmetic-base", "--data", "gsm8k"], "data must be one of"),

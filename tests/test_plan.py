@@ -255,7 +255,7 @@ def test_sum_by_hand():
 def test_full_finetuning_keeps_a_reference_when_beta_is_positive():
     setup = setup_for(MODELS["qwen2.5-3b-instruct"], CARDS["40"])
     with_kl, without = memory_plan(setup), memory_plan(replace(setup, beta=0.0))
-    assert with_kl.needed - without.needed == pytest.approx(1.05 * 2 * 3_085_938_688)
+    assert with_kl.needed - without.needed == pytest.approx(1.05 * 4 * 3_085_938_688)
     lora = replace(setup, lora_rank=8)
     assert memory_plan(lora).needed == memory_plan(replace(lora, beta=0.0)).needed
 
@@ -336,7 +336,6 @@ def test_refusal_names_changes_in_order_with_what_they_save():
         "2. rollouts by transformers instead of vLLM",
         "3. 4-bit weights",
         "4. completions of 3,072 tokens instead of 6,144",
-        "Or a smaller model",
     ]
     assert lines[0].endswith("not enough") and lines[1].endswith(": enough")
     needed = memory_plan(setup, 22.0).needed

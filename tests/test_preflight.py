@@ -1,6 +1,7 @@
 """The shares of a preflight by hand, and the advice for each way in which a signal can be missing."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -57,11 +58,36 @@ def test_advice(changes, advice):
     assert all(re.search(pattern, text) for pattern, text in zip(advice, found, strict=True))
 
 
+class Boxes:
+    """An engine that answers rightly, but in a box, which RL does not reward."""
+
+    name = "boxes"
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def draw(self, prompts, seeds, config):
+        from sage_unsloth.engines import Completion
+
+        return [Completion(r"thus \boxed{2}", 5, "stop") for _ in prompts]
+
+
+def test_a_preflight_grades_as_rl_rewards(tmp_path, unsloth_module):
+    from sage_unsloth.models import data_folder, load_tokenizer
+    from sage_unsloth.preflight import preflight
+    from sage_unsloth.quickstart import smoke_config
+
+    engine = Boxes(load_tokenizer(data_folder() / "arithmetic-base"))
+    rows = [{"problem": "1+1=?", "answer": "2"}, {"problem": "4-2=?", "answer": "2"}]
+    config = replace(smoke_config().rlvr, preflight_prompts=2)
+    found = preflight(config, engine, rows, tmp_path)
+    assert found["solve_rate"] == found["format_rate"] == found["parsed_rate"] == 0
+    assert found["dead_groups"] == 1
+
+
 def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     unsloth_module, tmp_path, caplog
 ):
-    from dataclasses import replace
-
     from sage_unsloth import arithmetic
     from sage_unsloth.models import data_folder
     from sage_unsloth.quickstart import smoke_config

@@ -335,11 +335,41 @@ def test_the_run_says_where_it_started(merged, whole_run):
         (dict(reference="model"), "reference must be one of sft, base; got 'model'"),
         (dict(prompts_per_step=2, micro_batch_size=3), r"\(2 prompts x 8 = 16\); got 3"),
         (dict(temperature=0.0), "temperature must be > 0"),
+        (dict(loss_type="gpro"), "loss_type must be one of"),
+        (dict(rollouts="sglang"), "rollouts must be one of"),
+        (dict(top_p=1.5), r"top_p must be in \[0, 1\]; got 1.5"),
+        (dict(epsilon=-1.0), "epsilon must be in"),
+        (dict(warmup_ratio=3.0), "warmup_ratio must be in"),
+        (dict(preflight_prompts=-1), "preflight_prompts must be >= 0"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         RlvrConfig(**changes)
+
+
+def test_a_gold_that_is_no_answer_is_refused_at_once(merged, tmp_path):
+    rows = [*TRAIN[:3], {"problem": "1+1=?", "answer": "x_{1"}]
+    with pytest.raises(ValueError, match=r"row 3 has 'x_\{1'"):
+        rlvr(RLVR, merged, rows, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_trackers_get_our_metrics_too(merged, tmp_path, monkeypatch):
+    """What a tracker's callback sees, which is called with the others at each log."""
+    from transformers.trainer_callback import CallbackHandler
+
+    seen, call = [], CallbackHandler.call_event
+
+    def record(self, event, args, state, control, **kwargs):
+        result = call(self, event, args, state, control, **kwargs)
+        if event == "on_log":
+            seen.append(dict(kwargs["logs"]))
+        return result
+
+    monkeypatch.setattr(CallbackHandler, "call_event", record)
+    rlvr(replace(RLVR, max_steps=1), merged, TRAIN, tmp_path)
+    assert {"reward/correct", "seconds", "kl/ref_k3", "sage/entropy"} <= seen[0].keys()
 
 
 def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):

@@ -43,10 +43,11 @@ def test_reasons_on_a_machine_with_a_card(monkeypatch, capability, installed, ru
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     find = importlib.util.find_spec
+    here = {"vllm": object() if installed else None, "vllm_bnb_plugin": None}
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name: (object() if installed else None) if name == "vllm" else find(name),
+        lambda name: here[name] if name in here else find(name),
     )
     found = rollouts.why_no_vllm(**run)
     assert found is None if reason is None else re.search(reason, found)
@@ -80,30 +81,61 @@ def test_settings_that_do_not_reach_the_engine_stop_the_call():
     assert engine.calls == 2
 
 
-def test_trl_calls_the_engine_that_is_checked():
-    """Where TRL keeps its engine and how it calls it, as `rlvr` relies on."""
-    import inspect
+class Reached(Exception):
+    """The engine was called with what it should be told."""
 
+
+class LastEngine:
+    """At the end of TRL's path to vLLM; keeps the parameters."""
+
+    def generate(self, prompts, sampling_params=None, **kwargs):
+        raise Reached(sampling_params)
+
+
+def through_trl(params_class, monkeypatch, **changes):
+    """TRL's own `VLLMGeneration.generate` up to the engine, with what `rlvr` puts into GRPOConfig; the engine is checked."""
     from trl.generation import vllm_generation
 
-    source = inspect.getsource(vllm_generation.VLLMGeneration)
-    assert "self.llm = LLM(" in source
-    assert "self.llm.generate(vllm_prompts, sampling_params=sampling_params" in source
-    assert "SamplingParams(**generation_kwargs)" in source
-    trainer = inspect.getsource(__import__("trl").GRPOTrainer.__init__)
-    assert "self.vllm_generation = VLLMGeneration(" in trainer
+    monkeypatch.setattr(vllm_generation, "SamplingParams", params_class, raising=False)
+    generation = vllm_generation.VLLMGeneration.__new__(vllm_generation.VLLMGeneration)
+    settings = dict(
+        accelerator=None, model=torch.nn.Module(), mode="colocate", temperature=0.9, top_p=0.95, top_k=-1, min_p=0.01, repetition_penalty=1.0,
+        max_completion_length=64, logprobs=0, structured_outputs_regex=None, tensor_parallel_size=1,
+        enable_sleep_mode=False, generation_kwargs=generation_arguments("vllm", 7), llm=LastEngine(),
+    )  # fmt: skip
+    vars(generation).update(settings | changes)
+    expected = {"temperature": 0.9, "top_p": 0.95, "min_p": 0.01, "max_tokens": 64, "logit_bias": {7: -100.0}}  # fmt: skip
+    check_calls(generation.llm, expected)
+    generation.generate(prompts=[[1, 2, 3]], images=None, num_generations=1)
+
+
+def test_the_settings_reach_the_engine_through_trl(monkeypatch):
+    with pytest.raises(Reached):
+        through_trl(Params, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "lost", [dict(min_p=None), dict(temperature=1.0), dict(top_p=1.0), dict(generation_kwargs={})]
+)
+def test_a_setting_that_is_lost_on_the_way_is_refused(monkeypatch, lost):
+    with pytest.raises(RolloutError, match="must sample as configured"):
+        through_trl(Params, monkeypatch, **lost)
 
 
 @pytest.mark.vllm
-def test_the_settings_survive_trl_and_become_real_sampling_params():
-    """TRL's own code from GRPOConfig's values to vLLM's SamplingParams, on the real packages; only the engine is absent."""
+def test_they_become_real_sampling_params(monkeypatch):
     vllm = pytest.importorskip("vllm")
-    arguments = {
-        "n": 1, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.01,
-        "max_tokens": 64, "logprobs": 0,
-    }  # fmt: skip
-    params = vllm.SamplingParams(**(arguments | generation_arguments("vllm", 7)))
-    engine = Engine()
-    expected = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.01, "max_tokens": 64, "logit_bias": {7: -100.0}}  # fmt: skip
-    check_calls(engine, expected)
-    assert engine.generate(["x"], sampling_params=params) is params
+    with pytest.raises(Reached) as reached:
+        through_trl(vllm.SamplingParams, monkeypatch)
+    assert isinstance(reached.value.args[0], vllm.SamplingParams)
+
+
+def test_the_trainer_keeps_its_engine_where_rlvr_looks_for_it():
+    import inspect
+
+    import trl
+    from trl.generation import vllm_generation
+
+    assert "self.llm = LLM(" in inspect.getsource(vllm_generation.VLLMGeneration)
+    trainer = inspect.getsource(trl.GRPOTrainer.__init__)
+    assert "self.vllm_generation = VLLMGeneration(" in trainer

@@ -7,13 +7,15 @@ import pytest
 
 from sage_unsloth.__main__ import main
 from sage_unsloth.algorithms import get_algorithm
-from sage_unsloth.models import data_folder
+from sage_unsloth.corpora import hold_out, sft_corpus
+from sage_unsloth.models import data_folder, load_tokenizer
 from sage_unsloth.presets import MODELS
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.rlvr import RlvrConfig
 from sage_unsloth.stages import course, run_rlvr
 from sage_unsloth.starting import rlvr_config, sft_config, starting_point
 from sage_unsloth.training import read_metrics
+from sage_unsloth.weights import model_identity
 
 SMOKE = data_folder() / "smoke"
 SEVEN_B = MODELS["qwen2.5-math-7b"]
@@ -62,7 +64,10 @@ def test_held_out_problems_are_not_trained_on(sft_run, unsloth_module, monkeypat
     monkeypatch.setattr(stages, "sft", stop)
     with pytest.raises(KeyboardInterrupt):
         stages.run_sft(tmp_path, model="arithmetic-base", held_out=8)
-    assert len(seen["rows"]) <= 300 - 8
+    corpus = sft_corpus(load_tokenizer(data_folder() / "arithmetic-base"), 160, data="arithmetic")
+    _, kept = hold_out(corpus.rows, 8)
+    trained_on = {row["problem"] for row in seen["rows"]}
+    assert trained_on and not trained_on & {row["problem"] for row in kept}
 
 
 def test_rl_trains_from_the_sft_run(sft_run, rl_run, capsys):
@@ -88,6 +93,22 @@ def test_changed_settings_are_refused_by_name(sft_run, rl_run, capsys):
     assert "beta was 0.05 and is 0.5" in capsys.readouterr().err
 
 
+def test_a_run_that_trained_no_step_takes_new_settings(sft_run, tmp_path, monkeypatch, capsys):
+    """As after running out of memory in the first step: the remedy is another setting."""
+    from sage_unsloth import rlvr as module
+
+    def out_of_memory(*args, **kwargs):
+        raise ValueError("no memory left")
+
+    monkeypatch.setattr(module, "train", out_of_memory)
+    assert train(sft_run, tmp_path / "run") == 2
+    monkeypatch.undo()
+    assert train(sft_run, tmp_path / "run", "--set", "micro_batch_size=4") == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["settings"]["micro_batch_size"] == 4
+    assert run["settings"]["rollouts"] == "transformers", "what ran, not what was asked for"
+
+
 def test_what_no_result_depends_on_may_change(sft_run, rl_run):
     assert train(sft_run, rl_run, "--set", "save_steps=2", "sample_steps=3") == 0
 
@@ -96,7 +117,8 @@ def test_the_base_model_can_be_the_reference(sft_run, tmp_path):
     assert train(sft_run, tmp_path / "run", "--set", "reference=base") == 0
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["model_path"] == str(data_folder() / "arithmetic-base")
-    assert run["settings"]["adapter"].startswith("sft")
+    expected = model_identity(run["model_path"], sft_run / "adapter")["adapter"]
+    assert run["settings"]["adapter"] == expected
 
 
 def test_starting_points(sft_run, rl_run, tmp_path):

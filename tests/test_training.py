@@ -3,12 +3,13 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.training import (
     check_rows,
     check_tracker,
-    in_words,
     last_checkpoint,
     read_metrics,
 )
@@ -43,8 +44,9 @@ def test_bad_rows_are_named(rows, message):
 def checkpoint(folder, step, weights="adapter_model.safetensors", state='{"global_step": 1}'):
     path = folder / f"checkpoint-{step}"
     path.mkdir()
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", weights):
-        (path / name).touch()
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"step": step}, path / name)
+    save_file({"weight": torch.ones(1000)}, path / weights)
     (path / "trainer_state.json").write_text(state)
     return path
 
@@ -62,16 +64,29 @@ def test_the_newest_complete_checkpoint_counts(tmp_path, caplog):
     assert last_checkpoint(tmp_path).name == "checkpoint-9"
 
 
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors"]
+)
+def test_a_file_cut_short_makes_a_checkpoint_incomplete(tmp_path, name):
+    older, newer = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
+    assert last_checkpoint(tmp_path) == newer
+    content = (newer / name).read_bytes()
+    (newer / name).write_bytes(content[: len(content) // 2])
+    assert last_checkpoint(tmp_path) == older
+
+
+def test_a_missing_shard_makes_a_checkpoint_incomplete(tmp_path):
+    path = checkpoint(tmp_path, 1, weights="model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert last_checkpoint(tmp_path) is None
+    save_file({"weight": torch.ones(10)}, path / "model-00002-of-00002.safetensors")
+    assert last_checkpoint(tmp_path) == path
+
+
 def test_trackers_are_checked_before_anything_is_loaded():
     check_tracker("none")
     with pytest.raises(ValueError, match="one of none, tensorboard, trackio, wandb; got 'mlflow'"):
         check_tracker("mlflow")
     with pytest.raises(ValueError, match="pip install trackio, or leave it out"):
         check_tracker("trackio")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(12.3, "12 s"), (600, "10 min"), (7200, "2.0 h"), (99.4, "99 s")]
-)
-def test_durations_in_words(seconds, text):
-    assert in_words(seconds) == text
