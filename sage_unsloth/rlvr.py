@@ -212,7 +212,16 @@ def rlvr(
         return _rlvr(config, model_path, rows, Path(folder), guide, name, adapter, rollouts)
 
 
-def _rlvr(config, model_path, rows, folder, guide, name, adapter, rollouts) -> Path:
+def _rlvr(
+    config: RlvrConfig,
+    model_path: str | Path,
+    rows: Sequence[dict],
+    folder: Path,
+    guide: Guide | None,
+    name: str,
+    adapter: str | Path | None,
+    rollouts: str,
+) -> Path:
     """`rlvr` once the folder is this process's own."""
     checkpoints = folder / "checkpoints"
     trained = folder / ("model" if config.full_finetuning else "adapter")

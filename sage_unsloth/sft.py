@@ -97,7 +97,7 @@ def sft(
         return _sft(config, model_path, rows, Path(folder))
 
 
-def _sft(config, model_path, rows, folder) -> Path:
+def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: Path) -> Path:
     """`sft` once the folder is this process's own."""
     merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
     if merged.exists():

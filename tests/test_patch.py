@@ -536,3 +536,14 @@ def test_entropy_is_logged_without_a_guide_and_the_loss_stays(make_trainer, beta
         assert "sage/guide_mean" not in after
         assert after["grad_norm"] == pytest.approx(before["grad_norm"], rel=1e-5)
         assert after["loss"] == pytest.approx(before["loss"], rel=1e-4, abs=1e-7)
+
+
+def test_standby_comes_too_late_once_unsloth_is_there(unsloth_module, monkeypatch, caplog):
+    import os
+
+    from sage_unsloth.patch import load_unsloth
+
+    monkeypatch.delenv("UNSLOTH_VLLM_STANDBY", raising=False)
+    load_unsloth(standby=True)
+    assert "UNSLOTH_VLLM_STANDBY" not in os.environ
+    assert "imported without standby" in caplog.text
