@@ -1,6 +1,8 @@
 """The two stages as a person starts them, from the command line or a notebook: data, plan, training, table, next command."""
 
 import json
+import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ def run_sft(
     Raises:
         ValueError: see `sft` and `sft_corpus`.
     """
+    _show_log()
     load_unsloth()
     preset = model_preset(model)
     if preset.name == EMBEDDED:
@@ -172,6 +175,7 @@ def run_rlvr(
     Raises:
         ValueError: see `rlvr` and `rl_corpus`; or the run does not fit the card, with what to change.
     """
+    _show_log()
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
     point = starting_point(start, settings.get("reference", "sft"))
@@ -250,6 +254,14 @@ def course(metrics: Sequence[dict]) -> list[dict]:
                 row[title] = f"{sum(values) / len(values):.3f}"
         rows.append(row)
     return rows
+
+
+def _show_log() -> None:
+    """What the package logs (the preflight, a fall back, the pace) belongs on the screen, where nobody set up logging."""
+    package = logging.getLogger("sage_unsloth")
+    if not package.hasHandlers():
+        package.addHandler(logging.StreamHandler(sys.stdout))
+        package.setLevel(logging.INFO)
 
 
 def _data(preset: ModelPreset, path: str | Path | None, default: str) -> str:

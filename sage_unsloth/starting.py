@@ -108,7 +108,7 @@ def rlvr_config(
         settings: come last.
     """
     if preset.name == EMBEDDED:
-        return replace(QuickstartConfig().rlvr, **settings)
+        return replace(QuickstartConfig().rlvr, **({"preflight_prompts": 32} | settings))
     config = RlvrConfig(
         max_prompt_length=preset.max_prompt_length,
         max_completion_length=preset.max_completion_length,
