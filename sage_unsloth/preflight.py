@@ -11,6 +11,7 @@ from sage_unsloth.rewards import Grade
 from sage_unsloth.sampling import sample_and_grade
 
 REPORT = "preflight.json"
+SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_groups")
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sage_unsloth.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.models import has_gpu, load_policy, load_tokenizer, release_memory
 from sage_unsloth.patch import load_unsloth
 from sage_unsloth.plots import plot_training, show_table
-from sage_unsloth.preflight import signal
+from sage_unsloth.preflight import REPORT, SHARES, signal
 from sage_unsloth.presets import ModelPreset, model_preset
 from sage_unsloth.quickstart import settle_process
 from sage_unsloth.records import write_json
@@ -80,13 +79,15 @@ def run_sft(
         limit=limit,
     )
     training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
+    dropped = len(corpus.rows) - len(training) - len(kept)
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
     print(f"SFT of {preset.name} -> {out}\n")
     show_table(corpus.table())
     print(
-        f"\n{len(training):,} rows to train on, {len(kept)} held out; {steps:,} steps of {config.batch_size}.\n"
+        f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because they share a problem with "
+        f"these; {steps:,} steps of {config.batch_size}.\n"
     )
     merged = sft(config, start, training, out)
     table = before_and_after(config, start, merged, kept, out) if kept else []
@@ -213,7 +214,12 @@ def run_rlvr(
     metrics = read_metrics(out)
     note = f"{point.preset.name}, seed {config.seed}; thin: each step, thick: moving average"
     plot_training({algorithm.name: metrics}, Path(out) / "training.png", note)
-    print()
+    before = Path(out) / REPORT
+    if before.is_file():
+        print("\nPreflight, before the first step:")
+        found = json.loads(before.read_text(encoding="utf-8"))
+        show_table([{name: f"{found[name]:.3f}" for name in SHARES}])
+    print("\nTraining:")
     show_table(course(metrics))
     print(
         f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, {trained.name}/\n\n"
@@ -258,10 +264,9 @@ def course(metrics: Sequence[dict]) -> list[dict]:
 
 def _show_log() -> None:
     """What the package logs (the preflight, a fall back, the pace) belongs on the screen, where nobody set up logging."""
-    package = logging.getLogger("sage_unsloth")
-    if not package.hasHandlers():
-        package.addHandler(logging.StreamHandler(sys.stdout))
-        package.setLevel(logging.INFO)
+    if not logging.getLogger().handlers:
+        logging.basicConfig(format="%(message)s")
+    logging.getLogger("sage_unsloth").setLevel(logging.INFO)
 
 
 def _data(preset: ModelPreset, path: str | Path | None, default: str) -> str:
