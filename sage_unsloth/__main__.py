@@ -8,7 +8,7 @@ from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do)."""
+    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m sage_unsloth", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for add in (
@@ -26,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         return options.act(options)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other is a defect to trace.
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith(
@@ -226,10 +229,9 @@ def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth import evaluate
     from sage_unsloth.compare import summary
     from sage_unsloth.engines import SamplingConfig
-    from sage_unsloth.sources import read_file
 
     models = [evaluate.parse_model(text) for text in options.models]
-    engine = evaluate.choose_engine() if options.engine == "auto" else options.engine
+    engine = evaluate.choose_engine(options.engine)
     config = SamplingConfig(
         num_samples=options.n,
         temperature=options.temperature,
@@ -246,11 +248,23 @@ def _evaluate(options: argparse.Namespace) -> int:
         options.out,
         config,
         engine=engine,
-        training=read_file(options.train) if options.train else (),
+        training=_training_rows(options.train) if options.train else (),
         against=options.against,
     )
     print(f"\n{summary(result)}\n\nTables and figures: {options.out}")
     return 0
+
+
+def _training_rows(path: str) -> list[dict]:
+    """A training set's problems, in our columns or in DAPO's."""
+    from sage_unsloth.sources import check_columns, read_file
+
+    rows = [
+        {"problem": row["prompt"]} if "problem" not in row and "prompt" in row else row
+        for row in read_file(path)
+    ]
+    check_columns(rows, ("problem",))
+    return rows
 
 
 def _add_compare(commands) -> None:

@@ -96,7 +96,7 @@ def compare(
     Raises:
         ValueError: no sets, a set that is incomplete or of another format, or sets that cannot be compared.
     """
-    files = []
+    files: list[Path] = []
     for path in map(Path, paths):
         below = sorted(
             f.with_suffix("").with_suffix(".jsonl") for f in path.rglob("*.settings.json")
@@ -104,20 +104,59 @@ def compare(
         if not (path.is_file() or below):
             raise ValueError(f"{path} must be a record set or a folder with some; there is none")
         files += [path] if path.is_file() else below
-    sets, labels = [], defaultdict(set)
-    for file in files:
+    sets, seen = [], _Comparable()
+    for file in dict.fromkeys(file.resolve() for file in files):
         settings, records = read_settings(file)["settings"], read_samples(file)
-        labels[settings["benchmark"]] |= {record["grader"] for record in records}
+        seen.add(file, settings, records)
         sets.append(
             record_set(records, settings["model"], settings["benchmark"], settings["sampling"])
         )
-    for benchmark, graders in labels.items():
-        if len(graders) > 1:
-            raise ValueError(
-                f"sets must be graded alike to be compared; those on {benchmark} are by {sorted(graders)}; run evaluate on "
-                "each again, which grades without drawing"
-            )
     return report(sets, out, against)
+
+
+class _Comparable:
+    """Refuses sets that only look as if they could be compared."""
+
+    def __init__(self) -> None:
+        self.golds: dict[tuple[str, str], tuple[str, Path]] = {}
+        self.alike: dict[str, tuple[dict, Path]] = {}
+        self.weights: dict[tuple, Path] = {}
+
+    def add(self, file: Path, settings: dict[str, Any], records: Sequence[dict]) -> None:
+        """Raises ValueError where the set was drawn or graded otherwise than those before it, or is one of them again."""
+        benchmark = settings["benchmark"]
+        # The sampling of all sets on a benchmark, its engine, and their grader.
+        how = {
+            "engine": settings["engine"],
+            "sampling": settings["sampling"],
+            "grader": sorted({record.get("grader", "none") for record in records}),
+        }
+        before, other = self.alike.setdefault(benchmark, (how, file))
+        different = [name for name in how if how[name] != before[name]]
+        if different:
+            found = "; ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
+            raise ValueError(
+                f"sets on {benchmark} must be drawn and graded alike to be compared; {other} and {file} differ in {found}; "
+                "another grader is mended by running evaluate on each again, which grades without drawing"
+            )
+        for record in records:
+            gold, other = self.golds.setdefault(
+                (benchmark, record["problem_id"]), (record["gold"], file)
+            )
+            if gold != record["gold"]:
+                raise ValueError(
+                    f"sets on {benchmark} must have the same problems to be compared; {record['problem_id']} has the answer "
+                    f"{gold!r:.60} in {other} and {record['gold']!r:.60} in {file}; compare sets of one file of problems, or run "
+                    "evaluate on each again after a gold was repaired"
+                )
+        if settings.get("weights") is not None:
+            key = (benchmark, settings["model"], settings["weights"], settings.get("adapter"))
+            if key in self.weights:
+                raise ValueError(
+                    f"training seeds of one model must have other weights; {self.weights[key]} and {file} are both of "
+                    f"{settings['model']} with the same; leave one out"
+                )
+            self.weights[key] = file
 
 
 def report(

@@ -1,7 +1,7 @@
 """Evaluates models on benchmarks: draws and grades what is missing, a part at a time, and reports (`compare`)."""
 
 import contextlib
-import gc
+import hashlib
 import re
 import time
 from collections import defaultdict
@@ -14,22 +14,26 @@ from sage_unsloth import plots
 from sage_unsloth.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.compare import record_set, report
 from sage_unsloth.engines import Engine, SamplingConfig, TransformersEngine, VllmEngine
+from sage_unsloth.models import has_gpu
 from sage_unsloth.overlap import overlap
 from sage_unsloth.records import locked
 from sage_unsloth.rewards import Grader
 from sage_unsloth.rollouts import choose_rollouts
 from sage_unsloth.sampling import (
+    EngineError,
     prompt_ids,
     read_samples,
+    read_settings,
     refuse_other_set,
     sample_and_grade,
     sample_seed,
     set_settings,
+    settings_path,
 )
 from sage_unsloth.weights import check_adapter, model_identity
 
 PROBE_TOKENS = 16  # of each completion of the probe that the estimate of time is made from
-BATCH_SIZES = {"transformers": 64, "vllm": 4096}
+BATCH_SIZES = {"transformers": 64, "vllm": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +86,9 @@ def parse_benchmark(
     return replace(benchmark, rows=benchmark.rows[:problems])
 
 
-def choose_engine() -> str:
-    """vLLM where it runs, else transformers, with the reason said aloud."""
-    return choose_rollouts("auto")
+def choose_engine(wanted: str = "auto") -> str:
+    """vLLM where it runs, else transformers, with the reason said aloud; "vllm" insists."""
+    return choose_rollouts(wanted)
 
 
 def evaluate(
@@ -117,15 +121,19 @@ def evaluate(
     from tqdm.auto import tqdm
 
     out = Path(out)
-    files = _files(models, benchmarks, out)
     names = list(dict.fromkeys(spec.name for spec in models))
     if against is not None and against not in names:
         raise ValueError(f"--against must be one of {', '.join(names)}; got {against!r}")
     identities = []
-    for number, spec in enumerate(models):
+    _check_request(models, benchmarks)
+    for spec in models:
         if spec.adapter is not None:
             check_adapter(spec.path, spec.adapter)
-        identities.append(model_identity(spec.path, spec.adapter))
+        identities.append(
+            model_identity(spec.path, spec.adapter) | {"device": "cuda" if has_gpu() else "cpu"}
+        )
+    files = _files(models, benchmarks, out, identities)
+    for number, spec in enumerate(models):
         for benchmark in benchmarks:
             settings = set_settings(config, engine, spec.name, benchmark.name, identities[number])
             refuse_other_set(files[number, benchmark.name], settings)
@@ -147,7 +155,8 @@ def evaluate(
             spec = models[number]
             missing = [benchmark for benchmark in benchmarks if left[number, benchmark.name]]
             if missing and bar is None:
-                print(_estimate(loaded, missing[0], config, sum(left.values())))
+                with _engine_errors(spec.name):
+                    print(_estimate(loaded, missing[0], config, sum(left.values())))
             if bar is None:
                 bar = tqdm(total=total, initial=total - sum(left.values()), unit="completion")
                 stack.enter_context(bar)
@@ -173,10 +182,21 @@ def evaluate(
     return report(ordered, out, against)
 
 
-def _files(
-    models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark], out: Path
-) -> dict[tuple[int, str], Path]:
-    """The record set of each model (by its number) on each benchmark."""
+@contextlib.contextmanager
+def _engine_errors(name: str) -> Iterator[None]:
+    """Gives what an engine raises while it starts a remedy; engines fail by classes of their own."""
+    try:
+        yield
+    except (ValueError, EngineError):
+        raise  # said by us already
+    except Exception as error:
+        raise EngineError(
+            f"the engine of {name} must start; it failed: {type(error).__name__}: {error!s:.500}; if memory ran out, end what "
+            "else holds the card, take a smaller --batch, or --engine transformers"
+        ) from error
+
+
+def _check_request(models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark]) -> None:
     names = [spec.name for spec in models]
     if not models or not benchmarks or len({b.name for b in benchmarks}) < len(benchmarks):
         raise ValueError(
@@ -184,12 +204,34 @@ def _files(
         )
     if len(set(models)) < len(models):
         raise ValueError(f"models of one name must differ, as training seeds do; got {names}")
+
+
+def _files(
+    models: Sequence[ModelSpec],
+    benchmarks: Sequence[Benchmark],
+    out: Path,
+    identities: Sequence[dict[str, Any]],
+) -> dict[tuple[int, str], Path]:
+    """The record set of each model (by its number) on each benchmark.
+
+    NAME.jsonl, and NAME.DIGEST.jsonl where training seeds share a name; a set that is there under either keeps its file.
+    """
+    names = [spec.name for spec in models]
     files = {}
     for number, name in enumerate(names):
-        stem = name if names.count(name) == 1 else f"{name}.{names[:number].count(name) + 1}"
+        weights = (identities[number]["weights"], identities[number]["adapter"])
+        digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
         for benchmark in benchmarks:
-            folder = re.sub(r"[^\w.-]", "-", benchmark.name)
-            files[number, benchmark.name] = out / "samples" / folder / f"{stem}.jsonl"
+            folder = out / "samples" / re.sub(r"[^\w.-]", "-", benchmark.name)
+            alone, shared = folder / f"{name}.jsonl", folder / f"{name}.{digest}.jsonl"
+            if settings_path(alone).is_file():
+                settings = read_settings(alone)["settings"]
+                own = weights == (settings.get("weights"), settings.get("adapter"))
+            else:
+                own = names.count(name) == 1 and not settings_path(shared).is_file()
+            # Alone, another model of the name is refused by its settings; as a seed among others it has its own file.
+            own = own or (names.count(name) == 1 and not settings_path(shared).is_file())
+            files[number, benchmark.name] = alone if own else shared
     return files
 
 
@@ -233,7 +275,7 @@ def _engines(
     left: dict[tuple[int, str], int],
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model (by its number); a base is loaded once, and not at all where nothing is missing."""
-    from sage_unsloth.models import load_policy, load_tokenizer
+    from sage_unsloth.models import load_policy, load_tokenizer, release_memory
 
     groups: dict[str, list[int]] = defaultdict(list)
     for number, spec in enumerate(models):
@@ -247,17 +289,27 @@ def _engines(
         if kind == "vllm" and busy:
             prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
             length = max(map(len, prompts)) + config.max_completion_length
-            loaded = VllmEngine(
-                path, [models[n].adapter for n in busy if models[n].adapter], length
-            )
+            release_memory()
+            adapters = [models[n].adapter for n in busy if models[n].adapter]
+            with _engine_errors(models[busy[0]].name):
+                loaded = VllmEngine(path, adapters, length)
             for number in busy:
                 loaded.use(models[number].adapter)
                 yield number, loaded
             del loaded
-            gc.collect()  # frees the GPU for the next base
+            release_memory()  # for the next base
         elif busy:
+            prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
+            length = max(map(len, prompts)) + config.max_completion_length
             for number in busy:
-                yield number, TransformersEngine(*load_policy(path, adapter=models[number].adapter))
+                release_memory()  # of the model before
+                adapter = models[number].adapter
+                with _engine_errors(models[number].name):
+                    loaded = TransformersEngine(
+                        *load_policy(path, adapter=adapter, max_length=length)
+                    )
+                yield number, loaded
+                del loaded
 
 
 def _estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, missing: int) -> str:
@@ -273,7 +325,7 @@ def _estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, miss
     pace = sum(c.num_tokens + 1 for c in drawn) / (time.perf_counter() - started)
     minutes = missing * config.max_completion_length / pace / 60
     return (
-        f"Estimate: at most {minutes:.{0 if minutes > 10 else 1}f} min, if each of the {missing:,} missing completions takes all "
+        f"Estimate: {minutes:.{0 if minutes > 10 else 1}f} min for drawing, if each of the {missing:,} missing completions takes all "
         f"{config.max_completion_length} tokens ({pace:,.0f} tokens/s in a probe of {count} completions); the bar knows better "
         "after the first batches. Stop it whenever you like: the same command goes on."
     )

@@ -141,7 +141,7 @@ def difference_curve(
     for k, a, b, means in zip(ks, values_a_KSP, values_b_KSP, means_KR, strict=True):
         interval = _mean_and_interval(a.mean() - b.mean(), means, confidence)
         # Differences that cancel leave rounding errors of either sign.
-        result[k] = Difference(*interval, share_above_zero=float((means > 1e-12).mean()))
+        result[k] = Difference(*interval, share_above_zero=_share_above_zero(means))
     return result
 
 
@@ -216,3 +216,8 @@ def _mean_and_interval(mean, means, confidence: float) -> tuple[float, float, fl
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(mean), float(low), float(high)
+
+
+def _share_above_zero(means: np.ndarray) -> float:
+    """Ties count half, so that two equal models get .5, and a and b exchanged the complement."""
+    return float((means > 1e-12).mean() + (np.abs(means) <= 1e-12).mean() / 2)

@@ -126,27 +126,31 @@ def sample_and_grade(
                     "command again, with a smaller batch if memory ran out"
                 ) from error
             golds = [gold_of(row) for row, _ in batch]
-            grades = grader.grade_many([completion.text for completion in drawn], golds)
-            append_jsonl(
-                path,
-                [
-                    {
-                        "run": run,
-                        "model": model,
-                        "benchmark": benchmark,
-                        "problem_id": row["id"],
-                        "sample": sample,
-                        "seed": seed,
-                        "completion": completion.text,
-                        "num_tokens": completion.num_tokens,
-                        "finish_reason": completion.finish_reason,
-                    }
-                    | _graded(completion.text, gold, grade, grader)
-                    for (row, sample), seed, completion, gold, grade in zip(
-                        batch, seeds, drawn, golds, grades, strict=True
-                    )
-                ],
-            )
+            new = [
+                {
+                    "run": run,
+                    "model": model,
+                    "benchmark": benchmark,
+                    "problem_id": row["id"],
+                    "sample": sample,
+                    "seed": seed,
+                    "completion": completion.text,
+                    "num_tokens": completion.num_tokens,
+                    "finish_reason": completion.finish_reason,
+                    "gold": gold,
+                }
+                for (row, sample), seed, completion, gold in zip(
+                    batch, seeds, drawn, golds, strict=True
+                )
+            ]
+            try:
+                grades = grader.grade_many([completion.text for completion in drawn], golds)
+            except Exception:
+                append_jsonl(path, new)  # what was drawn is kept, and graded when the set goes on
+                raise
+            for record, grade in zip(new, grades, strict=True):
+                record |= _graded(record["completion"], record["gold"], grade, grader)
+            append_jsonl(path, new)
             tokens += sum(completion.num_tokens for completion in drawn)
             bar.set_postfix_str(
                 f"{tokens / (time.perf_counter() - started):.0f} tokens/s", refresh=False
@@ -274,7 +278,7 @@ def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: 
         record
         for record in records
         if record["problem_id"] in golds
-        and (record["grader"] != label or record["gold"] != golds[record["problem_id"]])
+        and (record.get("grader") != label or record["gold"] != golds[record["problem_id"]])
     ]
     if not stale:
         return

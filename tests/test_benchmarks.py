@@ -221,7 +221,10 @@ def test_golds_are_checked_before_anything_is_drawn(tmp_path):
     bad = load_benchmark("mine", write(tmp_path / "b.jsonl", [{"problem": "P", "answer": "?"}]))
     with Grader() as grader:
         check_golds(good, grader)
-        with pytest.raises(ValueError, match=r"mine: a gold answer must parse; got '\?'"):
+        with pytest.raises(
+            ValueError,
+            match=r"every gold answer of mine must be correct .*; 1 of 1 are not: mine/0: '\?'",
+        ):
             check_golds(bad, grader)
     never = Checker(name="never", version=1, plainly=lambda answer, gold: Grade.WRONG)
     with (

@@ -16,7 +16,7 @@ from sage_unsloth.compare import record_set, report
 from sage_unsloth.engines import SamplingConfig
 from sage_unsloth.evaluate import ModelSpec, parse_benchmark, parse_model
 from sage_unsloth.metrics import Difference, pass_at_k
-from sage_unsloth.models import data_folder
+from sage_unsloth.models import data_folder, has_gpu
 from sage_unsloth.quickstart import BASE_MODEL
 from sage_unsloth.sampling import read_samples, read_settings, settings_path
 from sage_unsloth.weights import check_adapter, model_identity
@@ -77,7 +77,7 @@ def test_evaluate_leaves_everything_it_promises(evaluated, adapter):
     assert recorded["settings"] == {
         "model": "tuned", "benchmark": "arithmetic", "engine": "transformers",
         "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_completion_length": 48, "seed": 3407},
-        **model_identity(BASE, adapter),
+        **model_identity(BASE, adapter), "device": "cuda" if has_gpu() else "cpu",
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_more_samples_go_on_from_there(evaluated, adapter, tmp_path, capsys):
     assert main([*arguments(out, adapter), "--n", "6"]) == 0
     text = capsys.readouterr().out
     assert "36 completions; 24 of them are in" in text
-    assert "Estimate: at most" in text and "tokens/s in a probe of 12 completions" in text
+    assert "Estimate: " in text and "tokens/s in a probe of 12 completions" in text
     file = "samples/arithmetic/base.jsonl"
     assert read_samples(out / file)[:12] == read_samples(evaluated / file)
     assert json.loads((out / "report.json").read_text())["table"][0]["samples"] == 6
@@ -162,7 +162,12 @@ def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
         (
             "grader",
             lambda lines: [line.replace('"math 2', '"math 1') for line in lines],
-            "must be graded alike",
+            "must be drawn and graded alike",
+        ),
+        (
+            "gold",
+            lambda lines: [line.replace('"gold": "', '"gold": "1') for line in lines],
+            "must have the same problems to be compared",
         ),
         ("line", lambda lines: [*lines[:2], "{\n", *lines[3:]], "line 3 of"),
     ):
@@ -178,6 +183,19 @@ def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
         settings_path(other).write_text(json.dumps(recorded))
         assert main(["compare", str(other), str(copy), "--out", str(tmp_path / "c")]) == 2
         assert message in capsys.readouterr().err
+    # Drawn otherwise, and the same set again under another name of the file.
+    folder = tmp_path / "again"
+    folder.mkdir()
+    for change, message in (({}, "must have other weights"), ({"temperature": 0.5}, "alike")):
+        again = folder / f"base{len(change)}.jsonl"
+        shutil.copy(file, again)
+        recorded = json.loads(settings_path(file).read_text())
+        recorded["settings"]["sampling"] |= change
+        settings_path(again).write_text(json.dumps(recorded))
+        assert main(["compare", str(file), str(again), "--out", str(tmp_path / "c")]) == 2
+        assert message in capsys.readouterr().err
+    twice = ["compare", str(file), str(file.parent), "--out", str(tmp_path / "c")]
+    assert main(twice) == 0, "a file that is named twice counts once"
     assert main(["compare", str(tmp_path / "nothing")]) == 2
     assert "must be a record set or a folder with some" in capsys.readouterr().err
 
@@ -350,3 +368,38 @@ def test_difference_figure_is_drawn_from_its_table(tmp_path):
 def test_the_engine_chosen_here():
     assert evaluate.choose_engine() in evaluate.BATCH_SIZES
     assert SamplingConfig().num_samples == 256
+
+
+def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, capsys):
+    def run(*models):
+        command = ["evaluate", "--models", *models, "--benchmarks", "arithmetic", "--problems", "2", "--n", "2",
+                   "--max-tokens", "12", "--out", str(tmp_path / "run")]  # fmt: skip
+        assert main(command) == 0
+        return capsys.readouterr().out
+
+    one, two = f"seeds={BASE}", f"seeds={BASE}+{adapter}"
+    assert "0 of them are in" in run(one)
+    assert "8 completions; 4 of them are in" in run(one, two)
+    for models in ((one, two), (two, one)):
+        assert "8 completions; 8 of them are in" in run(*models), "in any order"
+    files = sorted((tmp_path / "run" / "samples" / "arithmetic").glob("*.jsonl"))
+    assert len(files) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--benchmarks", "arithmetic=some.jsonl"], "read from no file; got some.jsonl"),
+        (["--engine", "vllm"], "rollouts='vllm' cannot be had"),
+        (["--train", "TRAIN"], "lacks 'problem' and has ['text']"),
+        (["--models", "x=no/such-model"], "could not be loaded"),
+    ],
+)
+def test_bad_requests_are_messages(adapter, tmp_path, more, message, capsys):
+    if has_gpu() and "vllm" in more:
+        pytest.skip("vLLM may run here")
+    train = tmp_path / "train.jsonl"
+    train.write_text('{"text": "1+1"}\n')
+    more = [str(train) if word == "TRAIN" else word for word in more]
+    assert main(arguments(tmp_path / "run", adapter, *more)) == 2
+    assert message in capsys.readouterr().err

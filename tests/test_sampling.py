@@ -80,7 +80,7 @@ def test_records_hold_what_was_sampled_and_its_grade(records, engine):
     for record in records:
         assert list(record) == [
             "run", "model", "benchmark", "problem_id", "sample", "seed", "completion", "num_tokens", "finish_reason",
-            "extracted", "gold", "grade", "grader",
+            "gold", "extracted", "grade", "grader",
         ]  # fmt: skip
         assert record["gold"] == answers[record["problem_id"]]
         assert record["grade"] == grade(record["completion"], record["gold"])
@@ -307,3 +307,22 @@ def test_counts_by_hand():
     assert correct_counts(records, rows, 2).tolist() == [1, 0]
     with pytest.raises(ValueError, match="'b' has 1; run the same command again"):
         correct_counts(records[:-1], rows, 2)
+
+
+def test_what_was_drawn_is_kept_where_grading_fails(tmp_path, monkeypatch):
+    from sage_unsloth.rewards import Grader
+
+    def broken(self, completions, answers):
+        raise RuntimeError("a worker does not start")
+
+    path, table = tmp_path / "samples.jsonl", Table()
+    monkeypatch.setattr(Grader, "grade_many", broken)
+    with pytest.raises(RuntimeError, match="does not start"):
+        draw(CONFIG, table, ROWS, path)
+    kept = read_samples(path)
+    assert len(kept) == CONFIG.batch_size and "grade" not in kept[0]
+    monkeypatch.undo()
+    found = draw(CONFIG, table, ROWS, path)
+    assert len(found) == len(ROWS) * CONFIG.num_samples
+    assert all(record["grade"] and record["grader"] for record in found)
+    assert max(table.drawn.values()) == 1, "nothing is drawn twice"
