@@ -26,6 +26,7 @@ from sage_unsloth.records import environment, write_json
 from sage_unsloth.rewards import Grade
 from sage_unsloth.sampling import read_samples, read_settings
 
+MUCH_CUT = 0.1  # share of completions that reached the length limit
 BLOCKS = 5  # the paper's evaluation seeds; the samples of one run are split into as many
 
 
@@ -350,6 +351,12 @@ def summary(result: dict[str, Any]) -> str:
             text = f"{cells[0]:<22}{cells[1]:<20}{cells[2]:<22}{row['samples']:<6}"
             text += f"{row['tokens']:<8g}{row['truncated']:<7.3f}{row['unparsable']:.3f}"
             lines.append("  " + f"{name:<{width}}" + text)
+        cut = [name for name, row in rows.items() if row["truncated"] > MUCH_CUT]
+        if cut:
+            lines.append(
+                f"  More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were cut at the length limit and count as wrong: "
+                "raise --max-tokens, in another --out."
+            )
         for pair, curve in result["differences"][benchmark].items():
             ks = list(curve)
             parts = [

@@ -403,3 +403,12 @@ def test_bad_requests_are_messages(adapter, tmp_path, more, message, capsys):
     more = [str(train) if word == "TRAIN" else word for word in more]
     assert main(arguments(tmp_path / "run", adapter, *more)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_many_cut_completions_are_said_aloud(adapter, tmp_path, capsys):
+    command = ["evaluate", "--models", f"base={BASE}", "--benchmarks", "arithmetic", "--problems", "2", "--n", "2",
+               "--out", str(tmp_path / "run"), "--max-tokens"]  # fmt: skip
+    assert main([*command, "4"]) == 0
+    assert "More than 10% of the completions of base were cut" in capsys.readouterr().out
+    assert main([*command[:-3], "--out", str(tmp_path / "long"), "--max-tokens", "64"]) == 0
+    assert "were cut" not in capsys.readouterr().out
