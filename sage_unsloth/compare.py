@@ -185,7 +185,8 @@ def report(
             f"{a} - {b}": difference_curve(
                 counts[a][0], counts[a][1], counts[b][0], counts[b][1], _ks(min(counts[a][0], counts[b][0]))
             )
-            for b, a in combinations(counts, 2)
+            # The later model minus the earlier one, but always another minus `against`.
+            for a, b in ((b, a) if a == against else (a, b) for b, a in combinations(counts, 2))
         }  # fmt: skip
         coverage[benchmark] = _coverage(by_model)
         table += [

@@ -113,8 +113,13 @@ def test_compare_says_the_same_of_the_same_sets(evaluated, tmp_path, capsys):
     first, second = (
         json.loads((f / "report.json").read_text()) for f in (evaluated, tmp_path / "c")
     )
-    assert first["table"] == second["table"] and first["differences"] == second["differences"]
-    assert "tuned - base: pass@1" in shown and "solved at least once in 4 samples" in shown
+    assert first["table"] == second["table"]
+    forth = first["differences"]["arithmetic"]["tuned - base"]
+    back = second["differences"]["arithmetic"]["base - tuned"]  # another minus the one asked for
+    for k, difference in forth.items():
+        assert back[k]["mean"] == pytest.approx(-difference["mean"])
+        assert back[k]["low"] == pytest.approx(-difference["high"])
+    assert "base - tuned: pass@1" in shown and "solved at least once in 4 samples" in shown
 
 
 @pytest.mark.parametrize(
@@ -321,7 +326,7 @@ def test_training_seeds_and_unequal_numbers_of_samples(tmp_path):
     )
     assert rows["b"]["deviation_over"] == "5 parts of the samples"
     assert list(result["pass_at_k"]["toy"]["b"]) == ["1", "2", "4", "6"]
-    assert list(result["differences"]["toy"]["b - a"]) == ["1", "2", "4", "6"]
+    assert list(result["differences"]["toy"]["a - b"]) == ["1", "2", "4", "6"]
     assert result["coverage"]["toy"]["samples"] == 6
     with pytest.raises(
         ValueError, match=r"training seeds of a .* as many samples each; got 10 and 6"
