@@ -4,7 +4,6 @@ Each export is checked before it appears: the adapter is not zero and changes th
 adapter does. A folder appears under its name complete or not at all, with a model card in it, and is never overwritten.
 """
 
-import gc
 import json
 import os
 import shutil
@@ -20,11 +19,16 @@ from sage_unsloth.adapter_checks import (
     greedy_answers,
 )
 from sage_unsloth.model_card import model_card
-from sage_unsloth.models import has_gpu, load_policy, load_tokenizer, save_merged
+from sage_unsloth.models import has_gpu, load_policy, load_tokenizer, release_memory, save_merged
 from sage_unsloth.presets import MODELS
-from sage_unsloth.records import read_jsonl, write_json
+from sage_unsloth.records import write_json
+from sage_unsloth.training import METRICS, read_metrics
 
 RECORD = "export.json"
+
+
+class ExportError(RuntimeError):
+    """This machine cannot make the export."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,8 @@ class Run:
 
     @property
     def metrics(self) -> list[dict]:
-        """One row a step; a step that was repeated after a resume counts as last written."""
-        path = self.folder / "metrics.jsonl"
-        rows = {row["step"]: row for row in read_jsonl(path)} if path.exists() else {}
-        return [rows[step] for step in sorted(rows)]
+        """One row a step (`training.read_metrics`); none where the run left no metrics."""
+        return read_metrics(self.folder) if (self.folder / METRICS).exists() else []
 
 
 def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
@@ -122,7 +124,7 @@ def export(
 
     Raises:
         ValueError: `out` exists, the run has no such result, or a check failed.
-        RuntimeError: GGUF without a GPU.
+        ExportError: GGUF without a GPU.
     """
     out, name = Path(out).absolute(), name or run.folder.absolute().name
     if out.exists():
@@ -175,8 +177,6 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
 
 
 def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
-    import torch
-
     if run.merged is not None:
         shutil.copytree(run.merged, folder)
         load_tokenizer(folder)
@@ -187,9 +187,7 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
     answers = greedy_answers(model, tokenizer)
     save_merged(model, tokenizer, folder, dtype="bfloat16")
     del model  # two models at once would be too much for a card that holds one
-    gc.collect()
-    if has_gpu():
-        torch.cuda.empty_cache()
+    release_memory()
     parity = check_parity(load_policy(folder)[0], answers)
     return {
         "largest |B|": round(largest, 6),
@@ -201,7 +199,7 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
 
 def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
     if not has_gpu():
-        raise RuntimeError(
+        raise ExportError(
             "a GGUF export needs a GPU because Unsloth loads the model there; this machine has none; export merged here, and "
             "convert that folder with llama.cpp's convert_hf_to_gguf.py"
         )

@@ -456,3 +456,9 @@ def test_what_a_killed_merge_left_is_not_mixed_in(run, tmp_path):
     model, tokenizer = load_policy(BASE, adapter=run.adapter)
     save_merged(model, tokenizer, tmp_path / "model")
     assert not (tmp_path / "model" / "model.safetensors.index.json").exists()
+
+
+@pytest.mark.skipif(models.has_gpu(), reason="a GPU can make one")
+def test_the_command_says_what_a_gguf_needs(run, tmp_path, capsys):
+    assert main(["export", str(run.folder), "--to", "gguf", "--out", str(tmp_path / "gguf")]) == 2
+    assert "needs a GPU" in capsys.readouterr().err
