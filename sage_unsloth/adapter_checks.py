@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.prompts import render_prompt
+from sage_unsloth.sampling import prompt_ids
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +128,9 @@ def check_parity(model: Any, answers: Answers) -> dict[str, float]:
 
 
 def _prompt_ids(model: Any, tokenizer: Any, prompt: str) -> Any:
-    return tokenizer(render_prompt(tokenizer, prompt), return_tensors="pt")["input_ids"].to(
-        model.device
-    )
+    import torch
+
+    return torch.tensor([prompt_ids(tokenizer, prompt)], device=model.device)
 
 
 def _logits(model: Any, ids: Any) -> Any:

@@ -17,7 +17,15 @@ from sage_unsloth.checkers import (
     roles,
 )
 from sage_unsloth.records import package_version
-from sage_unsloth.rewards import MATH, Checker, Grade, Grader, extract_answer, plain_number
+from sage_unsloth.rewards import (
+    MATH,
+    Checker,
+    Grade,
+    Grader,
+    extract_answer,
+    own_grade,
+    plain_number,
+)
 from sage_unsloth.sources import SUFFIXES, Source, read_source
 
 REASONING_GYM_ITEMS, REASONING_GYM_SEED = 100, 3407  # a training set from it needs another seed
@@ -310,7 +318,7 @@ def check_golds(benchmark: Benchmark, grader: Grader) -> None:
     try:
         grades = grader.grade_many(answers, golds)
     except ValueError:
-        grades = [_own_grade(grader, *pair) for pair in zip(answers, golds, strict=True)]
+        grades = [own_grade(grader, *pair) for pair in zip(answers, golds, strict=True)]
     bad = [row for row, grade in zip(rows, grades, strict=True) if grade is not Grade.CORRECT]
     if bad:
         shown = "; ".join(f"{row['id']}: {row['answer']!r:.80}" for row in bad[:5])
@@ -318,11 +326,3 @@ def check_golds(benchmark: Benchmark, grader: Grader) -> None:
             f"every gold answer of {benchmark.name} must be correct against itself; {len(bad)} of {len(rows)} are not: "
             f"{shown}; repair these rows, or leave them out"
         )
-
-
-def _own_grade(grader: Grader, answer: str, gold: str) -> Grade:
-    """The grade of a gold against itself; UNPARSABLE where it is no answer at all."""
-    try:
-        return grader.grade_many([answer], [gold])[0]
-    except ValueError:
-        return Grade.UNPARSABLE

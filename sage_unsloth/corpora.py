@@ -5,7 +5,6 @@ column, a text that is none) the whole file is refused; where it is only unsuita
 counted.
 """
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from sage_unsloth.prompts import (
     render_prompt,
     solution_text,
 )
-from sage_unsloth.rewards import Grade, Grader, grading_workers, normalise, plain_number
+from sage_unsloth.rewards import Grade, Grader, normalise, own_grade, plain_number
 from sage_unsloth.sources import Source, check_columns, read_source
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
@@ -146,14 +145,17 @@ def rl_corpus(
 
 def gradable_answers(answers: Iterable[str]) -> set[str]:
     """Those that are correct against themselves; another would be rewarded never, or end the run that meets it."""
-    found = set()
-    with Grader(grading_workers()) as grader:
-        for answer in set(answers):
-            with contextlib.suppress(ValueError):  # no answer at all
-                text = f"{SOLUTION_START}{answer}{SOLUTION_END}"
-                if grader.grade_many([text], [answer]) == [Grade.CORRECT]:
-                    found.add(answer)
-    return found
+    with Grader() as grader:
+        return {
+            answer
+            for answer in set(answers)
+            if own_grade(grader, f"{SOLUTION_START}{answer}{SOLUTION_END}", answer) is Grade.CORRECT
+        }
+
+
+def spread(rows: Sequence[dict], count: int) -> list[dict]:
+    """`count` rows, evenly over the list."""
+    return [rows[int(i * len(rows) / count)] for i in range(count)]
 
 
 def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
@@ -168,7 +170,7 @@ def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
         raise ValueError(
             f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out fewer"
         )
-    chosen = [rows[int(i * len(rows) / count)] for i in range(count)]
+    chosen = spread(rows, count)
     problems = {row["problem"] for row in chosen}
     training = [row for row in rows if row["problem"] not in problems]
     if not training:

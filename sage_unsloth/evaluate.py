@@ -224,11 +224,10 @@ def _files(
         for benchmark in benchmarks:
             folder = out / "samples" / re.sub(r"[^\w.-]", "-", benchmark.name)
             alone, shared = folder / f"{name}.jsonl", folder / f"{name}.{digest}.jsonl"
+            own = False
             if settings_path(alone).is_file():
                 settings = read_settings(alone)["settings"]
                 own = weights == (settings.get("weights"), settings.get("adapter"))
-            else:
-                own = names.count(name) == 1 and not settings_path(shared).is_file()
             # Alone, another model of the name is refused by its settings; as a seed among others it has its own file.
             own = own or (names.count(name) == 1 and not settings_path(shared).is_file())
             files[number, benchmark.name] = alone if own else shared
@@ -286,9 +285,11 @@ def _engines(
         for number in numbers:
             if number not in busy:
                 yield number, _Idle(kind, tokenizer)
-        if kind == "vllm" and busy:
-            prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
-            length = max(map(len, prompts)) + config.max_completion_length
+        if not busy:
+            continue
+        prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
+        length = max(map(len, prompts)) + config.max_completion_length
+        if kind == "vllm":
             release_memory()
             adapters = [models[n].adapter for n in busy if models[n].adapter]
             with _engine_errors(models[busy[0]].name):
@@ -298,9 +299,7 @@ def _engines(
                 yield number, loaded
             del loaded
             release_memory()  # for the next base
-        elif busy:
-            prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
-            length = max(map(len, prompts)) + config.max_completion_length
+        else:
             for number in busy:
                 release_memory()  # of the model before
                 adapter = models[number].adapter

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.corpora import spread
 from sage_unsloth.engines import Engine, SamplingConfig
 from sage_unsloth.records import write_json
 from sage_unsloth.rewards import Grade
@@ -82,10 +83,9 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
         folder: of the run.
     """
     count = min(config.preflight_prompts, len(rows))
-    chosen = [rows[int(i * len(rows) / count)] for i in range(count)]
     chosen = [
         {"id": f"prompt-{i}", "problem": row["problem"], "answer": row["answer"]}
-        for i, row in enumerate(chosen)
+        for i, row in enumerate(spread(rows, count))
     ]
     sampling = SamplingConfig(
         num_samples=config.num_generations,

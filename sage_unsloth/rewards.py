@@ -286,6 +286,14 @@ class Grader:
         self.close()
 
 
+def own_grade(grader: Grader, completion: str, gold: str) -> Grade:
+    """The grade of a gold answer against itself; UNPARSABLE where it is no answer at all."""
+    try:
+        return grader.grade_many([completion], [gold])[0]
+    except ValueError:
+        return Grade.UNPARSABLE
+
+
 def grade(completion: str, answer: str, *, time_limit: float = 5.0) -> Grade:
     """Grades one completion (`time_limit` in seconds); for many, a `Grader` keeps its workers."""
     with Grader(time_limit=time_limit) as grader:

@@ -10,13 +10,13 @@ from sage_unsloth import plan
 from sage_unsloth.memory import Setup, setup_for
 from sage_unsloth.models import data_folder, has_gpu
 from sage_unsloth.presets import ModelPreset, model_preset, nearest_card
-from sage_unsloth.quickstart import QuickstartConfig
+from sage_unsloth.quickstart import BASE_MODEL, QuickstartConfig
 from sage_unsloth.rlvr import RlvrConfig
 from sage_unsloth.rollouts import why_no_vllm
 from sage_unsloth.sft import SftConfig
 from sage_unsloth.training import METRICS
 
-EMBEDDED = "arithmetic-base"
+EMBEDDED = BASE_MODEL  # its preset is named after its folder
 SMOKE = {
     "sft": {"max_steps": 2, "batch_size": 4, "save_steps": 1},
     "rlvr": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1, "preflight_prompts": 4,
