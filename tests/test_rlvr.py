@@ -11,7 +11,7 @@ import torch
 
 from sage_unsloth import arithmetic
 from sage_unsloth.guides import BranchGuide, TokenGuide
-from sage_unsloth.models import data_folder, load_tokenizer
+from sage_unsloth.models import LoraSettings, data_folder, load_tokenizer
 from sage_unsloth.quickstart import BASE_MODEL, smoke_config
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.rlvr import RlvrConfig, rlvr
@@ -228,6 +228,47 @@ def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, 
     assert args.mask_truncated_completions is False
     assert args.scale_rewards == "group"
     assert args.gradient_accumulation_steps == 1
+
+
+def test_every_other_setting_reaches_trainer_adapter_and_unsloth(merged, tmp_path, monkeypatch):
+    """Values that are nobody's default, so that one that is dropped on the way is seen."""
+    import os
+
+    from sage_unsloth import rlvr as module
+
+    seen = {}
+
+    def stop(trainer, *args, **kwargs):
+        seen["trainer"] = trainer
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "train", stop)
+    lora = LoraSettings(rank=4, alpha=12, targets=("q_proj", "down_proj"))
+    config = replace(
+        RLVR, max_steps=20, micro_batch_size=2, learning_rate=3e-4, weight_decay=0.03, warmup_ratio=0.25, save_steps=7, seed=11,
+        max_completion_length=33, recompute_logits=True, vllm_importance_sampling_correction=False, lora=lora,
+    )  # fmt: skip
+    with pytest.raises(InterruptedError):
+        rlvr(config, merged, TRAIN, tmp_path)
+    trainer, args = seen["trainer"], seen["trainer"].args
+    for name in ("max_steps", "learning_rate", "weight_decay", "save_steps", "seed", "num_generations",
+                 "max_completion_length", "vllm_importance_sampling_correction"):  # fmt: skip
+        assert getattr(args, name) == getattr(config, name), name
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
+    assert args.warmup_steps == 5 and args.lr_scheduler_type == "linear"
+    # Unsloth's loss knows whole-completion weights too, which shrink long completions to nothing.
+    assert args.vllm_importance_sampling_mode == "token_truncate"
+    assert args.vllm_importance_sampling_clip_max == 2.0
+    assert os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] == "1"
+    adapter = trainer.model.peft_config["default"]
+    assert (adapter.r, adapter.lora_alpha, set(adapter.target_modules)) == (
+        4,
+        12,
+        set(lora.targets),
+    )
+    with pytest.raises(InterruptedError):
+        rlvr(replace(config, recompute_logits=False), merged, TRAIN, tmp_path / "kept")
+    assert os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] == "0"
 
 
 def test_the_readme_training_example_runs(unsloth_module, tmp_path, monkeypatch):
