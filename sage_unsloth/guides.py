@@ -8,6 +8,10 @@ Three ways to choose q_t:
 
 with ξ ~ N(0, 1). Each q_t is clipped to [q_min, q_max], is a constant in the update (no gradient), and is 1 outside the
 completion. What a guide returns is log q_t, because that is what is added to the reference log-probabilities.
+`teacher.py` and `adaptive.py` have the guides beyond these three.
+
+Entropies and surprisals are the policy's, as in the paper, or the reference's (`source="reference"`): then q·π_ref is one fixed
+anchor for the whole run, as the theory of Eq. 4 assumes.
 
 Differs from the authors' code: time is the optimizer step and nothing else, so it survives a checkpoint; noise comes from a
 generator that the caller owns; no loop runs over rows.
@@ -16,6 +20,7 @@ Shapes: B completions, T tokens.
 """
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -24,7 +29,10 @@ from torch import Tensor
 
 Q_MIN = 0.6
 Q_MAX = 1.4
-NORMS = ("minmax", "rank", "zscore")
+NORMS = ("minmax", "rank", "zscore", "causal")
+SOURCES = ("policy", "reference")
+OPTIONAL_SIGNALS = ("entropies", "ref_entropies", "teacher_logps")
+"""The fields of `TokenSignals` that are there only if a guide needs them."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,9 @@ class TokenSignals:
         ref_logps: log π_ref(y_t | s_t), nats, (B, T); a guide always has it (None only where nothing but metrics is computed).
         mask: nonzero where the token belongs to the completion, (B, T). Values elsewhere mean nothing and may be inf or nan.
         entropies: H_t = −Σ_v π(v | s_t) log π(v | s_t) over the whole vocabulary at the sampling temperature, nats, (B, T);
-            None unless the guide asks for them.
+            None unless the guide needs them.
+        ref_entropies: the same of π_ref, nats, (B, T); None unless the guide needs them.
+        teacher_logps: log π_teacher(y_t | s_t), nats, (B, T); None unless the guide needs them.
 
     Raises:
         ValueError: a tensor is not (B, T), or the shapes differ.
@@ -46,11 +56,27 @@ class TokenSignals:
     ref_logps: Tensor | None
     mask: Tensor
     entropies: Tensor | None = None
+    ref_entropies: Tensor | None = None
+    teacher_logps: Tensor | None = None
 
     def __post_init__(self) -> None:
         shapes = {name: tuple(v.shape) for name, v in vars(self).items() if v is not None}
         if len(set(shapes.values())) != 1 or self.mask.dim() != 2:
             raise ValueError(f"every signal must be a (B, T) tensor of one shape; got {shapes}")
+
+    def require(self, name: str, guide: object) -> Tensor:
+        """The signal `name`.
+
+        Raises:
+            ValueError: it is None.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(
+                f"{type(guide).__name__} needs the signal {name!r}; got {name}=None; pass TokenSignals(..., {name}=…), or use "
+                "guided_kl, which fills in what the guide's `needs` names"
+            )
+        return value
 
 
 @runtime_checkable
@@ -58,10 +84,10 @@ class Guide(Protocol):
     """What `guided_kl` accepts: any object with these two members is a guide.
 
     Attributes:
-        needs_entropies: whether `log_guide` reads `signals.entropies`.
+        needs: which of `OPTIONAL_SIGNALS` `log_guide` reads.
     """
 
-    needs_entropies: bool
+    needs: Set[str]
 
     def log_guide(
         self,
@@ -134,16 +160,22 @@ class BranchGuide:
         ratio: increase of q_t for each nat above the threshold.
         threshold: entropy from which a token counts as a branch point, nats.
         q_min, q_max: q_t is clipped to [q_min, q_max].
+        source: whose entropies: "policy", as they change in training, or "reference".
     """
 
     ratio: float = 0.3
     threshold: float = 1.2
     q_min: float = Q_MIN
     q_max: float = Q_MAX
-    needs_entropies: ClassVar[bool] = True
+    source: str = "policy"
+
+    @property
+    def needs(self) -> Set[str]:
+        return {"entropies" if self.source == "policy" else "ref_entropies"}
 
     def __post_init__(self) -> None:
-        _check_clip(self.q_min, self.q_max)
+        check_clip(self.q_min, self.q_max)
+        _check_source(self.source)
         if not math.isfinite(self.ratio):
             raise ValueError(f"ratio must be finite; got {self.ratio}")
         if not (math.isfinite(self.threshold) and self.threshold >= 0):
@@ -163,14 +195,10 @@ class BranchGuide:
         """log q_t, (B, T) float32; `step`, `max_steps` and `generator` are not used.
 
         Raises:
-            ValueError: the signals carry no entropies.
+            ValueError: the signals carry no entropies of that source.
         """
-        if signals.entropies is None:
-            raise ValueError(
-                "BranchGuide needs entropies because it finds branch points by them; got entropies=None; "
-                "pass TokenSignals(..., entropies=H), or use guided_kl, which asks the trainer for them"
-            )
-        excess = torch.relu(signals.entropies.float() - self.threshold)
+        (name,) = self.needs
+        excess = torch.relu(signals.require(name, self).float() - self.threshold)
         return _log_clipped(1 + self.ratio * excess, signals.mask, self.q_min, self.q_max)
 
 
@@ -178,16 +206,19 @@ class BranchGuide:
 class TokenGuide:
     """Eq. 10: a larger anchor probability for surprising tokens, q_t = 1 + α w_t + σ w_t ξ.
 
-    w_t ∈ [0, 1] is the surprisal −log π(y_t | s_t) of the current policy, normalised over the valid tokens of its own
-    completion. It therefore reads the whole completion, later tokens included.
+    w_t ∈ [0, 1] is the surprisal −log π(y_t | s_t), normalised over the valid tokens of its own completion. With the paper's
+    norms q_t therefore reads the whole completion, and Π_t q_t is no product of factors that each know the past alone (Eq. 7);
+    with "causal" it is.
 
     Attributes:
         alpha: α, mean increase of q at the most surprising token, by optimizer step.
         sigma: σ, standard deviation of the noise there.
         norm: "minmax" clips to the completion's 5 % and 95 % quantiles and rescales to [0, 1]; "rank" is rank / (n − 1);
-            "zscore" is the sigmoid of the z-score (population standard deviation). A completion whose tokens cannot be told
-            apart gets w = 0 ("minmax"), 0 for its only token ("rank") or ½ ("zscore").
+            "zscore" is the sigmoid of the z-score (population standard deviation); "causal" is the running quantile level, the
+            share of the completion up to y_t that is less surprising than y_t, itself and its equals counted half. A completion
+            whose tokens cannot be told apart gets w = 0 ("minmax"), 0 for its only token ("rank") or ½ ("zscore", "causal").
         q_min, q_max: q_t is clipped to [q_min, q_max].
+        source: whose surprisal: "policy", as it changes in training, or "reference".
     """
 
     alpha: CosineSchedule = CosineSchedule(0.3, 0.1)
@@ -195,10 +226,12 @@ class TokenGuide:
     norm: str = "minmax"
     q_min: float = Q_MIN
     q_max: float = Q_MAX
-    needs_entropies: ClassVar[bool] = False
+    source: str = "policy"
+    needs: ClassVar[Set[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        _check_clip(self.q_min, self.q_max)
+        check_clip(self.q_min, self.q_max)
+        _check_source(self.source)
         if self.norm not in NORMS:
             raise ValueError(f"norm must be one of {NORMS}; got {self.norm!r}")
 
@@ -212,7 +245,10 @@ class TokenGuide:
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; ξ comes from `generator`."""
-        weight = normalised_surprisal(signals.policy_logps, signals.mask, self.norm)
+        logps = signals.policy_logps
+        if self.source == "reference":
+            logps = signals.require("ref_logps", self)
+        weight = normalised_surprisal(logps, signals.mask, self.norm)
         alpha = self.alpha.value(step, max_steps)
         sigma = self.sigma.value(step, max_steps)
         noise = _normal_like(weight, generator)
@@ -235,10 +271,10 @@ class RandomGuide:
     sigma: CosineSchedule = CosineSchedule(0.15, 0.05)
     q_min: float = Q_MIN
     q_max: float = Q_MAX
-    needs_entropies: ClassVar[bool] = False
+    needs: ClassVar[Set[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        _check_clip(self.q_min, self.q_max)
+        check_clip(self.q_min, self.q_max)
         if self.epsilon.upper > 1:
             raise ValueError(
                 f"epsilon must stay within [0, 1] because it is a probability; got upper={self.epsilon.upper}"
@@ -263,10 +299,10 @@ class RandomGuide:
         )
 
 
-def normalised_surprisal(policy_logps: Tensor, mask: Tensor, norm: str = "minmax") -> Tensor:
+def normalised_surprisal(logps: Tensor, mask: Tensor, norm: str = "minmax") -> Tensor:
     """w_t ∈ [0, 1], (B, T) float32: −log π(y_t | s_t) on the scale of its own completion, 0 where the mask is 0."""
     valid = mask.bool()
-    surprisal = torch.where(valid, -policy_logps.detach().float(), torch.nan)
+    surprisal = torch.where(valid, -logps.detach().float(), torch.nan)
     if norm == "minmax":
         low, high = _row_quantiles(surprisal, (0.05, 0.95))
         weight = (surprisal.clamp(low, high) - low) / (high - low)
@@ -283,9 +319,26 @@ def normalised_surprisal(policy_logps: Tensor, mask: Tensor, norm: str = "minmax
         # The mean of equal numbers can be off by a rounding; what is left then is not a deviation.
         constant = deviation <= 1e-6 * mean.abs()
         weight = torch.sigmoid(torch.where(constant, 0.0, (surprisal - mean) / deviation))
+    elif norm == "causal":
+        weight = _running_level(surprisal)
     else:
         raise ValueError(f"norm must be one of {NORMS}; got {norm!r}")
     return torch.where(valid, weight, 0.0)
+
+
+def _running_level(values: Tensor, block: int = 128) -> Tensor:
+    """(#{i <= t: v_i < v_t} + ½ #{i <= t: v_i = v_t}) / #{i <= t}, (B, T), nan left out; B·block·T comparisons at a time."""
+    count = (~values.isnan()).cumsum(-1).clamp(min=1)
+    levels = []
+    for first in range(0, values.shape[1], block):
+        here = values[:, first : first + block]
+        past = values[:, : first + block].unsqueeze(1)
+        known = torch.ones(here.shape[1], past.shape[2], dtype=torch.bool, device=values.device)
+        known = known.tril(diagonal=first)
+        less = ((past < here.unsqueeze(2)) & known).sum(-1)
+        equal = ((past == here.unsqueeze(2)) & known).sum(-1)
+        levels.append((less + 0.5 * equal) / count[:, first : first + block])
+    return torch.cat(levels, dim=1) if levels else torch.zeros_like(values)
 
 
 def _row_quantiles(values: Tensor, quantiles: tuple[float, ...]) -> list[Tensor]:
@@ -299,7 +352,13 @@ def _log_clipped(guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> Ten
     return torch.where(mask.bool(), guide.float().clamp(q_min, q_max).log(), 0.0)
 
 
-def _check_clip(q_min: float, q_max: float) -> None:
+def _check_source(source: str) -> None:
+    if source not in SOURCES:
+        raise ValueError(f"source must be one of {SOURCES}; got {source!r}")
+
+
+def check_clip(q_min: float, q_max: float) -> None:
+    """Raise ValueError unless 0 < q_min <= q_max < ∞."""
     if not q_min > 0:
         raise ValueError(f"q_min must be > 0 because log q is taken; got {q_min}")
     if not q_min <= q_max < math.inf:

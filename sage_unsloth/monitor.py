@@ -4,6 +4,8 @@
     sage/log_guide_mean                               log q_t, nats
     sage/share_touched                                share of completion tokens with q_t ≠ 1
     sage/entropy                                      H_t, nats, when the guide or `log_entropy` asks for entropies
+    sage/ref_entropy                                  the same of π_ref, when the guide asks for it
+    sage/credit_abs                                   mean over tokens of |sequence credit|, in units of reward
     kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
@@ -35,6 +37,7 @@ class GuideMetrics:
         log_guide: Tensor | None,
         gather: Callable[[Tensor], Tensor],
         metrics: MutableMapping[str, list[Any]],
+        credit: Tensor | None = None,
     ) -> None:
         """Add one micro-batch and write the window's values into the trainer's `metrics`.
 
@@ -43,11 +46,12 @@ class GuideMetrics:
             log_guide: log q_t, (B, T), 0 outside the mask; None without a guide, and where the signals have no reference.
             gather: collects a (1, n) tensor of every process into (processes, n).
             metrics: the trainer's lists of values; it averages a list and empties it when it logs.
+            credit: what `losses.sequence_credit` added to the advantages, (B, T), 0 outside the mask.
 
         Raises:
             ValueError: `log_guide` is not finite.
         """
-        sums, extremes = _micro_batch(signals, log_guide)
+        sums, extremes = _micro_batch(signals, log_guide, credit)
         # One transfer from the device: everything in one tensor.
         gathered = gather(torch.stack([*sums.values(), *extremes.values()]).unsqueeze(0))
         totals = gathered[:, : len(sums)].sum(0).tolist()
@@ -76,15 +80,16 @@ class GuideMetrics:
                 "sage/share_touched": new["touched"] / tokens,
                 "kl/anchor_k3": new["anchor_k3"] / completions,
             }
-        if "entropy" in new:
-            values["sage/entropy"] = new["entropy"] / tokens
+        for name in ("entropy", "ref_entropy", "credit_abs"):
+            if name in new:
+                values[f"sage/{name}"] = new[name] / tokens
         for name, value in values.items():
             metrics[name] = [value]
             self._last = metrics[name]
 
 
 def _micro_batch(
-    signals: TokenSignals, log_guide: Tensor | None
+    signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What adds up over micro-batches, and what is a minimum over them; 0-d tensors."""
     valid = signals.mask.bool()
@@ -117,6 +122,9 @@ def _micro_batch(
             "lowest": torch.where(valid, q, math.inf).min(),
             "minus_highest": -torch.where(valid, q, -math.inf).max(),
         }
-    if signals.entropies is not None:
-        sums["entropy"] = torch.where(valid, signals.entropies.float(), 0.0).sum()
+    for name, values in (("entropy", signals.entropies), ("ref_entropy", signals.ref_entropies)):
+        if values is not None:
+            sums[name] = torch.where(valid, values.float(), 0.0).sum()
+    if credit is not None:
+        sums["credit_abs"] = credit.float().abs().sum()
     return sums, extremes

@@ -1,4 +1,4 @@
-"""The one seam to Unsloth: everything that knows about its internals is in this file and in `contract.py`.
+"""The one seam to Unsloth: what knows about its internals is in this file, in `contract.py` and in `rollout_batch.py`.
 
 Unsloth's generated GRPO trainer computes `KL_i = exp(d) − d − 1` with `d = ref_logps − new_logps`, and uses the reference
 log-probabilities nowhere else. So `ref_logps + log_guide` *is* the guide-weighted pseudo-KL: no second loss and no further
@@ -25,7 +25,7 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,10 +43,20 @@ from sage_unsloth.contract import (
     check_contract,
     kernel_with,
 )
-from sage_unsloth.guides import Guide, TokenSignals
-from sage_unsloth.losses import LOSS_TYPES, PENALTIES, check_kl_estimator
+from sage_unsloth.guides import OPTIONAL_SIGNALS, Guide, TokenSignals
+from sage_unsloth.losses import (
+    LOSS_TYPES,
+    PENALTIES,
+    check_credit,
+    check_kl_estimator,
+    leave_one_out,
+    sequence_credit,
+)
 from sage_unsloth.monitor import GuideMetrics
 from sage_unsloth.rewards import SolutionReward
+from sage_unsloth.rollout_batch import rollout_signals
+
+ShapeAdvantages = Callable[[TokenSignals, Tensor], Tensor]
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +134,9 @@ def guided_kl(
     guide: Guide | None = None,
     *,
     kl_estimator: str = "k3",
+    credit: str = "token",
+    teacher: Any = None,
+    shape_advantages: ShapeAdvantages | None = None,
     log_entropy: bool = False,
 ) -> Iterator[None]:
     """Within this context, the KL anchor of `trainer` is q·π_ref instead of π_ref, and its penalty is `kl_estimator`.
@@ -139,14 +152,21 @@ def guided_kl(
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         kl_estimator: one of `sage_unsloth.losses.KL_ESTIMATORS`. "k3" and "k3-is" are Unsloth's own: without a guide
-            nothing is replaced then, unless `log_entropy` asks for it.
+            nothing is replaced then, unless something else of these asks for it.
+        credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6: each token's advantage
+            gets what the later tokens' guide and KL owe to it (`losses.sequence_credit`). It needs a penalty with the reverse
+            KL's gradient, token-level importance ratios, and all completions of a prompt in one micro-batch.
+        teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or the name of a frozen adapter
+            in the trainer's model. It scores each rollout batch once, without gradient.
+        shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of reward and used without
+            gradient; `signals.entropies` are there with `log_entropy`. Applied before `credit` adds its part.
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies, without a KL term too. The
             loss stays what it is; Unsloth computes the entropies in the gradient pass.
 
     Raises:
-        ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own, an unknown estimator,
-            one that `trainer.args.use_bias_correction_kl` contradicts or whose loss type is not supported, the model is
-            not prepared for Unsloth, the tokenizer has no pad token, or the dataset lacks a column.
+        ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own, an unknown estimator or
+            credit, one that `trainer.args` contradict or whose loss type is not supported, a guide without the teacher that it
+            needs, the model is not prepared for Unsloth, the tokenizer has no pad token, or the dataset lacks a column.
         TypeError: `guide` is not a guide.
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took a step that
             bypassed it.
@@ -160,6 +180,9 @@ def guided_kl(
         )
     module = trainer_module(type(trainer))
     _check_estimator(trainer, kl_estimator)
+    _check_credit(trainer, credit, kl_estimator)
+    needs = set() if guide is None else set(guide.needs)
+    check_teacher(needs, teacher)
     if not hasattr(trainer.model, "for_training"):
         raise ValueError(
             "the model must have for_training and for_inference because Unsloth's trainer calls them; "
@@ -174,13 +197,14 @@ def guided_kl(
             found="another guided_kl that is open",
             expected="one at a time",
         )
-    if guide is None and kl_estimator not in PENALTIES and not log_entropy:
+    nothing_of_ours = (guide, shape_advantages) == (None, None) and credit == "token"
+    if nothing_of_ours and kl_estimator not in PENALTIES and not log_entropy:
         yield
         return
     rewritten = check_contract(module)
     plain = namespace[FUNCTION]
     function = rewritten.function if kl_estimator in PENALTIES else plain
-    hook = _Hook(trainer, guide, plain, function, log_entropy)
+    hook = _Hook(trainer, guide, plain, function, log_entropy, credit, shape_advantages)
     watch = _watch(hook)
     original = namespace[LOSS]
     namespace[NEEDS_ENTROPIES_HOOK] = hook.needs_entropies
@@ -190,7 +214,11 @@ def guided_kl(
     namespace[LOSS] = rewritten.loss
     trainer.add_callback(watch)
     try:
-        yield
+        with rollout_signals(
+            trainer, needs, groups=credit == "sequence", teacher=teacher
+        ) as of_batch:
+            hook.of_batch = of_batch
+            yield
     finally:
         trainer.remove_callback(watch)
         namespace[LOSS] = original
@@ -205,15 +233,36 @@ def check_guide(guide: Guide, beta: float) -> None:
         TypeError: `guide` is not a guide.
         ValueError: `beta` is 0.
     """
-    if not isinstance(guide, Guide) or not isinstance(guide.needs_entropies, bool):
+    if (
+        not isinstance(guide, Guide)
+        or not isinstance(guide.needs, Set)
+        or not guide.needs <= {*OPTIONAL_SIGNALS}
+    ):
         raise TypeError(
-            "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a bool needs_entropies; "
-            f"got {guide!r}"
+            "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a set `needs` with none but "
+            f"{OPTIONAL_SIGNALS}; got {guide!r}"
         )
     if beta == 0.0:
         raise ValueError(
             "beta must not be 0 because the guide shapes the KL anchor, and beta = 0 drops the KL; "
             f"got beta={beta}; set GRPOConfig(beta=0.05), or train without a guide"
+        )
+
+
+def check_teacher(needs: Set[str], teacher: Any) -> None:
+    """A teacher is there exactly if the guide reads it.
+
+    Raises:
+        ValueError: it is missing, or nobody would read it.
+    """
+    if ("teacher_logps" in needs) != (teacher is not None):
+        raise ValueError(
+            "a teacher must be given exactly with a guide that needs 'teacher_logps'; got "
+            + (
+                f"teacher={teacher!r:.100} without one; leave it out"
+                if teacher is not None
+                else "none; set teacher to an adapter or a model with the same tokenizer"
+            )
         )
 
 
@@ -255,6 +304,26 @@ def _check_estimator(trainer: Any, kl_estimator: str) -> None:
         )
 
 
+def _check_credit(trainer: Any, credit: str, kl_estimator: str) -> None:
+    """Sequence credit compares the completions of a prompt, so they must meet in one micro-batch."""
+    check_credit(credit, kl_estimator, trainer.beta)
+    if credit == "token":
+        return
+    args = trainer.args
+    if args.importance_sampling_level != "token" or args.loss_type not in LOSS_TYPES:
+        raise ValueError(
+            "credit='sequence' gives each token an advantage of its own, so importance_sampling_level must be 'token' and "
+            f"loss_type one of {LOSS_TYPES}; got {args.importance_sampling_level!r} and {args.loss_type!r}; change these, or "
+            "use credit='token'"
+        )
+    if args.steps_per_generation != 1 or args.gradient_accumulation_steps != 1:
+        raise ValueError(
+            "credit='sequence' needs all completions of a prompt in one micro-batch, so gradient_accumulation_steps and "
+            f"steps_per_generation must be 1; got {args.gradient_accumulation_steps} and {args.steps_per_generation}; raise "
+            "per_device_train_batch_size instead: Unsloth's unsloth_grpo_mini_batch splits it for memory"
+        )
+
+
 def _check_columns(trainer: Any) -> None:
     """TRL would find a missing column in the middle of the first step."""
     columns = getattr(
@@ -273,9 +342,19 @@ class _Hook:
     """The state of one open `guided_kl`: what the two rewritten expressions call."""
 
     def __init__(
-        self, trainer: Any, guide: Guide | None, plain: type, function: type, log_entropy: bool
+        self,
+        trainer: Any,
+        guide: Guide | None,
+        plain: type,
+        function: type,
+        log_entropy: bool,
+        credit: str,
+        shape_advantages: ShapeAdvantages | None,
     ) -> None:
         self.trainer = trainer
+        self.credit = credit
+        self.shape_advantages = shape_advantages
+        self.of_batch: dict[str, Tensor] = {}
         self.log_entropy = log_entropy
         self.guide = guide
         self.plain = plain
@@ -286,7 +365,7 @@ class _Hook:
         self.metrics = {"train": GuideMetrics(), "eval": GuideMetrics()}
 
     def needs_entropies(self, trainer: Any) -> bool:
-        asked = self.guide is not None and self.guide.needs_entropies
+        asked = self.guide is not None and "entropies" in self.guide.needs
         return trainer is self.trainer and (asked or self.log_entropy)
 
     def apply(
@@ -310,35 +389,66 @@ class _Hook:
         """
         function = self.plain
         if trainer is self.trainer:
-            anchor = self._anchor(ref_logps if beta != 0.0 else None, new_logps, entropies, mask)
-            if beta != 0.0:
-                function, ref_logps = self.function, anchor
+            if self.trainer.beta != 0.0 and ref_logps is None:
+                raise ContractError(
+                    "beta is not 0, so reference log-probs must exist",
+                    found=None,
+                    expected="(B, T)",
+                )
+            with torch.no_grad():
+                signals = self._signals(ref_logps if beta != 0.0 else None, new_logps, entropies, mask)  # fmt: skip
+                guided = self.guide is not None and signals.ref_logps is not None
+                log_guide = self._log_guide(signals) if guided else None
+                advantages, credit = self._advantages(advantages, signals, log_guide)
+                self._measure(signals, log_guide, credit)
+                self.consulted += 1
+                if beta != 0.0:
+                    function = self.function
+                if log_guide is not None:
+                    ref_logps = ref_logps + log_guide
         return function.apply(
             new_logps, old_logps, ref_logps, sampling_logps, lm_head, input_ids, mask, advantages, beta, *rest
         )  # fmt: skip
 
-    def _anchor(
+    def _signals(
         self, ref_logps: Tensor | None, new_logps: Tensor, entropies: Tensor | None, mask: Tensor
-    ) -> Tensor | None:
-        """log q_t + log π_ref(y_t | s_t), (B, T), or None without a KL term; what is measured goes to the metrics."""
-        if ref_logps is None and self.trainer.beta != 0.0:
-            raise ContractError(
-                "beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)"
-            )
-        with torch.no_grad():
-            signals = TokenSignals(
-                new_logps.detach(),
-                None if ref_logps is None else ref_logps.detach(),
-                mask,
-                None if entropies is None else entropies.detach(),
-            )
-            guided = self.guide is not None and ref_logps is not None
-            log_guide = self._log_guide(signals) if guided else None
-            mode = "train" if self.trainer.model.training else "eval"
-            gather = self.trainer.accelerator.gather
-            self.metrics[mode].add(signals, log_guide, gather, self.trainer._metrics[mode])
-            self.consulted += 1
-            return ref_logps if log_guide is None else ref_logps + log_guide
+    ) -> TokenSignals:
+        """What the guide sees of this micro-batch."""
+        of_batch = {k: v for k, v in self.of_batch.items() if k in OPTIONAL_SIGNALS}
+        return TokenSignals(
+            new_logps.detach(),
+            None if ref_logps is None else ref_logps.detach(),
+            mask,
+            None if entropies is None else entropies.detach(),
+            **of_batch,
+        )
+
+    def _advantages(
+        self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The advantages of the loss, (B,) or (B, T), and the part of them that is sequence credit, (B, T)."""
+        if self.shape_advantages is not None:
+            shaped = self.shape_advantages(signals, advantages).detach()
+            if shaped.shape not in (advantages.shape, signals.mask.shape):
+                raise ValueError(
+                    f"shape_advantages must return (B,) or (B, T); got {tuple(shaped.shape)} for {tuple(signals.mask.shape)}"
+                )
+            advantages = shaped
+        if self.credit == "token":
+            return advantages, None
+        groups = self.of_batch["groups"]
+        credit = sequence_credit(
+            signals.policy_logps, signals.ref_logps, signals.mask, groups, beta=self.trainer.beta, log_guide=log_guide
+        )  # fmt: skip
+        advantages = leave_one_out(advantages, groups)
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1)
+        return advantages + credit.to(advantages.dtype), credit
+
+    def _measure(self, signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None) -> None:  # fmt: skip
+        mode = "train" if self.trainer.model.training else "eval"
+        metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
+        self.metrics[mode].add(signals, log_guide, gather, metrics, credit)
 
     def _log_guide(self, signals: TokenSignals) -> Tensor:
         """What the guide returns, (B, T), 0 outside the mask."""

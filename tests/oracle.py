@@ -24,7 +24,7 @@ class Recording:
 
     def __init__(self, guide):
         self.guide = guide
-        self.needs_entropies = guide.needs_entropies
+        self.needs = guide.needs
         self.calls = []
 
     def log_guide(self, signals, *, step, max_steps, generator=None):
@@ -76,11 +76,39 @@ def to_completion_layout(values, inputs):
     return torch.where(ours, result, 0.0)
 
 
+def credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta):
+    """What credit="sequence" makes of the advantages, (B, T), by loops over completions and tokens."""
+    logps, result = logps.detach(), torch.zeros(mask.shape, dtype=torch.float64)
+    lengths = mask.sum(-1).tolist()
+
+    def earned_after(row, t, mean):
+        total = 0.0
+        for later in range(t + 1, lengths[row]):
+            d = ref[row, later] - logps[row, later]
+            total -= d.exp() - d - 1
+            if log_guide is not None:
+                total += log_guide[row, later] - mean
+        return beta * total
+
+    for i, group in enumerate(groups):
+        others = [j for j, other in enumerate(groups) if other == group and j != i]
+        tokens, mean = sum(lengths[j] for j in others), 0.0
+        if log_guide is not None and tokens:
+            mean = sum(log_guide[j, : lengths[j]].sum() for j in others) / tokens
+        for t in range(lengths[i]):
+            baseline = sum(earned_after(j, t, mean) for j in others) / len(others)
+            own = advantages[i] * (len(others) + 1) / len(others)
+            result[i, t] = own + earned_after(i, t, mean) - baseline
+    return result
+
+
 class Oracle(TrainerCallback):
     """At each optimizer step, before the weights move: the gradient of the plain-torch loss, beside the trainer's."""
 
-    def __init__(self, trainer, recording=None, kl_estimator="k3"):
+    def __init__(self, trainer, recording=None, kl_estimator="k3", credit="token", teacher=None):
         self.trainer = trainer
+        self.credit = credit
+        self.teacher = teacher
         self.kl_estimator = kl_estimator
         self.recording = recording
         self.inputs = []
@@ -104,14 +132,18 @@ class Oracle(TrainerCallback):
         model.load_state_dict(
             self.trainer.accelerator.unwrap_model(self.trainer.model).state_dict()
         )
-        named = {n: p for n, p in model.named_parameters() if "lora_" in n}
+        named = {n: p for n, p in model.named_parameters() if "lora_" in n and ".teacher." not in n}
         total = torch.zeros((), dtype=torch.float64)
         calls = self.recording.calls if self.recording else [None] * len(self.inputs)
         assert len(calls) == len(self.inputs)
         guides, kls = [], []
         for inputs, call in zip(self.inputs, calls, strict=True):
             with torch.no_grad(), model.disable_adapter():
-                ref, _ = score(model, inputs, args.temperature)
+                ref, ref_entropies = score(model, inputs, args.temperature)
+            teacher = None
+            if self.teacher is not None:
+                with torch.no_grad():
+                    teacher, _ = score(self.teacher, inputs, args.temperature)
             model.requires_grad_(False)
             for parameter in named.values():
                 parameter.requires_grad_(True)
@@ -123,15 +155,22 @@ class Oracle(TrainerCallback):
                     to_completion_layout(call["signals"].mask, inputs).bool(), mask.bool()
                 )
                 log_guide = to_completion_layout(call["log_guide"], inputs)
-                _compare_signals(call["signals"], inputs, logps, ref, entropies)
-                guides.append(
-                    (call, TokenSignals(logps.detach(), ref, mask, entropies.detach()), log_guide)
+                of_oracle = TokenSignals(
+                    logps.detach(), ref, mask, entropies.detach(), ref_entropies, teacher
                 )
+                _compare_signals(call["signals"], inputs, of_oracle)
+                guides.append((call, of_oracle, log_guide))
             old = inputs.get("old_per_token_logps")
             if old is not None:
                 old = to_completion_layout(old, inputs)
+            advantages = inputs["advantages"].double()
+            if self.credit == "sequence":
+                prompts = [prompt.tolist() for prompt, _ in completion_rows(inputs)]
+                groups = [prompts.index(prompt) for prompt in prompts]
+                beta = self.trainer.beta
+                advantages = credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta)  # fmt: skip
             loss = grpo_loss(
-                logps, ref, mask, inputs["advantages"].double(),
+                logps, ref, mask, advantages,
                 old_per_token_logps=old, log_guide=log_guide, beta=self.trainer.beta,
                 epsilon=self.trainer.epsilon_low, epsilon_high=self.trainer.epsilon_high,
                 loss_type=args.loss_type, importance_sampling_level=args.importance_sampling_level,
@@ -189,14 +228,13 @@ def _mean_penalty(kl_estimator, logps, ref, log_guide, mask):
     return (penalty.sum(-1)[lengths > 0] / lengths[lengths > 0]).mean().item()
 
 
-def _compare_signals(signals, inputs, logps, ref, entropies):
+def _compare_signals(signals, inputs, of_oracle):
     """What the guide was shown is what the oracle computes."""
-    shown = [(signals.policy_logps, logps), (signals.ref_logps, ref)]
-    if signals.entropies is not None:
-        shown.append((signals.entropies, entropies))
-    for found, expected in shown:
-        found = to_completion_layout(found, inputs)
-        torch.testing.assert_close(found, expected.detach(), rtol=0, atol=5e-5)
+    for name, found in vars(signals).items():
+        if found is not None and name != "mask":
+            found = to_completion_layout(found, inputs)
+            expected = getattr(of_oracle, name)
+            torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
 
 
 def _tokens_per_optimizer_step(inputs, args):
@@ -207,17 +245,19 @@ def _tokens_per_optimizer_step(inputs, args):
     return float(count) * args.gradient_accumulation_steps / args.steps_per_generation
 
 
-def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None):
+def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, **options):
     """Run trainer.train() under guide and estimator, compare each step with the oracle, and return the oracle.
 
-    Without an estimator it is the one of Unsloth's own that the trainer's arguments name.
+    Without an estimator it is the one of Unsloth's own that the trainer's arguments name. `options` go to `guided_kl`; a
+    teacher is given as the pair of what it takes and a float64 model for the oracle.
     """
     from sage_unsloth.patch import guided_kl
 
     estimator = kl_estimator or ("k3-is" if trainer.args.use_bias_correction_kl else "k3")
     recording = None if guide is None else Recording(guide)
-    oracle = Oracle(trainer, recording, estimator)
-    with guided_kl(trainer, recording, kl_estimator=estimator):
+    teacher, of_oracle = options.pop("teacher", (None, None))
+    oracle = Oracle(trainer, recording, estimator, options.get("credit", "token"), of_oracle)
+    with guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options):
         trainer.train()
     oracle.check(rtol)
     return oracle

@@ -219,7 +219,9 @@ def test_bad_input_is_named(make, message):
 
 def test_branch_without_entropies_is_refused():
     s = signals([[1.0]])
-    with pytest.raises(ValueError, match=r"BranchGuide needs entropies.*got entropies=None"):
+    with pytest.raises(
+        ValueError, match=r"BranchGuide needs the signal 'entropies'; got entropies=None"
+    ):
         BranchGuide().log_guide(TokenSignals(s.policy_logps, s.ref_logps, s.mask), **TIME)
 
 

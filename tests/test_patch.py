@@ -30,20 +30,20 @@ GUIDES = {
 class Ones:
     """q ≡ 1 that asks for nothing."""
 
-    needs_entropies = False
+    needs = frozenset()
 
     def log_guide(self, signals, *, step, max_steps, generator=None):
         return torch.zeros(signals.mask.shape)
 
 
 class OnesWithEntropies(Ones):
-    needs_entropies = True
+    needs = frozenset({"entropies"})
 
 
 class Constant:
     """q ≡ c with inf and nan where the mask is 0."""
 
-    needs_entropies = False
+    needs = frozenset()
 
     def __init__(self, q):
         self.q = q
@@ -443,7 +443,7 @@ def test_a_loss_that_bypasses_the_guide_stops_after_one_step(make_trainer, unslo
 
 def test_bad_guides_and_trainers_are_refused_before_any_work(make_trainer):
     trainer = make_trainer()
-    with pytest.raises(TypeError, match="needs_entropies"), guided_kl(trainer, object()):
+    with pytest.raises(TypeError, match="needs"), guided_kl(trainer, object()):
         pass
     trainer.beta = 0.0
     with pytest.raises(ValueError, match="beta must not be 0"), guided_kl(trainer, Ones()):

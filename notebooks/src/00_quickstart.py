@@ -136,6 +136,6 @@ for name in quickstart.MODELS:
 
 # %% [markdown]
 # ## Next
-# Your own guide is any object with a method `log_guide` and a flag `needs_entropies`; `sage_unsloth.guided_kl(trainer,
+# Your own guide is any object with a method `log_guide` and a set `needs`; `sage_unsloth.guided_kl(trainer,
 # guide)` puts it into any Unsloth `GRPOTrainer`. The README shows one. From the command line the same run is
 # `python -m sage_unsloth quickstart --out runs/quickstart`.
