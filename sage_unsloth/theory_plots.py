@@ -180,11 +180,10 @@ def _label_ends(axis, curves: Mapping[str, Curve], gap: float = 0.075) -> None:
     places: list[float] = []
     for y, *_ in ends:
         places.append(y if not places else max(y, places[-1] + gap))
-    overflow = max(0.0, places[-1] - 1.0)
-    places = [place - overflow for place in places]
-    # Pushed down from the top, the lower ones give way in their turn.
+    places[-1] = min(places[-1], 1.0)
+    # Those below give way in their turn.
     for i in reversed(range(len(places) - 1)):
-        places[i] = min(places[i], max(ends[i][0], places[i + 1] - gap))
+        places[i] = min(places[i], places[i + 1] - gap)
     for (y, x, number, label), place in zip(ends, places, strict=True):
         colour = _style(number)["color"]
         axis.plot([x, 1.04], [y, place], transform=axis.transAxes, color=colour, linewidth=0.7, clip_on=False)  # fmt: skip
