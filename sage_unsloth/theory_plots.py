@@ -35,6 +35,7 @@ class Panel:
         title, xlabel, ylabel: with units.
         curves: label -> curve, in the order of colours.
         log: which axes are logarithmic: "", "x", "y" or "xy".
+        labels: "end" of each curve, or a "legend" above, for curves that end in one place.
         ylim: limits of y; None lets the data decide.
     """
 
@@ -43,11 +44,12 @@ class Panel:
     ylabel: str
     curves: Mapping[str, Curve]
     log: str = ""
+    labels: str = "end"
     ylim: tuple[float, float] | None = None
 
 
 def plot_curves(panels: Sequence[Panel], path: str | Path, note: str) -> Path:
-    """The panels beside each other; every curve is labelled at its right end.
+    """The panels beside each other. Where curves coincide, the first lies on top.
 
     Args:
         path: of the PNG; the CSV stands beside it.
@@ -60,8 +62,8 @@ def plot_curves(panels: Sequence[Panel], path: str | Path, note: str) -> Path:
         for number, (label, curve) in enumerate(panel.curves.items()):
             style = _style(number)
             few = len(curve.x) <= 12
-            axis.plot(curve.x, curve.y, color=style["color"], linestyle=style["linestyle"], linewidth=1.8,
-                      marker=style["marker"] if few else None, markersize=5)  # fmt: skip
+            axis.plot(curve.x, curve.y, color=style["color"], linestyle=style["linestyle"], linewidth=1.8, zorder=20 - number,
+                      marker=style["marker"] if few else None, markersize=5, label=label)  # fmt: skip
             if curve.low is not None:
                 axis.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.15, linewidth=0)  # fmt: skip
             band = [None] * len(curve.x)
@@ -73,11 +75,20 @@ def plot_curves(panels: Sequence[Panel], path: str | Path, note: str) -> Path:
             ]
         if "x" in panel.log:
             axis.set_xscale("log")
+            first = next(iter(panel.curves.values()))
+            if len(first.x) <= 12:
+                axis.set_xticks(first.x, [f"{x:g}" for x in first.x], minor=False)
+                axis.set_xticks([], minor=True)
         if "y" in panel.log:
             axis.set_yscale("log")
         if panel.ylim:
             axis.set_ylim(panel.ylim)
-        _label_ends(axis, panel.curves)
+        if panel.labels == "end":
+            _label_ends(axis, panel.curves)
+        else:
+            axis.legend(
+                loc="lower center", bbox_to_anchor=(0.5, 1.07), ncols=2, frameon=False, fontsize=8.5
+            )
     return _save(figure, path, rows, note)
 
 

@@ -56,7 +56,7 @@ from pathlib import Path
 import torch
 from IPython.display import Image
 
-from sage_unsloth.guides import BranchGuide, RandomGuide, TokenGuide
+from sage_unsloth.guides import BranchGuide, CosineSchedule, RandomGuide, TokenGuide
 from sage_unsloth.plots import show_table, write_table
 from sage_unsloth.theory_plots import Curve, Panel, plot_anchors, plot_border, plot_curves
 
@@ -120,7 +120,7 @@ for name, (optimum, terms) in optima.items():
 show_table(rows)
 
 # %% [markdown]
-# They differ in two things. Wrong answers: the reverse KL leaves them e^(−1/β), the forward KL only divides them by about 1/β. Odds between
+# They differ in two things. Wrong answers: the reverse KL leaves them e^(−1/β) of their odds, the forward KL about β of their probability. Odds between
 # two right answers: Eq. 2 and Eq. 27 keep π_ref's, whatever β, so neither brings back what is rare; an entropy bonus flattens them, among
 # wrong answers too; the guide multiplies them by q(y\*)/q(a+).
 
@@ -189,8 +189,13 @@ print(f"Branch, loss against Σ d q ∇KL: {(left - right).norm() / right.norm()
 rows = []
 for name, guide in {"Random": RandomGuide(), "Token": TokenGuide(), "Branch": BranchGuide(0.3, 0.5)}.items():  # fmt: skip
     generator.manual_seed(1)
-    draws = torch.stack([guide_table(small, guide, policy, small_ref, generator=generator) for _ in range(DRAWS)]).exp()
-    shifts = {f"{n} draws": f"{anchor_shift(small, draws[:n].mean(0).log(), policy, small_ref):.5f}" for n in (1, DRAWS // 20, DRAWS)}
+    draws = torch.stack(
+        [guide_table(small, guide, policy, small_ref, generator=generator) for _ in range(DRAWS)]
+    ).exp()
+    shifts = {
+        f"{n} draws": f"{anchor_shift(small, draws[:n].mean(0).log(), policy, small_ref):.5f}"
+        for n in (1, DRAWS // 20, DRAWS)
+    }
     rows.append({"guide": name} | shifts)  # fmt: skip
 show_table(rows)
 
@@ -205,7 +210,9 @@ from sage_unsloth.kl_gradients import k3_mean
 
 mean = k3_mean(small, policy, small_ref, edge_guide(small, small_branch, policy).log())
 plain = k3_mean(small, policy, small_ref, torch.zeros(small.num_edges).double())
-print(f"to q·π_ref: E[k3] {mean['k3']:.6f} = D̃ {mean['pseudo_kl']:.6f} + excess {mean['excess']:.6f}")
+print(
+    f"to q·π_ref: E[k3] {mean['k3']:.6f} = D̃ {mean['pseudo_kl']:.6f} + excess {mean['excess']:.6f}"
+)
 print(f"to π_ref:   E[k3] {plain['k3']:.6f} = KL {plain['pseudo_kl']:.6f}")
 
 # %% [markdown]
@@ -215,17 +222,40 @@ print(f"to π_ref:   E[k3] {plain['k3']:.6f} = KL {plain['pseudo_kl']:.6f}")
 # same q. Branch lifts what goes through uncertain states, wrong answers as well as right ones.
 
 # %%
-shares = {"a+": 0.72, "a-": 0.08, "b+": 0.025, "b1": 0.025, "b2": 0.025, "b3": 0.025, "b4": 0.025, "b5": 0.025, "c+": 0.03, "c-": 0.02}
+shares = {
+    "a+": 0.72,
+    "a-": 0.08,
+    "b+": 0.025,
+    "b1": 0.025,
+    "b2": 0.025,
+    "b3": 0.025,
+    "b4": 0.025,
+    "b5": 0.025,
+    "c+": 0.03,
+    "c-": 0.02,
+}
 fork = Tree.of({name: float(name[-1] == "+") for name in shares})
 fork_ref = fork.policy(torch.tensor(list(shares.values())).double())
 whole = fork.completion_logps(fork_ref)
 panels = {}
-for name, guide in {"Random": RandomGuide(), "Token": TokenGuide(), "Branch": BranchGuide()}.items():
+for name, guide in {
+    "Random": RandomGuide(),
+    "Token": TokenGuide(),
+    "Branch": BranchGuide(),
+}.items():
     generator.manual_seed(5)
     q = guide_table(fork, guide, fork_ref, fork_ref, generator=generator).sum(1)
-    columns = {"q": q.exp(), "reference": whole.exp(), "anchor": (whole + q).softmax(0),
-               "plain": guided_optimum(whole, fork.rewards, 0.5), "guided": guided_optimum(whole, fork.rewards, 0.5, q)}
-    panels[name] = [{"completion": c, "right": c[-1] == "+"} | {k: float(v[i]) for k, v in columns.items()} for i, c in enumerate(shares)]
+    columns = {
+        "q": q.exp(),
+        "reference": whole.exp(),
+        "anchor": (whole + q).softmax(0),
+        "plain": guided_optimum(whole, fork.rewards, 0.5),
+        "guided": guided_optimum(whole, fork.rewards, 0.5, q),
+    }
+    panels[name] = [
+        {"completion": c, "right": c[-1] == "+"} | {k: float(v[i]) for k, v in columns.items()}
+        for i, c in enumerate(shares)
+    ]
 Image(plot_anchors(panels, OUT / "anchors.png", "β = 0.5; guides at their defaults, step 0, one draw of the noise."))  # fmt: skip
 
 # %% [markdown]
@@ -252,12 +282,28 @@ paths = {
     "k3-is": follow(partial(update, kl_estimator="k3-is")),
     "k3-is, Branch": follow(partial(update, kl_estimator="k3-is", log_guide=branch)),
 }
-closed = {name: per_token_optimum(tree, ref, BETA, kl="reverse" if "is" in name else "forward",
-                                  log_guide=q_edge if "Branch" in name else None) for name in paths}
+closed = {
+    name: per_token_optimum(
+        tree,
+        ref,
+        BETA,
+        kl="reverse" if "is" in name else "forward",
+        log_guide=q_edge if "Branch" in name else None,
+    )
+    for name in paths
+}
 rest = {name: tree.completion_logps(path[-1]).exp() for name, path in paths.items()}
-show_table([{"loss": name, "π(y*) at rest": f"{rest[name][star]:.6f}",
-             "closed form": f"{tree.completion_logps(closed[name]).exp()[star]:.6f}",
-             "to Eq. 4": f"{(rest[name] - eq4).abs().sum() / 2:.4f}"} for name in paths])
+show_table(
+    [
+        {
+            "loss": name,
+            "π(y*) at rest": f"{rest[name][star]:.6f}",
+            "closed form": f"{tree.completion_logps(closed[name]).exp()[star]:.6f}",
+            "to Eq. 4": f"{(rest[name] - eq4).abs().sum() / 2:.4f}",
+        }
+        for name in paths
+    ]
+)
 print(f"\nEq. 2 names {guided_optimum(completions, rewards, BETA)[star]:.6f}, Eq. 4 {eq4[star]:.6f}")  # fmt: skip
 
 # %% [markdown]
@@ -280,9 +326,9 @@ print(f"\nEq. 2 names {guided_optimum(completions, rewards, BETA)[star]:.6f}, Eq
 from sage_unsloth.theory import CREDITS, guided_gradient
 
 rows = []
-for name, guide in {"Branch": BranchGuide(0.3, 0.5), "Token": TokenGuide()}.items():
-    generator.manual_seed(2)
-    q = guide_table(small, guide, policy, small_ref, generator=generator)
+quiet = TokenGuide(sigma=CosineSchedule(0.0, 0.0))  # noise averages out and would hide the rest
+for name, guide in {"Branch": BranchGuide(0.3, 0.5), "Token": quiet}.items():
+    q = guide_table(small, guide, policy, small_ref)
     exact = guided_gradient(small, logits, small_ref, 0.3, q)
     errors = {
         f"credit: {credit}": f"{(expected_update(small, logits, small_ref, 0.3, 'k3-is', log_guide=q, credit=credit) - exact).norm() / exact.norm():.1e}"
@@ -306,9 +352,11 @@ show_table([{"loss": name, "π(y*) at rest": f"{p[star]:.7f}", "to Eq. 4": f"{(p
 curves = {}
 for name, path in paths.items():
     if name != "k3-is":
-        every = [0, *range(1, min(1000, len(path)), 5)]
-        probabilities = [float(tree.completion_logps(path[i]).exp()[star]) for i in every]
-        curves[name.replace("k3-is, Branch", "k3-is (± Branch)") if name == "k3-is, Branch" else name] = Curve(every, probabilities)  # fmt: skip
+        every = range(0, 800, 5)
+        at_rest = len(path) - 1
+        probabilities = [float(tree.completion_logps(path[min(i, at_rest)]).exp()[star]) for i in every]  # fmt: skip
+        label = "k3-is, with or without Branch" if name == "k3-is, Branch" else name
+        curves[label] = Curve(every, probabilities)
 Image(plot_curves(
     [Panel(title="Training followed exactly", xlabel="steps of 0.25 along the natural gradient", ylabel="π(y*)", curves=curves, ylim=(0, None))],
     OUT / "rest.png", f"β = {BETA}; expected updates, q from π_ref. Eq. 4 is {eq4[star]:.4f}, π_ref {completions[star].exp():.5f}."))  # fmt: skip
@@ -324,7 +372,9 @@ Image(plot_curves(
 from sage_unsloth.trees import centred_guide
 
 depth = 8
-lengths = {"g" * t + "+": 1.0 for t in range(depth)} | {"g" * t + str(i): 0.0 for t in range(depth) for i in range(4 if t == depth - 1 else 3)}
+lengths = {"g" * t + "+": 1.0 for t in range(depth)} | {
+    "g" * t + str(i): 0.0 for t in range(depth) for i in range(4 if t == depth - 1 else 3)
+}
 chain = Tree.of(lengths)
 uniform = chain.logps(torch.zeros(chain.num_edges).double())
 q = guide_table(chain, BranchGuide(), uniform, uniform)
@@ -336,8 +386,13 @@ for name, guide in settings.items():
     right = optimum * chain.rewards
     share = [float(right[tokens == t].sum() / right.sum()) for t in range(1, depth + 1)]
     curves[name] = Curve(list(range(1, depth + 1)), share)
-    rows.append({"optimum": name, "mean tokens of a right answer": f"{sum(t * s for t, s in enumerate(share, 1)):.4f}",
-                 "of 4 and more": f"{sum(share[3:]):.5f}"})
+    rows.append(
+        {
+            "optimum": name,
+            "mean tokens of a right answer": f"{sum(t * s for t, s in enumerate(share, 1)):.4f}",
+            "of 4 and more": f"{sum(share[3:]):.5f}",
+        }
+    )
 show_table(rows)
 Image(plot_curves([Panel(title="Right answers by their length", xlabel="tokens", ylabel="share of the right answers", curves=curves, log="y")],
                   OUT / "length.png", f"β = {BETA}; a right end, three wrong ones and going on at every token, all equally likely."))  # fmt: skip
@@ -355,7 +410,9 @@ for reach in (0.0, 0.02, 0.05, 0.2):
     at = tree.policy(guided_optimum(completions, reach * rewards, BETA))
     success = float((tree.completion_logps(at).exp() * rewards).sum())
     deviation = (success * (1 - success)) ** 0.5
-    scaled = expected_update(tree, at, ref, BETA, "k3-is", log_guide=branch, credit="later", scale_rewards=True)
+    scaled = expected_update(
+        tree, at, ref, BETA, "k3-is", log_guide=branch, credit="later", scale_rewards=True
+    )
     exact = guided_gradient(tree, at, ref, BETA * deviation, branch) / deviation
     rows.append({"E[r]": f"{success:.4f}", "sd(r)": f"{deviation:.4f}", "effective β": f"{BETA * deviation:.5f}",
                  "apart": f"{(scaled - exact).norm() / exact.norm():.0e}"})  # fmt: skip
@@ -370,10 +427,17 @@ show_table(rows)
 # %%
 from sage_unsloth.support import literal_example, support_condition
 
-digits = {"plain": "π_RLVR(y*)", "guide": "q(y*)", "mean_guide": "E[q]", "lift": "q(y*)/E[q]", "needed": "δ/π_RLVR(y*)", "guided": "π_SAGE(y*)"}
+digits = {
+    "plain": "π_RLVR(y*)",
+    "guide": "q(y*)",
+    "mean_guide": "E[q]",
+    "lift": "q(y*)/E[q]",
+    "needed": "δ/π_RLVR(y*)",
+    "guided": "π_SAGE(y*)",
+}
 show_table(
     [
-        {"example": name, "δ": example.delta} | {title: f"{found[key]:.7f}" for key, title in digits.items()} | {"holds": found["holds"]}
+        {"example": name, "δ": example.delta} | {title: f"{found[key]:.6f}" for key, title in digits.items()} | {"holds": found["holds"]}
         for name, example in {"A": literal_example(), "B": case}.items()
         for found in [support_condition(example)]
     ]
@@ -388,10 +452,12 @@ from sage_unsloth.support import search_trees
 
 points = search_trees(TREES, beta=BETA, delta=0.01)
 outside = [row for row in points if not row["inside_before"]]
-print(f"{len(points)} right answers, {len(outside)} of them outside; brought in: {sum(row['inside_after'] for row in outside)}; "
-      f"made rarer: {sum(row['lift'] < 1 for row in outside)}; "
-      f"pushed out: {sum(row['inside_before'] and not row['inside_after'] for row in points)}; "
-      f"lift from {min(row['lift'] for row in points):.3f} to {max(row['lift'] for row in points):.3f}")
+print(
+    f"{len(points)} right answers, {len(outside)} of them outside; brought in: {sum(row['inside_after'] for row in outside)}; "
+    f"made rarer: {sum(row['lift'] < 1 for row in outside)}; "
+    f"pushed out: {sum(row['inside_before'] and not row['inside_after'] for row in points)}; "
+    f"lift from {min(row['lift'] for row in points):.3f} to {max(row['lift'] for row in points):.3f}"
+)
 Image(plot_border(points, 0.01, OUT / "condition.png", f"{TREES} random trees of up to 4 tokens; β = {BETA}, δ = 0.01, BranchGuide() at π_ref."))  # fmt: skip
 
 # %% [markdown]
@@ -429,15 +495,35 @@ from sage_unsloth.support import fit_gaussian, mixture_logpdf, normal_logpdf
 x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
 target = mixture_logpdf(x, [-2.5, 2.5], [0.8, 0.8], [0.7, 0.3])
 moment = [float((target.exp() * x**n).sum() * (x[1] - x[0])) for n in (1, 2)]
-fits = {"k3 = forward KL": fit_gaussian(x, target, "k3", (0.0, 2.0)),
-        "k3-is = reverse KL, from the left": fit_gaussian(x, target, "k3-is", (-1.0, 2.0)),
-        "k3-is = reverse KL, from the right": fit_gaussian(x, target, "k3-is", (2.0, 1.0))}
-show_table([{"fit": "the mixture's moments", "mean": f"{moment[0]:.5f}", "deviation": f"{(moment[1] - moment[0] ** 2) ** 0.5:.5f}"},
-            *({"fit": name, "mean": f"{m:.5f}", "deviation": f"{s:.5f}"} for name, (m, s) in fits.items())])
+fits = {
+    "k3: forward KL": fit_gaussian(x, target, "k3", (0.0, 2.0)),
+    "k3-is: reverse KL, from the left": fit_gaussian(x, target, "k3-is", (-1.0, 2.0)),
+    "k3-is: reverse KL, from the right": fit_gaussian(x, target, "k3-is", (2.0, 1.0)),
+}
+show_table(
+    [
+        {
+            "fit": "the mixture's moments",
+            "mean": f"{moment[0]:.5f}",
+            "deviation": f"{(moment[1] - moment[0] ** 2) ** 0.5:.5f}",
+        },
+        *(
+            {"fit": name, "mean": f"{m:.5f}", "deviation": f"{s:.5f}"}
+            for name, (m, s) in fits.items()
+        ),
+    ]
+)
 view = x[(x.abs() < 7)]
-curves = {"mixture": Curve(view.tolist(), mixture_logpdf(view, [-2.5, 2.5], [0.8, 0.8], [0.7, 0.3]).exp().tolist())}
-curves |= {name: Curve(view.tolist(), normal_logpdf(view, m, s).exp().tolist()) for name, (m, s) in fits.items()}
-Image(plot_curves([Panel(title="One Gaussian for a mixture", xlabel="x", ylabel="density", curves=curves)],
+curves = {
+    "mixture": Curve(
+        view.tolist(), mixture_logpdf(view, [-2.5, 2.5], [0.8, 0.8], [0.7, 0.3]).exp().tolist()
+    )
+}
+curves |= {
+    name: Curve(view.tolist(), normal_logpdf(view, m, s).exp().tolist())
+    for name, (m, s) in fits.items()
+}
+Image(plot_curves([Panel(title="", xlabel="x", ylabel="density", curves=curves, labels="legend")],
                   OUT / "gaussians.png", "0.7 N(−2.5, 0.8²) + 0.3 N(2.5, 0.8²); descent on the package's penalties, by quadrature."))  # fmt: skip
 
 # %% [markdown]
@@ -474,8 +560,16 @@ from sage_unsloth.support import wilson_interval
 
 groups = [2, 4, 8, 16, 32, 64, 128, 256]
 panels = []
-for title, reward in {"y* is the only right answer": alone, "beside a usual right answer": beside}.items():
-    counts = {"if π stayed at π_ref": None, "drawn": [], "reinforced, GRPO": [], "reinforced, q(y*) = 1.4": []}
+for title, reward in {
+    "y* is the only right answer": alone,
+    "beside a usual right answer": beside,
+}.items():
+    counts = {
+        "if π stayed at π_ref": None,
+        "drawn": [],
+        "reinforced, GRPO": [],
+        "reinforced, q(y*) = 1.4": [],
+    }
     for n in groups:
         plain = simulate(rewards=reward, log_guide=None, num_generations=n)
         guided = simulate(rewards=reward, log_guide=guide, num_generations=n)
@@ -486,7 +580,16 @@ for title, reward in {"y* is the only right answer": alone, "beside a usual righ
     for name, count in list(counts.items())[1:]:
         low, high = zip(*(wilson_interval(c, RUNS) for c in count), strict=True)
         curves[name] = Curve(groups, [c / RUNS for c in count], low, high)
-    panels.append(Panel(title=title, xlabel="rollouts a step", ylabel="share of runs", curves=curves, log="x", ylim=(-0.03, 1.03)))
+    panels.append(
+        Panel(
+            title=title,
+            xlabel="rollouts a step",
+            ylabel="share of runs",
+            curves=curves,
+            log="x",
+            ylim=(-0.03, 1.03),
+        )
+    )
 Image(plot_curves(panels, OUT / "support.png", f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs for each point, β = {BETA}, one prompt, learning rate 0.5 on the logits."))  # fmt: skip
 
 # %% [markdown]
