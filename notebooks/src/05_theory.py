@@ -562,40 +562,27 @@ groups = [2, 4, 8, 16, 32, 64, 128, 256]
 panels = []
 for title, reward in {
     "y* is the only right answer": alone,
-    "beside a usual right answer": beside,
+    "y* beside a usual right answer": beside,
 }.items():
-    counts = {
-        "if π stayed at π_ref": None,
-        "drawn": [],
-        "reinforced, GRPO": [],
-        "reinforced, q(y*) = 1.4": [],
-    }
-    for n in groups:
-        plain = simulate(rewards=reward, log_guide=None, num_generations=n)
-        guided = simulate(rewards=reward, log_guide=guide, num_generations=n)
-        counts["drawn"].append(int(plain.seen.sum()))
-        counts["reinforced, GRPO"].append(int((plain.final[:, 1] >= 2 * p).sum()))
-        counts["reinforced, q(y*) = 1.4"].append(int((guided.final[:, 1] >= 2 * p).sum()))
     curves = {"if π stayed at π_ref": Curve(groups, [1 - (1 - p) ** (n * STEPS) for n in groups])}
-    for name, count in list(counts.items())[1:]:
+    plain = [simulate(rewards=reward, log_guide=None, num_generations=n) for n in groups]
+    guided = [simulate(rewards=reward, log_guide=guide, num_generations=n) for n in groups]
+    counts = {
+        "reinforced, q(y*) = 1.4": [int((run.final[:, 1] >= 2 * p).sum()) for run in guided],
+        "reinforced, GRPO": [int((run.final[:, 1] >= 2 * p).sum()) for run in plain],
+        "drawn, GRPO": [int(run.seen.sum()) for run in plain],
+    }
+    for name, count in counts.items():
         low, high = zip(*(wilson_interval(c, RUNS) for c in count), strict=True)
         curves[name] = Curve(groups, [c / RUNS for c in count], low, high)
-    panels.append(
-        Panel(
-            title=title,
-            xlabel="rollouts a step",
-            ylabel="share of runs",
-            curves=curves,
-            log="x",
-            ylim=(-0.03, 1.03),
-        )
-    )
+    panels.append(Panel(title=title, xlabel="rollouts a step", ylabel="share of runs", curves=curves, log="x", ylim=(-0.03, 1.03)))  # fmt: skip
 Image(plot_curves(panels, OUT / "support.png", f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs for each point, β = {BETA}, one prompt, learning rate 0.5 on the logits."))  # fmt: skip
 
 # %% [markdown]
 # Two limits, and the guide removes neither. Rare answers that are alone are a matter of rollouts. Beside a usual right answer, y\* is drawn and
-# *still* not reinforced: both have the same advantage, the usual one is drawn more often, and y\* pays for it through the softmax. Eq. 27's way
-# back to its fixed point has a rate of order β q π_ref(y\*) a unit step, which a run does not live to see.
+# *still* not reinforced: both have the same advantage, the usual one is drawn more often, and y\* pays for it through the softmax. Once it is
+# rare, k3 pulls its logit back by about β q π_ref(y\*) for each unit of learning rate, which a run does not live to see: the fixed points of
+# section 5 (found along the natural gradient, whose speed does not depend on how rare a completion is) are where training points, not where it gets.
 
 # %%
 print(f"{time.perf_counter() - started:.0f} s")
