@@ -171,6 +171,30 @@ def search_trees(
     return rows
 
 
+def from_anchor_to_optimum(
+    tree: Tree, ref_logps: Tensor, beta: float, log_guide: Tensor
+) -> list[dict]:
+    """A row for each completion: q, and the probabilities `reference`, `anchor` (q·π_ref, normalised), `plain` (Eq. 2), `guided` (Eq. 4).
+
+    Args:
+        ref_logps: log π_ref(y_t | s_t), (E,).
+        log_guide: log q_t, (C, T).
+    """
+    whole, log_q = tree.completion_logps(ref_logps), log_guide.sum(1)
+    columns = {
+        "q": log_q.exp(),
+        "reference": whole.exp(),
+        "anchor": (whole + log_q).softmax(0),
+        "plain": guided_optimum(whole, tree.rewards, beta),
+        "guided": guided_optimum(whole, tree.rewards, beta, log_q),
+    }
+    return [
+        {"completion": "".join(tree.completions[i]), "right": bool(tree.rewards[i] > 0)}
+        | {name: float(values[i]) for name, values in columns.items()}
+        for i in range(len(tree.completions))
+    ]
+
+
 # Mode seeking and mode covering.
 
 

@@ -135,6 +135,26 @@ class Tree:
             )
 
 
+def fork_tree() -> tuple[Tree, Tensor]:
+    """A small example and its log π_ref, (E,): `a` usual and sure, `b` rare with six equal tokens, `c` rare and undecided between two.
+
+    Completions that end in `+` are right.
+    """
+    shares = {"a+": 0.72, "a-": 0.08, "b+": 0.025} | {f"b{i}": 0.025 for i in range(1, 6)}
+    shares |= {"c+": 0.03, "c-": 0.02}
+    tree = Tree.of({name: float(name.endswith("+")) for name in shares})
+    return tree, tree.policy(torch.tensor(list(shares.values()), dtype=torch.float64))
+
+
+def chain_tree(depth: int) -> tuple[Tree, Tensor]:
+    """Completions that differ in length alone, and log π_ref, (E,): at each of `depth` tokens one right end, three wrong ones, and
+    going on (at the last token a fourth wrong end), all of probability 1/5."""
+    rewards = {"g" * t + "+": 1.0 for t in range(depth)}
+    rewards |= {"g" * t + str(i): 0.0 for t in range(depth) for i in range(3 + (t == depth - 1))}
+    tree = Tree.of(rewards)
+    return tree, tree.logps(torch.zeros(tree.num_edges, dtype=torch.float64))
+
+
 def guide_table(
     tree: Tree,
     guide: Guide,

@@ -24,6 +24,7 @@ from sage_unsloth.losses import KL_ESTIMATORS, grpo_loss, k3
 from sage_unsloth.support import (
     SupportCase,
     fit_gaussian,
+    from_anchor_to_optimum,
     literal_example,
     mixture_logpdf,
     own_guide_optimum,
@@ -45,7 +46,15 @@ from sage_unsloth.theory import (
     per_token_optimum,
 )
 from sage_unsloth.theory_plots import Curve, Panel, plot_anchors, plot_border, plot_curves
-from sage_unsloth.trees import Tree, anchor_shift, centred_guide, edge_guide, guide_table
+from sage_unsloth.trees import (
+    Tree,
+    anchor_shift,
+    centred_guide,
+    chain_tree,
+    edge_guide,
+    fork_tree,
+    guide_table,
+)
 
 REWARDS = {"aaa": 1.0, "aab": 0.0, "ab": 0.3, "ba": 1.0, "bba": 0.0, "bbb": 0.7, "c": 0.0}
 LOW_BRANCH = BranchGuide(ratio=0.3, threshold=0.5)
@@ -192,6 +201,33 @@ def test_the_random_guide_is_plain_grpo_on_average():
     mean = torch.stack([gradient(q.log()) for q in few]).mean(0)
     torch.testing.assert_close(mean, gradient(few.mean(0).log()))
     torch.testing.assert_close(gradient(torch.zeros_like(few[0])), forward_kl_gradient(tree, logits, ref))  # fmt: skip
+
+
+def test_the_example_trees():
+    tree, ref = fork_tree()
+    p = dict(zip(tree.completions, tree.completion_logps(ref).exp().tolist(), strict=True))
+    assert p["a", "+"] == pytest.approx(0.72) and p["c", "-"] == pytest.approx(0.02)
+    assert len(p) == 10 and tree.rewards.sum() == 3
+    after_b = tree.table(tree.entropies(ref))[tree.index("b+"), 1]
+    assert after_b.item() == pytest.approx(math.log(6))
+    tree, ref = chain_tree(3)
+    p = dict(zip(map("".join, tree.completions), tree.completion_logps(ref).exp().tolist(), strict=True))  # fmt: skip
+    assert sum(p.values()) == pytest.approx(1)
+    assert {c: v for c, v in p.items() if c.endswith("+")} == pytest.approx({"+": 0.2, "g+": 0.04, "gg+": 0.008})  # fmt: skip
+    assert {len(c) for c in p} == {1, 2, 3} and len(p) == 4 + 4 + 5
+
+
+def test_from_anchor_to_optimum_by_hand():
+    """Two completions, π_ref (¾, ¼), q (1, 2), r (0, 1), β = 1/log 3: e^(r/β) is 3."""
+    tree = Tree.of({"a": 0.0, "b": 1.0})
+    q = vector(1, 2).log().unsqueeze(1)
+    a, b = from_anchor_to_optimum(tree, vector(0.75, 0.25).log(), 1 / math.log(3), q)
+    assert (a["completion"], a["right"], b["completion"], b["right"]) == ("a", False, "b", True)
+    assert b["q"] == pytest.approx(2)
+    assert [a["reference"], b["reference"]] == pytest.approx([0.75, 0.25])
+    assert [a["anchor"], b["anchor"]] == pytest.approx([0.6, 0.4])
+    assert [a["plain"], b["plain"]] == pytest.approx([0.5, 0.5])
+    assert [a["guided"], b["guided"]] == pytest.approx([1 / 3, 2 / 3])
 
 
 # Optima

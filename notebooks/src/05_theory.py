@@ -77,13 +77,15 @@ case, tree, ref = tree_example()  # ref: log π_ref of every token at every stat
 star = tree.index("b0")
 branch = guide_table(tree, BranchGuide(ratio=0.3, threshold=1.2), ref, ref)  # log q_t, (C, T)
 entropies = tree.table(tree.entropies(ref))
-show_table(
-    [
-        {"completion": "".join(tree.completions[i]), "r": int(tree.rewards[i]), "π_ref": f"{case.ref_logps[i].exp():.5f}",
-         "H of its tokens": [round(float(h), 3) for h in entropies[i]], "q": f"{branch[i].sum().exp():.6f}"}
-        for i in (0, 1, 2, 3, 10)
-    ]
-)  # fmt: skip
+rows = []
+for i in (0, 1, 2, 3, 10):
+    row = {"completion": "".join(tree.completions[i]), "r": int(tree.rewards[i])}
+    row |= {
+        "π_ref": f"{case.ref_logps[i].exp():.5f}",
+        "H": [round(float(h), 3) for h in entropies[i]],
+    }
+    rows.append(row | {"q": f"{branch[i].sum().exp():.6f}"})
+show_table(rows)
 
 # %% [markdown]
 # ## 1. What the objectives want
@@ -95,6 +97,8 @@ show_table(
 # | E_π[r] − β E_π[log π/(q π_ref)], q held | π ∝ q π_ref exp(r/β) | Eq. 4 |
 # | Eq. 1's objective + α H(π) | π ∝ π_ref^(β/(α+β)) exp(r/(α+β)) | Eq. 21 |
 # | E_π[r] − β KL(π_ref‖π) | π = β π_ref/(λ − r) | Eq. 27 |
+#
+# *Why.* The first two are −β KL(π‖π\*) + const with π\* as named, the third the same with α + β. In the fourth, r + β π_ref/π = λ for all y.
 #
 # **Check.** The objective's gradient vanishes there (all four are concave, so that is the maximum), and it does not at π_ref.
 
@@ -115,8 +119,9 @@ for name, (optimum, terms) in optima.items():
         logits = probabilities.log().requires_grad_()
         value = objective(logits.log_softmax(0), completions, rewards, BETA, **terms)
         slopes.append(torch.autograd.grad(value, logits)[0].norm().item())
-    rows.append({"optimum": name, "|∇J| there": f"{slopes[0]:.0e}", "|∇J| at π_ref": f"{slopes[1]:.0e}",
-                 "π(y*)": f"{optimum[star]:.6f}", "wrong answers": f"{optimum[rewards == 0].sum():.1e}"})  # fmt: skip
+    row = {"optimum": name, "|∇J| there": f"{slopes[0]:.0e}", "|∇J| at π_ref": f"{slopes[1]:.0e}"}
+    row |= {"π(y*)": f"{optimum[star]:.6f}", "wrong": f"{optimum[rewards == 0].sum():.1e}"}
+    rows.append(row)
 show_table(rows)
 
 # %% [markdown]
@@ -135,10 +140,11 @@ laws = {
 found = {name: [law(b) for b in betas] for name, law in laws.items()}
 wrong = {n: Curve(betas, [float(p[rewards == 0].sum()) for p in ps]) for n, ps in found.items()}
 odds = {n: Curve(betas, [float(p[star] / p[0]) for p in ps]) for n, ps in found.items()}
-Image(plot_curves(
-    [Panel(title="Wrong answers", xlabel="β", ylabel="probability", curves=wrong, log="xy", ylim=(1e-12, 1)),
-     Panel(title="Rare against usual right answer", xlabel="β", ylabel="odds π(y*) / π(a+)", curves=odds, log="x", ylim=(0, None))],
-    OUT / "optima.png", "The tree above; exact optima."))  # fmt: skip
+panels = [
+    Panel(title="Wrong answers", xlabel="β", ylabel="probability", curves=wrong, log="xy", ylim=(1e-12, 1)),
+    Panel(title="Rare against usual right answer", xlabel="β", ylabel="odds π(y*) / π(a+)", curves=odds, log="x", ylim=(0, None)),
+]  # fmt: skip
+Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 
 # %% [markdown]
 # ## 2. Which gradient is which
@@ -147,6 +153,9 @@ Image(plot_curves(
 # - with the ratio π/π_old inside (`k3-is`), or as k2, it has the **reverse** KL's; k1 as a loss has none, in the reward it has the reverse KL's.
 # - k3 in the reward has reverse − forward, which vanishes to first order around π = f: hardly a penalty.
 # - −sg[r] log π, r = f/π (`forward-kl`) has the forward KL's; r log r − (r − 1) differentiated through π has neither.
+#
+# *Why.* ∇k3 = (1 − e^d) ∇log π, with E_π[∇log π] = 0 and E_π[e^d ∇log π] = Σ f ∇log π. With the ratio inside, on each single sample,
+# ∇(ρ k3) = (k3 + 1 − e^d) ∇log π = −d ∇log π.
 #
 # **Check**, on a tree with completions of different length. Per token, a loss has that of the states' KLs, at the visits as they are
 # ("per state"): how a token moves the later states is in no per-token penalty. Treating the completion as one action ("completion") it is
@@ -162,16 +171,21 @@ logits, small_ref = 0.4 * torch.randn((2, small.num_edges), generator=generator)
 small_ref = small.logps(small_ref)
 rows = gradient_table(small, logits, small_ref)
 write_table(OUT / "gradients.csv", rows)
-show_table([row | {name: f"{row[name]:.2f}" for name in ("off forward", "off reverse")} for row in rows])  # fmt: skip
+for row in rows:
+    row |= {name: f"{row[name]:.2f}" for name in ("off forward", "off reverse")}
+show_table(rows)
 
 # %% [markdown]
-# So GRPO's usual k3 term **is a forward-KL penalty in expectation**, and the optimum that goes with it is Eq. 27, not Eq. 2. `off …` is the
+# So GRPO's usual k3 term **is a forward-KL penalty in expectation**, and the optimum that goes with it is Eq. 27, not Eq. 2
+# (state by state: section 5). `off …` is the
 # relative distance to the forward and the reverse gradient; a row with 0.00 in neither column and no name has neither.
 
 # %% [markdown]
 # ## 3. What the guide does to a token
 # **Theorem (Branch).** q_t depends on the prefix alone, so per token Branch multiplies the pull: the gradient is Σ_s d(s) q(s) ∇KL(π_ref‖π)(s).
 # The anchor's shape at a state does not change. **Random** has E[q] = 1 whatever the token: GRPO plus noise. Only **Token** reshapes.
+#
+# *Why.* The k3 gradient is linear in q: a q(s) comes before the sum over tokens, an independent one enters by its mean.
 #
 # **Check.** The two sides for Branch; and the anchor's shift, the total variation between q·π_ref (normalised at each state) and π_ref, of
 # the mean guide over more and more draws of the noise.
@@ -184,23 +198,25 @@ policy = small.logps(logits)
 small_branch = guide_table(small, BranchGuide(ratio=0.3, threshold=0.5), policy, small_ref)
 left = expected_gradient(small, logits, small.table(small_ref) + small_branch, "k3")
 right = forward_kl_gradient(small, logits, small_ref, edge_guide(small, small_branch, policy))
-print(f"Branch, loss against Σ d q ∇KL: {(left - right).norm() / right.norm():.0e} apart; "
-      f"without q: {(left - forward_kl_gradient(small, logits, small_ref)).norm() / right.norm():.0e}\n")  # fmt: skip
+unguided = forward_kl_gradient(small, logits, small_ref)
+print(f"Branch, loss against Σ d q ∇KL: {(left - right).norm() / right.norm():.0e} apart")
+print(f"                 without the q: {(left - unguided).norm() / right.norm():.0e} apart")
+
+# %%
+guides = {"Random": RandomGuide(), "Token": TokenGuide(), "Branch": BranchGuide(0.3, 0.5)}
 rows = []
-for name, guide in {"Random": RandomGuide(), "Token": TokenGuide(), "Branch": BranchGuide(0.3, 0.5)}.items():  # fmt: skip
+for name, guide in guides.items():
     generator.manual_seed(1)
-    draws = torch.stack(
-        [guide_table(small, guide, policy, small_ref, generator=generator) for _ in range(DRAWS)]
-    ).exp()
-    shifts = {
-        f"{n} draws": f"{anchor_shift(small, draws[:n].mean(0).log(), policy, small_ref):.5f}"
-        for n in (1, DRAWS // 20, DRAWS)
-    }
-    rows.append({"guide": name} | shifts)  # fmt: skip
+    draw = partial(guide_table, small, guide, policy, small_ref, generator=generator)
+    draws = torch.stack([draw() for _ in range(DRAWS)]).exp()
+    row = {"guide": name}
+    for n in (1, DRAWS // 20, DRAWS):
+        row[f"{n} draws"] = f"{anchor_shift(small, draws[:n].mean(0).log(), policy, small_ref):.5f}"
+    rows.append(row)
 show_table(rows)
 
 # %% [markdown]
-# Random's shift falls with the square root of the number of draws, Branch has none, Token's stays.
+# Random's shift goes to 0 with more draws, Branch has none, Token's stays.
 #
 # **Theorem.** q·π_ref does not sum to 1, so the mean of k3 to it is the *generalised* KL, D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1). It is no
 # KL and cannot be compared with a run without a guide: hence two metrics, `kl/ref_k3` and `kl/anchor_k3`.
@@ -210,9 +226,7 @@ from sage_unsloth.kl_gradients import k3_mean
 
 mean = k3_mean(small, policy, small_ref, edge_guide(small, small_branch, policy).log())
 plain = k3_mean(small, policy, small_ref, torch.zeros(small.num_edges).double())
-print(
-    f"to q·π_ref: E[k3] {mean['k3']:.6f} = D̃ {mean['pseudo_kl']:.6f} + excess {mean['excess']:.6f}"
-)
+print(f"to q·π_ref: E[k3] {mean['k3']:.6f} = D̃ {mean['pseudo_kl']:.6f} + {mean['excess']:.6f}")
 print(f"to π_ref:   E[k3] {plain['k3']:.6f} = KL {plain['pseudo_kl']:.6f}")
 
 # %% [markdown]
@@ -222,41 +236,17 @@ print(f"to π_ref:   E[k3] {plain['k3']:.6f} = KL {plain['pseudo_kl']:.6f}")
 # same q. Branch lifts what goes through uncertain states, wrong answers as well as right ones.
 
 # %%
-shares = {
-    "a+": 0.72,
-    "a-": 0.08,
-    "b+": 0.025,
-    "b1": 0.025,
-    "b2": 0.025,
-    "b3": 0.025,
-    "b4": 0.025,
-    "b5": 0.025,
-    "c+": 0.03,
-    "c-": 0.02,
-}
-fork = Tree.of({name: float(name[-1] == "+") for name in shares})
-fork_ref = fork.policy(torch.tensor(list(shares.values())).double())
-whole = fork.completion_logps(fork_ref)
+from sage_unsloth.support import from_anchor_to_optimum
+from sage_unsloth.trees import fork_tree
+
+fork, fork_ref = fork_tree()
 panels = {}
-for name, guide in {
-    "Random": RandomGuide(),
-    "Token": TokenGuide(),
-    "Branch": BranchGuide(),
-}.items():
+for name, guide in (guides | {"Branch": BranchGuide()}).items():
     generator.manual_seed(5)
-    q = guide_table(fork, guide, fork_ref, fork_ref, generator=generator).sum(1)
-    columns = {
-        "q": q.exp(),
-        "reference": whole.exp(),
-        "anchor": (whole + q).softmax(0),
-        "plain": guided_optimum(whole, fork.rewards, 0.5),
-        "guided": guided_optimum(whole, fork.rewards, 0.5, q),
-    }
-    panels[name] = [
-        {"completion": c, "right": c[-1] == "+"} | {k: float(v[i]) for k, v in columns.items()}
-        for i, c in enumerate(shares)
-    ]
-Image(plot_anchors(panels, OUT / "anchors.png", "β = 0.5; guides at their defaults, step 0, one draw of the noise."))  # fmt: skip
+    q = guide_table(fork, guide, fork_ref, fork_ref, generator=generator)
+    panels[name] = from_anchor_to_optimum(fork, fork_ref, 0.5, q)
+note = "β = 0.5; guides at their defaults, step 0, one draw of the noise."
+Image(plot_anchors(panels, OUT / "anchors.png", note))
 
 # %% [markdown]
 # ## 5. Where the implemented loss comes to rest
@@ -265,7 +255,7 @@ Image(plot_anchors(panels, OUT / "anchors.png", "β = 0.5; guides at their defau
 # - π(a|s) = β q π_ref/(λ_s − Q(s,a)) for k3 (Eq. 27 with β q(s) in the place of β),
 # - π(a|s) ∝ q π_ref exp(Q(s,a)/β) for `k3-is` and k2, where q(s) cancels: **there Branch does nothing at all**,
 #
-# with Q the expected reward alone. Neither is Eq. 4, because there the KL and the guide of later tokens count for earlier ones.
+# with Q the expected reward alone. *Why.* At rest π(a|s) (Q − V) = β q (π − π_ref), or π(a|s) (Q − β log π/(q π_ref)) = const · π. Neither is Eq. 4, because there the KL and the guide of later tokens count for earlier ones.
 #
 # **Check.** The expected update of the loss, followed until it rests, against the closed form; and the distance (total variation) to Eq. 4.
 
@@ -282,29 +272,19 @@ paths = {
     "k3-is": follow(partial(update, kl_estimator="k3-is")),
     "k3-is, Branch": follow(partial(update, kl_estimator="k3-is", log_guide=branch)),
 }
-closed = {
-    name: per_token_optimum(
-        tree,
-        ref,
-        BETA,
-        kl="reverse" if "is" in name else "forward",
-        log_guide=q_edge if "Branch" in name else None,
-    )
-    for name in paths
-}
 rest = {name: tree.completion_logps(path[-1]).exp() for name, path in paths.items()}
-show_table(
-    [
-        {
-            "loss": name,
-            "π(y*) at rest": f"{rest[name][star]:.6f}",
-            "closed form": f"{tree.completion_logps(closed[name]).exp()[star]:.6f}",
-            "to Eq. 4": f"{(rest[name] - eq4).abs().sum() / 2:.4f}",
-        }
-        for name in paths
-    ]
-)
-print(f"\nEq. 2 names {guided_optimum(completions, rewards, BETA)[star]:.6f}, Eq. 4 {eq4[star]:.6f}")  # fmt: skip
+rows = []
+for name, probability in rest.items():
+    kl, q = "reverse" if "is" in name else "forward", q_edge if "Branch" in name else None
+    closed = tree.completion_logps(per_token_optimum(tree, ref, BETA, kl=kl, log_guide=q)).exp()
+    row = {
+        "loss": name,
+        "π(y*) at rest": f"{probability[star]:.6f}",
+        "closed form": f"{closed[star]:.6f}",
+    }
+    rows.append(row | {"to Eq. 4": f"{(probability - eq4).abs().sum() / 2:.4f}"})
+show_table(rows)
+print(f"\nEq. 2 names {optima['Eq. 2'][0][star]:.6f}, Eq. 4 {eq4[star]:.6f}")
 
 # %% [markdown]
 # Two things that the paper leaves out. All four keep *more* of y\* than Eq. 4 asks for, since a loss without credit does not see that
@@ -314,8 +294,9 @@ print(f"\nEq. 2 names {guided_optimum(completions, rewards, BETA)[star]:.6f}, Eq
 # %% [markdown]
 # ## 6. Sequence credit
 # **Theorem.** The gradient of Eq. 6, J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)] with q held, is that of the `k3-is` loss plus
-# a credit for later tokens: β b_t ∇log π(y_t), b_t = Σ_{t'>t} (log q_t' − k3(π, π_ref)_t'). (k3 to the *plain* π_ref is normalised, so its mean is
-# that of log π − log π_ref.) So training with it rests at Eq. 4.
+# a credit for later tokens: β b_t ∇log π(y_t), b_t = Σ_{t'>t} (log q_t' − k3_t') with k3 to π_ref. (π_ref sums to 1, so the mean of k3 is that of
+# log π − log π_ref; to q·π_ref it would not be.) So training with it rests at Eq. 4. *Why.* The score function gives E[Σ_t ∇log π(y_t) Σ_{t'≥t} cost_t']; the
+# k3-is loss is the term t' = t, sample by sample (section 2).
 #
 # A condition that is easy to miss: this needs a q_t that is known when y_t is. `TokenGuide` ranks a token among *all* tokens of its
 # completion, later ones included, so a token also moves the guide of earlier ones, and the credit must be that of the whole completion.
@@ -330,36 +311,34 @@ quiet = TokenGuide(sigma=CosineSchedule(0.0, 0.0))  # noise averages out and wou
 for name, guide in {"Branch": BranchGuide(0.3, 0.5), "Token": quiet}.items():
     q = guide_table(small, guide, policy, small_ref)
     exact = guided_gradient(small, logits, small_ref, 0.3, q)
-    errors = {
-        f"credit: {credit}": f"{(expected_update(small, logits, small_ref, 0.3, 'k3-is', log_guide=q, credit=credit) - exact).norm() / exact.norm():.1e}"
-        for credit in CREDITS
-    }
-    rows.append({"guide": name} | errors)
+    row = {"guide": name}
+    for credit in CREDITS:
+        found = expected_update(small, logits, small_ref, 0.3, "k3-is", log_guide=q, credit=credit)
+        row[f"credit: {credit}"] = f"{(found - exact).norm() / exact.norm():.1e}"
+    rows.append(row)
 show_table(rows)
 
 # %%
-paths["k3-is, Branch, later credit"] = follow(
-    partial(update, kl_estimator="k3-is", log_guide=branch, credit="later")
-)
-paths["k3, Branch, later credit"] = follow(
-    partial(update, kl_estimator="k3", log_guide=branch, credit="later")
-)
-rest = {name: tree.completion_logps(path[-1]).exp() for name, path in paths.items()}
-show_table([{"loss": name, "π(y*) at rest": f"{p[star]:.7f}", "to Eq. 4": f"{(p - eq4).abs().sum() / 2:.0e}"}
-            for name, p in rest.items()])  # fmt: skip
+for kl in ("k3-is", "k3"):
+    credited = partial(update, kl_estimator=kl, log_guide=branch, credit="later")
+    paths[f"{kl}, Branch, later credit"] = follow(credited)
+rows = []
+for name, path in paths.items():
+    p = tree.completion_logps(path[-1]).exp()
+    rows.append({"loss": name, "π(y*) at rest": f"{p[star]:.7f}", "to Eq. 4": f"{(p - eq4).abs().sum() / 2:.0e}"})  # fmt: skip
+show_table(rows)
 
 # %%
 curves = {}
 for name, path in paths.items():
     if name != "k3-is":
-        every = range(0, 800, 5)
-        at_rest = len(path) - 1
-        probabilities = [float(tree.completion_logps(path[min(i, at_rest)]).exp()[star]) for i in every]  # fmt: skip
+        every, last = range(0, 800, 5), len(path) - 1
+        course = [tree.completion_logps(path[min(i, last)]).exp()[star].item() for i in every]
         label = "k3-is, with or without Branch" if name == "k3-is, Branch" else name
-        curves[label] = Curve(every, probabilities)
-Image(plot_curves(
-    [Panel(title="Training followed exactly", xlabel="steps of 0.25 along the natural gradient", ylabel="π(y*)", curves=curves, ylim=(0, None))],
-    OUT / "rest.png", f"β = {BETA}; expected updates, q from π_ref. Eq. 4 is {eq4[star]:.4f}, π_ref {completions[star].exp():.5f}."))  # fmt: skip
+        curves[label] = Curve(every, course)
+panel = Panel(title="", xlabel="steps of 0.25 along the natural gradient", ylabel="π(y*)", curves=curves, ylim=(0, None))  # fmt: skip
+note = f"β = {BETA}; expected updates, q from π_ref; Eq. 4: {eq4[star]:.4f}, π_ref: {completions[star].exp():.5f}."  # fmt: skip
+Image(plot_curves([panel], OUT / "rest.png", note))
 
 # %% [markdown]
 # Eq. 4 is reached, to the last digit, by `k3-is` with the credit and by nothing else here.
@@ -369,38 +348,31 @@ Image(plot_curves(
 # changes nothing in Eq. 4. Below, every token is as uncertain as every other (log 5 nats), so that a guide has nothing to say: only the length differs.
 
 # %%
-from sage_unsloth.trees import centred_guide
+from sage_unsloth.trees import centred_guide, chain_tree
 
-depth = 8
-lengths = {"g" * t + "+": 1.0 for t in range(depth)} | {
-    "g" * t + str(i): 0.0 for t in range(depth) for i in range(4 if t == depth - 1 else 3)
-}
-chain = Tree.of(lengths)
-uniform = chain.logps(torch.zeros(chain.num_edges).double())
+chain, uniform = chain_tree(8)
 q = guide_table(chain, BranchGuide(), uniform, uniform)
 tokens, whole = chain.mask.sum(1), chain.completion_logps(uniform)
-settings = {"Eq. 2": None, "Eq. 4": q, "Eq. 4, centred": centred_guide(chain, q, uniform)}
+settings = {"Eq. 2": 0 * q, "Eq. 4": q, "Eq. 4, centred": centred_guide(chain, q, uniform)}
 rows, curves = [], {}
 for name, guide in settings.items():
-    optimum = guided_optimum(whole, chain.rewards, BETA, None if guide is None else guide.sum(1))
-    right = optimum * chain.rewards
-    share = [float(right[tokens == t].sum() / right.sum()) for t in range(1, depth + 1)]
-    curves[name] = Curve(list(range(1, depth + 1)), share)
-    rows.append(
-        {
-            "optimum": name,
-            "mean tokens of a right answer": f"{sum(t * s for t, s in enumerate(share, 1)):.4f}",
-            "of 4 and more": f"{sum(share[3:]):.5f}",
-        }
-    )
+    right = guided_optimum(whole, chain.rewards, BETA, guide.sum(1)) * chain.rewards
+    share = [(right[tokens == t].sum() / right.sum()).item() for t in range(1, 9)]
+    curves[name] = Curve(range(1, 9), share)
+    mean = sum(t * s for t, s in enumerate(share, 1))
+    rows.append({"optimum": name, "mean tokens of a right answer": f"{mean:.4f}", "4 tokens and more": f"{sum(share[3:]):.5f}"})  # fmt: skip
 show_table(rows)
-Image(plot_curves([Panel(title="Right answers by their length", xlabel="tokens", ylabel="share of the right answers", curves=curves, log="y")],
-                  OUT / "length.png", f"β = {BETA}; a right end, three wrong ones and going on at every token, all equally likely."))  # fmt: skip
+panel = Panel(
+    title="", xlabel="tokens", ylabel="share of the right answers", curves=curves, log="y"
+)
+note = f"β = {BETA}; a right end, three wrong ones and going on at every token, all equally likely."
+Image(plot_curves([panel], OUT / "length.png", note))
 
 # %% [markdown]
 # ## 7. The strength of the penalty moves
 # **Theorem.** GRPO divides advantages by the group's standard deviation. In a large group the update is then 1/sd(r) times that of Eq. 6 at
-# **β·sd(r)**: as the policy gets better (or hopeless), the KL and the guide fade beside the reward. (Groups of 8 add a bias of their own.)
+# **β·sd(r)**: as the policy gets better (or hopeless), the KL and the guide fade beside the reward. (In small groups sd is an estimate, and the
+# division biased.) The paper's β = 0.05 is a name for a strength that each prompt sets anew.
 #
 # **Check** the identity at policies that solve the prompt more and more often.
 
@@ -410,12 +382,14 @@ for reach in (0.0, 0.02, 0.05, 0.2):
     at = tree.policy(guided_optimum(completions, reach * rewards, BETA))
     success = float((tree.completion_logps(at).exp() * rewards).sum())
     deviation = (success * (1 - success)) ** 0.5
-    scaled = expected_update(
-        tree, at, ref, BETA, "k3-is", log_guide=branch, credit="later", scale_rewards=True
-    )
+    scaled = expected_update(tree, at, ref, BETA, "k3-is", log_guide=branch, credit="later", scale_rewards=True)  # fmt: skip
     exact = guided_gradient(tree, at, ref, BETA * deviation, branch) / deviation
-    rows.append({"E[r]": f"{success:.4f}", "sd(r)": f"{deviation:.4f}", "effective β": f"{BETA * deviation:.5f}",
-                 "apart": f"{(scaled - exact).norm() / exact.norm():.0e}"})  # fmt: skip
+    row = {
+        "E[r]": f"{success:.4f}",
+        "sd(r)": f"{deviation:.4f}",
+        "β·sd(r)": f"{BETA * deviation:.5f}",
+    }
+    rows.append(row | {"apart": f"{(scaled - exact).norm() / exact.norm():.0e}"})
 show_table(rows)
 
 # %% [markdown]
@@ -427,38 +401,42 @@ show_table(rows)
 # %%
 from sage_unsloth.support import literal_example, support_condition
 
-digits = {
-    "plain": "π_RLVR(y*)",
-    "guide": "q(y*)",
-    "mean_guide": "E[q]",
-    "lift": "q(y*)/E[q]",
-    "needed": "δ/π_RLVR(y*)",
-    "guided": "π_SAGE(y*)",
-}
-show_table(
-    [
-        {"example": name, "δ": example.delta} | {title: f"{found[key]:.6f}" for key, title in digits.items()} | {"holds": found["holds"]}
-        for name, example in {"A": literal_example(), "B": case}.items()
-        for found in [support_condition(example)]
-    ]
-)  # fmt: skip
+rows = []
+for name, example in {"A": literal_example(), "B": case}.items():
+    found = support_condition(example)
+    row = {
+        "example": name,
+        "δ": example.delta,
+        "q(y*)": f"{found['guide']:.6f}",
+        "E[q]": f"{found['mean_guide']:.7f}",
+    }
+    row |= {
+        "q(y*)/E[q]": f"{found['lift']:.6f}",
+        "δ/π_RLVR(y*)": f"{found['needed']:.6f}",
+        "holds": found["holds"],
+    }
+    rows.append(
+        row | {"π_RLVR(y*)": f"{found['plain']:.7f}", "π_SAGE(y*)": f"{found['guided']:.7f}"}
+    )
+show_table(rows)
 
 # %% [markdown]
 # **How far it reaches.** On random trees (guide of π_ref, δ = 0.01), every right answer is a point: right of δ it is inside anyway, above the
-# border the guide brings it in, and below lift 1 the guide makes it *rarer*, as the usual answer passes more uncertain states than it does.
+# border the guide brings it in, and below lift 1 the guide makes it *rarer*, because the other right answers pass more uncertain states than it does.
 
 # %%
 from sage_unsloth.support import search_trees
 
 points = search_trees(TREES, beta=BETA, delta=0.01)
-outside = [row for row in points if not row["inside_before"]]
+kinds = [(row["inside_before"], row["inside_after"]) for row in points]
+rarer = sum(row["lift"] < 1 and not row["inside_before"] for row in points)
+print(f"{len(points)} right answers, {sum(not before for before, _ in kinds)} of them outside δ: brought in "
+      f"{kinds.count((False, True))}, made rarer {rarer}; pushed out {kinds.count((True, False))}")  # fmt: skip
 print(
-    f"{len(points)} right answers, {len(outside)} of them outside; brought in: {sum(row['inside_after'] for row in outside)}; "
-    f"made rarer: {sum(row['lift'] < 1 for row in outside)}; "
-    f"pushed out: {sum(row['inside_before'] and not row['inside_after'] for row in points)}; "
     f"lift from {min(row['lift'] for row in points):.3f} to {max(row['lift'] for row in points):.3f}"
 )
-Image(plot_border(points, 0.01, OUT / "condition.png", f"{TREES} random trees of up to 4 tokens; β = {BETA}, δ = 0.01, BranchGuide() at π_ref."))  # fmt: skip
+note = f"{TREES} random trees of up to 4 tokens; β = {BETA}, δ = 0.01, BranchGuide() at π_ref."
+Image(plot_border(points, 0.01, OUT / "condition.png", note))
 
 # %% [markdown]
 # So the guide moves a border, by a factor that its clip and the number of uncertain tokens limit; it does not open a region.
@@ -469,18 +447,40 @@ Image(plot_border(points, 0.01, OUT / "condition.png", f"{TREES} random trees of
 # %%
 from sage_unsloth.support import own_guide_optimum
 
-several = Tree.of({"".join(c): float(c[-1] in "+0123") for c in tree.completions})  # four of the eight are right  # fmt: skip
+four = {"".join(c): float(c[-1] in "+0123") for c in tree.completions}
 rows = []
-for name, of in {"one of eight right": tree, "four of eight right": several}.items():
-    optimum, table = own_guide_optimum(of, ref, BETA, BranchGuide())
-    plain = guided_optimum(completions, of.rewards, BETA)
-    fixed = guided_optimum(completions, of.rewards, BETA, log_q)
-    rows.append({"tree": name, "Eq. 2": f"{plain[star]:.7f}", "q of π_ref": f"{log_q[star].exp():.4f}", "Eq. 4 with it": f"{fixed[star]:.7f}",
-                 "its own q": f"{table[star].sum().exp():.4f}", "Eq. 4 with its own": f"{optimum[star]:.7f}"})  # fmt: skip
+for name, of in {"one of eight right": tree, "four of eight right": Tree.of(four)}.items():
+    own, table = own_guide_optimum(of, ref, BETA, BranchGuide())
+    plain = guided_optimum(completions, of.rewards, BETA)[star]
+    fixed = guided_optimum(completions, of.rewards, BETA, log_q)[star]
+    row = {"tree": name, "Eq. 2": f"{plain:.7f}", "q of π_ref": f"{log_q[star].exp():.4f}", "Eq. 4": f"{fixed:.7f}"}  # fmt: skip
+    row |= {"its own q": f"{table[star].sum().exp():.4f}", "Eq. 4 with it": f"{own[star]:.7f}"}
+    rows.append(row)
 show_table(rows)
 
 # %% [markdown]
-# What is left at small β is uncertainty among *right* continuations. The example of Theorem 4.3 ends where it would have without a guide.
+# What is left at small β is uncertainty among *right* continuations; the example of Theorem 4.3 ends where it would have without a guide. The same
+# by following the losses with q computed anew from the current policy at every step, as training does:
+
+# %%
+branch_now = partial(guide_table, tree, BranchGuide(), ref_logps=ref)
+token_now = partial(guide_table, tree, quiet, ref_logps=ref)
+losses = {
+    "k3, no guide": lambda z: update(z, kl_estimator="k3"),
+    "k3, Branch": lambda z: update(z, kl_estimator="k3", log_guide=branch_now(z)),
+    "k3, Token": lambda z: update(z, kl_estimator="k3", log_guide=token_now(z)),
+    "k3-is, Branch, later credit": lambda z: update(z, kl_estimator="k3-is", log_guide=branch_now(z), credit="later"),
+}  # fmt: skip
+rows = []
+for name, loss in losses.items():
+    at_rest = ascend(tree, ref, loss, tolerance=1e-6)[-1]
+    rows.append(
+        {"loss": name, "π(y*) at rest": f"{tree.completion_logps(at_rest).exp()[star]:.6f}"}
+    )
+show_table(rows)
+
+# %% [markdown]
+# Branch is gone from both; Token, which ranks tokens within a completion, never falls silent.
 
 # %% [markdown]
 # ## 9. Mode seeking and mode covering
@@ -492,39 +492,26 @@ show_table(rows)
 # %%
 from sage_unsloth.support import fit_gaussian, mixture_logpdf, normal_logpdf
 
+mixture = dict(means=[-2.5, 2.5], deviations=[0.8, 0.8], weights=[0.7, 0.3])
 x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
-target = mixture_logpdf(x, [-2.5, 2.5], [0.8, 0.8], [0.7, 0.3])
-moment = [float((target.exp() * x**n).sum() * (x[1] - x[0])) for n in (1, 2)]
+target = mixture_logpdf(x, **mixture)
+first, second = (((target.exp() * x**n).sum() * (x[1] - x[0])).item() for n in (1, 2))
 fits = {
-    "k3: forward KL": fit_gaussian(x, target, "k3", (0.0, 2.0)),
-    "k3-is: reverse KL, from the left": fit_gaussian(x, target, "k3-is", (-1.0, 2.0)),
-    "k3-is: reverse KL, from the right": fit_gaussian(x, target, "k3-is", (2.0, 1.0)),
+    "k3: forward KL": fit_gaussian(x, target, "k3", (-1.0, 2.0)),
+    "k3-is: reverse KL": fit_gaussian(x, target, "k3-is", (-1.0, 2.0)),
+    "k3-is, started on the right": fit_gaussian(x, target, "k3-is", (2.0, 1.0)),
 }
-show_table(
-    [
-        {
-            "fit": "the mixture's moments",
-            "mean": f"{moment[0]:.5f}",
-            "deviation": f"{(moment[1] - moment[0] ** 2) ** 0.5:.5f}",
-        },
-        *(
-            {"fit": name, "mean": f"{m:.5f}", "deviation": f"{s:.5f}"}
-            for name, (m, s) in fits.items()
-        ),
-    ]
-)
-view = x[(x.abs() < 7)]
-curves = {
-    "mixture": Curve(
-        view.tolist(), mixture_logpdf(view, [-2.5, 2.5], [0.8, 0.8], [0.7, 0.3]).exp().tolist()
-    )
-}
-curves |= {
-    name: Curve(view.tolist(), normal_logpdf(view, m, s).exp().tolist())
-    for name, (m, s) in fits.items()
-}
-Image(plot_curves([Panel(title="", xlabel="x", ylabel="density", curves=curves, labels="legend")],
-                  OUT / "gaussians.png", "0.7 N(−2.5, 0.8²) + 0.3 N(2.5, 0.8²); descent on the package's penalties, by quadrature."))  # fmt: skip
+rows = {"the mixture's moments": (first, (second - first**2) ** 0.5)} | fits
+show_table([{"fit": n, "mean": f"{m:.5f}", "deviation": f"{s:.5f}"} for n, (m, s) in rows.items()])
+
+# %%
+view = x[x.abs() < 7]
+densities = {"mixture": mixture_logpdf(view, **mixture)}
+densities |= {name: normal_logpdf(view, *fit) for name, fit in fits.items()}
+curves = {name: Curve(view.tolist(), d.exp().tolist()) for name, d in densities.items()}
+panel = Panel(title="", xlabel="x", ylabel="density", curves=curves, labels="legend")
+note = "0.7 N(−2.5, 0.8²) + 0.3 N(2.5, 0.8²); descent on the package's penalties, by quadrature."
+Image(plot_curves([panel], OUT / "gaussians.png", note))
 
 # %% [markdown]
 # Completions are no Gaussians: a softmax can hold every mode, so "seeking" is not forced on it. What the figure says of the method is that
@@ -533,7 +520,7 @@ Image(plot_curves([Panel(title="", xlabel="x", ylabel="density", curves=curves, 
 # %% [markdown]
 # ## 10. What is never drawn
 # **Theorem.** Until y\* is drawn, no update depends on its reward or its guide: a run with r(y\*) = 1, q(y\*) = 1.4 and one with r(y\*) = 0, q = 1
-# are the same run. If π(y\*) stayed at p, n rollouts a step would miss it for S steps with probability (1 − p)^(nS).
+# are the same run, because an update is a function of what was drawn. If π(y\*) stayed at p, n rollouts a step would miss it for S steps with probability (1 − p)^(nS).
 #
 # **Check.** Trainings that draw with the same random numbers; those that never met y\* must agree bitwise.
 
@@ -559,24 +546,21 @@ print(f"{int(missed.sum())} of {RUNS} runs never drew y*; bitwise the same witho
 from sage_unsloth.support import wilson_interval
 
 groups = [2, 4, 8, 16, 32, 64, 128, 256]
+cases = {"y* is the only right answer": alone, "y* beside a usual right answer": beside}
 panels = []
-for title, reward in {
-    "y* is the only right answer": alone,
-    "y* beside a usual right answer": beside,
-}.items():
-    curves = {"if π stayed at π_ref": Curve(groups, [1 - (1 - p) ** (n * STEPS) for n in groups])}
-    plain = [simulate(rewards=reward, log_guide=None, num_generations=n) for n in groups]
-    guided = [simulate(rewards=reward, log_guide=guide, num_generations=n) for n in groups]
-    counts = {
-        "reinforced, q(y*) = 1.4": [int((run.final[:, 1] >= 2 * p).sum()) for run in guided],
-        "reinforced, GRPO": [int((run.final[:, 1] >= 2 * p).sum()) for run in plain],
-        "drawn, GRPO": [int(run.seen.sum()) for run in plain],
-    }
-    for name, count in counts.items():
-        low, high = zip(*(wilson_interval(c, RUNS) for c in count), strict=True)
-        curves[name] = Curve(groups, [c / RUNS for c in count], low, high)
+for title, r in cases.items():
+    plain = [simulate(rewards=r, log_guide=None, num_generations=n) for n in groups]
+    guided = [simulate(rewards=r, log_guide=guide, num_generations=n) for n in groups]
+    shares = {"reinforced, q(y*) = 1.4": [run.final[:, 1] >= 2 * p for run in guided]}
+    shares |= {"reinforced, GRPO": [run.final[:, 1] >= 2 * p for run in plain]}
+    shares |= {"drawn, GRPO": [run.seen for run in plain]}
+    curves = {"drawn, if π stayed": Curve(groups, [1 - (1 - p) ** (n * STEPS) for n in groups])}
+    for name, share in shares.items():
+        low, high = zip(*(wilson_interval(int(s.sum()), RUNS) for s in share), strict=True)
+        curves[name] = Curve(groups, [s.double().mean().item() for s in share], low, high)
     panels.append(Panel(title=title, xlabel="rollouts a step", ylabel="share of runs", curves=curves, log="x", ylim=(-0.03, 1.03)))  # fmt: skip
-Image(plot_curves(panels, OUT / "support.png", f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs for each point, β = {BETA}, one prompt, learning rate 0.5 on the logits."))  # fmt: skip
+note = f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs a point, β = {BETA}, one prompt, learning rate 0.5 on the logits."  # fmt: skip
+Image(plot_curves(panels, OUT / "support.png", note))
 
 # %% [markdown]
 # Two limits, and the guide removes neither. Rare answers that are alone are a matter of rollouts. Beside a usual right answer, y\* is drawn and
