@@ -18,6 +18,7 @@ from sage_unsloth.losses import k3
 from sage_unsloth.trees import Tree, from_here
 
 CREDITS = ("none", "later", "completion")
+REDUCTIONS = ("dr_grpo", "grpo")
 KLS = ("forward", "reverse")
 
 
@@ -128,6 +129,7 @@ def expected_update(
     log_guide: Tensor | None = None,
     credit: str = "none",
     scale_rewards: bool = False,
+    loss_type: str = "dr_grpo",
 ) -> Tensor:
     """The ascent direction of the implemented loss in expectation, on-policy, (E,): −∇E[Σ_t ℓ_t] of `losses.grpo_loss`, and credit.
 
@@ -147,12 +149,17 @@ def expected_update(
         scale_rewards: A = (r − E[r]) / sd(r), as a large group has it; else A = r, whose baseline drops out. The update is then
             1/sd(r) times the one without it at β · sd(r): the better the policy, the weaker the KL.
 
+        loss_type: "dr_grpo" is the sum over a completion's tokens, up to a constant; so are "dapo" and "bnpo" for one prompt. "grpo"
+            is their mean, which divides each completion by its own length and so changes the direction where lengths differ.
+
     Raises:
         ValueError: unknown names, or `scale_rewards` where all rewards are the same.
     """
     _check_positive("beta", beta)
     if credit not in CREDITS:
         raise ValueError(f"credit must be one of {CREDITS}; got {credit!r}")
+    if loss_type not in REDUCTIONS:
+        raise ValueError(f"loss_type must be one of {REDUCTIONS}; got {loss_type!r}")
     logits = logits.detach().requires_grad_()
     logps, ref = tree.table(tree.logps(logits)), tree.table(ref_logps)
     log_guide = torch.zeros_like(ref) if log_guide is None else log_guide * tree.mask
@@ -173,7 +180,8 @@ def expected_update(
         bonus = guide - log_guide - later_kl
     gain = (advantages.unsqueeze(1) + beta * bonus) * logps
     gain = (gain - beta * penalty(kl_estimator, logps, ref + log_guide)) * tree.mask
-    return torch.autograd.grad((probability * gain.sum(1)).sum(), logits)[0]
+    share = probability / tree.mask.sum(1) if loss_type == "grpo" else probability
+    return torch.autograd.grad((share * gain.sum(1)).sum(), logits)[0]
 
 
 # Where training comes to rest.

@@ -142,7 +142,8 @@ wrong = {n: Curve(betas, [float(p[rewards == 0].sum()) for p in ps]) for n, ps i
 odds = {n: Curve(betas, [float(p[star] / p[0]) for p in ps]) for n, ps in found.items()}
 panels = [
     Panel(title="Wrong answers", xlabel="β", ylabel="probability", curves=wrong, log="xy", ylim=(1e-12, 1)),
-    Panel(title="Rare against usual right answer", xlabel="β", ylabel="odds π(y*) / π(a+)", curves=odds, log="x", ylim=(0, None)),
+    Panel(title="Rare against usual right answer", xlabel="β", ylabel="odds π(y*) / π(a+)", curves=odds,
+          log="x", ylim=(0, None)),
 ]  # fmt: skip
 Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 
@@ -325,7 +326,13 @@ for kl in ("k3-is", "k3"):
 rows = []
 for name, path in paths.items():
     p = tree.completion_logps(path[-1]).exp()
-    rows.append({"loss": name, "π(y*) at rest": f"{p[star]:.7f}", "to Eq. 4": f"{(p - eq4).abs().sum() / 2:.0e}"})  # fmt: skip
+    rows.append(
+        {
+            "loss": name,
+            "π(y*) at rest": f"{p[star]:.7f}",
+            "to Eq. 4": f"{(p - eq4).abs().sum() / 2:.0e}",
+        }
+    )
 show_table(rows)
 
 # %%
@@ -336,12 +343,36 @@ for name, path in paths.items():
         course = [tree.completion_logps(path[min(i, last)]).exp()[star].item() for i in every]
         label = "k3-is, with or without Branch" if name == "k3-is, Branch" else name
         curves[label] = Curve(every, course)
-panel = Panel(title="", xlabel="steps of 0.25 along the natural gradient", ylabel="π(y*)", curves=curves, ylim=(0, None))  # fmt: skip
-note = f"β = {BETA}; expected updates, q from π_ref; Eq. 4: {eq4[star]:.4f}, π_ref: {completions[star].exp():.5f}."  # fmt: skip
+panel = Panel(
+    title="",
+    xlabel="steps of 0.25 along the natural gradient",
+    ylabel="π(y*)",
+    curves=curves,
+    ylim=(0, None),
+)
+note = f"β = {BETA}; expected updates, q from π_ref; Eq. 4: {eq4[star]:.4f}, π_ref: {completions[star].exp():.5f}."
 Image(plot_curves([panel], OUT / "rest.png", note))
 
 # %% [markdown]
 # Eq. 4 is reached, to the last digit, by `k3-is` with the credit and by nothing else here.
+#
+# A second condition: all of this is for a *sum* over tokens (`dr_grpo`, `dapo`, `bnpo`). `loss_type="grpo"` takes the mean over each completion's own
+# tokens, which weighs completions by 1/length, reward and penalty alike. Where lengths differ that is another direction, and another point of rest:
+
+# %%
+q = guide_table(small, BranchGuide(0.3, 0.5), policy, small_ref)
+whole = small.completion_logps(small_ref)
+named = guided_optimum(whole, small.rewards, 0.3, q.sum(1))
+credited = partial(expected_update, small, ref_logps=small_ref, beta=0.3, kl_estimator="k3-is", log_guide=q, credit="later")  # fmt: skip
+rows = [{"loss_type": "Eq. 4"} | {"".join(c): f"{p:.4f}" for c, p in zip(small.completions, named.tolist(), strict=True)}]  # fmt: skip
+for loss_type in ("dr_grpo", "grpo"):
+    at_rest = ascend(small, small_ref, partial(credited, loss_type=loss_type), tolerance=1e-8)[-1]
+    found = small.completion_logps(at_rest).exp().tolist()
+    rows.append({"loss_type": loss_type} | {"".join(c): f"{p:.4f}" for c, p in zip(small.completions, found, strict=True)})  # fmt: skip
+show_table(rows)
+
+# %% [markdown]
+# The shortest right answer (`ba`) gains what the longer ones lose.
 #
 # **Length.** Branch has q_t ≥ 1, so Π_t q_t grows with the number of uncertain tokens, and the objective of Eq. 6 pays for length. Centring,
 # log q_t − m with m the mean log q of a token over the prompt's other completions, takes that away. Between completions of equal length it
@@ -360,7 +391,13 @@ for name, guide in settings.items():
     share = [(right[tokens == t].sum() / right.sum()).item() for t in range(1, 9)]
     curves[name] = Curve(range(1, 9), share)
     mean = sum(t * s for t, s in enumerate(share, 1))
-    rows.append({"optimum": name, "mean tokens of a right answer": f"{mean:.4f}", "4 tokens and more": f"{sum(share[3:]):.5f}"})  # fmt: skip
+    rows.append(
+        {
+            "optimum": name,
+            "mean tokens of a right answer": f"{mean:.4f}",
+            "4 tokens and more": f"{sum(share[3:]):.5f}",
+        }
+    )
 show_table(rows)
 panel = Panel(
     title="", xlabel="tokens", ylabel="share of the right answers", curves=curves, log="y"
@@ -453,7 +490,12 @@ for name, of in {"one of eight right": tree, "four of eight right": Tree.of(four
     own, table = own_guide_optimum(of, ref, BETA, BranchGuide())
     plain = guided_optimum(completions, of.rewards, BETA)[star]
     fixed = guided_optimum(completions, of.rewards, BETA, log_q)[star]
-    row = {"tree": name, "Eq. 2": f"{plain:.7f}", "q of π_ref": f"{log_q[star].exp():.4f}", "Eq. 4": f"{fixed:.7f}"}  # fmt: skip
+    row = {
+        "tree": name,
+        "Eq. 2": f"{plain:.7f}",
+        "q of π_ref": f"{log_q[star].exp():.4f}",
+        "Eq. 4": f"{fixed:.7f}",
+    }
     row |= {"its own q": f"{table[star].sum().exp():.4f}", "Eq. 4 with it": f"{own[star]:.7f}"}
     rows.append(row)
 show_table(rows)
@@ -558,8 +600,17 @@ for title, r in cases.items():
     for name, share in shares.items():
         low, high = zip(*(wilson_interval(int(s.sum()), RUNS) for s in share), strict=True)
         curves[name] = Curve(groups, [s.double().mean().item() for s in share], low, high)
-    panels.append(Panel(title=title, xlabel="rollouts a step", ylabel="share of runs", curves=curves, log="x", ylim=(-0.03, 1.03)))  # fmt: skip
-note = f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs a point, β = {BETA}, one prompt, learning rate 0.5 on the logits."  # fmt: skip
+    panels.append(
+        Panel(
+            title=title,
+            xlabel="rollouts a step",
+            ylabel="share of runs",
+            curves=curves,
+            log="x",
+            ylim=(-0.03, 1.03),
+        )
+    )
+note = f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs a point, β = {BETA}, one prompt, learning rate 0.5 on the logits."
 Image(plot_curves(panels, OUT / "support.png", note))
 
 # %% [markdown]
@@ -576,5 +627,6 @@ print(f"{time.perf_counter() - started:.0f} s")
 # - Exact, and about the code that is run: the penalties are `sage_unsloth.losses`, the guides `sage_unsloth.guides`.
 # - Here each state has its own logits. A network shares parameters, so it generalises across states and never reaches a fixed point; take
 #   directions from these results, not sizes. AdamW, the clip of ratios (inactive on-policy) and minibatches are left out.
+# - Sections 5 and 6 sum over tokens; the default of the paper's loss, `grpo`, does not (section 6).
 # - The clamps of Unsloth's loss (k3 above 10 has no gradient there) do not bite at the ratios of these examples.
 # - Sampling at a temperature other than 1, or with min-p, draws from another distribution than the π of the loss: none of the above covers that.
