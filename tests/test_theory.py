@@ -735,6 +735,10 @@ def test_one_step_of_the_simulation_is_the_implemented_loss():
     torch.testing.assert_close(run.final[0], (ref - 0.7 * logits.grad).softmax(0))
     assert run.first_draw.tolist() == [0 if 1 in drawn else 1]
     assert run.seen.tolist() == [1 in drawn]
+    often = train_by_sampling(
+        vector(0.1, 0.9).log(), vector(1, 0), None, index=1, num_generations=4, steps=5, runs=3
+    )
+    assert often.first_draw.tolist() == [0, 0, 0], "the first of many draws"
 
 
 def test_what_is_never_drawn_leaves_no_trace_of_its_reward_or_guide():
@@ -783,6 +787,7 @@ def test_curve_labels_do_not_overlap_and_the_table_is_the_figure(tmp_path, monke
         assert len(boxes) == 5
         for a, b in itertools.combinations(boxes, 2):
             assert not a.overlaps(b)
+        assert all(0 <= text.xy[1] <= 1 for text in axis.texts), "beside the curves' own axes"
         for box in boxes:
             assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
 
