@@ -17,7 +17,7 @@ from sage_unsloth.kl_gradients import penalty
 from sage_unsloth.losses import k3
 from sage_unsloth.trees import Tree, from_here
 
-CREDITS = ("none", "later", "completion")
+CREDITS = ("none", "guide", "later", "completion")
 REDUCTIONS = ("dr_grpo", "grpo")
 KLS = ("forward", "reverse")
 
@@ -136,6 +136,7 @@ def expected_update(
         E[Σ_t A ∇log π_t − β ∇penalty_t + β b_t ∇log π_t]
 
         none        b_t = 0, as the paper's loss
+        guide       b_t = Σ_{t'>t} log q_t', without the later KL: not Eq. 6's gradient
         later       b_t = Σ_{t'>t} (log q_t' − k3(π, π_ref)_t'): what y_t does to the later tokens' guide and KL
         completion  as later, with log q_t' of the earlier tokens too, for a guide that reads later tokens
 
@@ -149,8 +150,8 @@ def expected_update(
         scale_rewards: A = (r − E[r]) / sd(r), as a large group has it; else A = r, whose baseline drops out. The update is then
             1/sd(r) times the one without it at β · sd(r): the better the policy, the weaker the KL.
 
-        loss_type: "dr_grpo" is the sum over a completion's tokens, up to a constant; so are "dapo" and "bnpo" for one prompt. "grpo"
-            is their mean, which divides each completion by its own length and so changes the direction where lengths differ.
+        loss_type: "dr_grpo" is the sum over a completion's tokens, up to a constant; so are "dapo" and "bnpo" in a large batch.
+            "grpo" is their mean, which divides each completion by its own length and so changes the direction where lengths differ.
 
     Raises:
         ValueError: unknown names, or `scale_rewards` where all rewards are the same.
@@ -175,9 +176,9 @@ def expected_update(
         advantages = (tree.rewards - mean) / deviation
     bonus = torch.zeros_like(ref)
     if credit != "none":
-        guide = from_here(log_guide) if credit == "later" else log_guide.sum(1, keepdim=True)
+        guide = log_guide.sum(1, keepdim=True) if credit == "completion" else from_here(log_guide)
         later_kl = from_here(k3(logps.detach(), ref)) - k3(logps.detach(), ref)
-        bonus = guide - log_guide - later_kl
+        bonus = guide - log_guide - (0 if credit == "guide" else later_kl)
     gain = (advantages.unsqueeze(1) + beta * bonus) * logps
     gain = (gain - beta * penalty(kl_estimator, logps, ref + log_guide)) * tree.mask
     share = probability / tree.mask.sum(1) if loss_type == "grpo" else probability

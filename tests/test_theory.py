@@ -505,8 +505,19 @@ def test_later_credit_makes_it_the_gradient_of_eq_6(seed, kl_estimator):
     exact = guided_gradient(tree, logits, ref, 0.3, log_guide)
     found = {
         credit: expected_update(tree, logits, ref, 0.3, kl_estimator, log_guide=log_guide, credit=credit)
-        for credit in ("none", "later", "completion")
+        for credit in ("none", "guide", "later", "completion")
     }  # fmt: skip
+    # The later tokens' guide by loops: β Σ_c π(c) Σ_t Σ_{t'>t} log q_t' ∇log π_t.
+    leaf = logits.clone().requires_grad_()
+    table = tree.table(tree.logps(leaf))
+    bonus = sum(
+        table.detach()[c].sum().exp() * log_guide[c, later] * table[c, t]
+        for c in range(len(tree.completions))
+        for t in range(table.shape[1])
+        for later in range(t + 1, table.shape[1])
+    )
+    by_loops = 0.3 * torch.autograd.grad(bonus, leaf)[0]
+    torch.testing.assert_close(found["guide"] - found["none"], by_loops)
     torch.testing.assert_close(found["later"], exact)
     torch.testing.assert_close(found["completion"], exact)
     assert (found["none"] - exact).norm() > 0.01 * exact.norm()
@@ -573,6 +584,8 @@ def test_ascent_with_credit_ends_at_eq_4_and_without_at_the_closed_forms():
     found = rest("k3-is", credit="later")
     torch.testing.assert_close(found, eq4, atol=1e-8, rtol=1e-6)
     assert found[star].item() == pytest.approx(0.0085017, abs=5e-8)
+    # The guide's credit alone does not do: what y_t costs in later KL must be there too.
+    assert (rest("k3-is", credit="guide") - eq4).abs().sum() / 2 > 0.05
     for kl_estimator, kl in (("k3", "forward"), ("k3-is", "reverse")):
         without = rest(kl_estimator)
         closed = tree.completion_logps(per_token_optimum(tree, ref, beta, log_guide=q, kl=kl)).exp()

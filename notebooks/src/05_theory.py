@@ -20,7 +20,7 @@
 # and a figure: which optimum the objective names, which gradient the loss has, where training with it comes to rest, when the guide brings a
 # rare answer back, and when nothing can.
 #
-# **Cost.** No GPU, no model, no account; torch and matplotlib alone. The time of the run in this file is printed at the end.
+# **Cost.** No GPU, no model, no account; torch and matplotlib alone. The time of the run in this file, beside other work, is printed at the end.
 #
 # Notation: policy π, reference π_ref, reward r, KL coefficient β, guide q = Π_t q_t, anchor q·π_ref, entropy H in nats. Equation numbers are
 # the paper's (arXiv 2605.18864). A tree's policy has a logit for every token at every state (prefix), and expectations are sums over all
@@ -320,9 +320,9 @@ for name, guide in {"Branch": BranchGuide(0.3, 0.5), "Token": quiet}.items():
 show_table(rows)
 
 # %%
-for kl in ("k3-is", "k3"):
-    credited = partial(update, kl_estimator=kl, log_guide=branch, credit="later")
-    paths[f"{kl}, Branch, later credit"] = follow(credited)
+for kl, credit in (("k3-is", "later"), ("k3", "later"), ("k3-is", "guide")):
+    credited = partial(update, kl_estimator=kl, log_guide=branch, credit=credit)
+    paths[f"{kl}, Branch, credit: {credit}"] = follow(credited)
 rows = []
 for name, path in paths.items():
     p = tree.completion_logps(path[-1]).exp()
@@ -354,9 +354,10 @@ note = f"β = {BETA}; expected updates, q from π_ref; Eq. 4: {eq4[star]:.4f}, �
 Image(plot_curves([panel], OUT / "rest.png", note))
 
 # %% [markdown]
-# Eq. 4 is reached, to the last digit, by `k3-is` with the credit and by nothing else here.
+# Eq. 4 is reached, to the last digit, by `k3-is` with the credit and by nothing else here. The guide's part of the credit alone (`guide`), without the
+# later tokens' KL, leads further away than none.
 #
-# A second condition: all of this is for a *sum* over tokens (`dr_grpo`, `dapo`, `bnpo`). `loss_type="grpo"` takes the mean over each completion's own
+# A second condition: all of this is for a *sum* over tokens (`dr_grpo`; `dapo` and `bnpo` in a large batch). `loss_type="grpo"` takes the mean over each completion's own
 # tokens, which weighs completions by 1/length, reward and penalty alike. Where lengths differ that is another direction, and another point of rest:
 
 # %%
@@ -511,7 +512,7 @@ losses = {
     "k3, no guide": lambda z: update(z, kl_estimator="k3"),
     "k3, Branch": lambda z: update(z, kl_estimator="k3", log_guide=branch_now(z)),
     "k3, Token": lambda z: update(z, kl_estimator="k3", log_guide=token_now(z)),
-    "k3-is, Branch, later credit": lambda z: update(z, kl_estimator="k3-is", log_guide=branch_now(z), credit="later"),
+    "k3-is, Branch, credit: later": lambda z: update(z, kl_estimator="k3-is", log_guide=branch_now(z), credit="later"),
 }  # fmt: skip
 rows = []
 for name, loss in losses.items():
