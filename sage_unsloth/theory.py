@@ -149,7 +149,6 @@ def expected_update(
         log_guide: log q_t, (C, T), held constant.
         scale_rewards: A = (r − E[r]) / sd(r), as a large group has it; else A = r, whose baseline drops out. The update is then
             1/sd(r) times the one without it at β · sd(r): the better the policy, the weaker the KL.
-
         loss_type: "dr_grpo" is the sum over a completion's tokens, up to a constant; so are "dapo" and "bnpo" in a large batch.
             "grpo" is their mean, which divides each completion by its own length and so changes the direction where lengths differ.
 
