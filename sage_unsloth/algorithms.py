@@ -13,7 +13,7 @@ from typing import Any
 from sage_unsloth.adaptive import AdaptiveGuide
 from sage_unsloth.guides import BranchGuide, Guide, RandomGuide, TokenGuide
 from sage_unsloth.losses import LOSS_TYPES, check_credit
-from sage_unsloth.patch import check_guide, check_penalty
+from sage_unsloth.patch import check_causal, check_guide, check_penalty
 from sage_unsloth.rlvr import RlvrConfig
 from sage_unsloth.teacher import TeacherGuide
 
@@ -58,6 +58,7 @@ class Algorithm:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
         check_penalty(self.kl_estimator, self.beta)
         check_credit(self.credit, self.kl_estimator, self.beta)
+        check_causal(self.credit, self.guide)
         if self.guide is not None:
             check_guide(self.guide, self.beta)
 
@@ -104,7 +105,7 @@ ALGORITHMS = {
         Algorithm(
             name="grpo-reverse-kl",
             kl_estimator="k3-is",
-            description="k3 with the importance ratio inside: the reverse KL's gradient per token, the objective of Eq. 1",
+            description="k3 with the importance ratio inside: the reverse KL's gradient per token, with the states held fixed",
         ),
         Algorithm(
             name="sage-random",

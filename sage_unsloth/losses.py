@@ -62,7 +62,7 @@ def k3_is(
     """ρ · k3 with ρ = π(y_t)/π_old(y_t) differentiated too: TRL's and Unsloth's `use_bias_correction_kl`.
 
     Value: as k3. Gradient in expectation: ∇E_π[log π/f], that of the pseudo-KL D̃(π‖f), on-policy and off it; with q = 1
-    the *reverse* KL(π‖π_ref)'s, the objective of Eq. 1.
+    the *reverse* KL(π‖π_ref)'s, that of Eq. 1 with the states held fixed.
 
     Args:
         per_token_logps, anchor_logps: as for `k3`.

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.adaptive import AdaptiveGuide
 from sage_unsloth.contract import (
     CALL_HOOK,
     FUNCTION,
@@ -43,7 +44,7 @@ from sage_unsloth.contract import (
     check_contract,
     kernel_with,
 )
-from sage_unsloth.guides import OPTIONAL_SIGNALS, Guide, SteeredGuide, TokenSignals
+from sage_unsloth.guides import OPTIONAL_SIGNALS, Guide, SteeredGuide, TokenGuide, TokenSignals
 from sage_unsloth.losses import (
     LOSS_TYPES,
     PENALTIES,
@@ -183,6 +184,7 @@ def guided_kl(
     module = trainer_module(type(trainer))
     _check_estimator(trainer, kl_estimator)
     _check_credit(trainer, credit, kl_estimator)
+    check_causal(credit, guide)
     needs = set() if guide is None else set(guide.needs)
     check_teacher(needs, teacher)
     if not hasattr(trainer.model, "for_training"):
@@ -265,6 +267,20 @@ def check_teacher(needs: Set[str], teacher: Any) -> None:
                 if teacher is not None
                 else "none; set teacher to an adapter or a model with the same tokenizer"
             )
+        )
+
+
+def check_causal(credit: str, guide: Guide | None) -> None:
+    """Sequence credit pays a token for what comes after it, so log q_t must not depend on what comes after y_t.
+
+    Raises:
+        ValueError: `guide` is a TokenGuide whose norm reads the whole completion.
+    """
+    inner = guide.guide if isinstance(guide, AdaptiveGuide) else guide
+    if credit == "sequence" and isinstance(inner, TokenGuide) and inner.norm != "causal":
+        raise ValueError(
+            "credit='sequence' needs a guide that reads no later token, because it pays a token only for those after it; got "
+            f"TokenGuide(norm={inner.norm!r}); set norm='causal', or credit='token'"
         )
 
 

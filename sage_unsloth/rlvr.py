@@ -18,6 +18,7 @@ from sage_unsloth.guides import Guide
 from sage_unsloth.losses import LOSS_TYPES, check_credit
 from sage_unsloth.models import LoraSettings, load_policy, load_stop_tokens, load_tokenizer
 from sage_unsloth.patch import (
+    check_causal,
     check_guide,
     check_penalty,
     check_teacher,
@@ -219,6 +220,7 @@ def rlvr(
         guide = copy.deepcopy(
             guide
         )  # one with a state of its own must not carry it to the next run
+    check_causal(config.credit, guide)
     check_teacher(frozenset() if guide is None else guide.needs, config.teacher or None)
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(

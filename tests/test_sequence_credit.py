@@ -7,9 +7,12 @@ import pytest
 import torch
 from oracle import credited_advantages, train_and_check
 
+from sage_unsloth.adaptive import AdaptiveGuide
 from sage_unsloth.guides import BranchGuide, TokenGuide
 from sage_unsloth.losses import grpo_loss, leave_one_out, sequence_credit
 from sage_unsloth.patch import guided_kl
+from sage_unsloth.theory import guided_gradient
+from sage_unsloth.trees import chain_tree
 
 EXACT = {
     "use_bias_correction_kl": True, "gradient_accumulation_steps": 1, "loss_type": "dr_grpo", "scale_rewards": "none",
@@ -212,6 +215,33 @@ def test_ascent_ends_at_eq_4_with_sequence_credit_alone(credit):
     assert apart < 1e-6 if credit == "sequence" else apart > 0.01
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_laboratory_agrees(depth):
+    """The gradient that `theory` enumerates as a function, on a tree whose completions have different lengths."""
+    tree, beta = chain_tree(depth), 0.3
+    generator = torch.Generator().manual_seed(depth)
+    draw = lambda: torch.randn(tree.num_edges, generator=generator, dtype=torch.float64)  # noqa: E731
+    ref, logits = tree.logps(draw()), draw()
+    log_q = tree.table(0.3 * draw()) * tree.mask
+    probability = tree.completion_logps(tree.logps(logits)).exp()
+    mean = (probability * log_q.sum(1) / tree.mask.sum(1)).sum()
+    expected = guided_gradient(tree, logits, ref, beta, (log_q - mean) * tree.mask)
+    found, n = torch.zeros_like(expected), 2
+    for rows in itertools.product(range(len(tree.completions)), repeat=n):
+        rows, logits_ = list(rows), logits.clone().requires_grad_()
+        logps, refs = tree.table(tree.logps(logits_))[rows], tree.table(ref)[rows]
+        mask, groups = tree.mask[rows], torch.zeros(n)
+        advantages = leave_one_out(tree.rewards[rows] - tree.rewards[rows].mean(), groups)
+        credit = sequence_credit(logps, refs, mask, groups, beta=beta, log_guide=log_q[rows])
+        loss = mask.shape[1] * grpo_loss(
+            logps, refs, mask, advantages[:, None] + credit, log_guide=log_q[rows], beta=beta, kl_estimator="k3-is",
+            loss_type="dr_grpo", max_completion_length=mask.shape[1],
+        )  # fmt: skip
+        found -= torch.autograd.grad(loss, logits_)[0] * probability[rows].prod()
+    assert expected.abs().max() > 0.01
+    assert torch.allclose(found, expected, atol=1e-12)
+
+
 # --- inside Unsloth's trainer -----------------------------------------------------------------------------------------
 
 GUIDES = {
@@ -285,3 +315,12 @@ def test_an_unknown_credit_is_refused(make_trainer):
         guided_kl(make_trainer(), None, credit="tokens"),
     ):
         pass
+
+
+def test_a_guide_that_reads_the_future_is_refused(make_trainer):
+    for guide in (TokenGuide(), AdaptiveGuide(TokenGuide(norm="rank"), target=0.1)):
+        with (
+            pytest.raises(ValueError, match=r"reads no later token.*set norm='causal'"),
+            guided_kl(make_trainer(**EXACT), guide, kl_estimator="k3-is", credit="sequence"),
+        ):
+            pass
