@@ -218,7 +218,7 @@ def test_ascent_ends_at_eq_4_with_sequence_credit_alone(credit):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_laboratory_agrees(depth):
     """The gradient that `theory` enumerates as a function, on a tree whose completions have different lengths."""
-    tree, beta = chain_tree(depth), 0.3
+    (tree, _), beta = chain_tree(depth), 0.3
     generator = torch.Generator().manual_seed(depth)
     draw = lambda: torch.randn(tree.num_edges, generator=generator, dtype=torch.float64)  # noqa: E731
     ref, logits = tree.logps(draw()), draw()
