@@ -107,7 +107,9 @@ def check_trained_rows(trainer, oracle):
         dead = 0
         for group in groups.values():
             rewards = torch.tensor([reward for reward, _ in group])
-            expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+            expected = rewards - rewards.mean()
+            if trainer.scale_rewards == "group":  # which it is not for dr_grpo
+                expected = expected / (rewards.std() + 1e-4)
             assert [advantage for _, advantage in group] == pytest.approx(expected.tolist())
             dead += len(set(rewards.tolist())) == 1
         assert entry["sampling/dead_groups"] == dead / len(groups) == entry["frac_reward_zero_std"]
@@ -356,30 +358,31 @@ def test_dead_groups_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        ({}, ValueError, "max_resamples must be >= 0; got -1"),
-        ({"tools": [print]}, ValueError, "without tools.*got tools="),
-        ({"rollout_func": print}, ValueError, "without tools.*rollout_func=<built-in"),
-        ({"environment_factories": {None: print}}, ValueError, "environments=.*leave these out"),
-        ({"train_dataset": iter([])}, ValueError, "must have a length and rows"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, ValueError, "sum_then_normalize"),
-        ({"_calculate_rewards": lambda inputs: None}, ContractError, "reward for each completion|positional"),
+        ({}, "max_resamples must be >= 0; got -1"),
+        ({"tools": [print]}, r"without tools.*got tools="),
+        ({"rollout_func": print}, r"without tools.*rollout_func=<built-in"),
+        ({"environment_factories": {None: print}}, r"environments=.*leave these out"),
+        ({"train_dataset": iter([])}, "must have a length and rows"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "sum_then_normalize"),
     ],
-)  # fmt: skip
-def test_what_it_does_not_go_with_is_refused(make_trainer, change, error, message):
-    trainer = make_trainer(max_steps=1)
+)
+def test_what_it_does_not_go_with_is_refused(make_trainer, change, message):
+    trainer = make_trainer()
     for name, value in change.items():
         setattr(trainer, name, value)
-    with pytest.raises((error, TypeError) if "_calculate_rewards" in change else error, match=message):  # fmt: skip
-        with dynamic_sampling(trainer, 1 if change else -1):
-            trainer.train()
+    with (
+        pytest.raises(ValueError, match=message),
+        dynamic_sampling(trainer, 1 if change else -1),
+    ):
+        pass
 
 
 def test_several_processes_and_images_are_refused(make_trainer, monkeypatch):
     trainer = make_trainer()
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    with pytest.raises(ValueError, match="one process.*got 2"), dynamic_sampling(trainer, 1):
+    with pytest.raises(ValueError, match=r"one process.*got 2"), dynamic_sampling(trainer, 1):
         pass
     monkeypatch.undo()
     trainer.train_dataset = trainer.train_dataset.add_column("image", [None] * 32)
@@ -446,7 +449,8 @@ def test_the_entropy_mask_drops_the_policy_term_alone(make_trainer, guide, setti
         assert len(step["entropy_masks"]) == len(step["inputs"])
         for kept, inputs in zip(step["entropy_masks"], step["inputs"], strict=True):
             assert 0.29 < (kept.sum() / inputs["completion_mask"].sum()).item() < 0.4
-    assert all(("sage/entropy" in entry) == (guide is BRANCH or options.get("log_entropy", False)) for entry in logs(trainer))  # fmt: skip
+    # The mask has the entropies computed, so they are logged whatever `log_entropy` says.
+    assert all(("sage/entropy" in entry) == (guide is not None) for entry in logs(trainer))
 
 
 def test_the_oracles_threshold_by_hand():
@@ -479,7 +483,8 @@ def test_shaped_advantages_equal_the_oracle(make_trainer, guide, settings, optio
         return seen[-1]
 
     train_and_check(trainer, guide, shape_advantages=shape, **options)
-    varied = [(row[row.isfinite()].max() - row[row.isfinite()].min()).item() for rows in seen for row in rows]  # fmt: skip
+    kept = [row[row.isfinite()] for rows in seen for row in rows]
+    varied = [(row.max() - row.min()).item() for row in kept if len(row)]
     assert max(varied) > 0.1, "the tokens of a completion must differ for this to show anything"
 
 
