@@ -7,15 +7,17 @@ A row of your own is another `Algorithm`: `replace(ALGORITHMS["sage-branch"], na
 """
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from sage_unsloth.adaptive import AdaptiveGuide
 from sage_unsloth.guides import BranchGuide, Guide, RandomGuide, TokenGuide
-from sage_unsloth.losses import LOSS_TYPES
+from sage_unsloth.losses import LOSS_TYPES, check_credit
 from sage_unsloth.patch import check_guide, check_penalty
 from sage_unsloth.rlvr import RlvrConfig
+from sage_unsloth.teacher import TeacherGuide
 
-SETTINGS = ("loss_type", "epsilon_high", "beta", "kl_estimator")
+SETTINGS = ("loss_type", "scale_rewards", "epsilon_high", "beta", "kl_estimator", "credit")
 """The fields of an algorithm that are settings of `RlvrConfig`; the guide is the other thing that a row chooses."""
 
 
@@ -28,13 +30,15 @@ class Algorithm:
         description: one line: which gradient it has, or what a comparison with it isolates.
         paper_row: its row in the paper's tables; None where they have none.
         loss_type: how token losses are reduced.
+        scale_rewards: what advantages are divided by ("group": the standard deviation of the prompt's rewards; "none").
         epsilon_high: upper clip of the importance ratio.
         beta: KL coefficient β; 0 drops the KL term.
         kl_estimator: the KL penalty, one of `sage_unsloth.losses.KL_ESTIMATORS`.
+        credit: "token", the paper's loss, or "sequence", the gradient of Eq. 6 (`sage_unsloth.losses.sequence_credit`).
         guide: shapes the KL anchor; None is q = 1.
 
     Raises:
-        ValueError: an unknown loss type or estimator, or a guide or penalty of ours without a KL term.
+        ValueError: an unknown loss type, estimator or credit, or a guide, penalty or credit of ours without its KL term.
         TypeError: `guide` is not a guide.
     """
 
@@ -42,15 +46,18 @@ class Algorithm:
     description: str
     paper_row: str | None = None
     loss_type: str = "grpo"
+    scale_rewards: str = "group"
     epsilon_high: float = 0.2
     beta: float = 0.05
     kl_estimator: str = "k3"
+    credit: str = "token"
     guide: Guide | None = None
 
     def __post_init__(self) -> None:
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
         check_penalty(self.kl_estimator, self.beta)
+        check_credit(self.credit, self.kl_estimator, self.beta)
         if self.guide is not None:
             check_guide(self.guide, self.beta)
 
@@ -59,6 +66,13 @@ class Algorithm:
         return replace(config, **{name: getattr(self, name) for name in SETTINGS})
 
 
+_EXACT: dict[str, Any] = {
+    # r − mean(r) as it is, and a constant in the place of lengths: what is left is the gradient of Eq. 6 up to that constant.
+    "loss_type": "dr_grpo",
+    "scale_rewards": "none",
+    "kl_estimator": "k3-is",
+    "credit": "sequence",
+}
 _DAPO = "clip and normalisation of DAPO (not its dynamic sampling, overlong filtering or overlong shaping)"
 
 ALGORITHMS = {
@@ -102,13 +116,50 @@ ALGORITHMS = {
             name="sage-token",
             paper_row="GRPO + Token",
             guide=TokenGuide(),
-            description="q depends on the token itself, as in no other row: the forward KL's gradient to a reshaped anchor",
+            description="q depends on the token itself, as in no other row of the paper: the forward KL's gradient to a reshaped anchor",
         ),
         Algorithm(
             name="sage-branch",
             paper_row="GRPO + Branch",
             guide=BranchGuide(),
             description="q depends on the prefix alone: grpo's pull to π_ref, 1 to 1.4 times as strong where entropy is high",
+        ),
+        Algorithm(
+            name="sage-branch-reference",
+            guide=BranchGuide(source="reference"),
+            description="sage-branch by the reference's entropies: q·π_ref is one fixed anchor for the whole run, as the theory assumes",
+        ),
+        Algorithm(
+            name="sage-branch-adaptive",
+            guide=AdaptiveGuide(BranchGuide(), target=0.01),
+            description="sage-branch, its strength steered to a mean log q of 0.01 nats a token, as long as any token is touched",
+        ),
+        Algorithm(
+            name="sage-token-causal",
+            guide=TokenGuide(norm="causal"),
+            description="sage-token without a look at later tokens, so that q is the product of Eq. 7",
+        ),
+        Algorithm(
+            name="sage-teacher",
+            guide=TeacherGuide(),
+            description="q is a frozen teacher's probability over the reference's: the anchor leans to the teacher (needs teacher=…)",
+        ),
+        Algorithm(
+            name="grpo-exact",
+            **_EXACT,
+            description="the gradient of Eq. 1, KL of whole completions: against it, what the guide of the exact rows does",
+        ),
+        Algorithm(
+            name="sage-branch-exact",
+            **_EXACT,
+            guide=BranchGuide(source="reference"),
+            description="the gradient of Eq. 6: tokens are paid for the branch points that they lead to; its optimum is Eq. 4 (of q per token)",
+        ),
+        Algorithm(
+            name="sage-token-exact",
+            **_EXACT,
+            guide=TokenGuide(norm="causal", source="reference"),
+            description="the gradient of Eq. 6 with a causal token guide of the reference's surprisal",
         ),
         Algorithm(
             name="bnpo",
@@ -209,6 +260,15 @@ def markdown_table() -> str:
 def _changes_text(algorithm: Algorithm) -> str:
     changed = changes(algorithm)
     if "guide" in changed:
-        # Values of a guide that are its class's defaults would only repeat the guide's own documentation.
-        changed["guide"] = type(algorithm.guide).__name__
+        changed["guide"] = _guide_text(algorithm.guide)
     return ", ".join(f"{name}={value}" for name, value in changed.items()) or "nothing"
+
+
+def _guide_text(guide: Guide) -> str:
+    """Its class and what differs from the class's defaults, which would only repeat the guide's own documentation."""
+    given = [
+        f"{field.name}={_guide_text(value) if isinstance(value, Guide) else repr(value)}"
+        for field in fields(guide)
+        if field.init and (value := getattr(guide, field.name)) != field.default
+    ]
+    return type(guide).__name__ + (f"({', '.join(given)})" if given else "")

@@ -20,7 +20,7 @@ Shapes: B completions, T tokens.
 """
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -98,6 +98,23 @@ class Guide(Protocol):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """log q_t, (B, T) float32, without gradient, 0 where the mask is 0."""
+        ...
+
+
+@runtime_checkable
+class SteeredGuide(Guide, Protocol):
+    """A guide with a state of its own, which is moved after each optimizer step and kept in each checkpoint."""
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """Learn from the metrics of `sage_unsloth.monitor`, pooled over the step's micro-batches and processes."""
+        ...
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps, as numbers; each is logged as `sage/<name>`."""
+        ...
+
+    def restore(self, state: Mapping[str, float] | None) -> None:
+        """Go on from what `state()` returned, or begin anew with None."""
         ...
 
 

@@ -6,6 +6,7 @@
     sage/entropy                                      H_t, nats, when the guide or `log_entropy` asks for entropies
     sage/ref_entropy                                  the same of π_ref, when the guide asks for it
     sage/credit_abs                                   mean over tokens of |sequence credit|, in units of reward
+    sage/<name>                                       the state of a guide that has one (`guides.SteeredGuide`)
     kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
@@ -30,6 +31,8 @@ class GuideMetrics:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._last: list[float] | None = None
+        self.values: dict[str, float] = {}
+        """Of the window so far, by metric."""
 
     def add(
         self,
@@ -83,6 +86,7 @@ class GuideMetrics:
         for name in ("entropy", "ref_entropy", "credit_abs"):
             if name in new:
                 values[f"sage/{name}"] = new[name] / tokens
+        self.values = values
         for name, value in values.items():
             metrics[name] = [value]
             self._last = metrics[name]

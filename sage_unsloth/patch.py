@@ -43,7 +43,7 @@ from sage_unsloth.contract import (
     check_contract,
     kernel_with,
 )
-from sage_unsloth.guides import OPTIONAL_SIGNALS, Guide, TokenSignals
+from sage_unsloth.guides import OPTIONAL_SIGNALS, Guide, SteeredGuide, TokenSignals
 from sage_unsloth.losses import (
     LOSS_TYPES,
     PENALTIES,
@@ -56,6 +56,8 @@ from sage_unsloth.monitor import GuideMetrics
 from sage_unsloth.rewards import SolutionReward
 from sage_unsloth.rollout_batch import rollout_signals
 
+STATE = "SageGuide"
+"""Where a checkpoint's trainer_state.json holds the guide's state."""
 ShapeAdvantages = Callable[[TokenSignals, Tensor], Tensor]
 
 logger = logging.getLogger(__name__)
@@ -452,6 +454,8 @@ class _Hook:
         mode = "train" if self.trainer.model.training else "eval"
         metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
         self.metrics[mode].add(signals, log_guide, gather, metrics, credit)
+        if isinstance(self.guide, SteeredGuide):
+            metrics.update({f"sage/{name}": [value] for name, value in self.guide.state().items()})
 
     def _log_guide(self, signals: TokenSignals) -> Tensor:
         """What the guide returns, (B, T), 0 outside the mask."""
@@ -480,11 +484,23 @@ class _Hook:
 
 
 def _watch(hook: _Hook) -> Any:
-    """A callback that stops training after the first optimizer step that bypassed the hook."""
+    """A callback that stops training after the first optimizer step that bypassed the hook, and steers a guide with a state."""
     from transformers import TrainerCallback
 
     class GuideWatch(TrainerCallback):
         seen = 0
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not isinstance(hook.guide, SteeredGuide):
+                return
+            kept = state.stateful_callbacks.get(STATE)
+            if kept is None and state.global_step > 0:
+                raise ValueError(
+                    f"a checkpoint must hold the state of the guide that it was trained with; the one of step {state.global_step} "
+                    f"holds none for {hook.guide!r}; go on with the guide that it was trained with, or start anew"
+                )
+            hook.guide.restore(None if kept is None else kept["attributes"])
+            self.keep(state)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if hook.consulted == self.seen:
@@ -494,5 +510,12 @@ def _watch(hook: _Hook) -> Any:
                     expected=f"a call of {LOSS}",
                 )
             self.seen = hook.consulted
+            if isinstance(hook.guide, SteeredGuide):
+                hook.guide.after_step(hook.metrics["train"].values)
+                self.keep(state)
+
+        def keep(self, state: Any) -> None:
+            """The trainer writes this dict into every checkpoint's trainer_state.json."""
+            state.stateful_callbacks[STATE] = {"args": {}, "attributes": hook.guide.state()}
 
     return GuideWatch()

@@ -4,6 +4,7 @@ A stage is a function of a config, a model, rows and a folder. A folder that is 
 from its last checkpoint with the same guide values, data order and random state, one with other settings is refused.
 """
 
+import copy
 import logging
 import os
 import shutil
@@ -15,15 +16,22 @@ from typing import Any
 from sage_unsloth.dynamic_sampling import dynamic_sampling
 from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
-from sage_unsloth.losses import LOSS_TYPES
+from sage_unsloth.losses import LOSS_TYPES, check_credit
 from sage_unsloth.models import LoraSettings, load_policy, load_stop_tokens, load_tokenizer
-from sage_unsloth.patch import check_guide, check_penalty, guided_kl, load_unsloth
+from sage_unsloth.patch import (
+    check_guide,
+    check_penalty,
+    check_teacher,
+    guided_kl,
+    load_unsloth,
+)
 from sage_unsloth.preflight import preflight
 from sage_unsloth.prompts import prompt_messages
 from sage_unsloth.records import append_jsonl, locked
 from sage_unsloth.rewards import Grader, SolutionReward, grading_workers, normalise
 from sage_unsloth.rollouts import ROLLOUTS, check_calls, choose_rollouts, generation_arguments
 from sage_unsloth.sampling import prompt_ids
+from sage_unsloth.teacher import drop_teacher, forget_teacher, load_teacher
 from sage_unsloth.training import (
     begin,
     check_rows,
@@ -38,6 +46,7 @@ from sage_unsloth.weights import model_identity
 
 COMPLETIONS = "completions.jsonl"
 REFERENCES = ("sft", "base")
+SCALE_REWARDS = ("group", "batch", "none")
 FIRST_KL_MAX = 1e-3
 """Nats per token: above this, policy and reference were not the same model before the first step."""
 
@@ -59,8 +68,15 @@ class RlvrConfig:
         weight_decay: of AdamW.
         beta: KL coefficient β.
         kl_estimator: the KL penalty, one of `losses.KL_ESTIMATORS`; "k3" is the paper's.
+        credit: "token", the paper's, or "sequence": each token answers for the guide and the KL of those after it, so that the
+            update follows Eq. 6; see `losses.sequence_credit`. All completions of a step then go through the loss together,
+            and `micro_batch_size` says how many of them at a time have their logits computed.
+        teacher: for a guide that reads one: an adapter's folder (on the same base), or a model's folder or hub id (with the same
+            tokenizer); empty for none. A model takes its own memory, which the plan does not count.
         reference: what π_ref is: "sft", the model that RL starts from, or "base", the model below the adapter that it starts from.
         loss_type: how token losses are reduced ("grpo", "bnpo", "dr_grpo", "dapo").
+        scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the prompt's rewards ("group", as
+            in the paper), of the step's ("batch"), or nothing ("none").
         epsilon, epsilon_high: clip range of the importance ratio.
         max_resamples: times that a rollout batch's groups without a signal are sampled again for other prompts (`dynamic_sampling`,
             with the cost of each); 0 never does.
@@ -98,8 +114,11 @@ class RlvrConfig:
     weight_decay: float = 0.01
     beta: float = 0.05
     kl_estimator: str = "k3"
+    credit: str = "token"
     reference: str = "sft"
+    teacher: str = ""
     loss_type: str = "grpo"
+    scale_rewards: str = "group"
     epsilon: float = 0.2
     epsilon_high: float = 0.2
     max_resamples: int = 0
@@ -157,6 +176,11 @@ class RlvrConfig:
         if self.beta < 0:
             raise ValueError(f"beta must be >= 0; got {self.beta}")
         check_penalty(self.kl_estimator, self.beta)
+        check_credit(self.credit, self.kl_estimator, self.beta)
+        if self.scale_rewards not in SCALE_REWARDS:
+            raise ValueError(
+                f"scale_rewards must be one of {SCALE_REWARDS}; got {self.scale_rewards!r}"
+            )
         if self.reference not in REFERENCES:
             raise ValueError(
                 f"reference must be one of {', '.join(REFERENCES)}; got {self.reference!r}"
@@ -204,6 +228,10 @@ def rlvr(
     check_tracker(config.report_to)
     if guide is not None:
         check_guide(guide, config.beta)
+        guide = copy.deepcopy(
+            guide
+        )  # one with a state of its own must not carry it to the next run
+    check_teacher(frozenset() if guide is None else guide.needs, config.teacher or None)
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
             "reference='base' trains on an adapter against the model without it, and reference='sft' trains a fresh one; "
@@ -219,6 +247,8 @@ def rlvr(
     settings |= {"guide": repr(guide), "rollouts": rollouts}
     if adapter is not None:
         settings["adapter"] = model_identity(model_path, adapter)["adapter"]
+    if config.teacher:
+        settings["teacher"] = f"{Path(config.teacher).name} {model_identity(config.teacher)['weights']}"  # fmt: skip
     with locked(folder):
         begin(folder, settings, config, model_path)
         return _rlvr(config, model_path, rows, Path(folder), guide, name, adapter, rollouts)
@@ -255,6 +285,11 @@ def _rlvr(
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
     )
+    teacher = None
+    if config.teacher:
+        teacher = load_teacher(
+            config.teacher, model_path, model, tokenizer, load_in_4bit=config.load_in_4bit
+        )
     resume = last_checkpoint(checkpoints)
     partial = folder / f"{trained.name}.partial"
     if resume is not None and step_of(resume) >= config.max_steps:
@@ -273,10 +308,16 @@ def _rlvr(
             trainer = _trainer(config, model, tokenizer, rows, folder, reward, rollouts)
             with (
                 guided_kl(
-                    trainer, guide, kl_estimator=config.kl_estimator, log_entropy=config.log_entropy
+                    trainer,
+                    guide,
+                    kl_estimator=config.kl_estimator,
+                    credit=config.credit,
+                    teacher=teacher,
+                    log_entropy=config.log_entropy,
                 ),
                 dynamic_sampling(trainer, config.max_resamples),
             ):
+                forget_teacher(resume)
                 train(
                     trainer,
                     folder,
@@ -284,6 +325,7 @@ def _rlvr(
                     resume=resume,
                     extra=_extra(config, guide, folder, reward),
                 )
+        drop_teacher(trainer.model, teacher)
         _warn_if_untrained(trainer.model)
         trainer.model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
@@ -307,7 +349,12 @@ def _trainer(
     data = Dataset.from_list(
         [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
     )
-    micro_batch = config.micro_batch_size or config.completions_per_step
+    batch = config.completions_per_step
+    micro_batch = config.micro_batch_size or batch
+    parts = None  # as Unsloth finds best for the memory there is
+    if config.credit == "sequence":
+        # A prompt's completions must meet in the loss; Unsloth computes their logits part by part.
+        parts, micro_batch = batch // micro_batch if config.micro_batch_size else None, batch
     trainer = GRPOTrainer(
         model=model,
         processing_class=tokenizer,
@@ -316,7 +363,8 @@ def _trainer(
         args=GRPOConfig(
             max_steps=config.max_steps,
             per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=config.completions_per_step // micro_batch,
+            gradient_accumulation_steps=batch // micro_batch,
+            unsloth_grpo_mini_batch=parts,
             num_generations=config.num_generations,
             max_completion_length=config.max_completion_length,
             learning_rate=config.learning_rate,
@@ -329,7 +377,7 @@ def _trainer(
             epsilon_high=config.epsilon_high,
             num_iterations=1,
             mask_truncated_completions=False,
-            scale_rewards="group",
+            scale_rewards=config.scale_rewards,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
             top_entropy_quantile=config.top_entropy_quantile,
             temperature=config.temperature,

@@ -14,6 +14,7 @@ is scattered in row-major order. Which one it was is found by the log-probabilit
 they were expected; anything else is a `ContractError`.
 """
 
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -27,8 +28,14 @@ from sage_unsloth.contract import ContractError
 
 GENERATE = "_generate_and_score_completions"
 SCORE = "_get_per_token_logps_and_entropies"
-SCORERS = ("chunked_hidden_states_selective_log_softmax", "chunked_selective_log_softmax")
 SCORER_WITH_ENTROPY = "chunked_hidden_states_selective_log_softmax_recompute"
+OF_HIDDEN_STATES = (
+    "chunked_hidden_states_selective_log_softmax",
+    "grpo_chunked_hidden_states_logprobs",
+    SCORER_WITH_ENTROPY,
+)
+"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has the first alone here, later ones all."""
+OF_LOGITS = "chunked_selective_log_softmax"
 PREFIX = "sage_"
 GROUPS = f"{PREFIX}groups"
 LOGITS_AT_ONCE = 1 << 26
@@ -155,27 +162,27 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         yield calls
         return
     zoo = importlib.import_module("unsloth_zoo.rl_replacements")
-    plain = {name: getattr(zoo, name) for name in SCORERS}
-    with_entropy = getattr(zoo, SCORER_WITH_ENTROPY)
+    plain = {name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)}  # fmt: skip
 
-    def of_hidden_states(hidden_states: Tensor, lm_head: Tensor, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # fmt: skip
-        known = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
+    def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
+        whole = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
         with torch.no_grad():
-            logps, entropies = with_entropy(
-                hidden_states, lm_head, index, *args, **known, return_entropy=True
-            )
-        if len(known) < len(kwargs):  # over a part of the vocabulary; the entropy stays the whole's
-            logps = plain[SCORERS[0]](hidden_states, lm_head, index, *args, **kwargs)
+            logps, entropies = plain[SCORER_WITH_ENTROPY](*args, **whole, return_entropy=True)
+        if len(whole) < len(kwargs):  # over a part of the vocabulary; the entropy stays the whole's
+            before = len(calls)
+            logps = plain[name](*args, **kwargs)
+            del calls[before:]
         calls.append(Scored(logps, entropies))
         return logps
 
     def of_logits(logits: Tensor, index: Tensor, temperature: float = 1.0, *args: Any, **kwargs: Any) -> Tensor:  # fmt: skip
-        logps = plain[SCORERS[1]](logits, index, temperature, *args, **kwargs)
+        logps = plain[OF_LOGITS](logits, index, temperature, *args, **kwargs)
         calls.append(Scored(logps, entropies_of_logits(logits, temperature)))
         return logps
 
-    for name, function in zip(SCORERS, (of_hidden_states, of_logits), strict=True):
-        setattr(zoo, name, function)
+    for name in plain:
+        replaced = of_logits if name == OF_LOGITS else functools.partial(of_hidden_states, name)
+        setattr(zoo, name, replaced)
     try:
         yield calls
     finally:
@@ -220,22 +227,23 @@ def _groups(trainer: Any, batch: dict[str, Any]) -> Tensor:
 
 
 def _check_functions(trainer: Any) -> None:
-    """The names are there, and the scoring calls the two scorers where `_recorded` puts itself in between."""
+    """The names are there, and the scoring asks for its scorers each time it is called."""
     zoo = importlib.import_module("unsloth_zoo.rl_replacements")
+    needed = (OF_HIDDEN_STATES[0], OF_LOGITS, SCORER_WITH_ENTROPY)
     missing = [name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))]  # fmt: skip
-    missing += [name for name in (*SCORERS, SCORER_WITH_ENTROPY) if not hasattr(zoo, name)]
+    missing += [name for name in needed if not hasattr(zoo, name)]
     if missing:
         raise ContractError(
             "the trainer and unsloth_zoo.rl_replacements must have these functions",
             found=f"no {', '.join(missing)}",
-            expected=(GENERATE, SCORE, *SCORERS, SCORER_WITH_ENTROPY),
+            expected=(GENERATE, SCORE, *needed),
         )
     source = inspect.getsource(getattr(type(trainer), SCORE))
-    imported = [name for name in SCORERS if f"{name}," in source and "from unsloth_zoo.rl_replacements import" in source]  # fmt: skip
+    asked = "from unsloth_zoo.rl_replacements import" in source and f"{OF_LOGITS}," in source
     parameters = inspect.signature(getattr(zoo, SCORER_WITH_ENTROPY)).parameters
-    if imported != [*SCORERS] or "return_entropy" not in parameters:
+    if not asked or "return_entropy" not in parameters:
         raise ContractError(
-            f"{SCORE} must import both scorers when it is called, and {SCORER_WITH_ENTROPY} must return entropies",
-            found=f"{imported}, {tuple(parameters)}",
-            expected=f"{SCORERS}, return_entropy",
+            f"{SCORE} must import its scorers when it is called, and {SCORER_WITH_ENTROPY} must return entropies",
+            found=f"import {asked}, parameters {tuple(parameters)}",
+            expected="import True, return_entropy",
         )

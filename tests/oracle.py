@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 from transformers import TrainerCallback
 
-from sage_unsloth.guides import TokenSignals
+from sage_unsloth.guides import SteeredGuide, TokenSignals
 from sage_unsloth.losses import PENALTIES, UNSLOTH_K3_MAX, grpo_loss, k3
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
@@ -34,6 +34,19 @@ class Recording:
             {"signals": signals, "log_guide": result, "step": step, "max_steps": max_steps}
         )
         return result
+
+
+class SteeredRecording(Recording):
+    """The same of a guide with a state."""
+
+    def after_step(self, metrics):
+        self.guide.after_step(metrics)
+
+    def state(self):
+        return self.guide.state()
+
+    def restore(self, state):
+        self.guide.restore(state)
 
 
 def completion_rows(inputs):
@@ -299,7 +312,9 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
     from sage_unsloth.patch import guided_kl
 
     estimator = kl_estimator or ("k3-is" if trainer.args.use_bias_correction_kl else "k3")
-    recording = None if guide is None else Recording(guide)
+    recording = None
+    if guide is not None:
+        recording = (SteeredRecording if isinstance(guide, SteeredGuide) else Recording)(guide)
     teacher, of_oracle = options.pop("teacher", (None, None))
     oracle = Oracle(
         trainer, recording, estimator, options.get("credit", "token"), of_oracle,

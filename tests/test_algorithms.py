@@ -10,6 +10,7 @@ import torch
 
 from sage_unsloth import arithmetic
 from sage_unsloth import rlvr as stage
+from sage_unsloth.adaptive import AdaptiveGuide
 from sage_unsloth.algorithms import (
     ALGORITHMS,
     Algorithm,
@@ -24,8 +25,10 @@ from sage_unsloth.models import data_folder
 from sage_unsloth.quickstart import BASE_MODEL, QuickstartConfig, smoke_config
 from sage_unsloth.rlvr import RlvrConfig, rlvr
 from sage_unsloth.sft import sft
+from sage_unsloth.teacher import TeacherGuide
 from sage_unsloth.training import read_metrics
 
+EXACT = {"loss_type": "dr_grpo", "scale_rewards": "none", "kl_estimator": "k3-is", "credit": "sequence"}  # fmt: skip
 # Written out once more: a row that changes by accident is noticed here.
 EXPECTED = {
     "grpo": {},
@@ -36,6 +39,13 @@ EXPECTED = {
     "sage-random": {"guide": RandomGuide()},
     "sage-token": {"guide": TokenGuide()},
     "sage-branch": {"guide": BranchGuide(ratio=0.3, threshold=1.2)},
+    "sage-branch-reference": {"guide": BranchGuide(source="reference")},
+    "sage-branch-adaptive": {"guide": AdaptiveGuide(BranchGuide(), target=0.01)},
+    "sage-token-causal": {"guide": TokenGuide(norm="causal")},
+    "sage-teacher": {"guide": TeacherGuide()},
+    "grpo-exact": EXACT,
+    "sage-branch-exact": EXACT | {"guide": BranchGuide(source="reference")},
+    "sage-token-exact": EXACT | {"guide": TokenGuide(norm="causal", source="reference")},
     "bnpo": {"loss_type": "bnpo"},
     "bnpo-no-kl": {"loss_type": "bnpo", "beta": 0.0},
     "bnpo-sage-branch": {"loss_type": "bnpo", "guide": BranchGuide()},
@@ -43,7 +53,10 @@ EXPECTED = {
     "dapo-no-kl": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0},
     "dapo-sage-branch": {"loss_type": "dapo", "epsilon_high": 0.28, "guide": BranchGuide()},
 }
-NOT_IN_THE_PAPER = {"grpo-reverse-kl", "bnpo", "dapo"}
+NOT_IN_THE_PAPER = {
+    "grpo-reverse-kl", "bnpo", "dapo", "sage-branch-reference", "sage-branch-adaptive", "sage-token-causal", "sage-teacher",
+    "grpo-exact", "sage-branch-exact", "sage-token-exact",
+}  # fmt: skip
 
 
 def test_rows_are_these():
@@ -92,6 +105,7 @@ def test_an_algorithm_of_ones_own():
         ({"kl_estimator": "k2", "beta": 0.0}, ValueError, "beta must not be 0"),
         ({"guide": BranchGuide(), "beta": 0.0}, ValueError, "beta must not be 0"),
         ({"guide": "branch"}, TypeError, "a guide must have"),
+        ({"credit": "sequence"}, ValueError, "kl_estimator must be one of"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(settings, error, message):
@@ -139,6 +153,8 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
 
     monkeypatch.setattr(stage, "train", watched)
     config = replace(smoke_config().rlvr, learning_rate=5e-3, prompts_per_step=4, log_entropy=False)
+    if name == "sage-teacher":
+        config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     with torch.compiler.set_stance("force_eager"):
         rlvr(algorithm.configure(config), merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)  # fmt: skip
 
@@ -146,12 +162,15 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     expected = {"loss_type": "grpo", "epsilon_high": 0.2, "beta": 0.05} | EXPECTED[name]
     estimator = expected.pop("kl_estimator", "k3")
     guide = expected.pop("guide", None)
+    credit = expected.pop("credit", "token")
     assert {key: getattr(args, key) for key in expected} == expected
     assert args.use_bias_correction_kl is (estimator == "k3-is")
-    assert seen["patched"] == (guide is not None or estimator in PENALTIES)
+    assert seen["patched"] == (guide is not None or estimator in PENALTIES or credit == "sequence")
+    assert args.scale_rewards == expected.get("scale_rewards", "group")
     recorded = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert recorded["kl_estimator"] == estimator
     assert recorded["guide"] == repr(guide)
+    assert recorded["credit"] == credit
 
     metrics = read_metrics(tmp_path)
     assert [row["step"] for row in metrics] == [1, 2]
@@ -159,6 +178,8 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
         assert math.isfinite(row["loss"]) and row["grad_norm"] > 0
         assert ("sage/guide_mean" in row) == (guide is not None)
         assert ("kl/ref_k3" in row) == seen["patched"]
+        assert ("sage/credit_abs" in row) == (credit == "sequence")
+        assert ("sage/strength" in row) == isinstance(guide, AdaptiveGuide)
     # At step 1 the policy is the reference; the guide's shift of the anchor is all that can be in the kl.
     assert guide is not None or abs(metrics[0]["kl"]) < 1e-7
     if algorithm.beta:

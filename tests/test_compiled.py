@@ -22,10 +22,15 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
-guide, kl_estimator = {
-    "plain": (None, "k3"), "branch": (BranchGuide(threshold=1.0), "k3"), "k2": (BranchGuide(threshold=1.0), "k2"),
+branch, reference = BranchGuide(threshold=1.0), BranchGuide(threshold=1.0, source="reference")
+guide, kl_estimator, credit = {
+    "plain": (None, "k3", "token"), "branch": (branch, "k3", "token"), "k2": (branch, "k2", "token"),
+    "exact": (reference, "k3-is", "sequence"),
 }[sys.argv[2]]
-trainer = conftest.build_trainer(sys.argv[3], max_steps=int(sys.argv[4]), gradient_accumulation_steps=1)
+trainer = conftest.build_trainer(
+    sys.argv[3], max_steps=int(sys.argv[4]), gradient_accumulation_steps=1, use_bias_correction_kl=kl_estimator == "k3-is",
+    learning_rate=1e-3,
+)
 graphs = []
 
 class Count(TrainerCallback):
@@ -33,7 +38,7 @@ class Count(TrainerCallback):
         graphs.append(counters["stats"]["unique_graphs"])
 
 trainer.add_callback(Count())
-with guided_kl(trainer, guide, kl_estimator=kl_estimator):
+with guided_kl(trainer, guide, kl_estimator=kl_estimator, credit=credit):
     trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 print("RESULT", json.dumps({"graphs": graphs, "breaks": sum(counters["graph_break"].values()), "losses": losses}))
@@ -64,7 +69,7 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guide", ["branch", "k2"])
+@pytest.mark.parametrize("guide", ["branch", "k2", "exact"])
 def test_compiled_once_and_equal_to_eager(tmp_path, plain, guide):
     compiled = run(guide, tmp_path, compiled=True)
     eager = run(guide, tmp_path, compiled=False)

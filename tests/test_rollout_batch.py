@@ -11,7 +11,8 @@ from sage_unsloth.contract import ContractError
 from sage_unsloth.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch import guided_kl
 from sage_unsloth.rollout_batch import (
-    SCORERS,
+    OF_HIDDEN_STATES,
+    OF_LOGITS,
     Scored,
     _recorded,
     entropies_of_logits,
@@ -61,13 +62,14 @@ def test_nothing_of_the_trainer_stays_replaced(make_trainer):
     import unsloth_zoo.rl_replacements as zoo
 
     trainer = make_trainer()
-    before = dict(vars(trainer)), {name: getattr(zoo, name) for name in SCORERS}
+    scorers = [name for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)]
+    before = {name: getattr(zoo, name) for name in scorers}
     with guided_kl(trainer, REFERENCE_GUIDES["branch"]):
         assert "_generate_and_score_completions" in vars(trainer)
         trainer.train()
     assert "_generate_and_score_completions" not in vars(trainer)
     assert "compute_loss" not in vars(trainer)
-    assert {name: getattr(zoo, name) for name in SCORERS} == before[1]
+    assert {name: getattr(zoo, name) for name in scorers} == before
 
 
 def test_a_guide_of_the_policy_replaces_nothing_of_the_rollout(make_trainer):
@@ -80,22 +82,45 @@ def test_a_guide_of_the_policy_replaces_nothing_of_the_rollout(make_trainer):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(unsloth_module, temperature):
+@pytest.mark.parametrize("name", OF_HIDDEN_STATES)
+def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(unsloth_module, name, temperature):  # fmt: skip
     import unsloth_zoo.rl_replacements as zoo
+
+    if not hasattr(zoo, name):
+        pytest.skip(f"this Unsloth has no {name}")
 
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(3, 7, 16, generator=generator)
     head = torch.randn(29, 16, generator=generator)
     index = torch.randint(0, 29, (3, 7), generator=generator)
     arguments = (hidden, head, index, 4, 0.0, 0.0, 0.0, temperature)
-    plain = getattr(zoo, SCORERS[0])(*arguments)
+    plain = getattr(zoo, name)(*arguments)
     with _recorded(True) as calls:
-        logps = getattr(zoo, SCORERS[0])(*arguments)
+        logps = getattr(zoo, name)(*arguments)
     all_logps = ((hidden @ head.T) / temperature).double().log_softmax(-1)
     expected = -(all_logps.exp() * all_logps).sum(-1)
     assert torch.allclose(logps, plain, atol=1e-6)
     assert len(calls) == 1 and calls[0].logps is logps
     assert torch.allclose(calls[0].entropies.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OF_HIDDEN_STATES[:2])
+def test_log_probs_over_a_part_of_the_vocabulary_stay_so(unsloth_module, name):
+    """UNSLOTH_GRPO_TRUNCATED_SUPPORT: the log-probs are those of the kept set, the entropy is the whole vocabulary's."""
+    import unsloth_zoo.rl_replacements as zoo
+
+    if not hasattr(zoo, name):
+        pytest.skip(f"this Unsloth has no {name}")
+    generator = torch.Generator().manual_seed(1)
+    hidden, head = torch.randn(2, 5, 16, generator=generator), torch.randn(29, 16, generator=generator)  # fmt: skip
+    index = (hidden @ head.T).argmax(-1)
+    plain = getattr(zoo, name)(hidden, head, index, support_top_k=3)
+    with _recorded(True) as calls:
+        logps = getattr(zoo, name)(hidden, head, index, support_top_k=3)
+    assert torch.equal(logps, plain)
+    assert len(calls) == 1
+    all_logps = (hidden @ head.T).log_softmax(-1)
+    assert torch.allclose(calls[0].entropies, -(all_logps.exp() * all_logps).sum(-1), atol=1e-5)
 
 
 def test_entropies_of_logits_by_slices(monkeypatch):

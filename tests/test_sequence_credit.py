@@ -11,7 +11,11 @@ from sage_unsloth.guides import BranchGuide, TokenGuide
 from sage_unsloth.losses import grpo_loss, leave_one_out, sequence_credit
 from sage_unsloth.patch import guided_kl
 
-EXACT = {"use_bias_correction_kl": True, "gradient_accumulation_steps": 1, "loss_type": "dr_grpo", "scale_rewards": "none"}  # fmt: skip
+EXACT = {
+    "use_bias_correction_kl": True, "gradient_accumulation_steps": 1, "loss_type": "dr_grpo", "scale_rewards": "none",
+    # Small steps: where k3 exceeds 10 Unsloth's versions bound it differently, before or after the ratio.
+    "learning_rate": 1e-3,
+}  # fmt: skip
 
 
 def test_values_by_hand():
