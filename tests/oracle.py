@@ -99,7 +99,7 @@ def credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta):
         total = 0.0
         for later in range(t + 1, lengths[row]):
             d = ref[row, later] - logps[row, later]
-            total -= d.exp() - d - 1
+            total -= min(d.exp() - d - 1, UNSLOTH_K3_MAX)  # bounded, as the credit is
             if log_guide is not None:
                 total += log_guide[row, later] - mean
         return beta * total
