@@ -162,7 +162,8 @@ def guided_kl(
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or the name of a frozen adapter
             in the trainer's model. It scores each rollout batch once, without gradient.
         shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of reward and used without
-            gradient; `signals.entropies` are there with `log_entropy`. Applied before `credit` adds its part.
+            gradient; values outside the mask are dropped. `signals.entropies` are there with `log_entropy`. Applied before
+            `credit` adds its part.
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies, without a KL term too. The
             loss stays what it is; Unsloth computes the entropies in the gradient pass.
 
@@ -451,6 +452,8 @@ class _Hook:
                 raise ValueError(
                     f"shape_advantages must return (B,) or (B, T); got {tuple(shaped.shape)} for {tuple(signals.mask.shape)}"
                 )
+            if shaped.dim() == 2:  # outside the mask the signals mean nothing, and 0 · nan is nan
+                shaped = torch.where(signals.mask.bool(), shaped, 0.0)
             advantages = shaped
         if self.credit == "token":
             return advantages, None

@@ -332,6 +332,15 @@ class SolutionReward:
         ]
         return [float(grade is Grade.CORRECT) for grade in grades]
 
+    def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
+        """Completions that are not trained on leave the counts; `batch` is what `last_batch` shall be.
+
+        Args:
+            dropped, batch: entries of earlier values of `last_batch`.
+        """
+        self._counts.subtract(Grade(row["grade"]) for row in dropped)
+        self.last_batch = batch
+
     def pop_counts(self) -> dict[str, int]:
         """How many completions got each grade since the last call; every grade has a key."""
         counts, self._counts = self._counts, Counter()

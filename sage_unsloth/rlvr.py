@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.dynamic_sampling import dynamic_sampling
 from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
 from sage_unsloth.losses import LOSS_TYPES, check_credit
@@ -78,6 +79,10 @@ class RlvrConfig:
         scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the prompt's rewards ("group", as
             in the paper), of the step's ("batch"), or nothing ("none").
         epsilon, epsilon_high: clip range of the importance ratio.
+        max_resamples: times that a rollout batch's groups without a signal are sampled again for other prompts (`dynamic_sampling`,
+            with the cost of each); 0 never does.
+        top_entropy_quantile: the policy term is kept at this share of the tokens, those before which the policy's entropy is
+            highest, and the KL term at every token (TRL's entropy mask); 1 masks nothing.
         temperature, top_p, min_p: sampling; top-k is off.
         rollouts: "vllm", "transformers", or "auto": vLLM where it runs.
         recompute_logits: the loss computes its logits a second time in the backward pass instead of keeping them: less memory,
@@ -117,6 +122,8 @@ class RlvrConfig:
     scale_rewards: str = "group"
     epsilon: float = 0.2
     epsilon_high: float = 0.2
+    max_resamples: int = 0
+    top_entropy_quantile: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.01
@@ -150,7 +157,12 @@ class RlvrConfig:
         ):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} must be in [{low}, {high}]; got {getattr(self, name)}")
-        for name in ("preflight_prompts", "sample_steps", "weight_decay"):
+        if not 0 < self.top_entropy_quantile <= 1:
+            raise ValueError(
+                "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and 1 is all of them; got "
+                f"{self.top_entropy_quantile}"
+            )
+        for name in ("preflight_prompts", "sample_steps", "weight_decay", "max_resamples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
         for name in ("max_steps", "prompts_per_step", "max_completion_length", "max_prompt_length", "learning_rate",
@@ -296,13 +308,16 @@ def _rlvr(
                 preflight(config, engine, rows, folder)
             reward = SolutionReward(grader)
             trainer = _trainer(config, model, tokenizer, rows, folder, reward, rollouts)
-            with guided_kl(
-                trainer,
-                guide,
-                kl_estimator=config.kl_estimator,
-                credit=config.credit,
-                teacher=teacher,
-                log_entropy=config.log_entropy,
+            with (
+                guided_kl(
+                    trainer,
+                    guide,
+                    kl_estimator=config.kl_estimator,
+                    credit=config.credit,
+                    teacher=teacher,
+                    log_entropy=config.log_entropy,
+                ),
+                dynamic_sampling(trainer, config.max_resamples),
             ):
                 forget_teacher(resume)
                 train(
@@ -366,6 +381,7 @@ def _trainer(
             mask_truncated_completions=False,
             scale_rewards=config.scale_rewards,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
+            top_entropy_quantile=config.top_entropy_quantile,
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=0,

@@ -5,6 +5,7 @@ float64 copy of the model. From the path under test it takes the batch, the log-
 returned; what the guide was shown is compared with the oracle's own.
 """
 
+import math
 from importlib import metadata
 
 import torch
@@ -98,7 +99,7 @@ def credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta):
         total = 0.0
         for later in range(t + 1, lengths[row]):
             d = ref[row, later] - logps[row, later]
-            total -= d.exp() - d - 1
+            total -= min(d.exp() - d - 1, UNSLOTH_K3_MAX)  # bounded, as the credit is
             if log_guide is not None:
                 total += log_guide[row, later] - mean
         return beta * total
@@ -110,16 +111,34 @@ def credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta):
             mean = sum(log_guide[j, : lengths[j]].sum() for j in others) / tokens
         for t in range(lengths[i]):
             baseline = sum(earned_after(j, t, mean) for j in others) / len(others)
-            own = advantages[i] * (len(others) + 1) / len(others)
+            own = advantages[i] if advantages.dim() == 1 else advantages[i, t]
+            own = own * (len(others) + 1) / len(others)
             result[i, t] = own + earned_after(i, t, mean) - baseline
     return result
+
+
+def entropy_threshold(entropies, mask, quantile):
+    """What a micro-batch's entropy must reach to be in its top `quantile`: between two tokens', in proportion."""
+    ordered = entropies[mask.bool()].sort().values
+    place = (1 - quantile) * (len(ordered) - 1)
+    low = ordered[math.floor(place)]
+    return low + (place - math.floor(place)) * (ordered[math.ceil(place)] - low)
 
 
 class Oracle(TrainerCallback):
     """At each optimizer step, before the weights move: the gradient of the plain-torch loss, beside the trainer's."""
 
-    def __init__(self, trainer, recording=None, kl_estimator="k3", credit="token", teacher=None):
+    def __init__(
+        self,
+        trainer,
+        recording=None,
+        kl_estimator="k3",
+        credit="token",
+        teacher=None,
+        shape_advantages=None,
+    ):
         self.trainer = trainer
+        self.shape_advantages = shape_advantages
         self.credit = credit
         self.teacher = teacher
         self.kl_estimator = kl_estimator
@@ -127,7 +146,12 @@ class Oracle(TrainerCallback):
         self.inputs = []
         self.losses = []
         self.steps = []
-        original = trainer.compute_loss
+        self.entropy_masks = []
+        original, of_trl = trainer.compute_loss, trainer.get_high_entropy_mask
+
+        def get_high_entropy_mask(*args):
+            self.entropy_masks.append(of_trl(*args))
+            return self.entropy_masks[-1]
 
         def compute_loss(model, inputs, *args, **kwargs):
             self.inputs.append(
@@ -138,6 +162,7 @@ class Oracle(TrainerCallback):
             return loss
 
         trainer.compute_loss = compute_loss
+        trainer.get_high_entropy_mask = get_high_entropy_mask
         trainer.add_callback(self)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
@@ -149,7 +174,7 @@ class Oracle(TrainerCallback):
         total = torch.zeros((), dtype=torch.float64)
         calls = self.recording.calls if self.recording else [None] * len(self.inputs)
         assert len(calls) == len(self.inputs)
-        guides, kls = [], []
+        guides, kls, masks = [], [], list(self.entropy_masks)
         for inputs, call in zip(self.inputs, calls, strict=True):
             with torch.no_grad(), model.disable_adapter():
                 ref, ref_entropies = score(model, inputs, args.temperature)
@@ -163,25 +188,33 @@ class Oracle(TrainerCallback):
             logps, entropies = score(model, inputs, args.temperature)
             mask = inputs["completion_mask"]
             log_guide = None
+            of_oracle = TokenSignals(
+                logps.detach(), ref, mask, entropies.detach(), ref_entropies, teacher
+            )
             if call is not None:
                 assert torch.equal(
                     to_completion_layout(call["signals"].mask, inputs).bool(), mask.bool()
                 )
                 log_guide = to_completion_layout(call["log_guide"], inputs)
-                of_oracle = TokenSignals(
-                    logps.detach(), ref, mask, entropies.detach(), ref_entropies, teacher
-                )
                 _compare_signals(call["signals"], inputs, of_oracle)
                 guides.append((call, of_oracle, log_guide))
             old = inputs.get("old_per_token_logps")
             if old is not None:
                 old = to_completion_layout(old, inputs)
             advantages = inputs["advantages"].double()
+            if self.shape_advantages is not None:
+                advantages = self.shape_advantages(of_oracle, advantages)
+                if advantages.dim() == 2:
+                    advantages = torch.where(mask.bool(), advantages, 0.0)
             if self.credit == "sequence":
                 prompts = [prompt.tolist() for prompt, _ in completion_rows(inputs)]
                 groups = [prompts.index(prompt) for prompt in prompts]
                 beta = self.trainer.beta
                 advantages = credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta)  # fmt: skip
+            if args.top_entropy_quantile < 1.0:
+                kept = self._entropy_mask(inputs, entropies.detach(), masks.pop(0))
+                # An advantage of 0 leaves the token's KL and the normaliser as they are.
+                advantages = (advantages if advantages.dim() == 2 else advantages[:, None]) * kept
             loss = grpo_loss(
                 logps, ref, mask, advantages,
                 old_per_token_logps=old, log_guide=log_guide, beta=self.trainer.beta,
@@ -205,11 +238,22 @@ class Oracle(TrainerCallback):
         }
         self.steps.append(
             {"loss": sum(self.losses), "expected_loss": total.item(), "gradients": gradients, "guides": guides,
-             "inputs": self.inputs, "expected_kl": sum(kls) / len(kls)}
+             "inputs": self.inputs, "expected_kl": sum(kls) / len(kls), "entropy_masks": self.entropy_masks}
         )  # fmt: skip
-        self.inputs, self.losses = [], []
+        assert not masks
+        self.inputs, self.losses, self.entropy_masks = [], [], []
         if self.recording:
             self.recording.calls = []
+
+    def _entropy_mask(self, inputs, entropies, of_trl):
+        """TRL's mask, (B, T), which is the oracle's own but for ties: a prompt's completions share the entropy of their first
+        token, up to rounding, and the threshold may fall on it."""
+        of_trl, mask = to_completion_layout(of_trl, inputs), inputs["completion_mask"].bool()
+        threshold = entropy_threshold(entropies, mask, self.trainer.args.top_entropy_quantile)
+        clear = mask & ((entropies - threshold).abs() > 1e-4)
+        assert torch.equal(of_trl[clear], (entropies > threshold)[clear].double())
+        assert clear.sum() >= 0.9 * mask.sum()
+        return of_trl
 
     def check(self, rtol=1e-5):
         """Loss and every gradient within rtol of the oracle, relative to the largest gradient of its step.
@@ -258,12 +302,13 @@ def _tokens_per_optimizer_step(inputs, args):
     return float(count) * args.gradient_accumulation_steps / args.steps_per_generation
 
 
-def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, **options):
+def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resamples=0, **options):
     """Run trainer.train() under guide and estimator, compare each step with the oracle, and return the oracle.
 
     Without an estimator it is the one of Unsloth's own that the trainer's arguments name. `options` go to `guided_kl`; a
     teacher is given as the pair of what it takes and a float64 model for the oracle.
     """
+    from sage_unsloth.dynamic_sampling import dynamic_sampling
     from sage_unsloth.patch import guided_kl
 
     estimator = kl_estimator or ("k3-is" if trainer.args.use_bias_correction_kl else "k3")
@@ -271,8 +316,14 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, **options
     if guide is not None:
         recording = (SteeredRecording if isinstance(guide, SteeredGuide) else Recording)(guide)
     teacher, of_oracle = options.pop("teacher", (None, None))
-    oracle = Oracle(trainer, recording, estimator, options.get("credit", "token"), of_oracle)
-    with guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options):
+    oracle = Oracle(
+        trainer, recording, estimator, options.get("credit", "token"), of_oracle,
+        options.get("shape_advantages"),
+    )  # fmt: skip
+    with (
+        guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options),
+        dynamic_sampling(trainer, max_resamples),
+    ):
         trainer.train()
     oracle.check(rtol)
     return oracle

@@ -247,12 +247,13 @@ def test_every_other_setting_reaches_trainer_adapter_and_unsloth(merged, tmp_pat
     config = replace(
         RLVR, max_steps=20, micro_batch_size=2, learning_rate=3e-4, weight_decay=0.03, warmup_ratio=0.25, save_steps=7, seed=11,
         max_completion_length=33, recompute_logits=True, vllm_importance_sampling_correction=False, lora=lora,
+        top_entropy_quantile=0.4,
     )  # fmt: skip
     with pytest.raises(InterruptedError):
         rlvr(config, merged, TRAIN, tmp_path)
     trainer, args = seen["trainer"], seen["trainer"].args
     for name in ("max_steps", "learning_rate", "weight_decay", "save_steps", "seed", "num_generations",
-                 "max_completion_length", "vllm_importance_sampling_correction"):  # fmt: skip
+                 "max_completion_length", "vllm_importance_sampling_correction", "top_entropy_quantile"):  # fmt: skip
         assert getattr(args, name) == getattr(config, name), name
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
     assert args.warmup_steps == 5 and args.lr_scheduler_type == "linear"
@@ -361,6 +362,30 @@ def test_completions_are_kept_with_their_grades(merged, tmp_path):
         assert row["grade"] == "correct" if right else row["grade"] != "correct"
 
 
+def test_groups_without_a_signal_are_replaced_up_to_max_resamples(merged, tmp_path):
+    """At every setting the trained completions are counted, kept and graded against their own prompts."""
+    config = replace(RLVR, max_steps=2, prompts_per_step=4, num_generations=2, sample_steps=1)
+    answers = {row["problem"]: row["answer"] for row in TRAIN}
+    rows = {}
+    for attempts in (0, 2):
+        folder = tmp_path / str(attempts)
+        rlvr(replace(config, max_resamples=attempts), merged, TRAIN, folder, BranchGuide())
+        rows[attempts] = read_metrics(folder)
+        kept = read_jsonl(folder / "completions.jsonl")
+        assert all(answers[row["prompt"]] == row["answer"] for row in kept)
+        for entry in rows[attempts]:
+            of_step = [row for row in kept if row["step"] == entry["step"]]
+            right = sum(row["grade"] == "correct" for row in of_step)
+            assert len(of_step) == 8 and entry["reward/correct"] == right == entry["reward"] * 8
+            assert sum(entry[f"reward/{grade}"] for grade in ("wrong", "unparsable", "timed out")) == 8 - right  # fmt: skip
+    assert not any("sampling/resampled_groups" in entry for entry in rows[0])
+    assert rows[0][0]["frac_reward_zero_std"] > 0, "a group must be dead for this to show anything"
+    for entry in rows[2]:
+        assert entry["sampling/dead_groups"] == entry["frac_reward_zero_std"]
+        assert entry["sampling/resampled_groups"] <= 8
+    assert rows[2][0]["sampling/resampled_groups"] >= 4 * rows[0][0]["frac_reward_zero_std"]
+
+
 def test_the_run_says_where_it_started(merged, whole_run):
     run = json.loads((whole_run[1] / "run.json").read_text())
     assert run["model_path"] == str(merged)
@@ -382,6 +407,9 @@ def test_the_run_says_where_it_started(merged, whole_run):
         (dict(epsilon=-1.0), "epsilon must be in"),
         (dict(warmup_ratio=3.0), "warmup_ratio must be in"),
         (dict(preflight_prompts=-1), "preflight_prompts must be >= 0"),
+        (dict(max_resamples=-1), "max_resamples must be >= 0; got -1"),
+        (dict(top_entropy_quantile=0.0), r"top_entropy_quantile must be in \(0, 1\] .*got 0.0"),
+        (dict(top_entropy_quantile=1.2), r"top_entropy_quantile must be in \(0, 1\] .*got 1.2"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
