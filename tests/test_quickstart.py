@@ -142,7 +142,7 @@ def test_figures_are_drawn_from_the_tables_beside_them(tmp_path):
     plots.plot_training({"GRPO": rows}, tmp_path / "t.png", "note")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 4
-    assert plots._moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+    assert plots.moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
 
 
 def test_readme_shows_the_figures_of_the_committed_report():
