@@ -1,4 +1,4 @@
-"""Scores completions that are on disk: perplexity under a baseline (Eq. 39), and what a guide makes of each token.
+"""Scores completions that are on disk under a model: log-probabilities, entropies, perplexity (Eq. 39).
 
 By a plain forward pass of transformers, without Unsloth: nothing is drawn and nothing is trained.
 
@@ -8,7 +8,6 @@ chosen for the same text, the scored tokens are other ones; their number is comp
 Shapes: B completions, T tokens of the longest one, V vocabulary.
 """
 
-import ast
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,12 +19,9 @@ import numpy as np
 from sage_unsloth.metrics import mean_difference, mean_interval
 from sage_unsloth.records import append_jsonl, locked, read_jsonl, refuse_other_settings, write_json
 from sage_unsloth.sampling import prompt_ids
-from sage_unsloth.token_page import TokenTrace
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from sage_unsloth.guides import Guide
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -183,7 +179,7 @@ def score_records(
 def _score_batch(
     model: Any, tokenizer: Any, batch: Sequence[dict], problems: Mapping[str, str]
 ) -> list[dict]:
-    ids = [_completion_ids(tokenizer, record["completion"]) for record in batch]
+    ids = [completion_ids(tokenizer, record["completion"]) for record in batch]
     prompts = [prompt_ids(tokenizer, problems[record["problem_id"]]) for record in batch]
     present = [number for number, row in enumerate(ids) if row]
     totals = dict.fromkeys(range(len(batch)), 0.0)
@@ -202,7 +198,8 @@ def _score_batch(
     ]
 
 
-def _completion_ids(tokenizer: Any, text: str) -> list[int]:
+def completion_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a recorded completion, without EOS."""
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -266,96 +263,3 @@ def perplexity_table(
             row["tokens_as_drawn"] = float(np.mean([score["tokens_as_drawn"] for score in rows]))
             table.append(row)
     return table
-
-
-def trace(
-    title: str,
-    policy: Any,
-    tokenizer: Any,
-    guide: "Guide",
-    problem: str,
-    record: Mapping[str, Any],
-    *,
-    reference: Any = None,
-    temperature: float = 1.0,
-    step: int = 0,
-    max_steps: int = 1,
-    seed: int = 0,
-) -> TokenTrace:
-    """Where a guide acts in one recorded completion: entropy, log q and both log-probabilities of each token.
-
-    EOS is among the tokens of a completion that ended by itself, as in training.
-
-    Args:
-        title: of the trace.
-        policy: π, with its adapter.
-        tokenizer: of the policy.
-        guide: any guide.
-        problem: the text of the problem.
-        record: of the completion.
-        reference: π_ref; None is the policy without its adapter.
-        temperature: at which the completion was sampled in training.
-        step, max_steps: optimizer step, for guides with a schedule.
-        seed: of the guide's noise, where it has some.
-
-    Raises:
-        ValueError: an empty completion, or no reference.
-    """
-    import torch
-    from peft import PeftModel
-
-    from sage_unsloth.guides import TokenSignals
-
-    ids = _completion_ids(tokenizer, record["completion"])
-    if record["finish_reason"] == "stop":
-        ids.append(tokenizer.eos_token_id)
-    prompt = prompt_ids(tokenizer, problem)
-    logps, entropies, mask = score(policy, [prompt], [ids], temperature)
-    if reference is not None:
-        ref_logps, _, _ = score(reference, [prompt], [ids], temperature)
-    elif isinstance(policy, PeftModel):
-        with policy.disable_adapter():
-            ref_logps, _, _ = score(policy, [prompt], [ids], temperature)
-    else:
-        raise ValueError(
-            "a policy without an adapter needs its reference model; give reference=model"
-        )
-    signals = TokenSignals(logps, ref_logps, mask, entropies=entropies)
-    generator = torch.Generator().manual_seed(seed)
-    log_guide = guide.log_guide(signals, step=step, max_steps=max_steps, generator=generator)
-    return TokenTrace(
-        title=title,
-        problem=problem,
-        tokens=tuple(tokenizer.decode([token]) for token in ids),
-        entropies=tuple(entropies[0].tolist()),
-        log_guides=tuple(log_guide[0].tolist()),
-        policy_logps=tuple(logps[0].tolist()),
-        ref_logps=tuple(ref_logps[0].tolist()),
-    )
-
-
-def read_guide(text: str) -> "Guide":
-    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2, q_min=0.6, q_max=1.4)".
-
-    Raises:
-        ValueError: not one of this package's guides, written as they print themselves.
-    """
-    from sage_unsloth import guides
-
-    classes = {name: getattr(guides, name) for name in ("BranchGuide", "TokenGuide", "RandomGuide", "CosineSchedule")}  # fmt: skip
-
-    def build(node: ast.expr) -> Any:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            return classes[node.func.id](**{word.arg: build(word.value) for word in node.keywords})
-        return ast.literal_eval(node)
-
-    try:
-        guide = build(ast.parse(text, mode="eval").body)
-    except (KeyError, SyntaxError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"a recorded guide must be one of this package's; got {text!r:.200}: {error}; in Python, give yours to "
-            "sage_unsloth.scoring.trace"
-        ) from None
-    if not isinstance(guide, guides.Guide):
-        raise ValueError(f"a recorded guide must be a guide; got {text!r:.200}")
-    return guide

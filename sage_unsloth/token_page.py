@@ -68,9 +68,9 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .l { background: color-mix(in srgb, var(--less) calc(var(--a) * 100%), transparent); }
 .tokens .l { text-decoration: underline dotted; }
 .tokens span:hover, .tokens span:focus { outline-color: var(--text); }
-.tokens span:hover::after, .tokens span:focus::after { content: attr(data-values); position: absolute; left: 0; top: 100%;
-  z-index: 1; width: max-content; max-width: 24rem; padding: .3rem .5rem; border-radius: 4px; color: var(--page);
-  background: var(--text); font: 13px/1.4 system-ui, sans-serif; white-space: pre; }
+.tokens span:hover::after, .tokens span:focus::after { content: attr(data-values); position: fixed; left: 1rem; bottom: 1rem;
+  z-index: 1; max-width: calc(100vw - 2rem); padding: .4rem .6rem; border-radius: 4px; color: var(--page);
+  background: var(--text); font: 14px/1.4 system-ui, sans-serif; white-space: pre-wrap; }
 .legend { display: flex; gap: .6rem; align-items: center; flex-wrap: wrap; font-size: .85rem; color: var(--faint); }
 .bar { width: 9rem; height: 1rem; border: 1px solid var(--line); }
 .bar.entropy { background: linear-gradient(90deg, transparent, var(--entropy)); }
@@ -116,7 +116,7 @@ def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
         f"<span>{entropy:.3f} nats</span></div>",
         f'<div class="legend"><span>log-guide log q<sub>t</sub></span><span>{-guide:.4f}</span>'
         f'<span class="bar guide"></span><span>+{guide:.4f} nats</span>'
-        "<span>above 0: a stronger anchor; below 0 also underlined</span></div>",
+        "<span>above 0 the anchor is raised; below 0 it is lowered, and underlined</span></div>",
         f'<p class="note">The guide changes {touched} of {total} tokens (q ≠ 1). Point at a token, or step to it with the '
         "Tab key, for its values. ␣ ↵ ∅ mark a token of spaces alone, a line break and a token without text.</p>",
     ]

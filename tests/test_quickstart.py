@@ -127,8 +127,8 @@ def test_problems_are_spread_over_families():
         {"id": i, "family": name}
         for i, name in enumerate(["usual"] * 50 + ["rare"] * 35 + ["far"] * 15)
     ]
-    assert quickstart._spread(rows, None) == quickstart._spread(rows, 100) == rows
-    few = quickstart._spread(rows, 5)
+    assert quickstart.spread(rows, None) == quickstart.spread(rows, 100) == rows
+    few = quickstart.spread(rows, 5)
     assert {row["family"] for row in few} == {"usual", "rare", "far"}
     assert len({row["id"] for row in few}) == 5
 
