@@ -127,12 +127,7 @@ def plot_dynamics(
             axis.plot(steps, moving_average(values, window), label=name, **style)
         axis.set(title=DYNAMICS[metric], xlabel="optimizer step")
         axis.margins(y=0.08)
-        drawn = [row[metric] for rows in runs.values() for row in rows if metric in row]
-        if metric == "grad_norm" and min(drawn) > 0:
-            axis.set_yscale("log")  # one outlier would flatten the rest
-            axis.set_title(f"{DYNAMICS[metric]} (log scale)")
-        else:
-            axis.ticklabel_format(axis="y", useOffset=False)
+        axis.ticklabel_format(axis="y", useOffset=False)
     table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
     return save_figure(figure, [held_out] if curves else axes, path, table, note)
 

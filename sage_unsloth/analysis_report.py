@@ -32,7 +32,7 @@ from sage_unsloth.records import environment, write_json
 from sage_unsloth.token_page import case_page, token_page
 from sage_unsloth.training import read_metrics
 
-CASES = 3
+CASES = 4
 
 
 def analyze(
@@ -89,7 +89,9 @@ def analyze(
         folder.mkdir(exist_ok=True)
         first = against if against in samples else next(iter(samples))
         chosen = benchmark_patterns(benchmark) | dict(patterns or {})
-        problems = problem_texts(benchmark, samples, data)
+        problems = {}
+        if page or baseline or data or benchmark == "arithmetic":
+            problems = problem_texts(benchmark, samples, data)
         found = result["benchmarks"][benchmark] = {}
         found["patterns"] = _patterns(benchmark, samples, chosen, first, folder)
         curves[benchmark] = _curves(benchmark, samples)

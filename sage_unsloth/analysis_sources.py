@@ -7,6 +7,7 @@ from typing import Any
 
 from sage_unsloth.compare import read_sets, sets_below
 from sage_unsloth.training import METRICS, read_metrics
+from sage_unsloth.weights import model_identity
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
     """RL runs (folders with `metrics.jsonl` whose steps have a reward) and record sets, in the folders and below.
 
     Record sets inside a training run's own folder (preflight, held-out rows of SFT) are no evaluation and are left out. A run
-    takes the name of the model whose records are its, where names differ in case alone ("sage-branch", "SAGE-Branch"). Sets
+    takes the name under which its adapter or model was evaluated, by the digest of its weights; where record sets have no
+    digest (the quickstart's), by the folder's name, in whatever case. Sets
     of one model on one benchmark are training seeds, and get numbers behind the name.
 
     Raises:
@@ -54,22 +56,43 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
         name = f"{model} #{taken + 1}" if taken else model
         models[name] = records
         found.settings[benchmark, name] = settings
-    evaluated = {name.casefold(): name for models in found.samples.values() for name in models}
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        name = evaluated.get(folder.name.casefold(), folder.name)
+        name = _evaluated_as(folder, found.settings) or folder.name
         if name in found.runs:
             raise ValueError(
                 f"training runs must have different names; {found.runs[name]} and {folder} have one; analyse them apart, or "
                 "rename a folder"
             )
         found.runs[name] = folder
+    for benchmark, models in found.samples.items():
+        # What was trained comes after what training began with, as in the quickstart's figures.
+        found.samples[benchmark] = dict(sorted(models.items(), key=lambda item: item[0] in found.runs))  # fmt: skip
     return found
+
+
+def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str | None:
+    """The name of the model whose samples are a run's, where there are some."""
+    trained = next((folder / part for part in ("adapter", "model") if (folder / part).is_dir()), None)  # fmt: skip
+    if trained is not None:
+        digest = model_identity(trained)["weights"]
+        for (_, name), found in settings.items():
+            if digest in (found.get("adapter"), found.get("weights")):
+                return name
+    for (_, name), found in settings.items():
+        if name.casefold() == folder.name.casefold() and found.get("weights") is None:
+            return name
+    return None
 
 
 def problem_texts(
     benchmark: str, samples: Mapping[str, Sequence[dict]], data: str | Path | None = None
 ) -> dict[str, str]:
-    """id -> text of the problems that the records are about; empty where the benchmark is not at hand.
+    """id -> text of the problems that the records are about.
+
+    Args:
+        benchmark: its name.
+        samples: model -> records.
+        data: folder of local copies; None reads from the hub what is not embedded.
 
     Raises:
         ValueError: the benchmark at hand has another answer to a problem than the records.
@@ -77,8 +100,6 @@ def problem_texts(
     from sage_unsloth.benchmarks import load_benchmark
     from sage_unsloth.sampling import gold_of
 
-    if benchmark != "arithmetic" and data is None:
-        return {}
     rows = {row["id"]: row for row in load_benchmark(benchmark, data).rows}
     for model, records in samples.items():
         for record in records:

@@ -92,7 +92,7 @@ def floor_folder(seed: int) -> str:
 def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     """Run or resume the grid in the folder `out`, print its table, and return what `grid.json` holds.
 
-    Leaves `grid.json`, `grid.csv`, `grid.png` (the two heat maps, `pass_at_k` in `grid.csv` too), and a folder for each run.
+    Leaves `grid.json`, `table.csv`, `grid.png` (the two heat maps; `grid.csv` beside it), `samples/`, and a folder for each run.
 
     Raises:
         ValueError: the folder holds runs with other settings.
@@ -124,7 +124,7 @@ def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     result = make_report(config, rows, counts, routes)
     result |= {"settings": asdict(config), "environment": environment()}
     write_json(out / "grid.json", result)
-    write_table(out / "grid.csv", result["table"])
+    write_table(out / "table.csv", result["table"])
     k = result["k"]
     panels = {
         title: {
@@ -142,7 +142,7 @@ def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
         f"{' and seeds' if len(config.seeds) > 1 else ''}, bold where it leaves out 0"
     )
     plot_heat_maps(panels, floors, out / "grid.png", note)
-    print(f"\n{summary(result)}\n\nWritten to {out}: grid.json, grid.csv, grid.png, samples/")
+    print(f"\n{summary(result)}\n\nWritten to {out}: grid.json, table.csv, grid.png, samples/")
     best = max(result["cells"], key=lambda cell: cell["differences"][f"pass@{k}"]["mean"])
     pair = (floor_folder(config.seeds[0]), cell_folder(best["threshold"], best["ratio"], config.seeds[0]))  # fmt: skip
     paths = [str(out / name) for name in pair]
