@@ -141,7 +141,7 @@ def plot_perplexity(
     """For each problem, the share of responses whose perplexity is at least x, by model: the right end is the tail.
 
     Args:
-        values: model -> problem -> perplexities (`scoring.perplexities`).
+        values: model -> problem -> perplexities (`perplexity.perplexities`).
         problems: id -> title of the panels to draw.
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.

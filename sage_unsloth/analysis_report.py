@@ -94,7 +94,7 @@ def analyze(
             problems = problem_texts(benchmark, samples, data)
         found = result["benchmarks"][benchmark] = {}
         found["patterns"] = _patterns(benchmark, samples, chosen, first, folder)
-        curves[benchmark] = _curves(benchmark, samples)
+        curves[benchmark] = pass_at_k_curves(benchmark, samples)
         found["pass_at_k"] = {m: {str(k): asdict(e) for k, e in curve.items()} for m, curve in curves[benchmark].items()}  # fmt: skip
         cases = _cases(benchmark, samples, first, problems, folder)
         found["cases"] = [asdict(case) for case in cases]
@@ -157,7 +157,7 @@ def phase_rows(phases: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def perplexity_rows(table: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """`scoring.perplexity_table`, for `plots.show_table`."""
+    """`perplexity.perplexity_table`, for `plots.show_table`."""
     return [
         {
             "statistic": row["statistic"],
@@ -198,9 +198,10 @@ def _patterns(
     }  # fmt: skip
 
 
-def _curves(
+def pass_at_k_curves(
     benchmark: str, samples: Mapping[str, Sequence[dict]]
 ) -> dict[str, dict[int, Estimate]]:
+    """model -> k -> pass@k, for the powers of 2 up to n, and n itself."""
     curves = {}
     for model, records in samples.items():
         correct = record_set(records, model, benchmark, {}).correct
@@ -249,7 +250,7 @@ def _perplexity(
 ) -> dict[str, Any]:
     from tqdm.auto import tqdm
 
-    from sage_unsloth import scoring
+    from sage_unsloth import perplexity
     from sage_unsloth.evaluate import parse_model
     from sage_unsloth.weights import model_identity
 
@@ -259,12 +260,12 @@ def _perplexity(
         model: [record for record in records if record["sample"] < responses]
         for model, records in samples.items()
     }
-    model, tokenizer = scoring.load_scorer(spec.path, spec.adapter)
+    model, tokenizer = perplexity.load_scorer(spec.path, spec.adapter)
     scores = {}
     with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
         for name, records in chosen.items():
             bar.set_description(f"{name} under the baseline")
-            scores[name] = scoring.score_records(
+            scores[name] = perplexity.score_records(
                 model,
                 tokenizer,
                 records,
@@ -273,10 +274,10 @@ def _perplexity(
                 settings={"baseline": identity, "set": sources.settings[benchmark, name]},
                 bar=bar,
             )
-    table = scoring.perplexity_table(scores, against)
+    table = perplexity.perplexity_table(scores, against)
     print(f"\nPerplexity under {baseline} (Eq. 39), up to {responses} responses of each problem:")
     show_table(perplexity_rows(table))
-    values = {name: scoring.perplexities(rows) for name, rows in scores.items()}
+    values = {name: perplexity.perplexities(rows) for name, rows in scores.items()}
     drawn = [case.problem_id for case in cases] or list(values[against])[:CASES]
     analysis_plots.plot_perplexity(
         values,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.analysis import Case
+from sage_unsloth.perplexity import completion_ids, load_scorer, score
 from sage_unsloth.sampling import prompt_ids
-from sage_unsloth.scoring import completion_ids, load_scorer, score
 from sage_unsloth.token_page import TokenTrace
 
 if TYPE_CHECKING:

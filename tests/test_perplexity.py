@@ -9,9 +9,7 @@ import torch
 from conftest import build_tokenizer, tiny_model
 
 from sage_unsloth.guides import BranchGuide, CosineSchedule, RandomGuide, TokenGuide
-from sage_unsloth.records import read_jsonl
-from sage_unsloth.sampling import prompt_ids
-from sage_unsloth.scoring import (
+from sage_unsloth.perplexity import (
     completion_ids,
     load_scorer,
     perplexities,
@@ -20,6 +18,8 @@ from sage_unsloth.scoring import (
     score,
     score_records,
 )
+from sage_unsloth.records import read_jsonl
+from sage_unsloth.sampling import prompt_ids
 from sage_unsloth.traces import read_guide, trace
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
