@@ -160,10 +160,16 @@ def _visible(token: str) -> str:
     return token.replace("\n", "↵\n")
 
 
+# In a notebook the table stands among another style's rules.
+_CELL = (
+    'style="text-align: left; vertical-align: top; overflow-wrap: anywhere; white-space: pre-wrap"'
+)
+
+
 def case_table(case: Case) -> str:
     """One case as an HTML table, a row for each model; escaped."""
     rows = [
-        f"<tr><th>{escape(model)}</th><td>{found['correct']} of {found['samples']}</td>"
+        f"<tr><th {_CELL}>{escape(model)}</th><td {_CELL}>{found['correct']} of {found['samples']}</td>"
         + "".join(_sample_cell(found[name]) for name in ("first correct", "first wrong"))
         + "</tr>"
         for model, found in case.models.items()
@@ -171,7 +177,12 @@ def case_table(case: Case) -> str:
     problem = case.problem or case.problem_id
     return (
         f"<p>{escape(case.problem_id)}: {escape(problem)} (right: {escape(case.gold)})</p>"
-        '<div class="wide"><table><tr><th>model</th><th>correct</th><th>first correct sample</th><th>first wrong sample</th></tr>'
+        '<div class="wide"><table><tr>'
+        + "".join(
+            f"<th {_CELL}>{name}</th>"
+            for name in ("model", "correct", "first correct sample", "first wrong sample")
+        )
+        + "</tr>"
         + "".join(rows)
         + "</table></div>"
     )
@@ -179,8 +190,8 @@ def case_table(case: Case) -> str:
 
 def _sample_cell(record: dict | None) -> str:
     if record is None:
-        return "<td>none</td>"
-    return f'<td class="text">[{record["sample"]}] {escape(record["completion"])}</td>'
+        return f"<td {_CELL}>none</td>"
+    return f'<td class="text" {_CELL}>[{record["sample"]}] {escape(record["completion"])}</td>'
 
 
 def case_page(cases: Sequence[Case], title: str, rule: str) -> str:

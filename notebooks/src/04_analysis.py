@@ -62,7 +62,8 @@ from sage_unsloth import quickstart
 from sage_unsloth.analysis_sources import find_sources, problem_texts
 
 started = time.perf_counter()
-quickstart.run(TRAINED, quickstart.smoke_config() if SMOKE else None)
+if not (TRAINED / "report.json").exists():
+    quickstart.run(TRAINED, quickstart.smoke_config() if SMOKE else None)
 OUT.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
@@ -221,9 +222,9 @@ show_table(
 )  # fmt: skip
 
 # %% [markdown]
-# So look whether the guide is where the ways part. In the run in this file the entropy of that choice stays below the threshold, and what
-# the guide touches are mostly digits of products that the base model does not know. There the anchor holds the policy closer to the
-# reference, and per token that is all that Branch does: its q does not depend on which token comes next.
+# So look whether the guide is where the ways part. At the end of the run in this file it is not: the entropy of that choice is below the
+# threshold, and every token that the guide touches lies inside a product. There the anchor holds the policy closer to the reference, and
+# per token that is all that Branch does: its q does not depend on which token comes next.
 #
 # The completion of the case studies that the guide changes most, as a figure:
 
