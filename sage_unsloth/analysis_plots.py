@@ -67,7 +67,7 @@ def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, not
             }
         )
     ticks = [(len(models) + 1) * i + (len(models) - 1) / 2 for i in range(len(patterns))]
-    axis.set_yticks(ticks, patterns)
+    axis.set_yticks(ticks, patterns, parse_math=False)
     axis.set(xlim=(-0.03, 1.75), ylim=(max(ticks) + len(models) / 2 + 0.3, -0.8))
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
     axis.set_xlabel("share of a problem's correct solutions, mean over problems (Eq. 13)", loc="left")  # fmt: skip

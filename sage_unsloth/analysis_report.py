@@ -64,7 +64,8 @@ def analyze(
     Raises:
         ValueError: nothing to analyse, bad patterns, or sets that cannot be compared.
     """
-    compile_patterns(patterns or {"none": ""})
+    if patterns:
+        compile_patterns(patterns)
     if responses < 1:
         raise ValueError(f"--responses must be >= 1; got {responses}")
     sources, out = find_sources(paths), Path(out)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QUANTILES = (0.05, 0.5, 0.95)
+LOGITS_AT_ONCE = 2**28
+"""Logits of one forward pass when responses are scored: half a GiB in 16 bits."""
 
 
 def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[Any, Any]:
@@ -138,7 +140,7 @@ def score_records(
         path: .jsonl, one response a line: `problem_id`, `sample`, `num_tokens`, `total_logp` (Σ_t log p_M(y_t), nats) and
             `tokens_as_drawn`, whether the text has as many tokens as were drawn. An empty response has 0 tokens.
         settings: what a file must agree in before it is gone on with, such as the baseline's digest.
-        batch_size: responses in a forward pass.
+        batch_size: responses in a forward pass, at most; fewer where they would take more than `LOGITS_AT_ONCE`.
         bar: a tqdm bar over responses to advance.
 
     Raises:
@@ -166,9 +168,12 @@ def score_records(
         missing = [r for r, key in zip(records, wanted, strict=True) if key not in done]
         if bar is not None:
             bar.update(len(records) - len(missing))
+        asked = dict.fromkeys(record["problem_id"] for record in missing)
+        prompts = {problem: prompt_ids(tokenizer, problems[problem]) for problem in asked}
+        batch_size = min(batch_size, _largest_batch(tokenizer, missing, prompts))
         for start in range(0, len(missing), batch_size):
             batch = missing[start : start + batch_size]
-            new = _score_batch(model, tokenizer, batch, problems)
+            new = _score_batch(model, tokenizer, batch, prompts)
             append_jsonl(path, new)
             done |= {(row["problem_id"], row["sample"]): row for row in new}
             if bar is not None:
@@ -176,11 +181,24 @@ def score_records(
     return [done[key] for key in wanted]
 
 
+def _largest_batch(
+    tokenizer: Any, records: Sequence[dict], prompts: Mapping[str, Sequence[int]]
+) -> int:
+    """How many rows of the longest kind keep within `LOGITS_AT_ONCE`; at least one."""
+    lengths = [len(prompt) for prompt in prompts.values()] or [0]
+    tokens = max((record["num_tokens"] for record in records), default=0)
+    tokens += max(lengths) - min(lengths) + 1
+    return max(1, LOGITS_AT_ONCE // (tokens * len(tokenizer)))
+
+
 def _score_batch(
-    model: Any, tokenizer: Any, batch: Sequence[dict], problems: Mapping[str, str]
+    model: Any,
+    tokenizer: Any,
+    batch: Sequence[dict],
+    prompts_of: Mapping[str, Sequence[int]],
 ) -> list[dict]:
     ids = [completion_ids(tokenizer, record["completion"]) for record in batch]
-    prompts = [prompt_ids(tokenizer, problems[record["problem_id"]]) for record in batch]
+    prompts = [prompts_of[record["problem_id"]] for record in batch]
     present = [number for number, row in enumerate(ids) if row]
     totals = dict.fromkeys(range(len(batch)), 0.0)
     if present:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import build_tokenizer, tiny_model
 
+from sage_unsloth import perplexity as perplexity_module
 from sage_unsloth.guides import BranchGuide, CosineSchedule, RandomGuide, TokenGuide
 from sage_unsloth.perplexity import (
     completion_ids,
@@ -123,6 +124,17 @@ def test_a_scoring_that_was_killed_goes_on(model, tokenizer, tmp_path):
     assert again.rows == 1, "the last response alone"
     assert rows == [pytest.approx(row, abs=1e-4) for row in whole]
     assert score_records(Counting(model, 0), tokenizer, RECORDS, PROBLEMS, path, **options) == rows
+
+
+def test_long_responses_are_scored_in_smaller_batches(model, tokenizer, tmp_path, monkeypatch):
+    # Two prompts of 5 and 6 letters (and one system prompt), at most 4 tokens: 4 + 1 + 1 places of a row, each with the vocabulary.
+    monkeypatch.setattr(perplexity_module, "LOGITS_AT_ONCE", 2 * 6 * len(tokenizer))
+    sizes = []
+    counting = Counting(model)
+    rows = [record("p", s, "1+1=") for s in range(3)] + [record("q", 0, "2")]
+    counting.model = lambda input_ids, **options: sizes.append(len(input_ids)) or model(input_ids=input_ids, **options)  # fmt: skip
+    score_records(counting, tokenizer, rows, PROBLEMS, tmp_path / "s.jsonl", settings={})
+    assert sizes == [2, 2]
 
 
 def test_scores_of_another_baseline_are_refused(model, tokenizer, tmp_path):
