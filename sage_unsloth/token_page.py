@@ -62,7 +62,7 @@ p, h3 { color: var(--faint); } .note { font-size: .85rem; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 1rem; margin: 1rem 0; }
 .tokens { font: 15px/2 ui-monospace, monospace; white-space: pre-wrap; }
 .tokens span { position: relative; border-radius: 3px; padding: .15em .02em; outline: 1px solid transparent;
-  unicode-bidi: isolate; }
+  box-shadow: inset -1px 0 var(--card); unicode-bidi: isolate; }
 .e span { background: color-mix(in srgb, var(--entropy) calc(var(--a) * 100%), transparent); }
 .m { background: color-mix(in srgb, var(--more) calc(var(--a) * 100%), transparent); }
 .l { background: color-mix(in srgb, var(--less) calc(var(--a) * 100%), transparent); }
@@ -161,9 +161,8 @@ def _visible(token: str) -> str:
 
 
 # In a notebook the table stands among another style's rules.
-_CELL = (
-    'style="text-align: left; vertical-align: top; overflow-wrap: anywhere; white-space: pre-wrap"'
-)
+_CELL = 'style="text-align: left; vertical-align: top; white-space: nowrap"'
+_TEXT_CELL = _CELL.replace("nowrap", "pre-wrap; overflow-wrap: anywhere")
 
 
 def case_table(case: Case) -> str:
@@ -191,7 +190,7 @@ def case_table(case: Case) -> str:
 def _sample_cell(record: dict | None) -> str:
     if record is None:
         return f"<td {_CELL}>none</td>"
-    return f'<td class="text" {_CELL}>[{record["sample"]}] {escape(record["completion"])}</td>'
+    return f'<td class="text" {_TEXT_CELL}>[{record["sample"]}] {escape(record["completion"])}</td>'
 
 
 def case_page(cases: Sequence[Case], title: str, rule: str) -> str:
