@@ -104,6 +104,7 @@ def plot_dynamics(
     ]
     figure, axes = new_figure(len(shown) + bool(curves))
     axes = list(axes)
+    figure.set_size_inches(10, 3 * -(-len(axes) // 2))
     if curves:
         # Reward and pass@k side by side; the legend is made from the axes that have every model.
         held_out = axes.pop(1)
@@ -129,7 +130,8 @@ def plot_dynamics(
         axis.margins(y=0.08)
         axis.ticklabel_format(axis="y", useOffset=False)
     table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
-    return save_figure(figure, [held_out] if curves else axes, path, table, note)
+    # Eight panels of thin lines: a finer picture would be half a megabyte.
+    return save_figure(figure, [held_out] if curves else axes, path, table, note, dpi=90)
 
 
 def plot_perplexity(

@@ -140,14 +140,16 @@ def new_figure(panels: int):
     return figure, grid[:panels]
 
 
-def save_figure(figure, axes, path: str | Path, rows: Sequence[Mapping], note: str) -> Path:
+def save_figure(
+    figure, axes, path: str | Path, rows: Sequence[Mapping], note: str, dpi: int = 130
+) -> Path:
     """The PNG, with the legend of its first axes above and the note below, and `rows` as a CSV beside it."""
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     figure.supxlabel(note, fontsize=8, color="#555555")
     path = Path(path)
     write_table(path.with_suffix(".csv"), rows)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=dpi)
     return path
 
 
