@@ -244,6 +244,7 @@ def _label(token: str) -> str:
 def plot_heat_maps(
     panels: Mapping[str, Mapping[tuple[float, float], Estimate]],
     floors: Mapping[str, str],
+    noise: Mapping[str, float | None],
     path: str | Path,
     note: str,
 ) -> Path:
@@ -252,6 +253,7 @@ def plot_heat_maps(
     Args:
         panels: title -> (threshold, ratio) -> difference to plain GRPO with its 95 % interval.
         floors: title -> what plain GRPO itself reaches and how much it varies, under the title.
+        noise: title -> the difference that must be exceeded to stand in bold; None puts none in bold.
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.
     """
@@ -270,9 +272,13 @@ def plot_heat_maps(
         for (threshold, ratio), cell in cells.items():
             place = (ratios.index(ratio), thresholds.index(threshold))
             dark = abs(cell.mean) > 0.65 * limit
+            floor = noise[title]
+            beyond = (
+                floor is not None and abs(cell.mean) > floor and (cell.low > 0 or cell.high < 0)
+            )
             axis.text(*place, f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]", ha="center", va="center",
                       fontsize=9, color="white" if dark else "black",
-                      weight="bold" if cell.low > 0 or cell.high < 0 else "normal")  # fmt: skip
+                      weight="bold" if beyond else "normal")  # fmt: skip
             rows.append({"panel": title, "threshold": threshold, "ratio": ratio} | vars(cell))
         axis.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios])
         axis.set_yticks(range(len(thresholds)), [f"{threshold:g}" for threshold in thresholds])

@@ -125,25 +125,9 @@ def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     result |= {"settings": asdict(config), "environment": environment()}
     write_json(out / "grid.json", result)
     write_table(out / "table.csv", result["table"])
-    k = result["k"]
-    panels = {
-        title: {
-            (cell["threshold"], cell["ratio"]): Estimate(
-                *(cell["differences"][title][name] for name in ("mean", "low", "high"))
-            )
-            for cell in result["cells"]
-        }
-        for title in ("pass@1", f"pass@{k}")
-    }
-    floors = {title: floor_text(result["floor"][title]) for title in panels}
-    note = (
-        f"embedded arithmetic, {len(rows)} problems x {n} samples, {config.run.rlvr.max_steps} steps; difference to plain GRPO "
-        f"with the same seeds ({len(config.seeds)}); [ ]: 95 % over problems"
-        f"{' and seeds' if len(config.seeds) > 1 else ''}, bold where it leaves out 0"
-    )
-    plot_heat_maps(panels, floors, out / "grid.png", note)
+    draw(result, out)
     print(f"\n{summary(result)}\n\nWritten to {out}: grid.json, table.csv, grid.png, samples/")
-    best = max(result["cells"], key=lambda cell: cell["differences"][f"pass@{k}"]["mean"])
+    best = max(result["cells"], key=lambda cell: cell["differences"][f"pass@{result['k']}"]["mean"])
     pair = (floor_folder(config.seeds[0]), cell_folder(best["threshold"], best["ratio"], config.seeds[0]))  # fmt: skip
     paths = [str(out / name) for name in pair]
     paths += [str(out / "samples" / f"{name}.jsonl") for name in pair]
@@ -151,6 +135,37 @@ def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
         f"\nNext: python -m sage_unsloth analyze {' '.join(paths)} --out {out / 'analysis'} --page"
     )
     return result
+
+
+def draw(result: dict[str, Any], out: Path) -> None:
+    """The two heat maps of a `grid.json`, as `grid.png`."""
+    titles, settings = ("pass@1", f"pass@{result['k']}"), result["settings"]
+    panels = {
+        title: {
+            (cell["threshold"], cell["ratio"]): Estimate(
+                *(cell["differences"][title][name] for name in ("mean", "low", "high"))
+            )
+            for cell in result["cells"]
+        }
+        for title in titles
+    }
+    run, seeds = settings["run"], len(settings["seeds"])
+    note = (
+        f"embedded arithmetic, {result['num_problems']} problems x {run['sampling']['num_samples']} samples, "
+        f"{run['rlvr']['max_steps']} steps, {seeds} seed{'s' * (seeds > 1)} a cell; [ ]: 95 % over problems; "
+        "bold: it leaves out 0, and the difference exceeds the noise"
+    )
+    floors = {title: floor_text(result["floor"][title]) for title in titles}
+    noise = {title: noise_of(result["floor"][title], seeds) for title in titles}
+    plot_heat_maps(panels, floors, noise, out / "grid.png", note)
+
+
+def noise_of(floor: dict[str, Any], seeds: int) -> float | None:
+    """What two means of S seeds of plain GRPO differ by 19 times in 20: 1.96 √(2/S) times the deviation of one seed.
+
+    As if the deviation were known; it is from few seeds itself. None where there is one seed.
+    """
+    return None if floor["deviation"] is None else 1.96 * (2 / seeds) ** 0.5 * floor["deviation"]
 
 
 def _evaluate(
@@ -231,7 +246,14 @@ def make_report(
         cells.append(cell)
         table.append(row)
     floor["rare_way"] = {"values": [routes[name] for name in floor_runs], "mean": float(np.mean([routes[name] for name in floor_runs]))}  # fmt: skip
-    return {"k": k, "floor": floor, "cells": cells, "table": table, "num_problems": len(rows)}
+    return {
+        "k": k,
+        "seeds": len(config.seeds),
+        "floor": floor,
+        "cells": cells,
+        "table": table,
+        "num_problems": len(rows),
+    }
 
 
 def floor_text(floor: dict[str, Any]) -> str:
@@ -255,12 +277,17 @@ def summary(result: dict[str, Any]) -> str:
             + [f"{cell['rare_way']:.3f}"]
         )  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    seeds = result["seeds"]
+    found_noise = {title: noise_of(result["floor"][title], seeds) for title in titles}
+    noise = [f"{title} " + ("unknown" if n is None else f"{n:.3f}") for title, n in found_noise.items()]  # fmt: skip
     lines += ["", "Differences to plain GRPO with the same seeds:"]
     lines += ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]  # fmt: skip
     lines += [
         "",
-        "[ ]: 95 % over problems (and seeds, where a cell has several), for these trained models. With one seed a cell, a",
-        "difference is not the guide's doing until it exceeds what two seeds of plain GRPO differ by, about 1.4 times the ±;",
-        f"of {len(result['cells'])} cells the best one is the luckiest too.",
+        "[ ]: 95 % over problems (and seeds, where a cell has several): it is about these trained models. Two means of as many seeds",
+        "of plain GRPO differ by this much or less 19 times in 20, as far as its seeds here can tell: "
+        + ", ".join(noise)
+        + ".",
+        f"A smaller difference is not shown to be the guide's doing, and of {len(result['cells'])} cells the best one is the luckiest too.",
     ]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import pytest
 
 from sage_unsloth import quickstart
 from sage_unsloth.__main__ import main
-from sage_unsloth.grid import GridConfig, make_report, plan, summary
+from sage_unsloth.grid import GridConfig, make_report, noise_of, plan, summary
 
 RUN = replace(quickstart.smoke_config(), sampling=replace(quickstart.smoke_config().sampling, num_samples=4))  # fmt: skip
 ROWS = [{"id": "a", "family": "usual"}, {"id": "b", "family": "rare"}]
@@ -53,6 +53,10 @@ def test_report_by_hand():
     assert "+0.125 [+0.000, +0.250]" in text
     one = make_report(config(seeds=(1,), floor_seeds=(1,)), ROWS, counts, routes)
     assert "one seed: its noise is unknown" in summary(one)
+    # Two values .25 apart have a deviation of .25 / sqrt(2); so two seeds differ by 1.96 * .25.
+    assert noise_of(floor, 1) == pytest.approx(0.49)
+    assert noise_of(floor, 4) == pytest.approx(0.49 / 2)
+    assert "pass@1 0.490" in text and "pass@1 unknown" in summary(one)
 
 
 def test_plan_counts_what_is_left(tmp_path):

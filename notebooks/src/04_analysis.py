@@ -247,8 +247,8 @@ print("written,", (OUT / "tokens.html").write_text(page, encoding="utf-8"), "cha
 # %% [markdown]
 # ## Threshold × ratio
 # The command `python -m sage_unsloth grid` trains SAGE-Branch for each threshold and ratio of the paper's Table 6 on the embedded task, and
-# plain GRPO with three seeds beside it; `RUN_GRID = True` does it here. Bold is a difference whose interval over problems leaves out 0, for
-# these trained models. Compare it with the ± over GRPO's own seeds before you believe that the guide did it.
+# plain GRPO with three seeds beside it; `RUN_GRID = True` does it here. The intervals are over problems, for these trained models, and leave
+# out 0 easily. What plain GRPO's own seeds differ by is another matter: only a difference that exceeds it as well stands in bold.
 
 # %%
 import json
