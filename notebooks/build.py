@@ -26,6 +26,8 @@ SMOKE = {
     f"DATA_FILE = {str(DATA / 'dapo-math-17k.jsonl')!r}",
     "03_pass_at_k": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT = Path('03_pass_at_k')\n"
     "SAMPLES, PROBLEMS = 4, 4",
+    "04_analysis": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT = Path('04_analysis')\n"
+    "GRID = Path('04_grid')",
     "05_theory": "OUT = '05_theory'\nTREES, DRAWS, RUNS, STEPS = 50, 40, 20, 20",
 }
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | plan | export | doctor`."""
+"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | analyze | grid | plan | export | doctor`."""
 
 import argparse
 import ast
@@ -17,6 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
         _add_train,
         _add_evaluate,
         _add_compare,
+        _add_analyze,
+        _add_grid,
         _add_plan,
         _add_export,
         _add_doctor,
@@ -284,6 +286,81 @@ def _compare(options: argparse.Namespace) -> int:
 
     result = compare.compare(options.sets, options.out, options.against)
     print(f"{compare.summary(result)}\n\nTables and figures: {options.out}")
+    return 0
+
+
+def _add_analyze(commands) -> None:
+    parser = commands.add_parser(
+        "analyze", help="patterns, training dynamics, case studies, perplexity and where the guide acts, of finished runs"
+    )  # fmt: skip
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of quickstart, train, grid or evaluate, or record sets (.jsonl)")  # fmt: skip
+    parser.add_argument("--out", default="runs/analysis", help="folder (default: %(default)s)")
+    parser.add_argument("--against", metavar="NAME", help="model that others are compared with (the first one)")  # fmt: skip
+    parser.add_argument("--pattern", nargs="+", action="extend", default=[], metavar="NAME=REGEX", help="further patterns to look for in correct solutions")  # fmt: skip
+    parser.add_argument("--perplexity", metavar="PATH[+ADAPTER]", help="score the responses under this baseline model; goes on where it was stopped")  # fmt: skip
+    parser.add_argument("--responses", type=int, default=64, help="of each problem and model that are scored (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--page", action="store_true", help="score the case studies under the runs that had a guide, and show its tokens")  # fmt: skip
+    parser.add_argument("--data", metavar="FOLDER", help="local copies of the benchmarks, for the texts of the problems")  # fmt: skip
+    parser.set_defaults(act=_analyze)
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from sage_unsloth.analysis_report import analyze
+
+    patterns = {}
+    for text in options.pattern:
+        name, equals, expression = text.partition("=")
+        if not (equals and name and expression):
+            raise ValueError(f"--pattern takes NAME=REGEX; got {text!r}")
+        patterns[name] = expression
+    analyze(
+        options.runs,
+        options.out,
+        patterns=patterns,
+        against=options.against,
+        baseline=options.perplexity,
+        responses=options.responses,
+        page=options.page,
+        data=options.data,
+    )
+    return 0
+
+
+def _add_grid(commands) -> None:
+    parser = commands.add_parser("grid", help="threshold x ratio of the Branch guide on the embedded task, beside plain GRPO")  # fmt: skip
+    parser.add_argument("--out", default="runs/grid", help="folder; the same command goes on where it stopped, and takes cells that are there (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.8, 1.2, 2.0], help="nats (default: the paper's, %(default)s)")  # fmt: skip
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.3, 0.5], help="per nat (default: the paper's, %(default)s)")  # fmt: skip
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3407], help="training seeds of every cell (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--floor-seeds", type=int, default=3, metavar="COUNT", help="training seeds of plain GRPO, the cells' own and more: its spread is the noise (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--steps", type=int, help="optimizer steps of each run (default: the quickstart's 100)")  # fmt: skip
+    parser.add_argument("--n", type=int, help="samples of each problem (default: the quickstart's 64)")  # fmt: skip
+    parser.add_argument("--smoke", action="store_true", help="a minute or two, and only shows that everything works")  # fmt: skip
+    parser.set_defaults(act=_grid)
+
+
+def _grid(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from sage_unsloth import quickstart
+    from sage_unsloth.grid import GridConfig, grid
+
+    run = quickstart.smoke_config() if options.smoke else quickstart.QuickstartConfig()
+    if options.steps is not None:
+        run = replace(run, rlvr=replace(run.rlvr, max_steps=options.steps))
+    if options.n is not None:
+        run = replace(run, sampling=replace(run.sampling, num_samples=options.n))
+    more = range(max(options.seeds) + 1, max(options.seeds) + 1 + options.floor_seeds)
+    grid(
+        options.out,
+        GridConfig(
+            thresholds=tuple(options.thresholds),
+            ratios=tuple(options.ratios),
+            seeds=tuple(options.seeds),
+            floor_seeds=(*options.seeds, *more)[: max(len(options.seeds), options.floor_seeds)],
+            run=run,
+        ),
+    )
     return 0
 
 

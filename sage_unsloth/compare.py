@@ -97,22 +97,36 @@ def compare(
     Raises:
         ValueError: no sets, a set that is incomplete or of another format, or sets that cannot be compared.
     """
-    files: list[Path] = []
+    found: list[Path] = []
     for path in map(Path, paths):
-        below = sorted(
-            f.with_suffix("").with_suffix(".jsonl") for f in path.rglob("*.settings.json")
-        )
-        if not (path.is_file() or below):
+        files = [path] if path.is_file() else sets_below(path)
+        if not files:
             raise ValueError(f"{path} must be a record set or a folder with some; there is none")
-        files += [path] if path.is_file() else below
+        found += files
+    sets = [
+        record_set(records, settings["model"], settings["benchmark"], settings["sampling"])
+        for settings, records in read_sets(found)
+    ]
+    return report(sets, out, against)
+
+
+def sets_below(folder: Path) -> list[Path]:
+    """The record sets in a folder, and in the folders in it."""
+    return sorted(f.with_suffix("").with_suffix(".jsonl") for f in folder.rglob("*.settings.json"))
+
+
+def read_sets(files: Sequence[Path]) -> list[tuple[dict[str, Any], list[dict]]]:
+    """Settings and records of each file, one named twice counted once.
+
+    Raises:
+        ValueError: sets that cannot be compared, or of another format.
+    """
     sets, seen = [], _Comparable()
     for file in dict.fromkeys(file.resolve() for file in files):
         settings, records = read_settings(file)["settings"], read_samples(file)
         seen.add(file, settings, records)
-        sets.append(
-            record_set(records, settings["model"], settings["benchmark"], settings["sampling"])
-        )
-    return report(sets, out, against)
+        sets.append((settings, records))
+    return sets
 
 
 class _Comparable:

@@ -3,9 +3,11 @@
 The intervals resample *problems*, not samples: with 40 to 500 problems, the choice of problems is
 the largest part of the uncertainty, and more samples per problem do not reduce it.
 
-Shapes: P problems, S training seeds of one method, K values of k, R resamples.
+Shapes: P problems, S training seeds of one method, K values of k, R resamples;
+N values in a row.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,6 +155,72 @@ def paired_difference(
     return difference_curve(*counts, [k], **options)[k]
 
 
+def mean_interval(
+    values_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Estimate:
+    """The mean of one value for each problem, (P,), with the interval of `pass_at_k_curve` at one training seed.
+
+    Raises:
+        ValueError: not (P,) finite values with P >= 1; `confidence` not in (0, 1).
+    """
+    values_P = _finite_values(values_P)
+    means = _resampled_means(values_P[None, None], resamples, seed, 0)[0]
+    return Estimate(*_mean_and_interval(values_P.mean(), means, confidence))
+
+
+def mean_difference(
+    values_a_P, values_b_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Difference:
+    """The mean of a − b over the same problems in one order, each (P,); paired, as `difference_curve`.
+
+    Raises:
+        ValueError: as `mean_interval`; or the numbers of problems differ.
+    """
+    values_a_P, values_b_P = _finite_values(values_a_P), _finite_values(values_b_P)
+    if values_a_P.shape != values_b_P.shape:
+        raise ValueError(
+            "both models must have the same problems because they are compared one by one; "
+            f"got {values_a_P.size} and {values_b_P.size} values"
+        )
+    means = _resampled_means((values_a_P - values_b_P)[None, None], resamples, seed, 0)[0]
+    interval = _mean_and_interval((values_a_P - values_b_P).mean(), means, confidence)
+    return Difference(*interval, share_above_zero=_share_above_zero(means))
+
+
+def series_interval(
+    values_N,
+    *,
+    block: int | None = None,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Estimate:
+    """The mean of N successive values of one run, with the interval of the circular block bootstrap.
+
+    Successive optimizer steps resemble each other, so values resampled one by one would give intervals that are too narrow:
+    blocks of neighbours are drawn instead, the last value being a neighbour of the first (Politis and Romano, 1992). It is
+    about the steps of this run, and says nothing about another run.
+
+    Args:
+        values_N: (N,), in order.
+        block: neighbours in a block; None takes ⌈N^(1/3)⌉, and 1 is the ordinary bootstrap.
+        confidence, resamples, seed: as in `pass_at_k_curve`.
+
+    Raises:
+        ValueError: as `mean_interval`; or not 1 <= block <= N.
+    """
+    values_N = _finite_values(values_N)
+    count = values_N.size
+    block = math.ceil(round(count ** (1 / 3), 9)) if block is None else block
+    if not 1 <= block <= count:
+        raise ValueError(f"block must be between 1 and the {count} values; got {block}")
+    blocks = -(-count // block)
+    starts_RB = np.random.default_rng(seed).integers(count, size=(resamples, blocks))
+    places = (starts_RB[:, :, None] + np.arange(block)) % count
+    means = values_N[places.reshape(resamples, -1)[:, :count]].mean(axis=1)
+    return Estimate(*_mean_and_interval(values_N.mean(), means, confidence))
+
+
 def mean_and_deviation(values_S) -> tuple[float, float]:
     """Mean and sample standard deviation over S >= 2 seeds: what papers print as ±.
 
@@ -171,6 +239,16 @@ def solved_only_by(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
     solved = {name: np.asarray(counts) > 0 for name, counts in num_correct.items()}
     times = np.sum(list(solved.values()), axis=0)
     return {name: mine & (times == 1) for name, mine in solved.items()}
+
+
+def _finite_values(values) -> np.ndarray:
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
+        raise ValueError(
+            "an interval needs one finite value for each problem or step, at least one; got the shape "
+            f"{values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
+        )
+    return values
 
 
 def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarray, list[int]]:

@@ -35,7 +35,7 @@ def plot_pass_at_k(
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.
     """
-    figure, axes = _figure(len(panels))
+    figure, axes = new_figure(len(panels))
     rows = []
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for number, (model, curve) in enumerate(curves.items()):
@@ -50,7 +50,7 @@ def plot_pass_at_k(
         axis.set_xscale("log", base=2)
         ticks = sorted({k for curve in curves.values() for k in curve})
         axis.set_xticks(ticks, [str(k) for k in ticks])
-    return _save(figure, axes, path, rows, note)
+    return save_figure(figure, axes, path, rows, note)
 
 
 def plot_differences(
@@ -63,7 +63,7 @@ def plot_differences(
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.
     """
-    figure, axes = _figure(len(panels))
+    figure, axes = new_figure(len(panels))
     rows = []
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         axis.axhline(0, color="#555555", linewidth=0.8)
@@ -79,7 +79,7 @@ def plot_differences(
         axis.set_xscale("log", base=2)
         ticks = sorted({k for curve in curves.values() for k in curve})
         axis.set_xticks(ticks, [str(k) for k in ticks])
-    return _save(figure, axes, path, rows, note)
+    return save_figure(figure, axes, path, rows, note)
 
 
 def plot_training(
@@ -99,7 +99,7 @@ def plot_training(
         "sage/entropy": "mean token entropy (nats)",
         "sage/guide_mean": "mean of the guide q",
     }
-    figure, axes = _figure(len(panels))
+    figure, axes = new_figure(len(panels))
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
             points = [(row["step"], row[metric]) for row in rows if metric in row]
@@ -112,19 +112,20 @@ def plot_training(
                 "linestyle": STYLES[(number + 1) % len(STYLES)],
             }
             axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
-            axis.plot(steps, _moving_average(values, window), label=name, **style)
+            axis.plot(steps, moving_average(values, window), label=name, **style)
         axis.set(title=title, xlabel="optimizer step")
     table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
-    return _save(figure, axes, path, table, note)
+    return save_figure(figure, axes, path, table, note)
 
 
-def _moving_average(values: Sequence[float], window: int) -> list[float]:
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Centred, over at most `window` values; shorter at the ends."""
     half = window // 2
     spans = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
     return [sum(span) / len(span) for span in spans]
 
 
-def _figure(panels: int):
+def new_figure(panels: int):
     """A figure of `panels` axes, two in a row, and the axes that are used."""
     from matplotlib.figure import Figure
 
@@ -139,13 +140,16 @@ def _figure(panels: int):
     return figure, grid[:panels]
 
 
-def _save(figure, axes, path: str | Path, rows: Sequence[Mapping], note: str) -> Path:
+def save_figure(
+    figure, axes, path: str | Path, rows: Sequence[Mapping], note: str, dpi: int = 130
+) -> Path:
+    """The PNG, with the legend of its first axes above and the note below, and `rows` as a CSV beside it."""
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     figure.supxlabel(note, fontsize=8, color="#555555")
     path = Path(path)
     write_table(path.with_suffix(".csv"), rows)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=dpi)
     return path
 
 

@@ -112,7 +112,7 @@ def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, An
                 config.rlvr, merged, arithmetic.problems("train"), folder, guide, name
             )
 
-    rows = _spread(arithmetic.problems("test"), config.num_problems)
+    rows = spread(arithmetic.problems("test"), config.num_problems)
     trained = {"SFT": None} | adapters
     (out / "samples").mkdir(exist_ok=True)
     samples = {}
@@ -302,7 +302,7 @@ def summary(report: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _spread(rows: list[dict], count: int | None) -> list[dict]:
+def spread(rows: list[dict], count: int | None) -> list[dict]:
     """`count` rows spread evenly over the list, so that every family is among them; all of them for None."""
     if count is None or count >= len(rows):
         return rows

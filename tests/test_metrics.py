@@ -1,5 +1,6 @@
 """pass@k against hand values, enumeration and exact fractions; intervals against simulation."""
 
+import math
 import time
 from fractions import Fraction
 from itertools import combinations, product
@@ -14,10 +15,13 @@ from sage_unsloth.metrics import (
     Estimate,
     difference_curve,
     mean_and_deviation,
+    mean_difference,
+    mean_interval,
     paired_difference,
     pass_at_k,
     pass_at_k_curve,
     pass_at_k_interval,
+    series_interval,
     solved_only_by,
 )
 
@@ -325,3 +329,59 @@ def test_how_often_an_interval_covers_the_truth_at_benchmark_size(shape, problem
         hits += found.low <= truth <= found.high
     error = (covered * (1 - covered) / 400) ** 0.5
     assert hits / 400 == pytest.approx(covered, abs=3 * error)
+
+
+def enumerated(means, confidence):
+    """The two quantiles of equally likely means, where the cumulative share passes the tails."""
+    means, tail = sorted(means), (1 - confidence) / 2
+    return means[math.floor(tail * len(means))], means[math.ceil((1 - tail) * len(means)) - 1]
+
+
+def test_mean_interval_by_enumeration():
+    values = (0.0, 0.3, 1.0)
+    means = [sum(draw) / 3 for draw in product(values, repeat=3)]
+    found = mean_interval(values, confidence=0.8, resamples=200_000)
+    low, high = enumerated(means, 0.8)
+    assert (found.mean, found.low, found.high) == pytest.approx((1.3 / 3, low, high))
+
+
+def test_mean_difference_is_paired():
+    found = mean_difference([0.9, 0.5], [0.4, 0.5], confidence=0.4, resamples=100_000)
+    # Differences .5 and 0: means of two draws are 0, .25, .25, .5, each as likely.
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert found.share_above_zero == pytest.approx(0.75 + 0.25 / 2, abs=0.01)
+    with pytest.raises(ValueError, match="got 2 and 1 values"):
+        mean_difference([1, 2], [1])
+
+
+def test_series_interval_draws_blocks_of_neighbours():
+    values = [0.0] * 8 + [1.0] * 8
+    circle = values * 2
+    blocks = [sum(circle[start : start + 8]) / 16 for start in range(16)]
+    means = [a + b for a, b in product(blocks, repeat=2)]
+    found = series_interval(values, block=8, confidence=0.8, resamples=100_000)
+    assert (found.low, found.high) == pytest.approx(enumerated(means, 0.8))
+    alone = series_interval(values, block=1, confidence=0.8, resamples=100_000)
+    assert found.high - found.low > 1.3 * (alone.high - alone.low), "steps that resemble each other say less"  # fmt: skip
+    whole = series_interval(values, block=16)
+    assert (whole.mean, whole.low, whole.high) == (0.5, 0.5, 0.5)
+
+
+def test_series_interval_takes_the_cube_root_and_cuts_to_length():
+    values = np.arange(27) % 5 / 4.0
+    assert series_interval(values) == series_interval(values, block=3)
+    assert series_interval(values[:26]) == series_interval(values[:26], block=3)
+    assert series_interval([0.25]) == Estimate(0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize("values", [[], [[1.0]], [1.0, math.nan], [math.inf]])
+@pytest.mark.parametrize("interval", [mean_interval, series_interval])
+def test_values_of_an_interval_are_finite_and_in_a_row(interval, values):
+    with pytest.raises(ValueError, match="one finite value for each problem or step"):
+        interval(values)
+
+
+@pytest.mark.parametrize("block", [0, 4])
+def test_a_block_fits_into_the_series(block):
+    with pytest.raises(ValueError, match=f"between 1 and the 3 values; got {block}"):
+        series_interval([1, 2, 3], block=block)

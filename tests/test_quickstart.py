@@ -127,8 +127,8 @@ def test_problems_are_spread_over_families():
         {"id": i, "family": name}
         for i, name in enumerate(["usual"] * 50 + ["rare"] * 35 + ["far"] * 15)
     ]
-    assert quickstart._spread(rows, None) == quickstart._spread(rows, 100) == rows
-    few = quickstart._spread(rows, 5)
+    assert quickstart.spread(rows, None) == quickstart.spread(rows, 100) == rows
+    few = quickstart.spread(rows, 5)
     assert {row["family"] for row in few} == {"usual", "rare", "far"}
     assert len({row["id"] for row in few}) == 5
 
@@ -142,7 +142,7 @@ def test_figures_are_drawn_from_the_tables_beside_them(tmp_path):
     plots.plot_training({"GRPO": rows}, tmp_path / "t.png", "note")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 4
-    assert plots._moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+    assert plots.moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
 
 
 def test_readme_shows_the_figures_of_the_committed_report():
