@@ -19,14 +19,15 @@ Shapes: B completions, T tokens, V vocabulary, H hidden size.
 import functools
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-BLOCK_NUMBERS = 2**22
-"""Logits that are float32 at the same time: 16 MiB, rows permitting. On a CPU larger blocks leave the allocator's heap."""
+BLOCK_NUMBERS = 2**23
+"""Logits that are float32 at the same time: 32 MiB, rows permitting. Larger blocks leave the heap of a CPU's allocator."""
 HALF_SCALE = 2.0**10
 """float16 loses what is under 6e-8; probabilities are that small, and a product of them with W is far from 65504."""
 
@@ -123,17 +124,23 @@ def _score(
     logps = torch.empty(num_rows, dtype=torch.float32, device=head.device)
     entropies = torch.empty_like(logps)
     gradient = head.new_empty(num_rows, head.shape[1]) if need_gradient else None
-    buffer = head.new_empty(-(-num_rows // chunks), vocabulary)
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
-        x = hidden[start:end].to(device=head.device, dtype=head.dtype)
-        logits = buffer[: end - start]
-        if bias is None:
-            torch.mm(x, head.t(), out=logits)
-        else:
-            torch.addmm(bias, x, head.t(), out=logits)
-        for first in range(start, end, block):
-            last = min(first + block, end)
-            part = logits[first - start : last - start]
+    largest = -(-num_rows // chunks)
+    together = max(1, block // max(1, largest))  # small chunks, so that their later steps are few
+    buffer = head.new_empty(largest * min(together, chunks), vocabulary)
+    for number in range(0, chunks, together):
+        edges = bounds[number : number + together + 1]
+        start, end = edges[0], edges[-1]
+        for low, high in itertools.pairwise(edges):
+            x = hidden[low:high].to(device=head.device, dtype=head.dtype)
+            logits = buffer[low - start : high - start]
+            if bias is None:
+                torch.mm(x, head.t(), out=logits)
+            else:
+                torch.addmm(bias, x, head.t(), out=logits)
+        step = -(-(end - start) // max(1, -(-(end - start) // block))) or 1  # blocks of one size
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            part = buffer[first - start : last - start]
             logps[first:last], entropies[first:last], direction = _block()(
                 part, index[first:last], *transforms, need_gradient
             )
