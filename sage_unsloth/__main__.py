@@ -331,8 +331,8 @@ def _add_bench(commands) -> None:
     bench.add_argument("--vocabulary", type=int, nargs="+", help="tokens (151936)")
     bench.add_argument("--batch", type=int, nargs="+", help="completions of a pass (8)")
     bench.add_argument("--variants", nargs="+", metavar="NAME", help="algorithms beside grpo, and materialised (default: every guide's, and materialised)")  # fmt: skip
-    bench.add_argument("--rounds", type=int, default=5, help="over all variants (default: %(default)s)")  # fmt: skip
-    bench.add_argument("--steps", type=int, default=3, help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)")  # fmt: skip
+    bench.add_argument("--rounds", type=int, default=4, help="over all variants (default: %(default)s)")  # fmt: skip
+    bench.add_argument("--steps", type=int, default=2, help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)")  # fmt: skip
     bench.add_argument("--growth", action="store_true", help="also how cost grows with length, batch, vocabulary, iterations, accumulation")  # fmt: skip
     bench.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
     bench.add_argument("--out", default="runs/bench", help="folder (default: %(default)s)")

@@ -41,6 +41,12 @@ def conditions(report: dict[str, Any]) -> str:
     return f"{report['device']}{threads}; {packages}, {compiled}; {environment['date'][:10]}"
 
 
+def markdown(rows: Sequence[dict[str, str]]) -> str:
+    """The rows as a table for a README."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def tables(report: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
     """Title -> rows to show."""
     found = {

@@ -20,6 +20,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -198,9 +199,13 @@ def _rows(
     return logp.squeeze(-1), entropy.squeeze(-1), direction.to(dtype)
 
 
-@functools.cache
 def _block() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
     """`_rows`, compiled where Unsloth compiles: on a GPU its steps over V then become two or three kernels."""
+    return _compiled() if "unsloth" in sys.modules else _rows
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
     compile_or_not = importlib.import_module("unsloth_zoo.temporary_patches.common")._maybe_compile
     return compile_or_not(dynamic=True, fullgraph=True)(_rows)
 
