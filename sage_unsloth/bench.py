@@ -1,7 +1,8 @@
 """`python -m sage_unsloth bench`: what a guide costs beside Unsloth's GRPO, and beside a loss that materialises the logits.
 
 All variants run in one process on one trainer, in turn: round after round, so that what slows the machine slows all of them. A time is
-reported as the median over rounds of the ratio to the baseline of the same round, with quartiles. Three measurements:
+reported as the median over rounds of the ratio to the baseline of the same round, with quartiles; the ratio of the process's CPU time
+beside it is the steadier one where other work competes (a GPU's work is not in it). Three measurements:
 
     loss     loss and backward pass alone, at any hidden size and vocabulary, and their peak memory
     step     the whole optimizer step with rollouts by transformers: random model, and the embedded task with its graded rewards
@@ -224,6 +225,9 @@ def _loss_row(size: Size, name: str, found: dict[str, list[dict]]) -> dict[str, 
     return row | {
         "seconds": _rounded(v["seconds"] for v in values),
         "ratio": quartiles([v["seconds"] / b["seconds"] for v, b in zip(values, base, strict=True)]),
+        "cpu_ratio": quartiles(
+            [v["cpu_seconds"] / b["cpu_seconds"] for v, b in zip(values, base, strict=True)]
+        ),
         "peak_mib": round(statistics.median(peaks) / MIB, 1) if peaks else None,
         "loss": values[-1]["loss"],
         "guide_share": round(

@@ -64,7 +64,7 @@ def loss_table(report: dict[str, Any]) -> list[dict[str, str]]:
     for row in report["loss"]:
         head = {"T": f"{row['length']:,}", "H": f"{row['hidden']:,}", "variant": row["variant"]}
         if row["seconds"] is None:
-            rows.append(head | dict.fromkeys(("seconds", "x grpo", "quartiles", "peak MiB", "x grpo's"), "not fitting"))  # fmt: skip
+            rows.append(head | dict.fromkeys(("seconds", "x grpo", "quartiles", "x grpo, CPU time", "peak MiB", "x grpo's"), "not fitting"))  # fmt: skip
             continue
         ratio, peak = row["ratio"], row["peak_mib"]
         peak_ratio = "" if not peak else f"{peak / base[_size_of(row)]['peak_mib']:.2f}"
@@ -74,11 +74,19 @@ def loss_table(report: dict[str, Any]) -> list[dict[str, str]]:
                 "seconds": f"{statistics.median(row['seconds']):.3g}",
                 "x grpo": f"{ratio['median']:.2f}",
                 "quartiles": f"{ratio['low']:.2f}-{ratio['high']:.2f}",
+                "x grpo, CPU time": _on_a_cpu(report, row["cpu_ratio"]),
                 "peak MiB": "" if peak is None else f"{peak:,.0f}",
                 "x grpo's": peak_ratio,
             }
         )
     return rows
+
+
+def _on_a_cpu(report: dict[str, Any], ratio: dict[str, float]) -> str:
+    """Where the work is on a GPU, the process's CPU time says nothing."""
+    if "cores" not in report["device"]:
+        return ""
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
 
 
 def _size_of(row: dict[str, Any]) -> tuple:

@@ -26,7 +26,7 @@ def synchronize() -> None:
 
 @contextlib.contextmanager
 def measured() -> Iterator[dict[str, float | None]]:
-    """Seconds, and the peak of memory beyond what is held at the beginning, bytes (None where it cannot be measured)."""
+    """Seconds by the clock and of this process's work on the CPU, and the peak of memory beyond what is held at the beginning, bytes (None where it cannot be measured)."""
     gc.collect()
     result: dict[str, float | None] = {"peak_bytes": None}
     gpu, source = torch.cuda.is_available(), memory_source()
@@ -39,10 +39,11 @@ def measured() -> Iterator[dict[str, float | None]]:
         _reset_peak()
         before = _resident("VmRSS")
     synchronize()
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     yield result
     synchronize()
     result["seconds"] = time.perf_counter() - started
+    result["cpu_seconds"] = time.process_time() - worked
     if gpu:
         result["peak_bytes"] = torch.cuda.max_memory_allocated() - before
     elif source == RESIDENT:
