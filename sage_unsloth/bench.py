@@ -205,7 +205,7 @@ def measure_loss(
     found: dict[str, list[dict]] = {v.name: [] for v in fitting}
     with tqdm(total=(rounds + 1) * len(fitting), desc=f"loss, {size}", unit="pass") as bar:
         for number in range(rounds + 1):
-            for variant in fitting:
+            for variant in rotated(fitting, number):
                 values = once(variant)
                 if number:
                     found[variant.name].append(values)
@@ -261,7 +261,7 @@ def measure_steps(place: _Place, size: Size, variants: Sequence[Any], steps: int
             # Fresh trainers of one seed draw the same rollouts, since nothing is learned; one step of each in turn.
             trainer = make()
             for number in tqdm(range(steps + 1), desc=f"step, {task}", unit="round"):
-                for variant in fitting:
+                for variant in rotated(fitting, number):
                     values = one_step(trainer, variant)
                     if number:
                         found[variant.name].append(values)
@@ -339,6 +339,12 @@ def measure_growth(place: _Place, size: Size, variants: Sequence[Any]) -> list[d
                 rows.append({"grows": field, "value": value, "variant": variant.name, "seconds": [round(values["seconds"], 4)],
                              "phases": {k: round(v, 4) for k, v in values["phases"].items()}})  # fmt: skip
     return rows
+
+
+def rotated(variants: Sequence[Any], number: int) -> list[Any]:
+    """The order of a round: each variant comes first once, since the one after a large one finds the machine in another state."""
+    first = number % len(variants)
+    return [*variants[first:], *variants[:first]]
 
 
 def _rounded(values: Any) -> list[float]:

@@ -137,10 +137,11 @@ def plot_costs(rows: Sequence[Mapping], path: str | Path, note: str) -> Path:
         medians = [row["median"] for row in chosen]
         spread = [[row["median"] - row["low"] for row in chosen], [row["high"] - row["median"] for row in chosen]]  # fmt: skip
         axes[0].bar(places, medians, yerr=spread, ecolor="#555555", capsize=2, **style)
-        axes[1].bar(places, [row["peak_mib"] or 0 for row in chosen], **style)
+        bars = axes[1].bar(places, [row["peak_mib"] or 0 for row in chosen], **style)
+        axes[1].bar_label(bars, fmt="{:,.0f}", fontsize=7)
     axes[0].axhline(1, color="#555555", linewidth=0.8)
     axes[0].set(title="time of loss and backward pass", ylabel=f"times that of {variants[0]}")
-    axes[1].set(title="peak memory beside model and batch", ylabel="MiB", yscale="log")
+    axes[1].set(title="peak memory beside model and batch", ylabel="MiB")
     for axis in axes:
         axis.set_xticks(range(len(sizes)), sizes, fontsize=7)
     return _save(figure, axes, path, rows, note)

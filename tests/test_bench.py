@@ -165,6 +165,15 @@ def test_a_phase_within_another_counts_once():
     assert vars(trainer) == before
 
 
+def test_every_variant_comes_first_once():
+    assert [bench.rotated("abc", number) for number in range(4)] == [
+        [*"abc"],
+        [*"bca"],
+        [*"cab"],
+        [*"abc"],
+    ]
+
+
 def test_ratios_are_of_one_round_and_shares_of_one_step():
     base = [{"seconds": s, "cpu_seconds": 1.0, "peak_bytes": 2**20, "loss": 0.0, "guide_seconds": 0.0} for s in (1.0, 2.0, 10.0)]  # fmt: skip
     other = [{"seconds": s, "cpu_seconds": s / 2, "peak_bytes": 2**21, "loss": 0.5, "guide_seconds": 0.1} for s in (2.0, 3.0, 10.0)]  # fmt: skip
