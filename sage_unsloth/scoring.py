@@ -96,6 +96,9 @@ class _Score(torch.autograd.Function):
                 hidden, head, bias, index, chunks, transforms, need_gradient
             )
         ctx.save_for_backward(gradient)
+        multiply, divide, _, temperature = transforms
+        ctx.scale = -(multiply or 1.0) / ((divide or 1.0) * temperature)
+        ctx.scale /= HALF_SCALE if dtype == torch.float16 else 1.0
         ctx.dtype = hidden.dtype
         entropies = entropies.to(hidden.device)
         ctx.mark_non_differentiable(entropies)
@@ -104,7 +107,8 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_logps: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        grad_hidden = gradient * grad_logps.to(gradient.device).unsqueeze(-1)
+        # In float32, whatever the dtype of what was kept.
+        grad_hidden = gradient * (ctx.scale * grad_logps.to(gradient.device).unsqueeze(-1))
         return grad_hidden.to(device=grad_logps.device, dtype=ctx.dtype), *[None] * 6
 
 
@@ -117,7 +121,7 @@ def _score(
     transforms: tuple[float, float, float, float],
     need_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Each (B·T,) float32, and ∇_h log p(y), (B·T, H), or None."""
+    """Each (B·T,) float32, and (p − e_y) W, (B·T, H), or None: ∇_h log p(y) up to a factor."""
     num_rows, vocabulary = hidden.shape[0], head.shape[0]
     chunks = max(1, min(chunks, num_rows))
     bounds = [(i * num_rows) // chunks for i in range(chunks + 1)]
@@ -147,10 +151,6 @@ def _score(
             )
             if need_gradient:
                 torch.mm(direction, head, out=gradient[first:last])
-    if need_gradient:
-        multiply, divide, _, temperature = transforms
-        scale = -(multiply or 1.0) / ((divide or 1.0) * temperature)
-        gradient *= scale / (HALF_SCALE if head.dtype == torch.float16 else 1.0)
     return logps, entropies, gradient
 
 

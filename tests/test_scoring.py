@@ -136,7 +136,7 @@ def test_float16_keeps_probabilities_that_it_cannot_hold():
     _, _, expected = plain_torch(hidden, head, index, None, torch.ones(1, 1))
     _, _, gradient = ours(hidden, head, index, None, torch.ones(1, 1))
     assert expected[0, 0, 0] < -5e-4
-    assert gradient[0, 0, 0].item() == pytest.approx(expected[0, 0, 0].item(), rel=0.02)
+    assert gradient[0, 0, 0].item() == pytest.approx(expected[0, 0, 0].item(), rel=5e-3)
 
 
 def test_a_near_certain_token_has_a_right_entropy():
