@@ -29,6 +29,8 @@ from torch import Tensor
 
 BLOCK_NUMBERS = 2**23
 """Logits that are float32 at the same time: 32 MiB, rows permitting. Larger blocks leave the heap of a CPU's allocator."""
+GPU_BLOCK_NUMBERS = 2**26
+"""The same on a GPU: 256 MiB, since each block's product reads the whole head, which fewer than some hundred rows do not pay for."""
 HALF_SCALE = 2.0**10
 """float16 loses what is under 6e-8; probabilities are that small, and a product of them with W is far from 65504."""
 
@@ -125,7 +127,8 @@ def _score(
     num_rows, vocabulary = hidden.shape[0], head.shape[0]
     chunks = max(1, min(chunks, num_rows))
     bounds = [(i * num_rows) // chunks for i in range(chunks + 1)]
-    block = max(1, BLOCK_NUMBERS // vocabulary)
+    numbers = BLOCK_NUMBERS if head.device.type == "cpu" else GPU_BLOCK_NUMBERS
+    block = max(1, numbers // vocabulary)
     logps = torch.empty(num_rows, dtype=torch.float32, device=head.device)
     entropies = torch.empty_like(logps)
     gradient = head.new_empty(num_rows, head.shape[1]) if need_gradient else None
