@@ -6,6 +6,7 @@ process's largest resident set, reset before each measurement; elsewhere it is n
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import platform
@@ -50,6 +51,7 @@ def measured() -> Iterator[dict[str, float | None]]:
         result["peak_bytes"] = _resident("VmHWM") - before
 
 
+@functools.cache
 def memory_source() -> str | None:
     """How peak memory is measured here, or None."""
     if torch.cuda.is_available():

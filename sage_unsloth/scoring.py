@@ -128,7 +128,8 @@ def _score(
     chunks = max(1, min(chunks, num_rows))
     bounds = [(i * num_rows) // chunks for i in range(chunks + 1)]
     numbers = BLOCK_NUMBERS if head.device.type == "cpu" else GPU_BLOCK_NUMBERS
-    block = max(1, numbers // vocabulary)
+    # At most an eighth of the rows: a small batch must not take more than the logits that a loss would keep.
+    block = max(1, min(numbers // vocabulary, -(-num_rows // 8)))
     logps = torch.empty(num_rows, dtype=torch.float32, device=head.device)
     entropies = torch.empty_like(logps)
     gradient = head.new_empty(num_rows, head.shape[1]) if need_gradient else None
