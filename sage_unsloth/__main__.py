@@ -1,4 +1,4 @@
-"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | analyze | grid | plan | export | doctor`."""
+"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | analyze | grid | plan | bench | export | doctor`."""
 
 import argparse
 import ast
@@ -20,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         _add_analyze,
         _add_grid,
         _add_plan,
+        _add_bench,
         _add_export,
         _add_doctor,
     ):
@@ -396,6 +397,44 @@ def _plan(options: argparse.Namespace) -> int:
     print(plan.report(setup, model.name, memory, options.steps, options.rows, options.first_step_seconds))  # fmt: skip
     if memory is not None:
         plan.check_fits(setup, memory)
+    return 0
+
+
+def _add_bench(commands) -> None:
+    bench = commands.add_parser("bench", help="what a guide costs in time and memory, beside GRPO and a loss that keeps all logits")  # fmt: skip
+    bench.add_argument("--small", action="store_true", help="minutes on a CPU (the default without a GPU): hidden 256, length 128")  # fmt: skip
+    bench.add_argument("--hidden", type=int, nargs="+", help="hidden sizes (3584 on a GPU)")
+    bench.add_argument("--length", type=int, nargs="+", help="completion tokens (2048 on a GPU)")
+    bench.add_argument("--vocabulary", type=int, nargs="+", help="tokens (151936)")
+    bench.add_argument("--batch", type=int, nargs="+", help="completions of a pass (8)")
+    bench.add_argument("--variants", nargs="+", metavar="NAME", help="algorithms beside grpo, and materialised (default: every guide's, and materialised)")  # fmt: skip
+    bench.add_argument("--rounds", type=int, default=4, help="over all variants (default: %(default)s)")  # fmt: skip
+    bench.add_argument("--steps", type=int, default=2, help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)")  # fmt: skip
+    bench.add_argument("--growth", action="store_true", help="also how cost grows with length, batch, vocabulary, iterations, accumulation")  # fmt: skip
+    bench.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
+    bench.add_argument("--out", default="runs/bench", help="folder (default: %(default)s)")
+    bench.set_defaults(act=_bench)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from itertools import product
+
+    from sage_unsloth import bench, bench_report
+    from sage_unsloth.plots import show_table
+
+    default = bench.SMALL if options.small else bench.default_size()
+    fields = ("hidden", "vocabulary", "length", "batch")
+    values = (getattr(options, name) or [getattr(default, name)] for name in fields)
+    sizes = [bench.Size(**dict(zip(fields, row, strict=True))) for row in product(*values)]
+    report = bench.run(options.out, sizes, names=options.variants, rounds=options.rounds, steps=options.steps, growth=options.growth, threads=options.threads)  # fmt: skip
+    print(f"\n{bench_report.conditions(report)}\n")
+    for title, rows in bench_report.tables(report).items():
+        print(title)
+        show_table(rows)
+        print()
+    print(f"Written to {options.out}: bench.json, bench.png, bench.csv")
+    if not options.growth:
+        print("Next: the same with --growth, or other sizes: --hidden 1536 --length 256 512")
     return 0
 
 

@@ -5,6 +5,7 @@ small tensors, the numbers themselves are checked before `guided_kl` replaces an
 """
 
 import ast
+import importlib
 import inspect
 import textwrap
 import types
@@ -33,6 +34,11 @@ EXPECTED_PARAMETERS = {
 NEEDS_ENTROPIES_HOOK = "_sage_unsloth_needs_entropies"
 CALL_HOOK = "_sage_unsloth_apply"
 KERNEL_HOOK = "_sage_unsloth_compute_loss"
+SCORER_HOOK = "_sage_unsloth_scorer"
+SCORER = "_entropy_log_softmax"
+SCORER_PARAMETERS = ("hidden_states", "lm_head", "index", "chunks", "logit_scale_multiply", "logit_scale_divide",
+                     "logit_softcapping", "temperature")  # fmt: skip
+SCORER_OPTIONS = {"max_rows_per_chunk", "lm_head_bias", "return_entropy", "fp32_lm_head"}
 POLICY_ONLY = {
     "delta": None,
     "entropy_mask": None,
@@ -126,19 +132,31 @@ def kernel_with(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Cal
 
 
 class _Seams(ast.NodeTransformer):
-    """Rewrites the two expressions and counts them."""
+    """Rewrites the two expressions, puts our scorer over the imported one, and counts all three."""
 
     def __init__(self) -> None:
         self.conditions = 0
         self.calls = 0
+        self.scorers = 0
+        self._unsloth_asks = "False"
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
         if isinstance(target, ast.Name) and target.id == "_need_entropy":
-            asks = f"({ast.unparse(node.value)}) or {NEEDS_ENTROPIES_HOOK}(trainer)"
+            self._unsloth_asks = ast.unparse(node.value)
+            asks = f"({self._unsloth_asks}) or {NEEDS_ENTROPIES_HOOK}(trainer)"
             node.value = ast.copy_location(ast.parse(asks, mode="eval").body, node.value)
             self.conditions += 1
         return self.generic_visit(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
+        names = [alias.name for alias in node.names if alias.asname == SCORER]
+        if not names:
+            return node
+        _check_scorer(getattr(importlib.import_module(node.module), names[0], None))
+        ours = f"{SCORER} = {SCORER_HOOK}({SCORER}, {self._unsloth_asks})"
+        self.scorers += 1
+        return [node, ast.copy_location(ast.parse(ours).body[0], node)]
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -173,11 +191,27 @@ def _rewritten_loss(module: types.ModuleType) -> types.FunctionType:
     """`grpo_accumulated_loss` with the two seams in it."""
     seams = _Seams()
     rewritten = _recompiled(module, getattr(module, LOSS), seams)
-    found = {"_need_entropy = …": seams.conditions, f"{FUNCTION}.apply(…)": seams.calls}
+    found = {
+        "_need_entropy = …": seams.conditions,
+        f"{FUNCTION}.apply(…)": seams.calls,
+        f"import … as {SCORER}": seams.scorers,
+    }
     expected = dict.fromkeys(found, 1)
     if found != expected:
         raise ContractError(f"{LOSS} must contain each seam once", found=found, expected=expected)
     return rewritten
+
+
+def _check_scorer(scorer: Any) -> None:
+    """Unsloth's scorer of log-probs and entropies must take what `scoring.scorer` passes on."""
+    found = () if scorer is None else tuple(inspect.signature(scorer).parameters)
+    expected = SCORER_PARAMETERS
+    if found[: len(expected)] != expected or not set(found) >= SCORER_OPTIONS:
+        raise ContractError(
+            f"what is imported as {SCORER} must have these parameters",
+            found=found,
+            expected=(*expected, *sorted(SCORER_OPTIONS)),
+        )
 
 
 def _rewritten_function(module: types.ModuleType) -> type:

@@ -45,8 +45,8 @@ class Setup:
             take `UNSLOTH_GRPO_SEQ_PACKING=0` and `unsloth_grpo_mini_batch` = completions / micro_batch.
         gradient_checkpointing: "unsloth" keeps each layer's input in the computer's memory, "layers" on the card, "none" keeps
             every activation.
-        recompute_logits: `UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`, or a guide that needs entropies: the loss keeps one number a token
-            and computes the logits again in its backward pass, a chunk at a time.
+        recompute_logits: `UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`: the loss keeps one number a token and computes the logits again in its
+            backward pass, a chunk at a time. Where entropies are asked for, no logits are kept either (`scoring.py`).
         use_vllm: rollouts by vLLM inside Unsloth, in standby during the update; else by transformers.
         gpu_memory_utilization: the share of the card that vLLM may use.
 

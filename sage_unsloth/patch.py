@@ -7,7 +7,8 @@ forward pass. Two expressions of its `grpo_accumulated_loss` are rewritten while
     _need_entropy = <condition>            ->  _need_entropy = <condition> or the guide asks for entropies
     UnslothEfficientGRPO.apply(new, …)     ->  <our hook>(trainer, entropies, new, …)
 
-Entropies then come out of the gradient pass that Unsloth makes anyway, chunk by chunk, never as (B, T, V). The hook has every
+Entropies then come out of the gradient pass that Unsloth makes anyway, chunk by chunk, never as (B, T, V): on 2026.10.9 out of its
+own kernel, on 2026.10.7, whose own computes the logits twice for them, out of `scoring.py` if the head is frozen. The hook has every
 argument of the call, each (B, T) tensor of the loss among them. For k3 it shifts `ref_logps` and calls Unsloth's function.
 For another penalty it calls a copy of that function over another loss kernel, which adds to Unsloth's own loss at β = 0 the
 penalty, reduced by Unsloth's own loss too: at ratio 1 and β = 0 the advantage A costs −A, so advantages of −penalty give
@@ -40,6 +41,7 @@ from sage_unsloth.contract import (
     KERNEL_HOOK,
     LOSS,
     NEEDS_ENTROPIES_HOOK,
+    SCORER_HOOK,
     ContractError,
     check_contract,
     kernel_with,
@@ -56,6 +58,7 @@ from sage_unsloth.losses import (
 from sage_unsloth.monitor import GuideMetrics
 from sage_unsloth.rewards import SolutionReward
 from sage_unsloth.rollout_batch import rollout_signals
+from sage_unsloth.scoring import scorer
 
 STATE = "SageGuide"
 """Where a checkpoint's trainer_state.json holds the guide's state."""
@@ -214,6 +217,7 @@ def guided_kl(
     original = namespace[LOSS]
     namespace[NEEDS_ENTROPIES_HOOK] = hook.needs_entropies
     namespace[CALL_HOOK] = hook.apply
+    namespace[SCORER_HOOK] = scorer
     if kl_estimator in PENALTIES:
         namespace[KERNEL_HOOK] = kernel_with(PENALTIES[kl_estimator], namespace[KERNEL])
     namespace[LOSS] = rewritten.loss
@@ -227,7 +231,7 @@ def guided_kl(
     finally:
         trainer.remove_callback(watch)
         namespace[LOSS] = original
-        for name in (NEEDS_ENTROPIES_HOOK, CALL_HOOK, KERNEL_HOOK):
+        for name in (NEEDS_ENTROPIES_HOOK, CALL_HOOK, SCORER_HOOK, KERNEL_HOOK):
             namespace.pop(name, None)
 
 

@@ -93,8 +93,8 @@ class RlvrConfig:
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
         preflight_prompts: prompts sampled before training to see whether there is anything to learn from; 0 skips it.
-        log_entropy: log the policy's entropy also without a guide that needs it, so that runs can be compared; on Unsloth
-            2026.10.7 this costs time (README).
+        log_entropy: log the policy's entropy also without a guide that needs it, so that runs can be compared; in full
+            fine-tuning on Unsloth 2026.10.7 this costs time.
         save_steps: optimizer steps between checkpoints.
         sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0 writes none.
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.

@@ -1,0 +1,252 @@
+"""Log-probabilities, entropies and the gradient from one pass over the logits, a few rows at a time.
+
+With a frozen output head W (V, H), all that the backward pass needs of a token's logits z = W h is one vector of width H:
+
+    log p(y | h) = z_y − log Σ_v exp(z_v)
+    entropy      = −Σ_v p_v log p_v
+    ∇_h log p(y) = (e_y − p) W          times the derivative of what stands between z and the softmax
+
+So the forward pass computes it while the chunk of logits exists, and the backward pass is a product with the incoming gradient.
+Nothing is recomputed and nothing of width V outlives its chunk: what is kept is (B·T, H), in the dtype of the product. Entropies carry no
+gradient: guides and metrics read them, no loss differentiates them.
+
+Chunks, dtypes and the order of operations are those of Unsloth's own scorer without entropies, which scores the reference: so
+policy and reference agree exactly where they are the same model.
+
+Shapes: B completions, T tokens, V vocabulary, H hidden size.
+"""
+
+import functools
+import importlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK_NUMBERS = 2**23
+"""Logits that are float32 at the same time: 32 MiB, rows permitting. Larger blocks leave the heap of a CPU's allocator."""
+GPU_BLOCK_NUMBERS = 2**26
+"""The same on a GPU: 256 MiB, since each block's product reads the whole head, which fewer than some hundred rows do not pay for."""
+HALF_SCALE = 2.0**10
+"""float16 loses what is under 6e-8; probabilities are that small, and a product of them with W is far from 65504."""
+
+
+def logps_and_entropies(
+    hidden: Tensor,
+    lm_head: Tensor,
+    index: Tensor,
+    chunks: int = 4,
+    logit_scale_multiply: float = 0.0,
+    logit_scale_divide: float = 0.0,
+    logit_softcapping: float = 0.0,
+    temperature: float = 1.0,
+    lm_head_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log π(y_t | s_t) and H_t at the sampling temperature, nats, each (B, T) float32; only the first has a gradient.
+
+    Args:
+        hidden: last hidden states, (B, T, H); the gradient goes to them.
+        lm_head: W, (V, H), frozen.
+        index: the tokens y_t, (B, T).
+        chunks: the rows are cut into so many parts, whose logits exist one after another.
+        logit_scale_multiply, logit_scale_divide, logit_softcapping: what the model does to its logits, in this order and in the
+            head's dtype; 0 leaves a step out.
+        temperature: divides the float32 logits.
+        lm_head_bias: (V,), frozen.
+
+    Raises:
+        ValueError: a gradient is wanted of the head.
+    """
+    trained = [w for w in (lm_head, lm_head_bias) if w is not None and w.requires_grad]
+    if trained and torch.is_grad_enabled():
+        raise ValueError(
+            "the output head must be frozen, because only the hidden states get a gradient here; got a head that requires "
+            "one; use Unsloth's own scorer for it, or torch.no_grad()"
+        )
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    transforms = (logit_scale_multiply, logit_scale_divide, logit_softcapping, temperature)
+    need_gradient = torch.is_grad_enabled() and hidden.requires_grad
+    logps, entropies = _Score.apply(
+        rows, lm_head, lm_head_bias, index.reshape(-1), chunks, transforms, need_gradient
+    )
+    return logps.reshape(hidden.shape[:-1]), entropies.reshape(hidden.shape[:-1])
+
+
+class _Score(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        lm_head: Tensor,
+        bias: Tensor | None,
+        index: Tensor,
+        chunks: int,
+        transforms: tuple[float, float, float, float],
+        need_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        kind = lm_head.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else lm_head.dtype
+        head, index = lm_head.to(dtype), index.to(lm_head.device)
+        bias = None if bias is None else bias.to(dtype)
+        with torch.autocast(kind, enabled=False):
+            logps, entropies, gradient = _score(
+                hidden, head, bias, index, chunks, transforms, need_gradient
+            )
+        ctx.save_for_backward(gradient)
+        multiply, divide, _, temperature = transforms
+        ctx.scale = -(multiply or 1.0) / ((divide or 1.0) * temperature)
+        ctx.scale /= HALF_SCALE if dtype == torch.float16 else 1.0
+        ctx.dtype = hidden.dtype
+        entropies = entropies.to(hidden.device)
+        ctx.mark_non_differentiable(entropies)
+        return logps.to(hidden.device), entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_logps: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        # In float32, whatever the dtype of what was kept.
+        grad_hidden = gradient * (ctx.scale * grad_logps.to(gradient.device).unsqueeze(-1))
+        return grad_hidden.to(device=grad_logps.device, dtype=ctx.dtype), *[None] * 6
+
+
+def _score(
+    hidden: Tensor,
+    head: Tensor,
+    bias: Tensor | None,
+    index: Tensor,
+    chunks: int,
+    transforms: tuple[float, float, float, float],
+    need_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Each (B·T,) float32, and (p − e_y) W, (B·T, H), or None: ∇_h log p(y) up to a factor."""
+    num_rows, vocabulary = hidden.shape[0], head.shape[0]
+    chunks = max(1, min(chunks, num_rows))
+    bounds = [(i * num_rows) // chunks for i in range(chunks + 1)]
+    numbers = BLOCK_NUMBERS if head.device.type == "cpu" else GPU_BLOCK_NUMBERS
+    # At most an eighth of the rows: a small batch must not take more than the logits that a loss would keep.
+    block = max(1, min(numbers // vocabulary, -(-num_rows // 8)))
+    logps = torch.empty(num_rows, dtype=torch.float32, device=head.device)
+    entropies = torch.empty_like(logps)
+    gradient = head.new_empty(num_rows, head.shape[1]) if need_gradient else None
+    largest = -(-num_rows // chunks)
+    together = max(1, block // max(1, largest))  # small chunks, so that their later steps are few
+    buffer = head.new_empty(largest * min(together, chunks), vocabulary)
+    for number in range(0, chunks, together):
+        edges = bounds[number : number + together + 1]
+        start, end = edges[0], edges[-1]
+        for low, high in itertools.pairwise(edges):
+            x = hidden[low:high].to(device=head.device, dtype=head.dtype)
+            logits = buffer[low - start : high - start]
+            if bias is None:
+                torch.mm(x, head.t(), out=logits)
+            else:
+                torch.addmm(bias, x, head.t(), out=logits)
+        step = -(-(end - start) // max(1, -(-(end - start) // block))) or 1  # blocks of one size
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            part = buffer[first - start : last - start]
+            logps[first:last], entropies[first:last], direction = _block()(
+                part, index[first:last], *transforms, need_gradient
+            )
+            if need_gradient:
+                torch.mm(direction, head, out=gradient[first:last])
+    return logps, entropies, gradient
+
+
+def _rows(
+    logits: Tensor,
+    index: Tensor,
+    scale_multiply: float,
+    scale_divide: float,
+    softcapping: float,
+    temperature: float,
+    need_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """log p(y), the entropy, and p − e_y in the logits' dtype, of some rows of logits, which are overwritten."""
+    dtype = logits.dtype
+    if scale_multiply != 0.0:
+        logits = logits * scale_multiply
+    if scale_divide != 0.0:
+        logits = logits / scale_divide
+    slope = None
+    if softcapping != 0.0:
+        capped = torch.tanh(logits / softcapping)
+        slope = 1 - capped.float().square() if need_gradient else None
+        logits = softcapping * capped
+    z = logits.float()
+    if temperature != 1.0:
+        z = z / temperature
+    index = index.unsqueeze(-1)
+    selected = z.gather(-1, index)
+    # torch.logsumexp, step by step, so that what it computes on the way can be used.
+    highest = z.amax(-1, keepdim=True)
+    z = z.sub_(highest)
+    weight = z.exp()
+    total = weight.sum(-1, keepdim=True)
+    log_total = total.log()
+    logp = selected - (log_total + highest)
+    # Around the largest logit, where little cancels even if one token has nearly all the probability.
+    entropy = log_total - z.mul_(weight).sum(-1, keepdim=True) / total
+    if not need_gradient:
+        return logp.squeeze(-1), entropy.squeeze(-1), None
+    direction = weight.div_(total)
+    direction = direction.scatter_(-1, index, torch.expm1(logp))
+    if slope is not None:
+        direction = direction * slope
+    if dtype == torch.float16:
+        direction = direction * HALF_SCALE
+    return logp.squeeze(-1), entropy.squeeze(-1), direction.to(dtype)
+
+
+def _block() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
+    """`_rows`, compiled where Unsloth compiles: on a GPU its steps over V then become two or three kernels."""
+    return _compiled() if "unsloth" in sys.modules else _rows
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
+    compile_or_not = importlib.import_module("unsloth_zoo.temporary_patches.common")._maybe_compile
+    return compile_or_not(dynamic=True, fullgraph=True)(_rows)
+
+
+def scorer(theirs: Callable[..., Any], unsloth_asks: bool) -> Callable[..., Any]:
+    """What Unsloth's loss calls for log-probs and entropies: `logps_and_entropies` where it holds, else `theirs`.
+
+    It holds where the head is frozen, and nothing but a guide or a metric reads the entropies. It is not needed where `theirs` can
+    leave out the entropies' gradient: then it makes one pass too (2026.10.9).
+
+    Args:
+        theirs: Unsloth's scorer, called with `return_entropy=True`.
+        unsloth_asks: whether a setting of TRL's asks for the entropies: as a bonus in the loss they need a gradient.
+    """
+    options = inspect.signature(theirs).parameters
+    one_pass = "entropy_requires_grad" in options
+    if unsloth_asks or one_pass or options["fp32_lm_head"].default:
+        return theirs
+    most_rows = options["max_rows_per_chunk"].default
+
+    def score(
+        hidden: Tensor,
+        lm_head: Tensor,
+        index: Tensor,
+        chunks: int,
+        *transforms: float,
+        lm_head_bias: Tensor | None = None,
+        **settings: Any,
+    ) -> tuple[Tensor, Tensor]:
+        if lm_head.requires_grad or (lm_head_bias is not None and lm_head_bias.requires_grad):
+            return theirs(
+                hidden, lm_head, index, chunks, *transforms, lm_head_bias=lm_head_bias, **settings
+            )
+        if most_rows > 0:
+            chunks = max(chunks, -(-index.numel() // most_rows))
+        return logps_and_entropies(
+            hidden, lm_head, index, chunks, *transforms, lm_head_bias=lm_head_bias
+        )
+
+    return score

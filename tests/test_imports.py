@@ -1,0 +1,40 @@
+"""What needs no model imports none: metrics, plots, grading and the command line start without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "torch", "vllm", "matplotlib", "math_verify",
+         "pandas", "sympy")  # fmt: skip
+LIGHT = ("sage_unsloth", "sage_unsloth.__main__", "sage_unsloth.metrics", "sage_unsloth.plots", "sage_unsloth.rewards",
+         "sage_unsloth.compare", "sage_unsloth.sampling", "sage_unsloth.benchmarks", "sage_unsloth.records",
+         "sage_unsloth.memory", "sage_unsloth.plan", "sage_unsloth.arithmetic", "sage_unsloth.doctor",
+         "sage_unsloth.bench_report", "sage_unsloth.bench")  # fmt: skip
+SCRIPT = "import sys, json; {}; print(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+
+
+def loaded_by(statement):
+    command = [sys.executable, "-c", SCRIPT.format(statement)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return set(json.loads(lines[-1]))
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_a_light_module_loads_nothing_heavy(module):
+    assert not loaded_by(f"import {module}") & set(HEAVY)
+
+
+def test_names_of_the_package_load_their_own_module_alone():
+    assert not loaded_by("from sage_unsloth import Grader, SolutionReward, pass_at_k") & set(HEAVY)
+    guides = loaded_by("from sage_unsloth import BranchGuide, grpo_loss") & set(HEAVY)
+    assert guides == {"torch"}
+
+
+def test_help_is_printed_without_torch():
+    statement = (
+        "import contextlib, sage_unsloth.__main__ as m\n"
+        "with contextlib.suppress(SystemExit): m.main(['--help'])\nimport sys"
+    )
+    assert not loaded_by(statement) & set(HEAVY)
