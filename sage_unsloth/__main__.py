@@ -407,7 +407,7 @@ def _add_bench(commands) -> None:
     bench.add_argument("--length", type=int, nargs="+", help="completion tokens (2048 on a GPU)")
     bench.add_argument("--vocabulary", type=int, nargs="+", help="tokens (151936)")
     bench.add_argument("--batch", type=int, nargs="+", help="completions of a pass (8)")
-    bench.add_argument("--variants", nargs="+", metavar="NAME", help="algorithms beside grpo, and materialised (default: every guide's, and materialised)")  # fmt: skip
+    bench.add_argument("--variants", nargs="+", metavar="NAME", help="algorithms beside grpo, and materialised (default: the paper's guides, and materialised)")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=4, help="over all variants (default: %(default)s)")  # fmt: skip
     bench.add_argument("--steps", type=int, default=2, help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)")  # fmt: skip
     bench.add_argument("--growth", action="store_true", help="also how cost grows with length, batch, vocabulary, iterations, accumulation")  # fmt: skip

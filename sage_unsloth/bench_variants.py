@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.algorithms import ALGORITHMS, get_algorithm
+from sage_unsloth.algorithms import ALGORITHMS, Algorithm, get_algorithm
 from sage_unsloth.guides import BranchGuide, Guide, TokenSignals
 from sage_unsloth.losses import grpo_loss
 from sage_unsloth.models import LoraSettings, data_folder, load_policy
 from sage_unsloth.patch import guided_kl
 from sage_unsloth.prompts import prompt_messages
+from sage_unsloth.rollout_batch import GROUPS, PREFIX
 
 BASELINE, MATERIALISED = "grpo", "materialised"
 PROMPT_TOKENS = 16
@@ -39,12 +40,14 @@ class Variant:
         name: of an algorithm, or "materialised".
         guide: shapes the anchor; None is q = 1.
         kl_estimator: the KL penalty.
+        credit: "token" or "sequence".
         materialised: the whole (B, T, V) logits and their entropy in plain torch instead of Unsloth's loss.
     """
 
     name: str
     guide: Guide | None = None
     kl_estimator: str = "k3"
+    credit: str = "token"
     materialised: bool = False
 
     @contextmanager
@@ -67,7 +70,7 @@ class Variant:
         guide = self.guide
         if guide is not None and guide_seconds is not None:
             guide = _timed(guide, guide_seconds)
-        with guided_kl(trainer, guide, kl_estimator=self.kl_estimator):
+        with guided_kl(trainer, guide, kl_estimator=self.kl_estimator, credit=self.credit):
             yield
 
 
@@ -75,41 +78,49 @@ def variants(names: list[str] | None = None) -> list[Variant]:
     """The baseline first, then what is compared with it.
 
     Args:
-        names: algorithms with a KL term and the loss type of the baseline, or "materialised". None: every algorithm that differs from
-            the baseline in its guide alone, and "materialised".
+        names: algorithms with the KL term and the loss type of the baseline, or with sequence credit (whose cost does not depend on
+            the loss type, so the baseline's is taken), or "materialised". None: the guides of the paper, and "materialised".
 
     Raises:
-        ValueError: an unknown algorithm, or one that differs in more than guide and penalty.
+        ValueError: an unknown algorithm, one that differs in more than guide, penalty and credit, or one that needs a teacher.
     """
-    base = ALGORITHMS[BASELINE]
     rows = []
     for name in names if names is not None else [*_guided_algorithms(), MATERIALISED]:
         if name == MATERIALISED:
             rows.append(Variant(name=name, guide=BranchGuide(), materialised=True))
             continue
         algorithm = get_algorithm(name)
-        if (algorithm.loss_type, algorithm.beta) != (base.loss_type, base.beta):
+        if name not in _comparable():
             raise ValueError(
-                f"variants must have the baseline's loss type and β, so that only the KL term differs; {name!r} has "
-                f"loss_type={algorithm.loss_type!r}, beta={algorithm.beta}; choose among "
-                f"{', '.join([*_comparable(), MATERIALISED])}"
+                "variants must have the baseline's loss type and β, so that only the KL term differs, and no teacher; "
+                f"{name!r} has loss_type={algorithm.loss_type!r}, beta={algorithm.beta}, guide={algorithm.guide!r}; choose "
+                f"among {', '.join([*_comparable(), MATERIALISED])}"
             )
-        rows.append(Variant(name=name, guide=algorithm.guide, kl_estimator=algorithm.kl_estimator))
+        rows.append(
+            Variant(
+                name=name,
+                guide=algorithm.guide,
+                kl_estimator=algorithm.kl_estimator,
+                credit=algorithm.credit,
+            )
+        )
     return [Variant(name=BASELINE), *(row for row in rows if row.name != BASELINE)]
 
 
 def _comparable() -> list[str]:
     base = ALGORITHMS[BASELINE]
-    return [
-        name
-        for name, row in ALGORITHMS.items()
-        if (row.loss_type, row.beta) == (base.loss_type, base.beta)
-    ]
+
+    def alike(row: Algorithm) -> bool:
+        same_loss = row.loss_type == base.loss_type or row.credit == "sequence"
+        needs_teacher = row.guide is not None and "teacher_logps" in row.guide.needs
+        return same_loss and row.beta == base.beta and not needs_teacher
+
+    return [name for name, row in ALGORITHMS.items() if alike(row)]
 
 
 def _guided_algorithms() -> list[str]:
     rows = {name: ALGORITHMS[name] for name in _comparable()}
-    return [n for n, row in rows.items() if row.guide is not None and row.kl_estimator == "k3"]
+    return [name for name, row in rows.items() if row.guide is not None and row.paper_row]
 
 
 def materialised_loss(trainer: Any, model: Any, inputs: dict, guide: Guide) -> Tensor:
@@ -243,6 +254,9 @@ def make_batch(trainer: Any, batch_size: int, length: int, vocab_size: int) -> d
         "ref_per_token_logps": (near_uniform + 0.1 * noise).to(device),
         "advantages": signs.to(device),
         "num_items_in_batch": torch.tensor(batch_size * length, device=device),
+        # What a rollout batch carries for the guides that need it.
+        f"{PREFIX}ref_entropies": (-near_uniform + 0.1 * noise).to(device),
+        GROUPS: torch.zeros(batch_size, dtype=torch.long, device=device),
         "max_left_pad": 0,
     }
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.contract import ContractError
+from sage_unsloth.scoring import scorer
 
 GENERATE = "_generate_and_score_completions"
 SCORE = "_get_per_token_logps_and_entropies"
@@ -163,11 +164,12 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         return
     zoo = importlib.import_module("unsloth_zoo.rl_replacements")
     plain = {name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)}  # fmt: skip
+    with_entropy = scorer(plain[SCORER_WITH_ENTROPY], unsloth_asks=False)
 
     def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
         whole = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
         with torch.no_grad():
-            logps, entropies = plain[SCORER_WITH_ENTROPY](*args, **whole, return_entropy=True)
+            logps, entropies = with_entropy(*args, **whole, return_entropy=True)
         if len(whole) < len(kwargs):  # over a part of the vocabulary; the entropy stays the whole's
             before = len(calls)
             logps = plain[name](*args, **kwargs)

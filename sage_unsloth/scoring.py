@@ -234,15 +234,21 @@ def scorer(theirs: Callable[..., Any], unsloth_asks: bool) -> Callable[..., Any]
         hidden: Tensor,
         lm_head: Tensor,
         index: Tensor,
-        chunks: int,
-        *transforms: float,
+        chunks: int = 4,
+        logit_scale_multiply: float = 0.0,
+        logit_scale_divide: float = 0.0,
+        logit_softcapping: float = 0.0,
+        temperature: float = 1.0,
+        *,
         lm_head_bias: Tensor | None = None,
-        **settings: Any,
+        return_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        if lm_head.requires_grad or (lm_head_bias is not None and lm_head_bias.requires_grad):
+        transforms = (logit_scale_multiply, logit_scale_divide, logit_softcapping, temperature)
+        trained = lm_head.requires_grad or (lm_head_bias is not None and lm_head_bias.requires_grad)
+        if trained and torch.is_grad_enabled():
             return theirs(
-                hidden, lm_head, index, chunks, *transforms, lm_head_bias=lm_head_bias, **settings
-            )
+                hidden, lm_head, index, chunks, *transforms, lm_head_bias=lm_head_bias, return_entropy=return_entropy
+            )  # fmt: skip
         if most_rows > 0:
             chunks = max(chunks, -(-index.numel() // most_rows))
         return logps_and_entropies(

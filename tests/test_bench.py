@@ -59,18 +59,21 @@ def test_every_variant_draws_the_same_rollouts(report):
 
 def test_variants_come_from_the_table_of_algorithms():
     found = {row.name: row for row in variants()}
-    guided = [n for n, row in ALGORITHMS.items() if row.loss_type == "grpo" and row.guide is not None]  # fmt: skip
+    guided = ["sage-random", "sage-token", "sage-branch"]
     assert list(found) == ["grpo", *guided, "materialised"]
     assert all(found[name].guide is ALGORITHMS[name].guide for name in guided)
     assert found["grpo"] == Variant(name="grpo")
     chosen = variants(["grpo-reverse-kl", "materialised"])
     assert [(row.name, row.kl_estimator, row.materialised) for row in chosen] == [
         ("grpo", "k3", False), ("grpo-reverse-kl", "k3-is", False), ("materialised", "k3", True)]  # fmt: skip
+    (_, exact) = variants(["sage-branch-exact"])
+    assert (exact.guide, exact.kl_estimator, exact.credit) == (
+        ALGORITHMS["sage-branch-exact"].guide, "k3-is", "sequence")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["dapo-sage-branch", "grpo-no-kl"])
+@pytest.mark.parametrize("name", ["dapo-sage-branch", "grpo-no-kl", "sage-teacher"])
 def test_a_variant_that_differs_in_more_is_refused(name):
-    with pytest.raises(ValueError, match=f"only the KL term differs; '{name}' has"):
+    with pytest.raises(ValueError, match=f"only the KL term differs, and no teacher; '{name}' has"):
         variants([name])
 
 

@@ -102,6 +102,19 @@ def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(unsloth_m
     assert torch.allclose(logps, plain, atol=1e-6)
     assert len(calls) == 1 and calls[0].logps is logps
     assert torch.allclose(calls[0].entropies.double(), expected, atol=1e-5)
+    # As the padded path calls it: by names. One that was dropped would go unnoticed where it is 1.
+    names = (
+        "chunks",
+        "logit_scale_multiply",
+        "logit_scale_divide",
+        "logit_softcapping",
+        "temperature",
+    )
+    settings = dict(zip(names, (4, 1.5, 2.0, 3.0, temperature), strict=True))
+    plain = getattr(zoo, name)(hidden, head, index, **settings)
+    with _recorded(True):
+        logps = getattr(zoo, name)(hidden, head, index, **settings)
+    assert torch.allclose(logps, plain, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OF_HIDDEN_STATES[:2])
