@@ -178,7 +178,8 @@ def guide_table(
         policy_logps=tree.table(logps),
         ref_logps=tree.table(ref_logps),
         mask=tree.mask,
-        entropies=tree.table(tree.entropies(logps)) if guide.needs_entropies else None,
+        entropies=tree.table(tree.entropies(logps)),
+        ref_entropies=tree.table(tree.entropies(ref_logps)),
     )
     return guide.log_guide(signals, step=step, max_steps=max_steps, generator=generator).double()
 
