@@ -70,7 +70,7 @@ def students(tmp_path_factory, unsloth_module):
     """A model of little SFT, and one of more SFT on top of it: (model, better model, its adapter)."""
     rows, folder = arithmetic.problems("sft"), tmp_path_factory.mktemp("sft")
     little = sft(replace(CONFIG.sft, max_steps=8), BASE, rows, folder / "little")
-    more = sft(replace(CONFIG.sft, max_steps=40, warmup_steps=0), little, rows, folder / "more")
+    more = sft(replace(CONFIG.sft, max_steps=60, warmup_steps=0), little, rows, folder / "more")
     return little, more, folder / "more" / "adapter"
 
 
