@@ -55,9 +55,12 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
             for output in cell.outputs:
                 if output.output_type == "stream":
-                    output.text = output.text.replace(sys.executable, "python").replace(
-                        str(folder.resolve()), "."
-                    )
+                    for path, shown in (
+                        (sys.executable, "python"),
+                        (folder.resolve(), "."),
+                        (HERE.resolve().parent, "."),
+                    ):
+                        output.text = output.text.replace(str(path), shown)
             cell.metadata.pop("execution", None)
     notebook.metadata.pop("language_info", None)
     return notebook

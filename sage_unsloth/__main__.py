@@ -411,6 +411,11 @@ def _add_bench(commands) -> None:
     bench.add_argument("--rounds", type=int, default=4, help="over all variants (default: %(default)s)")  # fmt: skip
     bench.add_argument("--steps", type=int, default=2, help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)")  # fmt: skip
     bench.add_argument("--growth", action="store_true", help="also how cost grows with length, batch, vocabulary, iterations, accumulation")  # fmt: skip
+    bench.add_argument(
+        "--log-entropy",
+        action="store_true",
+        help="every variant asks for entropies, as the training stages do",
+    )
     bench.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
     bench.add_argument("--out", default="runs/bench", help="folder (default: %(default)s)")
     bench.set_defaults(act=_bench)
@@ -426,7 +431,7 @@ def _bench(options: argparse.Namespace) -> int:
     fields = ("hidden", "vocabulary", "length", "batch")
     values = (getattr(options, name) or [getattr(default, name)] for name in fields)
     sizes = [bench.Size(**dict(zip(fields, row, strict=True))) for row in product(*values)]
-    report = bench.run(options.out, sizes, names=options.variants, rounds=options.rounds, steps=options.steps, growth=options.growth, threads=options.threads)  # fmt: skip
+    report = bench.run(options.out, sizes, names=options.variants, rounds=options.rounds, steps=options.steps, growth=options.growth, threads=options.threads, log_entropy=options.log_entropy)  # fmt: skip
     print(f"\n{bench_report.conditions(report)}\n")
     for title, rows in bench_report.tables(report).items():
         print(title)

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sage_unsloth.guides import Q_MAX, Q_MIN, Guide, TokenSignals, check_clip
+from sage_unsloth.guides import (
+    Q_MAX,
+    Q_MIN,
+    Guide,
+    RandomGuide,
+    SteeredGuide,
+    TokenSignals,
+    check_clip,
+)
 
 ERROR_MAX = 0.2
 KEPT = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
@@ -30,6 +38,10 @@ class AdaptiveGuide:
     "log_guide" keeps the mean log q_t per token, so that the guide acts as much at the end of a run as at its start. "entropy"
     keeps the policy's mean entropy, on the assumption that a stronger guide holds entropy up, as Branch does; where that does
     not hold, κ runs into its bounds. Where the guide touches no token at all, no κ brings it back: lower its threshold.
+
+    Raises:
+        TypeError: `guide` is none, or is steered itself.
+        ValueError: a setting out of range, or a guide whose mean log q is negative with keeps="log_guide".
 
     Attributes:
         guide: whose log q is scaled.
@@ -53,6 +65,14 @@ class AdaptiveGuide:
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)
+        if not isinstance(self.guide, Guide) or isinstance(self.guide, SteeredGuide):
+            raise TypeError(f"guide must be a guide that is not steered itself; got {self.guide!r}")
+        below_one = isinstance(self.guide, RandomGuide) or "teacher_logps" in self.guide.needs
+        if self.keeps == "log_guide" and below_one:
+            raise ValueError(
+                "keeps='log_guide' needs a guide whose mean log q grows with its strength; that of "
+                f"{type(self.guide).__name__} is below 0, so the strength would run to its bound; set keeps='entropy'"
+            )
         if self.keeps not in KEPT:
             raise ValueError(f"keeps must be one of {', '.join(KEPT)}; got {self.keeps!r}")
         if not (math.isfinite(self.target) and self.target > 0):

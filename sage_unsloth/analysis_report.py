@@ -5,6 +5,8 @@ each), `dynamics_phases.csv`, `cases.html`, `tokens.html` and `tokens.png`; of s
 """
 
 import re
+import shlex
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -68,6 +70,7 @@ def analyze(
         compile_patterns(patterns)
     if responses < 1:
         raise ValueError(f"--responses must be >= 1; got {responses}")
+    started = time.time() - 1  # a file system may keep whole seconds
     sources, out = find_sources(paths), Path(out)
     names = [name for models in sources.samples.values() for name in models]
     if against is not None and against not in names:
@@ -110,13 +113,28 @@ def analyze(
         result["dynamics"] = _dynamics(sources.runs, held_out, out)
     result["environment"] = environment()
     write_json(out / "analysis.json", result)
-    made = sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.suffix in (".png", ".html", ".csv", ".json") and not file.name.endswith(".baseline.json"))  # fmt: skip
-    print(f"\nWritten to {out}: {', '.join(made)}")
-    again = " ".join(map(str, paths))
+    made = sorted(
+        str(file.relative_to(out))
+        for file in out.rglob("*")
+        if file.suffix in (".png", ".html", ".csv", ".json")
+        and not file.name.endswith(".baseline.json")
+    )
+    new = [name for name in made if (out / name).stat().st_mtime >= started]
+    print(f"\nWritten to {out}: {', '.join(new)}")
+    if len(new) < len(made):
+        print(f"Of an earlier run: {', '.join(sorted(set(made) - set(new)))}")
+    words = ["analyze", *map(str, paths), "--out", str(out)]
+    for flag, value in {"--against": against, "--data": data}.items():
+        words += [] if value is None else [flag, str(value)]
+    for name, pattern in (patterns or {}).items():
+        words += ["--pattern", f"{name}={pattern}"]
+    again = shlex.join(words)
     if sources.samples and not page and sources.runs:
-        print(f"\nNext: python -m sage_unsloth analyze {again} --out {out} --page")
+        print(f"\nNext: python -m sage_unsloth {again} --page")
     elif sources.samples and not baseline:
-        print(f"\nNext: python -m sage_unsloth analyze {again} --out {out} --perplexity BASELINE")
+        print(
+            f"\nNext: python -m sage_unsloth {again} --perplexity BASELINE, the folder or hub id of the model to score by"
+        )
     return result
 
 

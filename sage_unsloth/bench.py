@@ -11,6 +11,7 @@ beside it is the steadier one where other work competes (a GPU's work is not in 
 Shapes: B completions, T completion tokens, V vocabulary, H hidden size.
 """
 
+import json
 import logging
 import os
 import statistics
@@ -93,6 +94,7 @@ def run(
     steps: int = 2,
     growth: bool = False,
     threads: int = 1,
+    log_entropy: bool = False,
 ) -> dict[str, Any]:
     """Measure, and leave `bench.json`, `bench.png` and `bench.csv` in the folder `out`.
 
@@ -103,9 +105,10 @@ def run(
         steps: measured optimizer steps of each variant; 0 leaves the step out.
         growth: also measure how cost grows.
         threads: of the CPU.
+        log_entropy: every variant asks for entropies, as the training stages do.
 
     Raises:
-        ValueError: a size or a variant that cannot be.
+        ValueError: a size or a variant that cannot be, or a folder with the figures of other settings.
     """
     if rounds < 1 or steps < 0 or threads < 1:
         raise ValueError(
@@ -117,7 +120,15 @@ def run(
     from sage_unsloth.meter import device_name, memory_source
     from sage_unsloth.patch import load_unsloth
 
-    rows = variants(names)
+    rows = variants(names, log_entropy)
+    settings = {
+        "sizes": [asdict(size) for size in sizes],
+        "variants": [row.name for row in rows],
+        "rounds": rounds,
+        "steps": steps,
+        "log_entropy": log_entropy,
+    }
+    _refuse_other(Path(out), settings)
     if not torch.cuda.is_available():
         passes = len(rows) * (rounds + 1)
         seconds = sum(passes * size.seconds_on_a_cpu for size in sizes)
@@ -127,12 +138,7 @@ def run(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
-        "settings": {
-            "sizes": [asdict(size) for size in sizes],
-            "variants": [row.name for row in rows],
-            "rounds": rounds,
-            "steps": steps,
-        },
+        "settings": settings,
         "device": device_name(),
         "threads": threads,
         "compiled": os.environ.get("UNSLOTH_COMPILE_DISABLE", "0") == "0",
@@ -152,6 +158,19 @@ def run(
             report["growth"] = measure_growth(place, sizes[0], rows)
             write_report(report, out)
     return report
+
+
+def _refuse_other(out: Path, settings: dict[str, Any]) -> None:
+    """Figures of other settings are not written over."""
+    file = out / "bench.json"
+    before = (
+        json.loads(file.read_text(encoding="utf-8"))["settings"] if file.is_file() else settings
+    )
+    if before != settings:
+        raise ValueError(
+            f"a folder holds the benchmark of one set of settings; {out} has {before}, asked for {settings}; give another --out, "
+            "or delete it"
+        )
 
 
 class _Place:

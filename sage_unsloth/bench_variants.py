@@ -41,6 +41,7 @@ class Variant:
         guide: shapes the anchor; None is q = 1.
         kl_estimator: the KL penalty.
         credit: "token" or "sequence".
+        log_entropy: entropies are asked for whatever the guide, as the training stages do.
         materialised: the whole (B, T, V) logits and their entropy in plain torch instead of Unsloth's loss.
     """
 
@@ -48,6 +49,7 @@ class Variant:
     guide: Guide | None = None
     kl_estimator: str = "k3"
     credit: str = "token"
+    log_entropy: bool = False
     materialised: bool = False
 
     @contextmanager
@@ -70,16 +72,18 @@ class Variant:
         guide = self.guide
         if guide is not None and guide_seconds is not None:
             guide = _timed(guide, guide_seconds)
-        with guided_kl(trainer, guide, kl_estimator=self.kl_estimator, credit=self.credit):
+        options = dict(credit=self.credit, log_entropy=self.log_entropy)
+        with guided_kl(trainer, guide, kl_estimator=self.kl_estimator, **options):
             yield
 
 
-def variants(names: list[str] | None = None) -> list[Variant]:
+def variants(names: list[str] | None = None, log_entropy: bool = False) -> list[Variant]:
     """The baseline first, then what is compared with it.
 
     Args:
         names: algorithms with the KL term and the loss type of the baseline, or with sequence credit (whose cost does not depend on
             the loss type, so the baseline's is taken), or "materialised". None: the guides of the paper, and "materialised".
+        log_entropy: of every variant, the baseline included.
 
     Raises:
         ValueError: an unknown algorithm, one that differs in more than guide, penalty and credit, or one that needs a teacher.
@@ -102,9 +106,13 @@ def variants(names: list[str] | None = None) -> list[Variant]:
                 guide=algorithm.guide,
                 kl_estimator=algorithm.kl_estimator,
                 credit=algorithm.credit,
+                log_entropy=log_entropy,
             )
         )
-    return [Variant(name=BASELINE), *(row for row in rows if row.name != BASELINE)]
+    return [
+        Variant(name=BASELINE, log_entropy=log_entropy),
+        *(row for row in rows if row.name != BASELINE),
+    ]
 
 
 def _comparable() -> list[str]:

@@ -5,6 +5,7 @@ ratio of 0, is `grpo_seed-S`. What a difference means stands beside it: an inter
 are apart. Stop it at any time: the same command goes on, and a larger grid takes the cells that are there.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -131,9 +132,8 @@ def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     pair = (floor_folder(config.seeds[0]), cell_folder(best["threshold"], best["ratio"], config.seeds[0]))  # fmt: skip
     paths = [str(out / name) for name in pair]
     paths += [str(out / "samples" / f"{name}.jsonl") for name in pair]
-    print(
-        f"\nNext: python -m sage_unsloth analyze {' '.join(paths)} --out {out / 'analysis'} --page"
-    )
+    words = ["analyze", *paths, "--out", str(out / "analysis"), "--page"]
+    print(f"\nNext: python -m sage_unsloth {shlex.join(words)}")
     return result
 
 
@@ -160,12 +160,21 @@ def draw(result: dict[str, Any], out: Path) -> None:
     plot_heat_maps(panels, floors, noise, out / "grid.png", note)
 
 
-def noise_of(floor: dict[str, Any], seeds: int) -> float | None:
-    """What two means of S seeds of plain GRPO differ by 19 times in 20: 1.96 √(2/S) times the deviation of one seed.
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+"""97.5 % quantiles of Student's t by degrees of freedom."""
 
-    As if the deviation were known; it is from few seeds itself. None where there is one seed.
+
+def noise_of(floor: dict[str, Any], seeds: int) -> float | None:
+    """What two means of S seeds of plain GRPO differ by 19 times in 20: t √(2/S) times the deviation of one seed.
+
+    t is Student's quantile for the number of seeds that the deviation comes from (4.30 for three). None where there is one seed, or
+    where the seeds agree exactly, which says that there are too few of them.
     """
-    return None if floor["deviation"] is None else 1.96 * (2 / seeds) ** 0.5 * floor["deviation"]
+    if not floor["deviation"]:
+        return None
+    freedom = len(floor["values"]) - 1
+    t = STUDENT.get(freedom, 1.96 + 2.4 / freedom)
+    return t * (2 / seeds) ** 0.5 * floor["deviation"]
 
 
 def _evaluate(

@@ -172,8 +172,25 @@ def sequence_credit(
     Raises:
         ValueError: a prompt has a single completion, so that there is nothing to compare it with.
     """
+    with torch.no_grad(), torch.autocast(per_token_logps.device.type, enabled=False):
+        return _sequence_credit(
+            per_token_logps, ref_per_token_logps, completion_mask, groups, beta, log_guide
+        )
+
+
+def _sequence_credit(
+    per_token_logps: Tensor,
+    ref_per_token_logps: Tensor,
+    completion_mask: Tensor,
+    groups: Tensor,
+    beta: float,
+    log_guide: Tensor | None,
+) -> Tensor:
+    """In float32 at least: under autocast the sums over completions would be products of 16 bits."""
+    dtype = torch.promote_types(per_token_logps.dtype, torch.float32)
+    per_token_logps, ref_per_token_logps = per_token_logps.to(dtype), ref_per_token_logps.to(dtype)
     valid = completion_mask.bool()
-    kl = k3(per_token_logps.detach(), ref_per_token_logps, k3_max=UNSLOTH_K3_MAX)
+    kl = k3(per_token_logps, ref_per_token_logps, k3_max=UNSLOTH_K3_MAX)
     others = _others(groups).to(kl.dtype)
     weights = others / others.sum(-1, keepdim=True)
     earned = torch.where(valid, -kl, 0.0)

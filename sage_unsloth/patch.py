@@ -24,10 +24,12 @@ import hashlib
 import importlib
 import logging
 import os
+import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,7 +168,7 @@ def guided_kl(
             in the trainer's model. It scores each rollout batch once, without gradient.
         shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of reward and used without
             gradient; values outside the mask are dropped. `signals.entropies` are there with `log_entropy`. Applied before
-            `credit` adds its part.
+            `credit` adds its part, which multiplies what it returns by n/(n − 1), as all advantages (`losses.leave_one_out`).
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies, without a KL term too. The
             loss stays what it is; Unsloth computes the entropies in the gradient pass.
 
@@ -213,7 +215,7 @@ def guided_kl(
     plain = namespace[FUNCTION]
     function = rewritten.function if kl_estimator in PENALTIES else plain
     hook = _Hook(trainer, guide, plain, function, log_entropy, credit, shape_advantages)
-    watch = _watch(hook)
+    watch = _watch(hook, teacher)
     original = namespace[LOSS]
     namespace[NEEDS_ENTROPIES_HOOK] = hook.needs_entropies
     namespace[CALL_HOOK] = hook.apply
@@ -281,7 +283,9 @@ def check_causal(credit: str, guide: Guide | None) -> None:
     Raises:
         ValueError: `guide` is a TokenGuide whose norm reads the whole completion.
     """
-    inner = guide.guide if isinstance(guide, AdaptiveGuide) else guide
+    inner = guide
+    while isinstance(inner, AdaptiveGuide):
+        inner = inner.guide
     if credit == "sequence" and isinstance(inner, TokenGuide) and inner.norm != "causal":
         raise ValueError(
             "credit='sequence' needs a guide that reads no later token, because it pays a token only for those after it; got "
@@ -339,6 +343,11 @@ def _check_credit(trainer: Any, credit: str, kl_estimator: str) -> None:
             f"loss_type one of {LOSS_TYPES}; got {args.importance_sampling_level!r} and {args.loss_type!r}; change these, or "
             "use credit='token'"
         )
+    if trainer.eval_dataset is not None and trainer.num_generations_eval < 2:
+        raise ValueError(
+            "credit='sequence' compares completions of a prompt, in evaluation too, so num_generations_eval must be >= 2; got "
+            f"{trainer.num_generations_eval}; raise it, or evaluate outside this context"
+        )
     if args.steps_per_generation != 1 or args.gradient_accumulation_steps != 1:
         raise ValueError(
             "credit='sequence' needs all completions of a prompt in one micro-batch, so gradient_accumulation_steps and "
@@ -386,6 +395,9 @@ class _Hook:
         self._moment: tuple[int, bool] | None = None
         self._micro_batch = 0
         self.metrics = {"train": GuideMetrics(), "eval": GuideMetrics()}
+        # What a guide is steered by: of one optimizer step, however seldom the trainer logs.
+        self.of_step = GuideMetrics()
+        self.metrics_of_step: dict[str, list] = {}
 
     def needs_entropies(self, trainer: Any) -> bool:
         asked = self.guide is not None and "entropies" in self.guide.needs
@@ -418,7 +430,8 @@ class _Hook:
                     found=None,
                     expected="(B, T)",
                 )
-            with torch.no_grad():
+            # Unsloth calls this under autocast, where sums that are written as products would have 16 bits.
+            with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
                 signals = self._signals(ref_logps if beta != 0.0 else None, new_logps, entropies, mask)  # fmt: skip
                 guided = self.guide is not None and signals.ref_logps is not None
                 log_guide = self._log_guide(signals) if guided else None
@@ -475,6 +488,8 @@ class _Hook:
         metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
         self.metrics[mode].add(signals, log_guide, gather, metrics, credit)
         if isinstance(self.guide, SteeredGuide):
+            if mode == "train":
+                self.of_step.add(signals, log_guide, gather, self.metrics_of_step)
             metrics.update({f"sage/{name}": [value] for name, value in self.guide.state().items()})
 
     def _log_guide(self, signals: TokenSignals) -> Tensor:
@@ -503,8 +518,11 @@ class _Hook:
         return step, max(state.max_steps, args.max_steps, 1), generator
 
 
-def _watch(hook: _Hook) -> Any:
-    """A callback that stops training after the first optimizer step that bypassed the hook, and steers a guide with a state."""
+def _watch(hook: _Hook, teacher: Any) -> Any:
+    """A callback that stops training after the first optimizer step that bypassed the hook, and steers a guide with a state.
+
+    It also takes the adapter of a teacher out of each checkpoint: transformers, finding it there, would restore it and not the policy's.
+    """
     from transformers import TrainerCallback
 
     class GuideWatch(TrainerCallback):
@@ -531,8 +549,14 @@ def _watch(hook: _Hook) -> Any:
                 )
             self.seen = hook.consulted
             if isinstance(hook.guide, SteeredGuide):
-                hook.guide.after_step(hook.metrics["train"].values)
+                hook.guide.after_step(hook.of_step.values)
+                hook.metrics_of_step.clear()
                 self.keep(state)
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if isinstance(teacher, str):
+                checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+                shutil.rmtree(checkpoint / teacher, ignore_errors=True)
 
         def keep(self, state: Any) -> None:
             """The trainer writes this dict into every checkpoint's trainer_state.json."""

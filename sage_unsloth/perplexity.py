@@ -238,8 +238,10 @@ def perplexity_table(
 ) -> list[dict[str, Any]]:
     """Quantiles of the responses' perplexity, and the tail beyond that of the model `against`; means over problems.
 
-    Of each problem: the quantiles over its responses, and the share of responses above `against`'s own highest quantile there
-    (about 1 − that quantile for `against` itself). Then the mean over the problems that every model has a response to.
+    Of each problem: the quantiles over its responses, and for each other model beside `against` the share of responses above the highest
+    quantile of both models' together, as many of each. (A quantile of one of them alone would lie nearer to its own responses
+    than to the other's, and two draws from one model would seem to differ.) Then the mean over the problems that every model
+    has a response to.
 
     Returns:
         Rows of `model`, `statistic`, `mean`, `low`, `high`, `difference`, `difference_low`, `difference_high`
@@ -255,22 +257,25 @@ def perplexity_table(
     problems = [p for p in values[against] if all(p in found for found in values.values())]
     if not problems:
         raise ValueError("perplexities are compared on common problems; there is none")
-    top = max(quantiles)
-    limits = {p: np.quantile(values[against][p], top) for p in problems}
     statistics = {
-        model: {
-            f"{q:.0%} quantile": [float(np.quantile(found[p], q)) for p in problems] for q in quantiles
-        }
-        | {f"share above {against}'s {top:.0%} quantile": [float(np.mean(np.array(found[p]) > limits[p])) for p in problems]}
+        model: {f"{q:.0%} quantile": [float(np.quantile(found[p], q)) for p in problems] for q in quantiles}
         for model, found in values.items()
     }  # fmt: skip
+    baselines = dict.fromkeys(values, statistics[against])
+    top = max(quantiles)
+    for model, found in values.items():
+        if model != against:
+            tails = [_tails(found[p], values[against][p], top) for p in problems]
+            name = f"share above the {top:.0%} quantile of both"
+            statistics[model][name] = [own for own, _ in tails]
+            baselines[model] = baselines[model] | {name: [others for _, others in tails]}
     table = []
     for model, found in statistics.items():
         rows = scores[model]
         for statistic, per_problem in found.items():
             row = {"model": model, "statistic": statistic} | vars(mean_interval(per_problem))
             if model != against:
-                difference = mean_difference(per_problem, statistics[against][statistic])
+                difference = mean_difference(per_problem, baselines[model][statistic])
                 row |= {
                     "difference": difference.mean,
                     "difference_low": difference.low,
@@ -281,3 +286,11 @@ def perplexity_table(
             row["tokens_as_drawn"] = float(np.mean([score["tokens_as_drawn"] for score in rows]))
             table.append(row)
     return table
+
+
+def _tails(own: Sequence[float], others: Sequence[float], top: float) -> tuple[float, float]:
+    """The shares of each side above the `top` quantile of both sides' first responses, as many of each."""
+    count = min(len(own), len(others))
+    sides = [np.array(side[:count]) for side in (own, others)]
+    limit = np.quantile(np.concatenate(sides), top)
+    return float(np.mean(sides[0] > limit)), float(np.mean(sides[1] > limit))

@@ -246,7 +246,12 @@ def rlvr(
         load_in_4bit=config.load_in_4bit,
     )
     settings = run_settings("rlvr", config, model_path, rows)
-    settings |= {"guide": repr(guide), "rollouts": rollouts}
+    if rollouts == "vllm" and (Path(config.teacher) / "adapter_config.json").is_file():
+        raise ValueError(
+            f"with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; got the adapter {config.teacher}; "
+            "merge it (python -m sage_unsloth export), or set rollouts=transformers"
+        )
+    settings |= {"guide": _guide_text(guide), "rollouts": rollouts}
     if adapter is not None:
         settings["adapter"] = model_identity(model_path, adapter)["adapter"]
     if config.teacher:
@@ -254,6 +259,13 @@ def rlvr(
     with locked(folder):
         begin(folder, settings, config, model_path)
         return _rlvr(config, model_path, rows, Path(folder), guide, name, adapter, rollouts)
+
+
+def _guide_text(guide: Guide | None) -> str:
+    """What a run records of its guide: as it prints itself, or its class and attributes where that would be an address."""
+    if guide is None or type(guide).__repr__ is not object.__repr__:
+        return repr(guide)
+    return f"{type(guide).__qualname__} {vars(guide)}"
 
 
 def _rlvr(
@@ -290,7 +302,12 @@ def _rlvr(
     teacher = None
     if config.teacher:
         teacher = load_teacher(
-            config.teacher, model_path, model, tokenizer, load_in_4bit=config.load_in_4bit
+            config.teacher,
+            model_path,
+            model,
+            tokenizer,
+            max_length=config.max_prompt_length + config.max_completion_length,
+            load_in_4bit=config.load_in_4bit,
         )
     resume = last_checkpoint(checkpoints)
     partial = folder / f"{trained.name}.partial"

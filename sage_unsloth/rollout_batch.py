@@ -165,12 +165,15 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
     zoo = importlib.import_module("unsloth_zoo.rl_replacements")
     plain = {name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)}  # fmt: skip
     with_entropy = scorer(plain[SCORER_WITH_ENTROPY], unsloth_asks=False)
+    ours = with_entropy is not plain[SCORER_WITH_ENTROPY]
 
     def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
         whole = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
         with torch.no_grad():
             logps, entropies = with_entropy(*args, **whole, return_entropy=True)
-        if len(whole) < len(kwargs):  # over a part of the vocabulary; the entropy stays the whole's
+        # The reference must be scored as the policy is, so its log-probs are those of the scorer that was asked: ours are that
+        # one's bit for bit (2026.10.7). Over a part of the vocabulary too; the entropy stays the whole's.
+        if len(whole) < len(kwargs) or not ours:
             before = len(calls)
             logps = plain[name](*args, **kwargs)
             del calls[before:]

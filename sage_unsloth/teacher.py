@@ -70,7 +70,13 @@ class TeacherGuide:
 
 
 def load_teacher(
-    path: str | Path, base: str | Path, model: Any, tokenizer: Any, *, load_in_4bit: bool = False
+    path: str | Path,
+    base: str | Path,
+    model: Any,
+    tokenizer: Any,
+    *,
+    max_length: int = 2048,
+    load_in_4bit: bool = False,
 ) -> Any:
     """What `guided_kl` takes as its teacher: the name of a frozen adapter in `model`, or a frozen model of its own.
 
@@ -79,6 +85,7 @@ def load_teacher(
         base: folder or hub id of the model below the policy's adapter.
         model: the policy.
         tokenizer: the policy's.
+        max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise a teacher that is a model (GPU only).
 
     Raises:
@@ -93,7 +100,7 @@ def load_teacher(
         check_adapter(base, path)
         model.load_adapter(str(path), ADAPTER, is_trainable=False)
         return ADAPTER
-    teacher, its_tokenizer = load_policy(path, load_in_4bit=load_in_4bit)
+    teacher, its_tokenizer = load_policy(path, max_length=max_length, load_in_4bit=load_in_4bit)
     if its_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             "a teacher must have the policy's tokenizer, because it scores the policy's tokens; "

@@ -1,14 +1,13 @@
 """The benchmark: what it compares is one loss, what it measures is measured right, and the README repeats the committed figures."""
 
+import json
 import subprocess
 import sys
-import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from sage_unsloth import bench, bench_report, meter
 from sage_unsloth.__main__ import main

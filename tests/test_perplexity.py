@@ -167,10 +167,11 @@ def test_perplexity_table_by_hand():
     assert found["rl", "50% quantile"]["mean"] == pytest.approx((3 + 3) / 2)
     assert found["rl", "50% quantile"]["difference"] == pytest.approx(0.5)
     assert "difference" not in found["sft", "50% quantile"]
-    # Above 4 on p: 2 of 4; above 2 on q: 2 of 3. Of sft itself: 1 of 5 and none.
-    tail = "share above sft's 75% quantile"
+    # 4 of each on p: limit 4.25, above it 2 and 0; 3 of each on q: limit 2.75, above it 2 and 0.
+    tail = "share above the 75% quantile of both"
     assert found["rl", tail]["mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
-    assert found["sft", tail]["mean"] == pytest.approx((1 / 5 + 0) / 2)
+    assert found["rl", tail]["difference"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert ("sft", tail) not in found
     row = found["rl", "50% quantile"]
     assert (row["problems"], row["responses"], row["left_out"]) == (2, 8, 1)
     assert row["tokens_as_drawn"] == pytest.approx(6 / 9)
@@ -178,6 +179,18 @@ def test_perplexity_table_by_hand():
         perplexity_table(scores, "x")
     with pytest.raises(ValueError, match="there is none"):
         perplexity_table({"a": scored("p", [1]), "b": scored("q", [1])}, "a")
+
+
+def test_tails_favour_neither_side():
+    """Two models that change places change the sign of their difference, and nothing else: no bias where they are one."""
+    generator = np.random.default_rng(0)
+    draws = {m: [row for p in range(9) for row in scored(str(p), generator.lognormal(size=12).round(1) + 1)] for m in "ab"}  # fmt: skip
+    tail = "share above the 95% quantile of both"
+    one, other = (
+        next(row for row in perplexity_table(draws, against) if row["statistic"] == tail)
+        for against in "ab"
+    )
+    assert one["difference"] == pytest.approx(-other["difference"]) != 0
 
 
 def test_a_trace_has_what_the_guide_saw(model, tokenizer):

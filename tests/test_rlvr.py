@@ -446,3 +446,14 @@ def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):
 
     with locked(tmp_path / "run"), pytest.raises(ValueError, match="one process at a time"):
         rlvr(RLVR, merged, TRAIN, tmp_path / "run")
+
+
+def test_a_guide_that_prints_an_address_can_be_resumed():
+    from sage_unsloth.rlvr import _guide_text
+
+    class Lift:
+        def __init__(self, factor):
+            self.factor = factor
+
+    assert _guide_text(Lift(2)) == _guide_text(Lift(2)) != _guide_text(Lift(3))
+    assert _guide_text(BranchGuide()) == repr(BranchGuide()) and _guide_text(None) == "None"

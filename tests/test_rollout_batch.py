@@ -272,3 +272,23 @@ def test_an_adapter_of_the_policy_scores_as_teacher(make_trainer):
     train_and_check(trainer, TeacherGuide(), teacher=("teacher", model.double()))
     assert policy.active_adapters == ["default"]
     assert all(p.requires_grad for n, p in policy.named_parameters() if "lora_" in n and ".default." in n)  # fmt: skip
+
+
+def test_a_checkpoint_holds_the_policys_adapter_alone(make_trainer, tmp_path):
+    """With the teacher's beside it transformers would restore that one, and leave the policy as it was made."""
+    from sage_unsloth.teacher import TeacherGuide
+
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1)
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    policy.add_adapter("teacher", copy.deepcopy(policy.peft_config["default"]))
+    policy.set_requires_grad("teacher", False)
+    with guided_kl(trainer, TeacherGuide(), teacher="teacher"):
+        trainer.train()
+    trained = {n: p.clone() for n, p in policy.named_parameters() if ".default." in n}
+    for name, parameter in policy.named_parameters():
+        if ".default." in name:
+            torch.nn.init.zeros_(parameter)
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    assert checkpoint.is_dir() and not (checkpoint / "teacher").exists()
+    trainer._load_from_checkpoint(str(checkpoint))
+    assert all(torch.equal(p, trained[n]) for n, p in policy.named_parameters() if n in trained)

@@ -85,6 +85,20 @@ def test_inf_and_nan_outside_the_mask_do_not_come_through():
     assert found.isfinite().all() and found[0, 1] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_does_not_come_in(dtype):
+    """Unsloth calls the hook under autocast, where 16 bits could not even count the tokens of a prompt's completions."""
+    generator = torch.Generator().manual_seed(0)
+    logps = -torch.rand(16, 5000, generator=generator)
+    log_guide = torch.full_like(logps, 0.3)
+    mask = (torch.arange(5000) < torch.randint(4000, 5000, (16, 1), generator=generator)).long()
+    settings = dict(beta=0.05, log_guide=log_guide)
+    expected = sequence_credit(logps, logps - 0.1, mask, torch.zeros(16), **settings)
+    with torch.autocast("cpu", dtype=dtype):
+        found = sequence_credit(logps, logps - 0.1, mask, torch.zeros(16), **settings)
+    assert torch.equal(found, expected)
+
+
 def test_leave_one_out_is_the_mean_of_the_others():
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -324,3 +338,13 @@ def test_a_guide_that_reads_the_future_is_refused(make_trainer):
             guided_kl(make_trainer(**EXACT), guide, kl_estimator="k3-is", credit="sequence"),
         ):
             pass
+
+
+def test_an_evaluation_of_single_completions_is_refused(make_trainer):
+    trainer = make_trainer(**EXACT)
+    trainer.eval_dataset, trainer.num_generations_eval = trainer.train_dataset, 1
+    with (
+        pytest.raises(ValueError, match="num_generations_eval must be >= 2; got 1"),
+        guided_kl(trainer, None, kl_estimator="k3-is", credit="sequence"),
+    ):
+        pass

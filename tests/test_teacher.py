@@ -129,7 +129,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(students, tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         rlvr(config, little, UNREACHABLE, tmp_path / "cut", TeacherGuide())
     monkeypatch.undo()
-    assert (tmp_path / "cut" / "checkpoints" / "checkpoint-3" / "teacher").is_dir()
+    checkpoint = tmp_path / "cut" / "checkpoints" / "checkpoint-3"
+    assert not (checkpoint / "teacher").exists()
+    shutil.copytree(adapter, checkpoint / "teacher")  # a kill before it was taken out
     resumed = rlvr(config, little, UNREACHABLE, tmp_path / "cut", TeacherGuide())
     expected, found = (load_file(folder / "adapter_model.safetensors") for folder in (whole, resumed))  # fmt: skip
     assert all(torch.equal(found[name], expected[name]) for name in expected)
