@@ -4,7 +4,6 @@ A stage is a function of a config, a model, rows and a folder. A folder that is 
 from its last checkpoint with the same guide values, data order and random state, one with other settings is refused.
 """
 
-import copy
 import logging
 import os
 import shutil
@@ -32,7 +31,7 @@ from sage_unsloth.records import append_jsonl, locked
 from sage_unsloth.rewards import Grader, SolutionReward, grading_workers, normalise
 from sage_unsloth.rollouts import ROLLOUTS, check_calls, choose_rollouts, generation_arguments
 from sage_unsloth.sampling import prompt_ids
-from sage_unsloth.teacher import drop_teacher, forget_teacher, load_teacher
+from sage_unsloth.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
 from sage_unsloth.training import (
     begin,
     check_rows,
@@ -229,9 +228,6 @@ def rlvr(
     check_tracker(config.report_to)
     if guide is not None:
         check_guide(guide, config.beta)
-        guide = copy.deepcopy(
-            guide
-        )  # one with a state of its own must not carry it to the next run
     check_causal(config.credit, guide)
     check_teacher(frozenset() if guide is None else guide.needs, config.teacher or None)
     if (adapter is None) != (config.reference == "sft"):
@@ -246,7 +242,7 @@ def rlvr(
         load_in_4bit=config.load_in_4bit,
     )
     settings = run_settings("rlvr", config, model_path, rows)
-    if rollouts == "vllm" and (Path(config.teacher) / "adapter_config.json").is_file():
+    if rollouts == "vllm" and config.teacher and is_adapter(config.teacher):
         raise ValueError(
             f"with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; got the adapter {config.teacher}; "
             "merge it (python -m sage_unsloth export), or set rollouts=transformers"

@@ -69,6 +69,11 @@ class TeacherGuide:
         return torch.where(signals.mask.bool(), log_guide, 0.0)
 
 
+def is_adapter(path: str | Path) -> bool:
+    """Whether a teacher is an adapter's folder, and not a model's folder or hub id."""
+    return (Path(path) / "adapter_config.json").is_file()
+
+
 def load_teacher(
     path: str | Path,
     base: str | Path,
@@ -91,7 +96,7 @@ def load_teacher(
     Raises:
         ValueError: an adapter for another base, or beside a policy without one; a model with another tokenizer.
     """
-    if (Path(path) / "adapter_config.json").is_file():
+    if is_adapter(path):
         if not hasattr(model, "peft_config"):
             raise ValueError(
                 f"a teacher that is an adapter needs a policy that trains one; got full fine-tuning and {path}; merge the "
