@@ -116,6 +116,29 @@ def problems(split: str) -> list[dict]:
     return _with_solutions(rows, allocation()[split]) if split == "sft" else rows
 
 
+def swapped_problems() -> list[dict]:
+    """The test problems with the factor first, `6*17=?`: a form that neither corpus nor training ever shows."""
+    return [
+        row | {"id": f"{row['id']}-swapped", "problem": problem_text(factor, number)}
+        for row, (number, factor) in zip(problems("test"), allocation()["test"], strict=True)
+    ]
+
+
+def round_problems() -> list[dict]:
+    """Multiples of ten, `60*7=?`, which are parts of workings but never a problem; family `known` or `unknown`, by the corpus's table."""
+    return [
+        {
+            "id": f"arithmetic-{tens}x{factor}",
+            "problem": problem_text(tens, factor),
+            "answer": str(tens * factor),
+            "source": SOURCE,
+            "family": "known" if knows(tens) else "unknown",
+        }
+        for tens in range(20, 100, 10)
+        for factor in FACTORS
+    ]
+
+
 def _with_solutions(rows: list[dict], pairs: tuple[tuple[int, int], ...]) -> list[dict]:
     """`SFT_ROWS_PER_PROBLEM` correct workings of each problem, in the corpus's mixture of ways."""
     rng = random.Random(SFT_SEED)

@@ -117,6 +117,10 @@ def runs_folder() -> Path:
     return Path("runs")
 
 
+class HeldError(ValueError):
+    """Another process holds a file or folder."""
+
+
 @contextlib.contextmanager
 def locked(path: str | Path) -> Iterator[None]:
     """Holds a file or folder for this process alone, by a lock on `.<name>.lock` beside it.
@@ -124,7 +128,7 @@ def locked(path: str | Path) -> Iterator[None]:
     The system drops the lock when its process ends, however it ends; the lock file stays and means nothing.
 
     Raises:
-        ValueError: another process holds it.
+        HeldError: another process holds it.
     """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +137,7 @@ def locked(path: str | Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ValueError(
+            raise HeldError(
                 f"one process at a time may write to {path}; {file.read().strip() or 'another one'} does; "
                 "wait for it to end, or end it"
             ) from None
