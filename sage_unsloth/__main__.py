@@ -1,4 +1,4 @@
-"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | analyze | grid | plan | bench | export | doctor`."""
+"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | analyze | benchmark | grid | plan | bench | export | doctor`."""
 
 import argparse
 import ast
@@ -18,6 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
         _add_evaluate,
         _add_compare,
         _add_analyze,
+        _add_benchmark,
         _add_grid,
         _add_plan,
         _add_bench,
@@ -324,6 +325,43 @@ def _analyze(options: argparse.Namespace) -> int:
         page=options.page,
         data=options.data,
     )
+    return 0
+
+
+def _add_benchmark(commands) -> None:
+    parser = commands.add_parser("benchmark", help="every algorithm over training seeds, with a verdict on each claim of the paper")  # fmt: skip
+    parser.add_argument("--model", default="arithmetic", help="the task: arithmetic, or smollm2 with problems of reasoning-gym (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--algorithms", nargs="+", default=[], metavar="NAME", help="rows of train --list, or all; grpo must be among them (default: the task's, which two cores train in 100 minutes)")  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=8, metavar="COUNT", help="training seeds of each (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--grid-seeds", type=int, metavar="COUNT", help="of these, how many train the threshold x ratio grid (default: the task's; 0 for none)")  # fmt: skip
+    parser.add_argument("--workers", type=int, help="processes (default: one for each core, or one where there is a GPU)")  # fmt: skip
+    parser.add_argument("--out", help="folder; the same command goes on where it stopped, and takes more seeds and algorithms (default: runs/benchmark-MODEL)")  # fmt: skip
+    parser.add_argument("--report", action="store_true", help="only report on the seeds that are complete")  # fmt: skip
+    parser.add_argument("--smoke", action="store_true", help="two steps of each, and only shows that everything works")  # fmt: skip
+    parser.set_defaults(act=_benchmark)
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from sage_unsloth import evidence, evidence_report
+
+    if options.seeds < 1 or (options.workers is not None and options.workers < 1):
+        raise ValueError(f"--seeds and --workers must be >= 1; got {options.seeds} and {options.workers}")  # fmt: skip
+    names = evidence.all_algorithms() if options.algorithms == ["all"] else options.algorithms
+    config = evidence.BenchmarkConfig(
+        task=options.model,
+        algorithms=tuple(names),
+        seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
+        grid_seeds=options.grid_seeds,
+        smoke=options.smoke,
+    )
+    out = Path(options.out or f"runs/benchmark-{options.model}")
+    if options.report:
+        evidence_report.write(out, config)
+    else:
+        evidence.benchmark(out, config, options.workers)
     return 0
 
 

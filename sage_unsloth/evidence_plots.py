@@ -9,7 +9,8 @@ import numpy as np
 from sage_unsloth import plots
 from sage_unsloth.analysis_plots import model_style, plot_heat_maps
 from sage_unsloth.evidence import SFT
-from sage_unsloth.evidence_report import BASELINE, MATTERS, Records, conditions
+from sage_unsloth.evidence_report import BASELINE, MATTERS, Records
+from sage_unsloth.evidence_text import conditions
 from sage_unsloth.metrics import Estimate
 
 SHOWN = (SFT, "grpo", "grpo-no-kl", "grpo-exact", "sage-branch", "sage-branch-exact", "sage-token")
@@ -151,4 +152,4 @@ def _grid(report: Mapping[str, Any], path: Path, note: str) -> None:
         for title in titles
     }
     floors = {title: f"{len(grid['seeds'])} seeds a cell" for title in titles}
-    plot_heat_maps(panels, floors, {title: 0.0 for title in titles}, path, note + "\nbold: the interval leaves out 0")  # fmt: skip
+    plot_heat_maps(panels, floors, dict.fromkeys(titles, 0.0), path, note + "\nbold: the interval leaves out 0")  # fmt: skip

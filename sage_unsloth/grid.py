@@ -22,6 +22,7 @@ from sage_unsloth.models import data_folder, load_policy, release_memory
 from sage_unsloth.patch import load_unsloth
 from sage_unsloth.plan import duration
 from sage_unsloth.plots import write_table
+from sage_unsloth.power import student_quantile
 from sage_unsloth.records import environment, open_run, write_json
 from sage_unsloth.rlvr import rlvr
 from sage_unsloth.sampling import correct_counts, sample_and_grade
@@ -160,10 +161,6 @@ def draw(result: dict[str, Any], out: Path) -> None:
     plot_heat_maps(panels, floors, noise, out / "grid.png", note)
 
 
-STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""97.5 % quantiles of Student's t by degrees of freedom."""
-
-
 def noise_of(floor: dict[str, Any], seeds: int) -> float | None:
     """What two means of S seeds of plain GRPO differ by 19 times in 20: t √(2/S) times the deviation of one seed.
 
@@ -172,8 +169,7 @@ def noise_of(floor: dict[str, Any], seeds: int) -> float | None:
     """
     if not floor["deviation"]:
         return None
-    freedom = len(floor["values"]) - 1
-    t = STUDENT.get(freedom, 1.96 + 2.4 / freedom)
+    t = student_quantile(0.975, len(floor["values"]) - 1)
     return t * (2 / seeds) ** 0.5 * floor["deviation"]
 
 
