@@ -335,6 +335,7 @@ def _add_benchmark(commands) -> None:
     parser.add_argument("--seeds", type=int, default=8, metavar="COUNT", help="training seeds of each (default: %(default)s)")  # fmt: skip
     parser.add_argument("--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)")  # fmt: skip
     parser.add_argument("--grid-seeds", type=int, metavar="COUNT", help="of these, how many train the threshold x ratio grid (default: the task's; 0 for none)")  # fmt: skip
+    parser.add_argument("--beta", type=float, help="KL coefficient of all algorithms that have a KL term (default: the paper's 0.05)")  # fmt: skip
     parser.add_argument("--workers", type=int, help="processes (default: one for each core, or one where there is a GPU)")  # fmt: skip
     parser.add_argument("--out", help="folder; the same command goes on where it stopped, and takes more seeds and algorithms (default: runs/benchmark-MODEL)")  # fmt: skip
     parser.add_argument("--report", action="store_true", help="only report on the seeds that are complete")  # fmt: skip
@@ -355,6 +356,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         algorithms=tuple(names),
         seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
         grid_seeds=options.grid_seeds,
+        beta=options.beta,
         smoke=options.smoke,
     )
     out = Path(options.out or f"runs/benchmark-{options.model}")

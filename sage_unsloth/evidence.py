@@ -59,8 +59,11 @@ class Run:
         )
         return f"{self.algorithm}{cell}_seed-{self.seed}"
 
-    def row(self) -> Algorithm:
+    def row(self, beta: float | None = None) -> Algorithm:
+        """What is trained; `beta` takes the place of the algorithm's own, where that is not 0."""
         algorithm = get_algorithm(self.algorithm)
+        if beta is not None and algorithm.beta:
+            algorithm = replace(algorithm, beta=beta)
         if self.threshold is None:
             return algorithm
         return replace(algorithm, guide=BranchGuide(threshold=self.threshold, ratio=self.ratio))
@@ -75,6 +78,7 @@ class BenchmarkConfig:
         algorithms: rows of `ALGORITHMS`; empty takes the task's default set, which fits into 100 minutes on two cores.
         seeds: training seeds of every algorithm.
         grid_seeds: how many of the seeds train the threshold × ratio grid of the Branch guide; None takes the task's own number.
+        beta: KL coefficient of every algorithm that has a KL term; None leaves each its own, the paper's .05.
         smoke: two steps of everything, to see that it works.
 
     Raises:
@@ -85,6 +89,7 @@ class BenchmarkConfig:
     algorithms: tuple[str, ...] = ()
     seeds: tuple[int, ...] = tuple(range(1, 9))
     grid_seeds: int | None = None
+    beta: float | None = None
     smoke: bool = False
 
     def __post_init__(self) -> None:
@@ -105,6 +110,8 @@ class BenchmarkConfig:
             raise ValueError(
                 f"grpo must be among the algorithms because all others are compared with it; got {self.algorithms}"
             )
+        if self.beta is not None and not self.beta > 0:
+            raise ValueError(f"beta must be > 0, as grpo-no-kl is without the term; got {self.beta}")  # fmt: skip
         if not 0 <= self.grid_seeds <= len(self.seeds):
             raise ValueError(
                 f"grid_seeds must be in [0, {len(self.seeds)}], a number of the seeds; got {self.grid_seeds}"
@@ -160,6 +167,8 @@ def benchmark(
     settings = {name: json.loads(json.dumps(asdict(getattr(task, name)))) for name in ("sft", "rlvr", "sampling")}  # fmt: skip
     del settings["rlvr"]["seed"]  # each run's own
     settings |= {"command": "benchmark", "task": task.name}
+    if config.beta is not None:
+        settings["beta"] = config.beta
     settings["sets"] = {name: [len(one.rows), one.num_samples] for name, one in task.sets.items()}
     out = open_run(out, settings)
     if workers is None:
@@ -293,10 +302,10 @@ def work(out: Path, sft_only: bool = False) -> None:
             continue
         with contextlib.suppress(HeldError), locked(path):
             if not path.exists():  # another one may have finished it since
-                write_json(path, carry_out(task, run, out))
+                write_json(path, carry_out(task, run, out, config.beta))
 
 
-def carry_out(task: Task, run: Run | None, out: Path) -> dict[str, Any]:
+def carry_out(task: Task, run: Run | None, out: Path, beta: float | None) -> dict[str, Any]:
     """Train and evaluate one run, or evaluate the SFT model; what its result file holds."""
     from sage_unsloth.engines import TransformersEngine
     from sage_unsloth.models import load_policy, release_memory
@@ -307,7 +316,7 @@ def carry_out(task: Task, run: Run | None, out: Path) -> dict[str, Any]:
     merged, adapter, name = out / "sft" / "model", None, SFT if run is None else run.name
     training = {}
     if run is not None:
-        row = run.row()
+        row = run.row(beta)
         settings = replace(row.configure(task.rlvr), seed=run.seed)
         adapter = rlvr(settings, merged, task.train_rows, out / name, row.guide, name)
         metrics = read_metrics(out / name)

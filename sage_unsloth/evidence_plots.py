@@ -24,8 +24,8 @@ def draw(report: Mapping[str, Any], records: Records, out: Path) -> None:
     _pass_at_k(report, shown, out / "pass_at_k.png", note)
     if len(report["algorithms"]) > 2:
         _differences(report, out / "differences.png", note)
-        _reward_and_test(report, out / "reward_and_test.png", note)
-    _training(records, [name for name in shown if name != SFT], out / "training.png", note)
+        _reward_and_test(records, shown, out / "reward_and_test.png", note)
+    _training(records, shown, out / "training.png", note)
     if report["grid"] is not None:
         _grid(report, out / "grid.png", note)
 
@@ -77,7 +77,7 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
         axis.set_yticks(range(len(pairs)), [pair.removesuffix(f" - {BASELINE}") for pair in pairs])
         axis.grid(axis="x", alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(pairs) - 0.5, -0.5)
     figure.supxlabel(
         note + f"\nblue: the interval leaves out 0; grey band: ±{MATTERS:g}, no difference that matters",
         fontsize=8, color="#555555",
@@ -105,7 +105,7 @@ def _training(records: Records, shown: Sequence[str], path: Path, note: str) -> 
             mean = np.array(plots.moving_average(list(values.mean(axis=0)), 5))
             spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
             half = np.array(plots.moving_average(list(spread / len(values) ** 0.5), 5))
-            style = model_style(name, SHOWN)
+            style = model_style(name, shown)
             axis.plot(steps, mean, label=name, color=style["color"], linestyle=style["linestyle"], zorder=style["zorder"])  # fmt: skip
             axis.fill_between(steps, mean - half, mean + half, color=style["color"], alpha=0.12, linewidth=0)  # fmt: skip
             rows += [
@@ -118,30 +118,35 @@ def _training(records: Records, shown: Sequence[str], path: Path, note: str) -> 
     )  # fmt: skip
 
 
-def _reward_and_test(report: Mapping[str, Any], path: Path, note: str) -> None:
+def _reward_and_test(records: Records, shown: Sequence[str], path: Path, note: str) -> None:
     """Training reward of the last third beside held-out pass@1 and pass@n, a point for each algorithm (Fig. 2)."""
     figure, axes = plots.new_figure(2)
-    tests = report["pass_at_k"]["test"]["all"]
-    ks = list(next(iter(tests.values())))
+    ks = records.ks("test")
+    order = [*shown, *(name for name in records.algorithms if name not in shown)]
     rows = []
-    for number, (name, columns) in enumerate(report["training"].items()):
-        reward = columns["reward"][2]
-        style = {
-            "color": plots.COLOURS[number % len(plots.COLOURS)],
-            "marker": plots.MARKERS[(number + number // len(plots.COLOURS)) % len(plots.MARKERS)],
-        }
+    for number, name in enumerate(order):
+        reward = records.third(name, "reward", 2)
+        if reward is None:
+            continue
+        style = model_style(name, order) | {"linestyle": "none"}
+        if number >= len(plots.COLOURS):  # a colour's second turn
+            style["markerfacecolor"] = "white"
         for axis, k in zip(axes, (ks[0], ks[-1]), strict=True):
-            found = tests[name][k]
-            axis.errorbar([reward["mean"]], [found["mean"]], capsize=2, linewidth=0.8, linestyle="none", label=name, **style,
-                          xerr=[[reward["mean"] - reward["low"]], [reward["high"] - reward["mean"]]],
-                          yerr=[[found["mean"] - found["low"]], [found["high"] - found["mean"]]])  # fmt: skip
+            test = records.pass_at_k(records.of(name), "test", k).mean(axis=1)
+            (x, dx), (y, dy) = _mean_and_error(reward[:, 0]), _mean_and_error(test)
+            axis.errorbar([x], [y], xerr=[dx], yerr=[dy], capsize=2, linewidth=0.8, label=name, **style)  # fmt: skip
             axis.set(xlabel="training reward, last third", ylabel=f"held-out pass@{k}")
-            rows.append({"algorithm": name, "k": k, "reward": reward["mean"]} | found)
+            rows.append({"algorithm": name, "k": k, "reward": x, "reward_error": dx, "pass_at_k": y, "error": dy})  # fmt: skip
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
-    figure.supxlabel(note, fontsize=8, color="#555555")
+    figure.supxlabel(note + "\nbars: standard error over seeds, on these problems; differences with intervals are in the other figure", fontsize=8, color="#555555")  # fmt: skip
     plots.write_table(path.with_suffix(".csv"), rows)
     figure.savefig(path, dpi=130)
+
+
+def _mean_and_error(values_S: np.ndarray) -> tuple[float, float]:
+    error = values_S.std(ddof=1) / len(values_S) ** 0.5 if len(values_S) > 1 else 0.0
+    return float(values_S.mean()), float(error)
 
 
 def _grid(report: Mapping[str, Any], path: Path, note: str) -> None:

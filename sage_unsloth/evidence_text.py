@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.algorithms import ALGORITHMS
 from sage_unsloth.evidence import SFT
 from sage_unsloth.evidence_report import BASELINE, MATTERS
 from sage_unsloth.power import Components, detectable_difference
@@ -27,7 +28,7 @@ def conditions(report: Mapping[str, Any]) -> str:
     return (
         f"{report['title']}; {len(seeds)} training seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}) of each algorithm from one SFT model, "
         f"{settings['max_steps']} steps of {settings['prompts_per_step']} x {settings['num_generations']} completions, learning rate "
-        f"{settings['learning_rate']:g}; {report['num_problems']['test']} held-out problems, {report['num_samples']['test']} samples each at T = "
+        f"{settings['learning_rate']:g}, β {report['settings'].get('beta', ALGORITHMS[BASELINE].beta):g}; {report['num_problems']['test']} held-out problems, {report['num_samples']['test']} samples each at T = "
         f"{report['settings']['sampling']['temperature']:g}; unsloth {packages['unsloth']}, torch {packages['torch']}, {environment['date'][:10]}"
     )
 

@@ -53,6 +53,7 @@ def test_all_algorithms_are_the_whole_table_without_the_teacher():
         ({"algorithms": ("grpo", "sage-teacher")}, "no teacher"),
         ({"algorithms": ("grpo", "sage-brunch")}, "did you mean 'sage-branch'"),
         ({"seeds": ()}, "at least one"),
+        ({"beta": 0.0}, "beta must be > 0"),
         ({"seeds": (1,), "grid_seeds": 2}, "grid_seeds must be in"),
     ],
 )
@@ -302,6 +303,13 @@ def test_a_readme_that_disagrees_is_noticed(tmp_path):
     assert evidence_text.fill_readme(changed, tmp_path) == filled != changed
     with pytest.raises(ValueError, match="benchmark arithmetic"):
         evidence_text.fill_readme("no place", tmp_path)
+
+
+def test_beta_is_of_those_that_have_a_penalty():
+    betas = {name: Run(name, 1).row(0.5).beta for name in ("grpo", "sage-branch-exact", "grpo-no-kl")}  # fmt: skip
+    assert betas == {"grpo": 0.5, "sage-branch-exact": 0.5, "grpo-no-kl": 0.0}
+    assert Run("sage-branch", 1, 2.0, 0.5).row(0.5).beta == 0.5
+    assert Run("grpo", 1).row() == evidence.ALGORITHMS["grpo"]
 
 
 def test_run_names():
