@@ -272,7 +272,7 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
                 for k in records.ks(name)
             }
             cells[group] = {
-                algorithm: {str(k): _interval(values[algorithm, k], algorithm == SFT) for k in records.ks(name)}
+                algorithm: {str(k): _level(values[algorithm, k], algorithm == SFT) for k in records.ks(name)}
                 for algorithm in records.algorithms
             }  # fmt: skip
             differences[group] = {
@@ -310,6 +310,12 @@ def _interval(values_SP: np.ndarray, once: bool = False) -> dict[str, float]:
     return {name: getattr(found, name) for name in ("mean", "low", "high")}
 
 
+def _level(values_SP: np.ndarray, once: bool) -> dict[str, float]:
+    """`_interval` of shares, which lie in [0, 1]."""
+    found = _interval(values_SP, once)
+    return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
+
+
 def _behaviour(records: Records) -> dict[str, Any]:
     """On the test problems: the rare way among all completions and among the correct ones, format, length."""
     result = {}
@@ -319,8 +325,8 @@ def _behaviour(records: Records) -> dict[str, Any]:
             key: float(np.mean([test[key] for test in tests])) for key in ("in_format", "mean_tokens")
         }  # fmt: skip
         if records.data["rare_route"] is not None:
-            row["rare way"] = _interval(records.route_share(name), name == SFT)
-            row["solutions by the rare way"] = _interval(records.solutions_by_rare_way(name), name == SFT)  # fmt: skip
+            row["rare way"] = _level(records.route_share(name), name == SFT)
+            row["solutions by the rare way"] = _level(records.solutions_by_rare_way(name), name == SFT)  # fmt: skip
         result[name] = row
     return result
 

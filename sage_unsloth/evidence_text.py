@@ -219,7 +219,7 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided"))  # fmt: skip
     return "\n\n".join(
         [
-            f"**{report['title']}.** {conditions(report).partition('; ')[2].capitalize()}. {INTERVALS}",
+            f"**{report['title']}:** {conditions(report).partition('; ')[2]}. {INTERVALS}",
             markdown_table(rows),
             f"Claims of the paper, or of its theory: {counts}. A gain below {MATTERS:g} counts as none.",
             markdown_table(claims),
