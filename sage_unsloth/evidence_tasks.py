@@ -69,8 +69,8 @@ def get_task(name: str, *, smoke: bool = False) -> Task:
 def arithmetic_task() -> Task:
     """The embedded task, trained more gently than in the quickstart.
 
-    At the quickstart's learning rate of 2e-3 the reward is saturated after 25 of 100 steps, and which ways survive from there on
-    differs between seeds by .09 at pass@16: no number of seeds that one can afford would show a difference of .03.
+    At the quickstart's learning rate of 2e-3 the reward is saturated after 25 of 100 steps, and which ways survive from there on is
+    chance: three seeds have a standard deviation of .09 at pass@16, in which a difference of .03 is lost.
     """
     setup = quickstart.QuickstartConfig()
     return Task(
