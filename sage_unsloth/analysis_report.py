@@ -6,7 +6,6 @@ each), `dynamics_phases.csv`, `cases.html`, `tokens.html` and `tokens.png`; of s
 
 import re
 import shlex
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -70,8 +69,8 @@ def analyze(
         compile_patterns(patterns)
     if responses < 1:
         raise ValueError(f"--responses must be >= 1; got {responses}")
-    started = time.time() - 1  # a file system may keep whole seconds
     sources, out = find_sources(paths), Path(out)
+    before = _versions(out)
     names = [name for models in sources.samples.values() for name in models]
     if against is not None and against not in names:
         raise ValueError(
@@ -119,7 +118,8 @@ def analyze(
         if file.suffix in (".png", ".html", ".csv", ".json")
         and not file.name.endswith(".baseline.json")
     )
-    new = [name for name in made if (out / name).stat().st_mtime >= started]
+    after = _versions(out)
+    new = [name for name in made if after[out / name] != before.get(out / name)]
     print(f"\nWritten to {out}: {', '.join(new)}")
     if len(new) < len(made):
         print(f"Of an earlier run: {', '.join(sorted(set(made) - set(new)))}")
@@ -136,6 +136,11 @@ def analyze(
             f"\nNext: python -m sage_unsloth {again} --perplexity BASELINE, the folder or hub id of the model to score by"
         )
     return result
+
+
+def _versions(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Inode and modification time of every file, which are compared for equality alone: clocks are set back."""
+    return {f: (f.stat().st_ino, f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
 
 
 def cell(estimate: Estimate | Mapping[str, float] | None, sign: str = "", digits: int = 3) -> str:

@@ -4,8 +4,6 @@ Each export is checked before it appears: the adapter is not zero and changes th
 adapter does. A folder appears under its name complete or not at all, with a model card in it, and is never overwritten.
 """
 
-import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from sage_unsloth.adapter_checks import (
 from sage_unsloth.model_card import model_card
 from sage_unsloth.models import has_gpu, load_policy, load_tokenizer, release_memory, save_merged
 from sage_unsloth.presets import MODELS
-from sage_unsloth.records import write_json
+from sage_unsloth.records import disk_errors, read_json, whole_folder, write_json
 from sage_unsloth.training import METRICS, read_metrics
 
 RECORD = "export.json"
@@ -72,7 +70,7 @@ def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
         raise ValueError(
             f"an export needs the folder of an SFT or RL run, with run.json; got {folder}{hint}"
         )
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path)
     if record["settings"].get("stage") not in ("sft", "rlvr"):
         inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
         raise ValueError(
@@ -96,7 +94,7 @@ def origin(model_path: str | Path) -> str:
     """The hub id (or the name) of the model that a chain of runs started from: from RL to its SFT run, and so on."""
     path = Path(model_path)
     while (path.parent / "run.json").exists():
-        record = json.loads((path.parent / "run.json").read_text(encoding="utf-8"))
+        record = read_json(path.parent / "run.json")
         path = Path(record.get("model_path") or record["settings"]["model"])
     for preset in MODELS.values():
         if path.name == Path(preset.hub_id).name:
@@ -129,25 +127,22 @@ def export(
     out, name = Path(out).absolute(), name or run.folder.absolute().name
     if out.exists():
         raise ValueError(f"an export does not overwrite; {out} exists; choose another --out, or delete it")  # fmt: skip
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if to == "adapter":
-        checks = _write_adapter(run, partial, base_id)
-    elif to == "merged":
-        checks = _write_merged(run, partial)
-    elif to == "gguf":
-        checks = _write_gguf(run, partial, quantization)
-    else:
-        raise ValueError(f"an export is to adapter, merged or gguf; got {to!r}")
-    base = origin(run.model_path)
-    licenses = {p.name: p.license for p in MODELS.values()} | {p.hub_id: p.license for p in MODELS.values()}  # fmt: skip
-    loads_on = base_id or (base if run.model_path == base and "/" in base else None)
-    card = model_card(kind=to, name=name, record=run.record, metrics=run.metrics, base=base, license=licenses.get(base),
-                      loads_on=loads_on, report=report, checks=checks)  # fmt: skip
-    (partial / "README.md").write_text(card, encoding="utf-8")
-    write_json(partial / RECORD, {"kind": to, "name": name, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
-    os.replace(partial, out)
+    with disk_errors(out), whole_folder(out) as partial:
+        if to == "adapter":
+            checks = _write_adapter(run, partial, base_id)
+        elif to == "merged":
+            checks = _write_merged(run, partial)
+        elif to == "gguf":
+            checks = _write_gguf(run, partial, quantization)
+        else:
+            raise ValueError(f"an export is to adapter, merged or gguf; got {to!r}")
+        base = origin(run.model_path)
+        licenses = {p.name: p.license for p in MODELS.values()} | {p.hub_id: p.license for p in MODELS.values()}  # fmt: skip
+        loads_on = base_id or (base if run.model_path == base and "/" in base else None)
+        card = model_card(kind=to, name=name, record=run.record, metrics=run.metrics, base=base, license=licenses.get(base),
+                          loads_on=loads_on, report=report, checks=checks)  # fmt: skip
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        write_json(partial / RECORD, {"kind": to, "name": name, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
     return out
 
 
@@ -156,7 +151,7 @@ def is_export(folder: str | Path, kind: str, name: str) -> bool:
     path = Path(folder) / RECORD
     if not path.exists():
         return False
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path)
     return (record["kind"], record["name"]) == (kind, name)
 
 
@@ -170,7 +165,7 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
     for file in ADAPTER_FILES:
         shutil.copy(run.adapter / file, folder / file)
     if base_id is not None:
-        config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
+        config = read_json(folder / ADAPTER_FILES[0])
         write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": base_id})
     tokenizer.save_pretrained(folder)
     return checks

@@ -13,6 +13,7 @@ from typing import Any
 
 from sage_unsloth.patch import load_unsloth, prepare_for_cpu
 from sage_unsloth.prompts import CHAT_TEMPLATE
+from sage_unsloth.records import whole_folder
 from sage_unsloth.weights import adapter_config, check_adapter
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -309,34 +310,34 @@ def save_merged(
     from peft import PeftModel
 
     folder = Path(folder).absolute()
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    bytes_per_weight = 2 if has_gpu() or dtype in ("bfloat16", "float16") else 4
-    needed, free = model.num_parameters() * bytes_per_weight, shutil.disk_usage(folder.parent).free
-    if free < needed:
-        raise OSError(
-            f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has {free / 2**30:.1f} GiB free; free some, or "
-            "choose a folder on another disk"
+    with whole_folder(folder) as partial:
+        bytes_per_weight = 2 if has_gpu() or dtype in ("bfloat16", "float16") else 4
+        needed, free = (
+            model.num_parameters() * bytes_per_weight,
+            shutil.disk_usage(folder.parent).free,
         )
-    if has_gpu():
-        from unsloth.save import patch_saving_functions
+        if free < needed:
+            raise OSError(
+                f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has {free / 2**30:.1f} GiB free; free some, or "
+                "choose a folder on another disk"
+            )
+        if has_gpu():
+            from unsloth.save import patch_saving_functions
 
-        # An adapter that peft loaded has only its base's saving functions, which refuse.
-        patch_saving_functions(model)
-        # None pins safetensors; True lets Unsloth write a pickle on machines with one or two CPUs.
-        model.save_pretrained_merged(str(partial), tokenizer, save_method="merged_16bit", safe_serialization=None)  # fmt: skip
-    else:
-        merged = model.merge_and_unload() if isinstance(model, PeftModel) else model
-        if dtype is not None:
-            import torch
+            # An adapter that peft loaded has only its base's saving functions, which refuse.
+            patch_saving_functions(model)
+            # None pins safetensors; True lets Unsloth write a pickle on machines with one or two CPUs.
+            model.save_pretrained_merged(str(partial), tokenizer, save_method="merged_16bit", safe_serialization=None)  # fmt: skip
+        else:
+            merged = model.merge_and_unload() if isinstance(model, PeftModel) else model
+            if dtype is not None:
+                import torch
 
-            merged = merged.to(getattr(torch, dtype))
-        merged.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-    if not (partial / "config.json").exists() or not list(partial.glob("*.safetensors")):
-        raise OSError(
-            f"a saved model must have config.json and *.safetensors; {partial} has neither or one of them: Unsloth has put it "
-            "elsewhere (its last lines say where); set UNSLOTH_KAGGLE_USE_TMP=0, free disk space, and try again"
-        )
-    os.replace(partial, folder)
+                merged = merged.to(getattr(torch, dtype))
+            merged.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        if not (partial / "config.json").exists() or not list(partial.glob("*.safetensors")):
+            raise OSError(
+                f"a saved model must have config.json and *.safetensors; {partial} has neither or one of them: Unsloth has put it "
+                "elsewhere (its last lines say where); set UNSLOTH_KAGGLE_USE_TMP=0, free disk space, and try again"
+            )

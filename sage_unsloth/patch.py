@@ -48,6 +48,7 @@ from sage_unsloth.contract import (
     check_contract,
     kernel_with,
 )
+from sage_unsloth.finite import Guard, finite_only
 from sage_unsloth.guides import OPTIONAL_SIGNALS, Guide, SteeredGuide, TokenGuide, TokenSignals
 from sage_unsloth.losses import (
     LOSS_TYPES,
@@ -160,7 +161,7 @@ def guided_kl(
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         kl_estimator: one of `sage_unsloth.losses.KL_ESTIMATORS`. "k3" and "k3-is" are Unsloth's own: without a guide
-            nothing is replaced then, unless something else of these asks for it.
+            nothing of the loss is replaced then, unless something else of these asks for it.
         credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6: each token's advantage
             gets what the later tokens' guide and KL owe to it (`losses.sequence_credit`). It needs a penalty with the reverse
             KL's gradient, token-level importance ratios, and all completions of a prompt in one micro-batch.
@@ -179,6 +180,7 @@ def guided_kl(
         TypeError: `guide` is not a guide.
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took a step that
             bypassed it.
+        NotFiniteError: a number of a training step is nan or inf; see `sage_unsloth.finite`.
     """
     if guide is not None:
         check_guide(guide, trainer.beta)
@@ -209,7 +211,8 @@ def guided_kl(
         )
     nothing_of_ours = (guide, shape_advantages) == (None, None) and credit == "token"
     if nothing_of_ours and kl_estimator not in PENALTIES and not log_entropy:
-        yield
+        with finite_only(trainer):
+            yield
         return
     rewritten = check_contract(module)
     plain = namespace[FUNCTION]
@@ -225,10 +228,12 @@ def guided_kl(
     namespace[LOSS] = rewritten.loss
     trainer.add_callback(watch)
     try:
-        with rollout_signals(
-            trainer, needs, groups=credit == "sequence", teacher=teacher
-        ) as of_batch:
-            hook.of_batch = of_batch
+        with (
+            finite_only(trainer) as hook.guard,
+            rollout_signals(
+                trainer, needs, groups=credit == "sequence", teacher=teacher
+            ) as hook.of_batch,
+        ):
             yield
     finally:
         trainer.remove_callback(watch)
@@ -386,6 +391,7 @@ class _Hook:
         self.trainer = trainer
         self.credit = credit
         self.shape_advantages = shape_advantages
+        self.guard: Guard | None = None
         self.of_batch: dict[str, Tensor] = {}
         self.log_entropy = log_entropy
         self.guide = guide
@@ -436,6 +442,9 @@ class _Hook:
                 guided = self.guide is not None and signals.ref_logps is not None
                 log_guide = self._log_guide(signals) if guided else None
                 advantages, credit = self._advantages(advantages, signals, log_guide)
+                self.guard.check_signals(
+                    vars(signals) | {"mask": None, "old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}, mask
+                )  # fmt: skip
                 self._measure(signals, log_guide, credit)
                 self.consulted += 1
                 if beta != 0.0:

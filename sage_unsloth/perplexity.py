@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sage_unsloth.metrics import mean_difference, mean_interval
-from sage_unsloth.records import append_jsonl, locked, read_jsonl, refuse_other_settings, write_json
+from sage_unsloth.records import (
+    append_jsonl,
+    locked,
+    read_json,
+    read_jsonl,
+    refuse_other_settings,
+    write_json,
+)
 from sage_unsloth.sampling import prompt_ids
 
 if TYPE_CHECKING:
@@ -158,7 +165,7 @@ def score_records(
     with locked(path):
         beside = path.with_suffix(".baseline.json")
         if beside.exists():
-            refuse_other_settings(path, json.loads(beside.read_text(encoding="utf-8")), settings)
+            refuse_other_settings(path, read_json(beside), settings)
         else:
             write_json(beside, settings)
         done = {}

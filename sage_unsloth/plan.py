@@ -6,6 +6,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from sage_unsloth.checkpoints import KEPT
 from sage_unsloth.memory import (
     GIB,
     MemoryPlan,
@@ -16,8 +17,6 @@ from sage_unsloth.memory import (
     trained_parameters,
 )
 from sage_unsloth.presets import CARDS, MODELS, ModelPreset, nearest_card
-
-CHECKPOINTS_KEPT = 2  # `save_total_limit` of the RL stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ def step_plan(setup: Setup, steps: int, num_rows: int | None = None) -> StepPlan
         tokens_per_step=setup.completions_per_step * setup.max_length,
         steps=steps,
         epochs=None if num_rows is None else steps * setup.prompts_per_step / num_rows,
-        disk_bytes=(CHECKPOINTS_KEPT + 1) * (trained + optimizer_bytes(setup)) + trained,
+        disk_bytes=(KEPT + 1) * (trained + optimizer_bytes(setup)) + trained,
     )
 
 
@@ -235,7 +234,7 @@ def run_report(
         f"  {sizes.prompts_per_step} prompts x {setup.num_generations} = {sizes.completions_per_step} completions a step, "
         f"at most {sizes.tokens_per_step:,} tokens; {_settings(setup)}",
         f"  {sizes.steps:,} steps{epochs}",
-        f"  {size(sizes.disk_bytes)} on disk: {CHECKPOINTS_KEPT} checkpoints, one being written, and the result",
+        f"  {size(sizes.disk_bytes)} on disk: {KEPT} checkpoints, one being written, and the result",
     ]
     if first_step_seconds is None:
         lines.append("  time: not known before the first step")

@@ -11,11 +11,8 @@ together or not at all.
 import argparse
 import dataclasses
 import datetime
-import json
 import logging
-import os
 import random
-import shutil
 import sys
 import tempfile
 import time
@@ -28,6 +25,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sage_unsloth import arithmetic
 from sage_unsloth.metrics import pass_at_k
+from sage_unsloth.records import whole_folder, write_json
 from sage_unsloth.sampling import SamplingConfig, correct_counts, sample_and_grade
 
 logger = logging.getLogger(__name__)
@@ -141,7 +139,7 @@ def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
 
 
 def save(model, tokenizer, report: dict, out: Path) -> None:
-    """Write the model, the tokenizer and `pretrain.json` beside `out`, then rename the folder.
+    """Write the model, the tokenizer and `pretrain.json` to `out`, whole or not at all.
 
     Raises:
         FileExistsError: `out` exists and holds no `pretrain.json`, so it is not ours to replace.
@@ -150,13 +148,10 @@ def save(model, tokenizer, report: dict, out: Path) -> None:
         raise FileExistsError(
             f"--out must be new, empty or an earlier base (with pretrain.json); got {out}"
         )
-    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / "pretrain.json").write_text(json.dumps(report, indent=2) + "\n")
-    if out.exists():
-        shutil.rmtree(out)
-    partial.rename(out)
+    with whole_folder(out, replace=True) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        write_json(partial / "pretrain.json", report)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import platform
+import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -42,11 +44,68 @@ def write_json(path: str | Path, data) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)  # the new name itself must survive a power cut
+
+
+def read_json(path: str | Path) -> dict:
+    """The object that a file holds which `write_json` wrote.
+
+    Raises:
+        ValueError: it holds something else; no kill leaves that, since the file is replaced whole.
+    """
+    path = Path(path)
+    content = path.read_bytes()
+    found = _row(content)
+    if found is None:
+        raise ValueError(
+            f"{path} must hold one JSON object; it "
+            + (f"begins with {content[:40]!r}" if content else "is empty")
+            + "; it was damaged from outside, since it is only ever replaced whole: put back a copy, or choose another --out"
+        )
+    return found
+
+
+def sync(path: str | Path) -> None:
+    """Waits until the disk has a file's content, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name itself must survive a power cut
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """A path to write a folder to, which gets its own name once the disk has every file: there whole, or not at all.
+
+        with whole_folder(run / "adapter") as partial:
+            model.save_pretrained(partial)
+
+    The path is `<name>.partial` beside it, not made yet. An error takes it away; what a kill leaves of it, the next run does.
+
+    Args:
+        replace: a folder of that name gives way; between two renames neither has the name, and the old is `<name>.old`.
+    """
+    folder = Path(folder).absolute()
+    partial, old = (folder.with_name(f"{folder.name}.{end}") for end in ("partial", "old"))
+    shutil.rmtree(partial, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            sync(path)
+        sync(partial)
+        if replace:
+            shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(folder, old)
+        os.rename(partial, folder)
+        sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if replace:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def append_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
@@ -129,10 +188,13 @@ def locked(path: str | Path) -> Iterator[None]:
 
     Raises:
         HeldError: another process holds it.
+        StorageError: what is written meanwhile does not fit on the disk, or may not be written; see `disk_errors`.
     """
     path = Path(path).resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("a+") as file:
+    with contextlib.ExitStack() as held:
+        held.enter_context(disk_errors(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = held.enter_context(path.with_name(f".{path.name}.lock").open("a+"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -151,6 +213,60 @@ def locked(path: str | Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
         yield
+
+
+class StorageError(OSError):
+    """The disk does not take what a run writes; what it took before is still there."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DENIED = (errno.EROFS, errno.EACCES, errno.EPERM)
+NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the disk, whoever writes, into one that says what is the matter and how the run goes on.
+
+    Raises:
+        StorageError: in the place of that error.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        number = _disk_error(error)
+        named = getattr(error, "filename", None) or path
+        if number in FULL:
+            text = (
+                f"the disk must have room for what a run writes; {named} does not fit ({os.strerror(number)}); free some space "
+                "and run the same command again: it goes on from what is on disk"
+            )
+        elif number in DENIED:
+            text = (
+                f"a run must be allowed to write to its folder; {named} refuses ({os.strerror(number)}); change its permissions, "
+                "or choose another --out"
+            )
+        elif number in NO_FOLDER:
+            text = (
+                f"a run's folder, and what it lies in, must be folders; {named} is not ({os.strerror(number)}); move the file "
+                "that is in its place, or choose another --out"
+            )
+        else:
+            raise
+        raise StorageError(number, text) from error
+
+
+def _disk_error(error: Exception) -> int | None:
+    """The system's number of an error; PyTorch and safetensors, which write without Python, have theirs in the text, or none."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    if found:
+        return int(found[1])
+    # PyTorch does not say why its writer failed; a path that it may not open has another text.
+    return errno.ENOSPC if re.search("PytorchStreamWriter|unexpected pos", str(error)) else None
 
 
 def environment() -> dict:
@@ -206,7 +322,7 @@ def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes:
     record = folder / "run.json"
     settings = json.loads(json.dumps(settings))  # as they will be read back
     if record.exists():
-        recorded = json.loads(record.read_text(encoding="utf-8"))
+        recorded = read_json(record)
         if not begun:
             write_json(record, {"settings": settings, "environment": environment()} | notes)
             return folder

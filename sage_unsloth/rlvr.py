@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.checkpoints import SIZES, last_checkpoint, step_of
 from sage_unsloth.dynamic_sampling import dynamic_sampling
 from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
@@ -27,7 +28,7 @@ from sage_unsloth.patch import (
 )
 from sage_unsloth.preflight import preflight
 from sage_unsloth.prompts import prompt_messages
-from sage_unsloth.records import append_jsonl, locked
+from sage_unsloth.records import append_jsonl, locked, whole_folder
 from sage_unsloth.rewards import Grader, SolutionReward, grading_workers, normalise
 from sage_unsloth.rollouts import ROLLOUTS, check_calls, choose_rollouts, generation_arguments
 from sage_unsloth.sampling import prompt_ids
@@ -37,9 +38,7 @@ from sage_unsloth.training import (
     check_rows,
     check_tracker,
     common_arguments,
-    last_checkpoint,
     run_settings,
-    step_of,
     train,
 )
 from sage_unsloth.weights import model_identity
@@ -306,11 +305,9 @@ def _rlvr(
             load_in_4bit=config.load_in_4bit,
         )
     resume = last_checkpoint(checkpoints)
-    partial = folder / f"{trained.name}.partial"
-    if resume is not None and step_of(resume) >= config.max_steps:
-        # Killed between the last checkpoint and the adapter: there is nothing left to train.
-        _copy_weights(resume, partial)
-    else:
+    # Killed between the last checkpoint and the adapter: there is nothing left to train.
+    finished = resume is not None and step_of(resume) >= config.max_steps
+    if not finished:
         with Grader(grading_workers(), config.grade_seconds) as grader:
             if resume is None and config.preflight_prompts:
                 # The engine beside the model draws without an adapter, as a fresh one is.
@@ -342,9 +339,12 @@ def _rlvr(
                 )
         drop_teacher(trainer.model, teacher)
         _warn_if_untrained(trainer.model)
-        trainer.model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    os.replace(partial, trained)
+    with whole_folder(trained) as partial:
+        if finished:
+            _copy_weights(resume, partial)
+        else:
+            trainer.model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return trained
 
@@ -469,9 +469,9 @@ def _refuse_long_prompts(tokenizer: Any, rows: Sequence[dict], limit: int) -> No
 
 
 def _copy_weights(checkpoint: Path, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     for file in checkpoint.iterdir():
-        if file.suffix in (".safetensors", ".json") and file.name != "trainer_state.json":
+        if file.suffix in (".safetensors", ".json") and file.name not in ("trainer_state.json", SIZES):  # fmt: skip
             shutil.copy(file, folder / file.name)
 
 

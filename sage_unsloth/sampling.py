@@ -32,6 +32,7 @@ from sage_unsloth.records import (
     append_jsonl,
     environment,
     locked,
+    read_json,
     read_jsonl,
     refuse_other_settings,
     write_json,
@@ -100,6 +101,11 @@ def sample_and_grade(
         settings = set_settings(config, engine.name, model, benchmark, identity)
         run = _open_set(path, settings, prompts, provenance)
         records = read_samples(path) if path.exists() else []
+        if records and records[0].get("run") != run:
+            raise ValueError(
+                f"the records of {path} must be of the set that {settings_path(path)} names, {run}; they are of "
+                f"{records[0].get('run')!r}; put back the file that belongs to it, or choose another --out"
+            )
         _grade_again(path, records, rows, grader)
         done = {(record["problem_id"], record["sample"]) for record in records}
         missing = [
@@ -191,7 +197,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"a record set has its settings beside it; there is no {file}; was the .jsonl moved alone?"
         )
-    recorded = json.loads(file.read_text(encoding="utf-8"))
+    recorded = read_json(file)
     found = recorded.get("format", 1)
     if found != FORMAT:
         remedy = "upgrade sage_unsloth" if found > FORMAT else "choose another --out and draw again"
@@ -262,10 +268,17 @@ def read_samples(path: str | Path) -> list[dict]:
     """The records of a set, in the order in which they were drawn, each as its last line left it.
 
     Raises:
-        ValueError: a line within the file is no record.
+        ValueError: a line within the file is no record, or one of another set.
     """
     records: dict[tuple[str, int], dict] = {}
-    for row in read_jsonl(path):
+    run = None
+    for number, row in enumerate(read_jsonl(path), 1):
+        run = run or row.get("run")
+        if not {"problem_id", "sample"} <= row.keys() or row.get("run", run) != run:
+            raise ValueError(
+                f"every line must be a record of one set, {run}; line {number} of {path} is one of {row.get('run')!r}, with "
+                f"{sorted(row)}; delete that line, and the completion is drawn again"
+            )
         records.setdefault((row["problem_id"], row["sample"]), {}).update(row)
     return list(records.values())
 

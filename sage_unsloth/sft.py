@@ -5,22 +5,22 @@ from its last checkpoint, one with other settings is refused.
 """
 
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.checkpoints import last_checkpoint
+from sage_unsloth.finite import finite_only
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
 from sage_unsloth.prompts import prompt_messages, solution_text
-from sage_unsloth.records import locked
+from sage_unsloth.records import locked, whole_folder
 from sage_unsloth.training import (
     begin,
     check_rows,
     check_tracker,
     common_arguments,
-    last_checkpoint,
     run_settings,
     train,
 )
@@ -114,11 +114,11 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
     )
     if not adapter.exists():
         trainer = _trainer(config, model, tokenizer, rows, folder)
-        train(trainer, folder, "SFT", resume=last_checkpoint(checkpoints))
+        with finite_only(trainer):
+            train(trainer, folder, "SFT", resume=last_checkpoint(checkpoints))
         model = trainer.model
-        partial = folder / "adapter.partial"
-        model.save_pretrained(partial)
-        os.replace(partial, adapter)
+        with whole_folder(adapter) as partial:
+            model.save_pretrained(partial)
     save_merged(model, tokenizer, merged)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return merged

@@ -1,6 +1,5 @@
 """What a run starts from and with: the model below the adapter, and the settings that its preset and the card decide."""
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from sage_unsloth.memory import Setup, setup_for
 from sage_unsloth.models import data_folder, has_gpu
 from sage_unsloth.presets import ModelPreset, model_preset, nearest_card
 from sage_unsloth.quickstart import BASE_MODEL, QuickstartConfig
+from sage_unsloth.records import read_json
 from sage_unsloth.rlvr import RlvrConfig
 from sage_unsloth.rollouts import why_no_vllm
 from sage_unsloth.sft import SftConfig
@@ -58,7 +58,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             )
         preset = model_preset(start)
         return StartingPoint(preset, model_path(preset))
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    run = read_json(folder / "run.json")
     if run["settings"].get("stage") != "sft":
         raise ValueError(
             f"RL starts from an SFT run or a model; {start} is a run of {run['settings'].get('stage')!r}; give another folder"
@@ -175,5 +175,5 @@ def recorded_settings(out: str | Path, stage: str) -> dict | None:
     file = Path(out) / "run.json"
     if not file.is_file() or not (Path(out) / METRICS).is_file():
         return None
-    run = json.loads(file.read_text(encoding="utf-8"))
+    run = read_json(file)
     return run["settings"] | run["free_settings"] if run["settings"].get("stage") == stage else None

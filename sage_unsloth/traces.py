@@ -1,13 +1,13 @@
 """Where a guide acts: recorded completions scored under policy and reference, and given to the guide token by token."""
 
 import ast
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.analysis import Case
 from sage_unsloth.perplexity import completion_ids, load_scorer, score
+from sage_unsloth.records import read_json
 from sage_unsloth.sampling import prompt_ids
 from sage_unsloth.token_page import TokenTrace
 
@@ -127,7 +127,7 @@ def run_traces(
     record = run / "run.json"
     if not record.is_file():
         raise ValueError(f"a training run must have run.json; there is none in {run}")
-    recorded = json.loads(record.read_text(encoding="utf-8"))
+    recorded = read_json(record)
     settings = recorded["settings"]
     guide = read_guide(settings["guide"])
     if isinstance(guide, SteeredGuide):

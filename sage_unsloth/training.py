@@ -5,15 +5,15 @@ import json
 import logging
 import os
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.checkpoints import keeper
 from sage_unsloth.models import has_gpu
 from sage_unsloth.plan import duration
-from sage_unsloth.records import append_jsonl, open_run, read_jsonl
+from sage_unsloth.records import append_jsonl, open_run, read_json, read_jsonl
 from sage_unsloth.sources import check_columns
 from sage_unsloth.weights import model_identity
 
@@ -63,7 +63,7 @@ def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Pat
     folder = Path(folder)
     record, begun = folder / "run.json", True
     if record.exists() and not (folder / METRICS).exists():
-        recorded = json.loads(record.read_text(encoding="utf-8"))["settings"]
+        recorded = read_json(record)["settings"]
         begun = recorded == json.loads(json.dumps(settings)) or recorded.get("stage") != settings["stage"]  # fmt: skip
     if not begun:
         logger.info("%s has trained no step yet, so it takes the new settings.", folder)
@@ -112,7 +112,7 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
         "run_name": folder.name,
         "save_strategy": "steps",
         "save_steps": save_steps,
-        "save_total_limit": 2,
+        "save_total_limit": None,  # `checkpoints.keep_newest` deletes
         "lr_scheduler_type": "linear",
         "optim": "adamw_8bit" if has_gpu() else "adamw_torch",
         "use_cpu": not has_gpu(),
@@ -125,43 +125,6 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
     if report_to == "tensorboard":
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     return arguments
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed over."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
-    for path in sorted(found, key=step_of, reverse=True):
-        if _is_complete(path):
-            return path
-        logger.warning("checkpoint %s is incomplete and is passed over", path)
-    return None
-
-
-def _is_complete(checkpoint: Path) -> bool:
-    """Whether every file that resuming reads is there and whole."""
-    from safetensors import SafetensorError, safe_open
-
-    # PyTorch's files are zip archives, whose directory stands at their end.
-    if not all(
-        zipfile.is_zipfile(checkpoint / name)
-        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")
-    ):
-        return False
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text())
-        index = checkpoint / "model.safetensors.index.json"
-        shards = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else ()
-        weights = [checkpoint / name for name in shards] or list(checkpoint.glob("*.safetensors"))
-        for file in weights:
-            with safe_open(file, "pt"):  # checks the header against the file's length
-                pass
-    except (OSError, ValueError, SafetensorError):
-        return False
-    return bool(weights)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.split("-")[1])
 
 
 def train(
@@ -221,6 +184,7 @@ def train(
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     trainer.callback_handler.callbacks.insert(0, Log())
+    trainer.add_callback(keeper())
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
 
 

@@ -1,10 +1,11 @@
 """Which weights a model has, and whether a LoRA adapter belongs to the base that it is put on."""
 
 import hashlib
-import json
 import logging
 from pathlib import Path
 from typing import Any
+
+from sage_unsloth.records import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ def adapter_config(adapter: str | Path) -> dict[str, Any]:
             f"an adapter must be a folder with adapter_config.json; there is none in {adapter}; give the folder that "
             "training left"
         )
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 def check_adapter(base: str | Path, adapter: str | Path) -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sage_unsloth.checkpoints import last_checkpoint
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.training import (
     check_rows,
     check_tracker,
-    last_checkpoint,
     read_metrics,
 )
 

@@ -1,0 +1,107 @@
+"""Checkpoints of both training stages: the newest complete one is found, and none goes before another is safe on the disk.
+
+transformers writes a checkpoint file by file under its final name, does not wait for the disk, and deletes the older ones by their
+modification times, which a clock that was set back puts in the wrong order. So it is told to delete none, and here:
+
+    saved → every file on the disk → sizes.json → all but the two newest complete ones deleted, by step
+"""
+
+import json
+import logging
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.records import sync, write_json
+
+SIZES = "sizes.json"
+"""In a checkpoint whose files the disk has: their sizes in bytes, by name."""
+KEPT = 2
+
+logger = logging.getLogger(__name__)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed over."""
+    for path in _newest_first(folder):
+        fault = _fault(path)
+        if fault is None:
+            return path
+        logger.warning("checkpoint %s is incomplete and is passed over: %s", path, fault)
+    return None
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
+
+
+def keep_newest(folder: Path, step: int) -> None:
+    """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest complete ones."""
+    newest = folder / f"checkpoint-{step}"
+    files = [file for file in newest.iterdir() if file.is_file() and file.name != SIZES]
+    for path in (*files, newest, folder):
+        sync(path)
+    write_json(newest / SIZES, {file.name: file.stat().st_size for file in sorted(files)})
+    found = _newest_first(folder)
+    complete = [path for path in found if _fault(path) is None]
+    if newest not in complete:
+        logger.warning(
+            "checkpoint %s is incomplete, so none is deleted: %s", newest, _fault(newest)
+        )
+        return
+    for path in found:
+        if path not in complete[:KEPT]:
+            shutil.rmtree(path)
+
+
+def keeper() -> Any:
+    """A callback that calls `keep_newest` after each save, and clears away what was passed over when training goes on."""
+    from transformers import TrainerCallback
+
+    class Keeper(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            # Files of the old one among those of a new one of the same step would be no checkpoint.
+            for path in _newest_first(Path(args.output_dir)):
+                if step_of(path) > state.global_step:
+                    shutil.rmtree(path)
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            keep_newest(Path(args.output_dir), state.global_step)
+
+    return Keeper()
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def _fault(checkpoint: Path) -> str | None:
+    """What of the files that resuming reads is missing or cut, or None. Without `SIZES` what the files themselves tell."""
+    from safetensors import SafetensorError, safe_open
+
+    name = SIZES
+    try:
+        if (checkpoint / SIZES).exists():
+            for name, size in json.loads((checkpoint / SIZES).read_text()).items():
+                found = (checkpoint / name).stat().st_size
+                if found != size:
+                    return f"{name} has {found} of {size} bytes"
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            # PyTorch's files are zip archives, whose directory stands at their end.
+            with zipfile.ZipFile(checkpoint / name) as archive:
+                if archive.testzip() is not None:
+                    return f"{name} is damaged"
+        name = "trainer_state.json"
+        json.loads((checkpoint / name).read_text())
+        name, index = "model.safetensors.index.json", checkpoint / "model.safetensors.index.json"
+        shards = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else ()
+        weights = [checkpoint / name for name in shards] or list(checkpoint.glob("*.safetensors"))
+        for file in weights:
+            name = file.name
+            with safe_open(file, "pt"):  # checks the header against the file's length
+                pass
+    except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+        return f"{name}: {error}"
+    return None if weights else "it has no *.safetensors"
