@@ -21,7 +21,7 @@ from sage_unsloth.adapter_checks import (
 from sage_unsloth.model_card import model_card
 from sage_unsloth.models import has_gpu, load_policy, load_tokenizer, release_memory, save_merged
 from sage_unsloth.presets import MODELS
-from sage_unsloth.records import write_json
+from sage_unsloth.records import locked, write_json
 from sage_unsloth.training import METRICS, read_metrics
 
 RECORD = "export.json"
@@ -123,12 +123,26 @@ def export(
         quantization: of the GGUF file, by Unsloth's names.
 
     Raises:
-        ValueError: `out` exists, the run has no such result, or a check failed.
+        ValueError: `out` exists, or another process exports to it; the run has no such result, or a check failed.
         ExportError: GGUF without a GPU.
     """
     out, name = Path(out).absolute(), name or run.folder.absolute().name
     if out.exists():
         raise ValueError(f"an export does not overwrite; {out} exists; choose another --out, or delete it")  # fmt: skip
+    with locked(out):
+        return _export(run, to, out, name, base_id, report, quantization)
+
+
+def _export(
+    run: Run,
+    to: str,
+    out: Path,
+    name: str,
+    base_id: str | None,
+    report: dict | None,
+    quantization: str,
+) -> Path:
+    """`export` once `out` is this process's own."""
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from sage_unsloth.models import data_folder, load_policy, release_memory
 from sage_unsloth.patch import load_unsloth
 from sage_unsloth.plan import duration
 from sage_unsloth.plots import write_table
-from sage_unsloth.records import environment, open_run, write_json
+from sage_unsloth.records import environment, locked, open_run, write_json
 from sage_unsloth.rlvr import rlvr
 from sage_unsloth.sampling import correct_counts, sample_and_grade
 from sage_unsloth.sft import sft
@@ -96,8 +96,14 @@ def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     Leaves `grid.json`, `table.csv`, `grid.png` (the two heat maps; `grid.csv` beside it), `samples/`, and a folder for each run.
 
     Raises:
-        ValueError: the folder holds runs with other settings.
+        ValueError: the folder holds runs with other settings, or another process writes to it.
     """
+    with locked(out):
+        return _grid(out, config)
+
+
+def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
+    """`grid` once the folder is this process's own."""
     from tqdm.auto import tqdm
 
     settings = asdict(config.run)

@@ -15,11 +15,13 @@ from typing import Any
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
 from sage_unsloth.prompts import prompt_messages, solution_text
 from sage_unsloth.records import locked
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.training import (
     begin,
     check_rows,
     check_tracker,
     common_arguments,
+    is_last,
     last_checkpoint,
     run_settings,
     train,
@@ -72,6 +74,7 @@ class SftConfig:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
 
 
+@frees_models
 def sft(
     config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: str | Path
 ) -> Path:
@@ -104,18 +107,22 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         logger.info("SFT is complete: %s", merged)
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
+    resume = last_checkpoint(checkpoints)
+    # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to train.
+    trained = adapter if adapter.exists() else resume if is_last(resume) else None
     model, tokenizer = load_policy(
         model_path,
         lora=config.lora,
-        adapter=adapter if adapter.exists() else None,
+        adapter=trained,
         max_length=config.max_length,
         load_in_4bit=config.load_in_4bit,
         seed=config.seed,
     )
     if not adapter.exists():
-        trainer = _trainer(config, model, tokenizer, rows, folder)
-        train(trainer, folder, "SFT", resume=last_checkpoint(checkpoints))
-        model = trainer.model
+        if trained is None:
+            trainer = _trainer(config, model, tokenizer, rows, folder)
+            train(trainer, folder, "SFT", resume=resume)
+            model = trainer.model
         partial = folder / "adapter.partial"
         model.save_pretrained(partial)
         os.replace(partial, adapter)
