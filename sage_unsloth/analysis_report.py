@@ -31,12 +31,14 @@ from sage_unsloth.compare import record_set
 from sage_unsloth.metrics import Estimate, pass_at_k_curve
 from sage_unsloth.plots import show_table, write_table
 from sage_unsloth.records import environment, locked, write_json
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.token_page import case_page, token_page
 from sage_unsloth.training import read_metrics
 
 CASES = 4
 
 
+@frees_models
 def analyze(
     paths: Sequence[str | Path],
     out: str | Path,

@@ -26,6 +26,7 @@ from sage_unsloth.records import environment, locked, open_run, write_json
 from sage_unsloth.rlvr import rlvr
 from sage_unsloth.sampling import correct_counts, sample_and_grade
 from sage_unsloth.sft import sft
+from sage_unsloth.stopping import frees_models
 
 THRESHOLDS = (0.8, 1.2, 2.0)
 RATIOS = (0.1, 0.3, 0.5)
@@ -90,6 +91,7 @@ def floor_folder(seed: int) -> str:
     return f"grpo_seed-{seed}"
 
 
+@frees_models
 def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     """Run or resume the grid in the folder `out`, print its table, and return what `grid.json` holds.
 

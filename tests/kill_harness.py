@@ -91,11 +91,6 @@ class Process:
             return float("inf")
         return times.user + times.system
 
-    def children(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            return self.process.children(recursive=True)
-        return []
-
 
 def _fork(words: list[str], log: int) -> int:
     from sage_unsloth.__main__ import main
@@ -119,6 +114,8 @@ def _fork(words: list[str], log: int) -> int:
         code = main(words)
     except SystemExit as error:
         code = error.code
+    except KeyboardInterrupt:
+        code = 130
     except BaseException:
         traceback.print_exc()
     finally:
@@ -143,6 +140,8 @@ def contents(folder: Path) -> dict[str, object]:
         name = str(path.relative_to(folder))
         if path.suffix == ".jsonl":
             found[name] = sorted(_text(row, folder) for row in read_jsonl(path))
+        elif path.suffix == ".md":
+            found[name] = path.read_text().replace(str(folder), "OUT")
         elif path.suffix == ".json":
             found[name] = _text(json.loads(path.read_text()), folder)
         elif path.suffix == ".png" or path.name.endswith(".lock"):
@@ -228,13 +227,18 @@ def kill(process: Process, signum: int, at: float) -> bool:
     return True
 
 
-def left_running(children: list[psutil.Process]) -> list[str]:
-    _, alive = psutil.wait_procs(children, timeout=60)
-    found = []
-    for child in alive:
-        with contextlib.suppress(psutil.Error):
-            found.append(" ".join(child.cmdline())[:100])
-    return found
+def left_running(place: Path) -> list[str]:
+    """Processes that work in the harness's folder, other than the harness, once they have had a minute to end."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.pid != os.getpid() and process.cwd() == str(place):
+                    found.append(" ".join(process.cmdline())[:100])
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
 
 
 def whole(command: str, place: Path, fresh: bool) -> dict[str, float]:
@@ -244,14 +248,13 @@ def whole(command: str, place: Path, fresh: bool) -> dict[str, float]:
     if file.exists():
         return json.loads(file.read_text())
     for need in NEEDS.get(command, ()):
-        if not (place / "whole" / need).exists():
+        if not any(place.glob(f"whole-{need}-*.json")):
             whole(need, place, fresh)
     done = place / "whole" / command
-    out = done if not done.exists() else place / f"again-{command}-{kind}"
-    shutil.rmtree(place / "unfinished", ignore_errors=True)
-    target = place / "unfinished" / command
-    target.parent.mkdir(parents=True)
-    process = Process([*arguments(command, place), "--out", str(target)], place / "log.txt", fresh)
+    out = place / f"again-{command}" if any(place.glob(f"whole-{command}-*.json")) else done
+    shutil.rmtree(out, ignore_errors=True)  # of a harness that was stopped
+    out.parent.mkdir(exist_ok=True)
+    process = Process([*arguments(command, place), "--out", str(out)], place / "log.txt", fresh)
     used = 0.0
     while process.poll() is None:
         now = process.processor_seconds()
@@ -259,22 +262,10 @@ def whole(command: str, place: Path, fresh: bool) -> dict[str, float]:
         time.sleep(0.05)
     if process.returncode != 0:
         raise SystemExit(f"{command} must run through when it is left alone; see {place}/log.txt")
-    out.parent.mkdir(exist_ok=True)
-    # The lock file lies beside the folder, and means nothing.
-    _move(target, out)
     if out != done and contents(out) != contents(done):
         raise SystemExit(f"two runs that are left alone must be equal; {out} and {done} differ")
     write_json(file, {"seconds": used})
     return {"seconds": used}
-
-
-def _move(source: Path, target: Path) -> None:
-    """A finished run under another name, with its own name in its files."""
-    for path in source.rglob("*.json"):
-        text = path.read_text()
-        if str(source) in text:
-            path.write_text(text.replace(str(source), str(target)))
-    os.replace(source, target)
 
 
 def life(
@@ -298,22 +289,18 @@ def life(
     log = place / "lives" / f"{command}-{number}.log"
     log.unlink(missing_ok=True)
     words = [*arguments(command, place), "--out", str(folder)]
-    kills, wrong, starts = [], [], 0
+    kills, wrong, starts, lost = [], [], 0, 0
     while True:
         anew = draw.random() < fresh
         signum, share = draw.choice(SIGNALS), draw.random()
+        at = share * whole(command, place, anew)["seconds"]
         process = Process(words, log, anew)
         starts += 1
-        hit = False
-        if len(kills) < moments:
-            at = share * whole(command, place, anew)["seconds"]
-            hit = kill(process, signum, at)
-        if not hit:
+        if len(kills) == moments or not kill(process, signum, at):
             code = process.wait(4 * PATIENCE)
             if code != 0:
                 wrong.append(f"start {starts} must end with 0; it ended with {code}")
             break
-        children = process.children()
         code = process.wait()
         name = signal.Signals(signum).name
         kills.append({"signal": name, "start": "fresh" if anew else "fork", "processor_seconds": round(at, 2), "exit": code})  # fmt: skip
@@ -321,16 +308,17 @@ def life(
             wrong.append(f"{name} at {at:.2f} s must end the process; it did not within {PATIENCE:g} s")  # fmt: skip
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-        # A signal that comes before Python or `main` is ready ends the process by the signal itself (or an exception); one
-        # after the last step of `main`, not at all.
-        expected = {"SIGKILL": (-9,), "SIGTERM": (143, -15, 0), "SIGINT": (130, -2, 1, 0)}[name]
+        # Before `main` a signal ends the process in Python's own way; after it, there is nothing left to end.
+        expected = {"SIGKILL": (-9,), "SIGTERM": (143, -15, 0), "SIGINT": (130, -2, 0)}[name]
         if code not in (None, *expected):
             wrong.append(f"{name} at {at:.2f} s must exit with {expected}; it did with {code}")
-        wrong += [f"left running after {name}: {text}" for text in left_running(children)]
+        wrong += [f"left running after {name}: {text}" for text in left_running(place)]
         if folder.exists():
             wrong += unreadable(folder, cut=name == "SIGKILL")
             kills[-1]["steps_lost"] = steps_lost(folder)
-            allowed = SAVE_STEPS.get(command, 0) if name == "SIGKILL" else 0
+            # What a SIGKILL before it lost is still to be trained again, where this one came before that.
+            allowed = SAVE_STEPS.get(command, 0) if name == "SIGKILL" else lost
+            lost = kills[-1]["steps_lost"]
             if kills[-1]["steps_lost"] > allowed:
                 wrong.append(f"{name} at {at:.2f} s may lose {allowed} steps; it lost {kills[-1]['steps_lost']}")  # fmt: skip
         if bar is not None:
@@ -362,7 +350,7 @@ def summary(lives: list[dict]) -> dict:
         "commands": {name: dict(sorted(counts.items())) for name, counts in table.items()},
         "wrong": [
             f"{row['command']}-{row['number']}: {text}" for row in lives for text in row["wrong"]
-        ],  # fmt: skip
+        ],
     }
 
 
