@@ -13,6 +13,7 @@ forks of a process that has imported everything, and run the same `main`. The sa
 
 import argparse
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -34,7 +35,12 @@ from sage_unsloth.records import append_jsonl, environment, read_jsonl, write_js
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 SAVE_STEPS = {"sft": 1, "train": 2, "quickstart": 1}  # of the commands below
 PATIENCE = 900.0  # seconds for a process to end after SIGTERM or SIGINT, on a busy machine
-LATER = ("environment", "seconds", "seconds_this_time")  # what two equal runs differ in
+LATER = (
+    "environment",
+    "seconds",
+    "seconds_this_time",
+    "step_time",
+)  # what two equal runs differ in
 
 
 def arguments(command: str, place: Path) -> list[str]:
@@ -147,8 +153,8 @@ def contents(folder: Path) -> dict[str, object]:
         elif path.suffix == ".png" or path.name.endswith(".lock"):
             found[name] = "there"
         elif path.suffix == ".csv" and path.name.startswith("training"):
-            lines = path.read_text().splitlines()
-            found[name] = [line for line in lines if "seconds" not in line]
+            with path.open(newline="") as file:
+                found[name] = [_text(row, folder) for row in csv.DictReader(file)]
         else:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
@@ -157,6 +163,8 @@ def contents(folder: Path) -> dict[str, object]:
 def _text(value: object, folder: Path) -> str:
     def strip(value):
         if isinstance(value, dict):
+            # PEFT writes a set, whose order is another one in each process.
+            value = {k: sorted(v) if k == "target_modules" else v for k, v in value.items()}
             return {k: strip(v) for k, v in value.items() if k not in LATER}
         return [strip(v) for v in value] if isinstance(value, list) else value
 

@@ -210,7 +210,9 @@ def test_rl_saves_the_step_in_flight_and_repeats_no_row(merged, trained, tmp_pat
     with ending(), pytest.raises(Terminated, match="SIGTERM; step 2 of 3 is saved in "):
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
     monkeypatch.undo()
-    assert dict(vars(unsloth_module)) == patched, "the patch must be undone"
+    assert {k for k, v in vars(unsloth_module).items() if v is not patched.get(k)} == set(), (
+        "the patch must be undone"
+    )
     assert not (tmp_path / "adapter").exists()
     assert last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-2"
 
@@ -228,7 +230,7 @@ def test_rl_saves_the_step_in_flight_and_repeats_no_row(merged, trained, tmp_pat
     monkeypatch.undo()
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS)] == [1, 2, 3]
     assert_equal_weights(weights(rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))), weights(trained / "adapter"))  # fmt: skip
-    for name, times in ((METRICS, ("seconds",)), ("completions.jsonl", ())):
+    for name, times in ((METRICS, ("seconds", "step_time")), ("completions.jsonl", ())):
         found, expected = (
             [{k: v for k, v in row.items() if k not in times} for row in read_jsonl(folder / name)]
             for folder in (tmp_path, trained)
@@ -383,7 +385,7 @@ from transformers import PreTrainedModel
 gc.collect()
 print(dict(
     models=sum(isinstance(found, PreTrainedModel) for found in gc.get_objects()),
-    patched=dict(vars(module)) != before,
+    patched=sorted(k for k, v in vars(module).items() if v is not before.get(k) and not k.startswith('__')),
     workers=len(psutil.Process().children()),
     handler=signal.getsignal(signal.SIGINT) is signal.default_int_handler,
 ))
@@ -425,7 +427,7 @@ def test_a_notebook_is_usable_after_an_interrupt(tmp_path):
         assert last_checkpoint(out / "checkpoints").name == f"checkpoint-{step}"
         with locked(out):
             pass
-        free = "{'models': 0, 'patched': False, 'workers': 0, 'handler': True}"
+        free = "{'models': 0, 'patched': [], 'workers': 0, 'handler': True}"
         assert free in run(LOOK)
         assert "Error" not in run(cell)
         assert (out / "adapter").is_dir()
