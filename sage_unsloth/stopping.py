@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -75,24 +76,39 @@ def finishing(step: str) -> Iterator[Stop]:
 def ending() -> Iterator[None]:
     """For a command: inside, SIGINT and SIGTERM raise KeyboardInterrupt and Terminated, and a second one ends the process on the spot.
 
-    Libraries have bare excepts, which may take the exception for a missing package: after `UNWINDING` seconds the process ends anyway.
+    An exception may get lost: Python drops those in callbacks of its garbage collector, where a program that frees models is often
+    (then it is raised again), and bare excepts in libraries take one for a missing package (then, after `UNWINDING` seconds, the process
+    ends anyway).
     """
-    asked = []
+    asked: list[int] = []
+    report = sys.unraisablehook
 
     def end(signum: int, frame: object) -> None:
         if asked:
             os._exit(128 + signum)
         asked.append(signum)
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + signum))
+        rise()
+
+    def rise(*_: object) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + asked[0]))
         signal.setitimer(signal.ITIMER_REAL, UNWINDING)
-        raise _end(signum, f"stopped by {signal.Signals(signum).name}")
+        raise _end(asked[0], f"stopped by {signal.Signals(asked[0]).name}")
+
+    def dropped(unraisable: "sys.UnraisableHookArgs") -> None:
+        if asked and isinstance(unraisable.exc_value, KeyboardInterrupt | Terminated):
+            signal.signal(signal.SIGALRM, rise)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        else:
+            report(unraisable)
 
     with _handlers(end):
+        sys.unraisablehook = dropped
         try:
             yield
         finally:
             if asked:
                 signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.unraisablehook = report
 
 
 @contextlib.contextmanager

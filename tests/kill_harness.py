@@ -316,8 +316,8 @@ def life(
             wrong.append(f"{name} at {at:.2f} s must end the process; it did not within {PATIENCE:g} s")  # fmt: skip
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-        # Before `main` a signal ends the process in Python's own way; after it, there is nothing left to end.
-        expected = {"SIGKILL": (-9,), "SIGTERM": (143, -15, 0), "SIGINT": (130, -2, 0)}[name]
+        # Before and after `main` a signal ends the process in Python's own way.
+        expected = {"SIGKILL": (-9,), "SIGTERM": (143, -15), "SIGINT": (130, -2)}[name]
         if code not in (None, *expected):
             wrong.append(f"{name} at {at:.2f} s must exit with {expected}; it did with {code}")
         wrong += [f"left running after {name}: {text}" for text in left_running(place)]

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from pathlib import Path
 from queue import Empty
 
@@ -114,6 +116,25 @@ def test_a_library_that_swallows_the_exception_ends_all_the_same(signum, code):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=25)  # fmt: skip
     assert (done.returncode, done.stdout) == (code, "goes on\n")
+
+
+@pytest.mark.parametrize("signum", ENDS)
+def test_what_a_callback_drops_is_raised_again(signum, monkeypatch):
+    """Python drops an exception in a weak reference's callback, which is where a signal may come while models are freed."""
+    monkeypatch.setattr("sage_unsloth.stopping.UNWINDING", 3600.0)
+    hook = sys.unraisablehook
+
+    class Thing:
+        pass
+
+    thing, before = Thing(), time.monotonic()
+    with pytest.raises(ENDS[signum], match=f"stopped by {signum.name}"), ending():
+        reference = weakref.ref(thing, lambda _: signal.raise_signal(signum))
+        del thing
+        assert reference() is None
+        time.sleep(5)
+    assert time.monotonic() - before < 4
+    assert sys.unraisablehook is hook and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_the_command_line_says_how_to_go_on(monkeypatch, capsys, tmp_path):
