@@ -3,12 +3,18 @@
 import argparse
 import ast
 import logging
+import shlex
 import sys
 from typing import Any
 
+from sage_unsloth.stopping import Terminated, ending
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130 for Ctrl-C."""
+    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130 for Ctrl-C, 143 for SIGTERM.
+
+    After either signal, an optimizer step or a batch of completions in flight is finished and saved first; a second one ends at once.
+    """
     parser = argparse.ArgumentParser(prog="python -m sage_unsloth", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for add in (
@@ -29,10 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        return options.act(options)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+        with ending():
+            return options.act(options)
+    except (KeyboardInterrupt, Terminated) as stop:
+        again = shlex.join(sys.argv[1:] if arguments is None else arguments)
+        print(f"\n{str(stop) or 'stopped'}; to go on: python -m sage_unsloth {again}", file=sys.stderr)  # fmt: skip
+        return 143 if isinstance(stop, Terminated) else 130
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other is a defect to trace.
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith(

@@ -29,13 +29,15 @@ from sage_unsloth.analysis_sources import Sources, find_sources, problem_texts
 from sage_unsloth.compare import record_set
 from sage_unsloth.metrics import Estimate, pass_at_k_curve
 from sage_unsloth.plots import show_table, write_table
-from sage_unsloth.records import environment, write_json
+from sage_unsloth.records import environment, locked, write_json
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.token_page import case_page, token_page
 from sage_unsloth.training import read_metrics
 
 CASES = 4
 
 
+@frees_models
 def analyze(
     paths: Sequence[str | Path],
     out: str | Path,
@@ -63,13 +65,28 @@ def analyze(
         What `analysis.json` holds.
 
     Raises:
-        ValueError: nothing to analyse, bad patterns, or sets that cannot be compared.
+        ValueError: nothing to analyse, bad patterns, or sets that cannot be compared; or another process writes to `out`.
     """
+    with locked(out):
+        return _analyze(paths, Path(out), patterns, against, baseline, responses, page, data)
+
+
+def _analyze(
+    paths: Sequence[str | Path],
+    out: Path,
+    patterns: Mapping[str, str] | None,
+    against: str | None,
+    baseline: str | None,
+    responses: int,
+    page: bool,
+    data: str | Path | None,
+) -> dict[str, Any]:
+    """`analyze` once the folder is this process's own."""
     if patterns:
         compile_patterns(patterns)
     if responses < 1:
         raise ValueError(f"--responses must be >= 1; got {responses}")
-    sources, out = find_sources(paths), Path(out)
+    sources = find_sources(paths)
     before = _versions(out)
     names = [name for models in sources.samples.values() for name in models]
     if against is not None and against not in names:

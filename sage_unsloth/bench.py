@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.bench_report import BASELINE, quartiles, write_report
-from sage_unsloth.records import environment
+from sage_unsloth.records import environment, locked
 
 MIB, GIB = 2**20, 2**30
 FLOAT32 = 4
@@ -108,7 +108,7 @@ def run(
         log_entropy: every variant asks for entropies, as the training stages do.
 
     Raises:
-        ValueError: a size or a variant that cannot be, or a folder with the figures of other settings.
+        ValueError: a size or a variant that cannot be, or a folder with the figures of other settings, or to which another process writes.
     """
     if rounds < 1 or steps < 0 or threads < 1:
         raise ValueError(
@@ -145,7 +145,7 @@ def run(
         "memory_by": memory_source(),
         "environment": environment(),
     }
-    with tempfile.TemporaryDirectory(prefix="sage_unsloth_bench_") as folder:
+    with locked(out), tempfile.TemporaryDirectory(prefix="sage_unsloth_bench_") as folder:
         place = _Place(Path(folder))
         report["loss"] = [
             row for size in sizes for row in measure_loss(place, size, rows, rounds, len(sizes))

@@ -36,6 +36,14 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 
+def is_last(checkpoint: Path | None) -> bool:
+    """Whether nothing is left to train after this checkpoint; the trainer would train a step too many."""
+    if checkpoint is None:
+        return False
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    return state["global_step"] >= state["max_steps"]
+
+
 def keep_newest(folder: Path, step: int) -> None:
     """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest complete ones."""
     newest = folder / f"checkpoint-{step}"

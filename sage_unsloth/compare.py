@@ -22,7 +22,7 @@ from sage_unsloth.metrics import (
     pass_at_k_curve,
     solved_only_by,
 )
-from sage_unsloth.records import environment, write_json
+from sage_unsloth.records import environment, locked, write_json
 from sage_unsloth.rewards import Grade
 from sage_unsloth.sampling import read_samples, read_settings
 
@@ -95,7 +95,8 @@ def compare(
         against: the model that the others are compared with; None takes the first.
 
     Raises:
-        ValueError: no sets, a set that is incomplete or of another format, or sets that cannot be compared.
+        ValueError: no sets, a set that is incomplete or of another format, or sets that cannot be compared; or another process
+            writes to `out`.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -107,7 +108,8 @@ def compare(
         record_set(records, settings["model"], settings["benchmark"], settings["sampling"])
         for settings, records in read_sets(found)
     ]
-    return report(sets, out, against)
+    with locked(out):
+        return report(sets, out, against)
 
 
 def sets_below(folder: Path) -> list[Path]:

@@ -30,6 +30,7 @@ from sage_unsloth.sampling import (
     set_settings,
     settings_path,
 )
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.weights import check_adapter, model_identity
 
 PROBE_TOKENS = 16  # of each completion of the probe that the estimate of time is made from
@@ -91,6 +92,7 @@ def choose_engine(wanted: str = "auto") -> str:
     return choose_rollouts(wanted)
 
 
+@frees_models
 def evaluate(
     models: Sequence[ModelSpec],
     benchmarks: Sequence[Benchmark],
@@ -178,8 +180,8 @@ def evaluate(
                     records, spec.name, benchmark.name, asdict(config)
                 )
             del loaded  # its memory is needed for the next one
-    ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
-    return report(ordered, out, against)
+        ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
+        return report(ordered, out, against)
 
 
 @contextlib.contextmanager

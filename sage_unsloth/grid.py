@@ -23,10 +23,11 @@ from sage_unsloth.patch import load_unsloth
 from sage_unsloth.plan import duration
 from sage_unsloth.plots import write_table
 from sage_unsloth.power import student_quantile
-from sage_unsloth.records import environment, open_run, write_json
+from sage_unsloth.records import environment, locked, open_run, write_json
 from sage_unsloth.rlvr import rlvr
 from sage_unsloth.sampling import correct_counts, sample_and_grade
 from sage_unsloth.sft import sft
+from sage_unsloth.stopping import frees_models
 
 THRESHOLDS = (0.8, 1.2, 2.0)
 RATIOS = (0.1, 0.3, 0.5)
@@ -91,14 +92,21 @@ def floor_folder(seed: int) -> str:
     return f"grpo_seed-{seed}"
 
 
+@frees_models
 def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     """Run or resume the grid in the folder `out`, print its table, and return what `grid.json` holds.
 
     Leaves `grid.json`, `table.csv`, `grid.png` (the two heat maps; `grid.csv` beside it), `samples/`, and a folder for each run.
 
     Raises:
-        ValueError: the folder holds runs with other settings.
+        ValueError: the folder holds runs with other settings, or another process writes to it.
     """
+    with locked(out):
+        return _grid(out, config)
+
+
+def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
+    """`grid` once the folder is this process's own."""
     from tqdm.auto import tqdm
 
     settings = asdict(config.run)

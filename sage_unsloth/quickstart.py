@@ -19,10 +19,11 @@ from sage_unsloth.guides import BranchGuide, Guide
 from sage_unsloth.metrics import Estimate, paired_difference, pass_at_k_interval
 from sage_unsloth.models import data_folder, load_policy
 from sage_unsloth.patch import load_unsloth
-from sage_unsloth.records import environment, open_run, write_json
+from sage_unsloth.records import environment, locked, open_run, write_json
 from sage_unsloth.rlvr import RlvrConfig, rlvr
 from sage_unsloth.sampling import correct_counts, sample_and_grade
 from sage_unsloth.sft import SftConfig, sft
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.training import read_metrics
 
 BASE_MODEL = "arithmetic-base"
@@ -77,6 +78,7 @@ def smoke_config() -> QuickstartConfig:
     )
 
 
+@frees_models
 def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, Any]:
     """Run or resume the quickstart in the folder `out` and return the report.
 
@@ -84,9 +86,14 @@ def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, An
     models. A folder that is complete is only reported.
 
     Raises:
-        ValueError: the folder holds another run's settings.
+        ValueError: the folder holds another run's settings, or another process writes to it.
     """
-    config = config or QuickstartConfig()
+    with locked(out):
+        return _run(out, config or QuickstartConfig())
+
+
+def _run(out: str | Path, config: QuickstartConfig) -> dict[str, Any]:
+    """`run` once the folder is this process's own."""
     guides = {
         name: {"guide": type(guide).__name__} | asdict(guide) for name, guide in ALGORITHMS.items()
     }
@@ -172,7 +179,7 @@ def plan(config: QuickstartConfig, out: Path) -> str:
             f"  {len(ALGORITHMS) + 2}. pass@k       {len(MODELS)} models x {problems} held-out problems x "
             f"{sampling.num_samples} samples = {total:,} completions",
             f"Estimate: {max(1, round(estimate / 60))} min ({MEASURED_ON}); the bars show this machine's own pace.",
-            "Stop it whenever you like: the same command goes on from the last checkpoint (SFT starts again).\n",
+            "Stop it whenever you like: the step in flight is saved first, and the same command goes on from there.\n",
         ]
     )
 

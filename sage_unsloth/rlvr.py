@@ -32,12 +32,14 @@ from sage_unsloth.records import append_jsonl, locked, whole_folder
 from sage_unsloth.rewards import Grader, SolutionReward, grading_workers, normalise
 from sage_unsloth.rollouts import ROLLOUTS, check_calls, choose_rollouts, generation_arguments
 from sage_unsloth.sampling import prompt_ids
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
 from sage_unsloth.training import (
     begin,
     check_rows,
     check_tracker,
     common_arguments,
+    forget_after,
     run_settings,
     train,
 )
@@ -197,6 +199,7 @@ class RlvrConfig:
         return self.prompts_per_step * self.num_generations
 
 
+@frees_models
 def rlvr(
     config: RlvrConfig,
     model_path: str | Path,
@@ -213,7 +216,7 @@ def rlvr(
         model_path: folder or hub id of the model below the adapter.
         rows: dicts with `problem` and `answer`.
         folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent), `checkpoints/` while training,
-            `metrics.jsonl`, a row each optimizer step (after a resume the last row of a step counts, see `read_metrics`),
+            `metrics.jsonl`, a row each optimizer step,
             `completions.jsonl` and `preflight.json`.
         guide: shapes the KL anchor; None leaves it at π_ref.
         name: on the progress bar.
@@ -330,6 +333,7 @@ def _rlvr(
                 dynamic_sampling(trainer, config.max_resamples),
             ):
                 forget_teacher(resume)
+                forget_after(folder / COMPLETIONS, resume)
                 train(
                     trainer,
                     folder,

@@ -15,6 +15,7 @@ seed only; any other setting makes another set, and the file of one is refused t
 Shapes: P problems, N samples per problem.
 """
 
+import contextlib
 import hashlib
 import json
 import time
@@ -38,6 +39,7 @@ from sage_unsloth.records import (
     write_json,
 )
 from sage_unsloth.rewards import MATH, Checker, Grade, Grader, extract_answer, grading_workers
+from sage_unsloth.stopping import finishing
 
 FORMAT = 2  # of the file; 1 had a seed for each batch
 # Settings that a set may change: they decide how much is drawn at once, and how, but not what.
@@ -88,6 +90,7 @@ def sample_and_grade(
     Raises:
         ValueError: the file belongs to another set, or another process writes to it; or see `Grader.grade_many`.
         EngineError: the engine failed; a second run goes on from there.
+        KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM, after the batch in flight (`stopping.finishing`).
     """
     from tqdm.auto import tqdm
 
@@ -95,6 +98,7 @@ def sample_and_grade(
     with (
         locked(path),
         Grader(grading_workers(), config.grade_seconds, boxed=boxed, checker=checker) as grader,
+        contextlib.ExitStack() as stack,
     ):
         prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
         identity = dict(identity or {}) | ({} if boxed else {"boxed": False})
@@ -119,7 +123,10 @@ def sample_and_grade(
             desc=f"{model} on {benchmark}", unit="completion",
         )  # fmt: skip
         tokens, started = 0, time.perf_counter()
+        stop = stack.enter_context(finishing("the batch in flight"))
         for start in range(0, len(missing), config.batch_size):
+            if stop.asked is not None:
+                break
             batch = missing[start : start + config.batch_size]
             seeds = [sample_seed(config.seed, row["id"], sample) for row, sample in batch]
             try:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.checkpoints import last_checkpoint
+from sage_unsloth.checkpoints import is_last, last_checkpoint
 from sage_unsloth.finite import finite_only
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
 from sage_unsloth.prompts import prompt_messages, solution_text
 from sage_unsloth.records import locked, whole_folder
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.training import (
     begin,
     check_rows,
@@ -72,6 +73,7 @@ class SftConfig:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
 
 
+@frees_models
 def sft(
     config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: str | Path
 ) -> Path:
@@ -104,19 +106,23 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         logger.info("SFT is complete: %s", merged)
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
+    resume = last_checkpoint(checkpoints)
+    # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to train.
+    trained = adapter if adapter.exists() else resume if is_last(resume) else None
     model, tokenizer = load_policy(
         model_path,
         lora=config.lora,
-        adapter=adapter if adapter.exists() else None,
+        adapter=trained,
         max_length=config.max_length,
         load_in_4bit=config.load_in_4bit,
         seed=config.seed,
     )
     if not adapter.exists():
-        trainer = _trainer(config, model, tokenizer, rows, folder)
-        with finite_only(trainer):
-            train(trainer, folder, "SFT", resume=last_checkpoint(checkpoints))
-        model = trainer.model
+        if trained is None:
+            trainer = _trainer(config, model, tokenizer, rows, folder)
+            with finite_only(trainer):
+                train(trainer, folder, "SFT", resume=resume)
+            model = trainer.model
         with whole_folder(adapter) as partial:
             model.save_pretrained(partial)
     save_merged(model, tokenizer, merged)

@@ -31,11 +31,13 @@ from sage_unsloth.starting import (
     sft_config,
     starting_point,
 )
+from sage_unsloth.stopping import frees_models
 from sage_unsloth.training import read_metrics
 
 SAMPLES = 4  # completions of each held-out row, before and after SFT
 
 
+@frees_models
 def run_sft(
     out: str | Path,
     *,

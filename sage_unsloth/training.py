@@ -10,11 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.checkpoints import keeper
+from sage_unsloth.checkpoints import keeper, step_of
 from sage_unsloth.models import has_gpu
 from sage_unsloth.plan import duration
 from sage_unsloth.records import append_jsonl, open_run, read_json, read_jsonl
 from sage_unsloth.sources import check_columns
+from sage_unsloth.stopping import finishing
 from sage_unsloth.weights import model_identity
 
 METRICS = "metrics.jsonl"
@@ -90,6 +91,17 @@ def read_metrics(folder: str | Path) -> list[dict]:
     return [rows[step] for step in sorted(rows)]
 
 
+def forget_after(path: Path, resume: Path | None) -> None:
+    """Cuts off a file's rows of steps after the checkpoint `resume`, which are trained again; all of them for None."""
+    if not path.exists():
+        return
+    rows, last = read_jsonl(path), 0 if resume is None else step_of(resume)
+    kept = next((i for i, row in enumerate(rows) if row["step"] > last), None)
+    if kept is not None:
+        with path.open("rb+") as file:
+            file.truncate(sum(len(file.readline()) for _ in range(kept)))
+
+
 def check_tracker(report_to: str) -> None:
     """Raises ValueError where `report_to` is none of TRACKERS, or is not installed."""
     import importlib.util
@@ -137,12 +149,18 @@ def train(
 ) -> None:
     """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step.
 
+    SIGTERM and Ctrl-C end it after the step in flight, with a checkpoint (`stopping.finishing`).
+
     Args:
         trainer: of either stage.
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
         resume: checkpoint to go on from.
         extra: called with the step and the trainer's metrics before they are written; what it returns is written beside them.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
+        Terminated: the same by SIGTERM.
     """
     from tqdm.auto import tqdm
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -159,6 +177,15 @@ def train(
 
         def on_step_begin(self, args, state, control, **kwargs):
             self.started = time.perf_counter()
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if stop.asked is not None:
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args, state, control, **kwargs):
+            stop.saved = f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"  # fmt: skip
+            if stop.asked is not None:  # while the checkpoint was written
+                control.should_training_stop = True
 
         def on_log(self, args, state, control, logs=None, **kwargs):
             if "loss" not in logs:
@@ -185,7 +212,9 @@ def train(
         trainer.remove_callback(noisy)
     trainer.callback_handler.callbacks.insert(0, Log())
     trainer.add_callback(keeper())
-    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    forget_after(folder / METRICS, resume)
+    with finishing("the optimizer step in flight") as stop:
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
 
 
 def _numbers(logs: dict) -> dict[str, float]:
