@@ -13,6 +13,7 @@ from typing import Any
 
 from sage_unsloth.models import has_gpu
 from sage_unsloth.plan import duration
+from sage_unsloth.processes import world_size
 from sage_unsloth.records import append_jsonl, open_run, read_jsonl
 from sage_unsloth.sources import check_columns
 from sage_unsloth.weights import model_identity
@@ -35,20 +36,22 @@ logger = logging.getLogger(__name__)
 def run_settings(
     stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
 ) -> dict[str, Any]:
-    """What a folder must agree in before a stage goes on in it: config, model, and rows by a digest of their content.
+    """What a folder must agree in before a stage goes on in it: config, model, rows by a digest of their content, and processes.
 
     Raises:
-        ValueError: started as one of several processes.
+        ValueError: SFT, started as one of several processes.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if stage == "sft" and world_size() > 1:
         raise ValueError(
-            f"the stages run in one process; got WORLD_SIZE={os.environ['WORLD_SIZE']}; start them without torchrun"
+            f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun (RL can take several)"
         )
     digest = hashlib.sha256(
         json.dumps([dict(row) for row in rows], sort_keys=True).encode()
     ).hexdigest()
     settings = {key: value for key, value in asdict(config).items() if key not in FREE_SETTINGS}
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
+    if world_size() > 1:  # each process draws from a random stream of its own
+        settings["processes"] = world_size()
     return {"stage": stage, "model": model, "rows": digest[:16]} | settings
 
 
@@ -141,10 +144,13 @@ def _is_complete(checkpoint: Path) -> bool:
     """Whether every file that resuming reads is there and whole."""
     from safetensors import SafetensorError, safe_open
 
-    # PyTorch's files are zip archives, whose directory stands at their end.
+    # Each process keeps its own random state. PyTorch's files are zip archives, whose directory stands at their end.
+    random_states = ["rng_state.pth"]
+    if world_size() > 1:
+        random_states = [f"rng_state_{i}.pth" for i in range(world_size())]
     if not all(
         zipfile.is_zipfile(checkpoint / name)
-        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+        for name in ("optimizer.pt", "scheduler.pt", *random_states)
     ):
         return False
     try:
@@ -174,12 +180,15 @@ def train(
 ) -> None:
     """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step.
 
+    Of several processes the first writes.
+
     Args:
         trainer: of either stage.
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
         resume: checkpoint to go on from.
-        extra: called with the step and the trainer's metrics before they are written; what it returns is written beside them.
+        extra: called with the step and the trainer's metrics before they are written, in every process; what it returns is
+            written beside them.
     """
     from tqdm.auto import tqdm
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -190,8 +199,9 @@ def train(
 
         def on_train_begin(self, args, state, control, **kwargs):
             self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc=name, unit="step"
-            )
+                total=state.max_steps, initial=state.global_step, desc=name, unit="step",
+                disable=not state.is_world_process_zero,
+            )  # fmt: skip
             self.first = state.global_step + 1
 
         def on_step_begin(self, args, state, control, **kwargs):
@@ -203,6 +213,8 @@ def train(
             seconds = time.perf_counter() - self.started
             row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
             row |= extra(state.global_step, row)
+            if not state.is_world_process_zero:
+                return
             append_jsonl(folder / METRICS, [row])
             logs.update(row)  # for the trackers, whose callbacks come after this one
             shown = {title: row[key] for key, title in SHOWN.items() if key in row}
