@@ -266,10 +266,17 @@ def rlvr(
 
 
 def _guide_text(guide: Guide | None) -> str:
-    """What a run records of its guide: as it prints itself, or its class and attributes where that would be an address."""
+    """What a run records of its guide: as it prints itself, or its class and attributes where that would be an address.
+
+    A set among the attributes is written in order: Python's own order changes from one process to the next, and a run could not go on.
+    """
     if guide is None or type(guide).__repr__ is not object.__repr__:
         return repr(guide)
-    return f"{type(guide).__qualname__} {vars(guide)}"
+    attributes = {
+        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        for name, value in vars(guide).items()
+    }
+    return f"{type(guide).__qualname__} {attributes}"
 
 
 def _rlvr(
