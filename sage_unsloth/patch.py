@@ -58,7 +58,7 @@ from sage_unsloth.losses import (
     sequence_credit,
 )
 from sage_unsloth.monitor import GuideMetrics
-from sage_unsloth.processes import averaged_gradients
+from sage_unsloth.processes import check_data_parallel, check_same_gradients
 from sage_unsloth.rewards import SolutionReward
 from sage_unsloth.rollout_batch import rollout_signals
 from sage_unsloth.scoring import scorer
@@ -153,8 +153,7 @@ def guided_kl(
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    With torchrun or accelerate it is called in every process: the step is that of the whole batch, which Unsloth alone does not take
-    (`sage_unsloth.processes`), and so are the metrics.
+    With torchrun or accelerate it is called in every process; step and metrics are then those of the whole batch.
 
     Each optimizer step logs the metrics of `sage_unsloth.monitor` beside Unsloth's own, of which `kl` is the mean of the
     chosen penalty. The guide's time is `trainer.state.global_step`; its noise is drawn from a generator seeded by
@@ -191,6 +190,7 @@ def guided_kl(
             "the tokenizer must have a pad token because Unsloth finds completions by it; "
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
+    check_data_parallel(trainer.accelerator)
     module = trainer_module(type(trainer))
     _check_estimator(trainer, kl_estimator)
     _check_credit(trainer, credit, kl_estimator)
@@ -213,8 +213,7 @@ def guided_kl(
         )
     nothing_of_ours = (guide, shape_advantages) == (None, None) and credit == "token"
     if nothing_of_ours and kl_estimator not in PENALTIES and not log_entropy:
-        with averaged_gradients(trainer):
-            yield
+        yield
         return
     rewritten = check_contract(module)
     plain = namespace[FUNCTION]
@@ -230,12 +229,9 @@ def guided_kl(
     namespace[LOSS] = rewritten.loss
     trainer.add_callback(watch)
     try:
-        with (
-            averaged_gradients(trainer),
-            rollout_signals(
-                trainer, needs, groups=credit == "sequence", teacher=teacher
-            ) as of_batch,
-        ):
+        with rollout_signals(
+            trainer, needs, groups=credit == "sequence", teacher=teacher
+        ) as of_batch:
             hook.of_batch = of_batch
             yield
     finally:
@@ -566,6 +562,10 @@ def _watch(hook: _Hook, teacher: Any) -> Any:
                 )
             hook.guide.restore(None if kept is None else kept["attributes"])
             self.keep(state)
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.seen == 0 and hook.trainer.accelerator.num_processes > 1:
+                check_same_gradients(hook.trainer, hook.trainer.model.parameters())
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if hook.consulted == self.seen:

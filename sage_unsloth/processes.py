@@ -1,27 +1,23 @@
-"""Several processes, as torchrun and accelerate start them (data parallel, a whole model in each): what Unsloth leaves out, and who writes.
+"""Several processes, as torchrun and accelerate start them, with a whole model in each: what is checked, and who writes.
 
-TRL splits a step's completions among the processes and gathers what must be known of all of them: rewards, their groups, token counts,
-entropies for a quantile. Two things are left to do. Part of the seam to Unsloth:
+There is no engine here. TRL splits a step's completions among the processes and gathers what must be known of all of them (rewards of
+a group, token counts, entropies for a quantile), and Unsloth averages the gradients: by a function of its own, since its loss runs the
+model itself and not PyTorch's DistributedDataParallel around it. Were that missing, each process would train a model of its own with
+no error, so `guided_kl` checks it at the first step.
 
-    gradients   Unsloth's loss runs the model itself and not PyTorch's DistributedDataParallel around it, whose averaging of
-                gradients then never starts: each process would train a model of its own, with no error. `averaged_gradients`
-                averages them after the backward pass of a step's last micro-batch, before they are clipped. Where they had been
-                averaged already, that changes nothing.
-    metrics     Unsloth logs `kl` and `completion_length` of the process's own rows. `guided_kl` gathers them.
-
-Of one global batch, several processes then take the same step as one, but for what is drawn: rollouts and a guide's noise come from
-random numbers of each process's own, so they depend on the number of processes.
+Of one global batch several processes take the step that one process takes, but for what is drawn: rollouts and a guide's noise come
+from random numbers of each process's own, so they depend on how many there are.
 """
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
 
-TRAINING_STEP = "training_step"
+from sage_unsloth.contract import ContractError
 
 
 def world_size() -> int:
@@ -65,47 +61,36 @@ def gathered(rows: list) -> list:
     return gather_object(rows)
 
 
-@contextmanager
-def averaged_gradients(trainer: Any) -> Iterator[None]:
-    """Within this context, the processes of `trainer` step by the mean of their gradients.
+def check_data_parallel(accelerator: Any) -> None:
+    """Several processes must each hold the whole model.
 
     Raises:
-        ValueError: the model is split among the processes (FSDP, DeepSpeed), or nothing joins them.
+        ValueError: the model is split among them (FSDP, DeepSpeed), or nothing joins them.
     """
-    accelerator = trainer.accelerator
-    if max(accelerator.num_processes, world_size()) == 1:
-        yield
-        return
+    found = accelerator.num_processes
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    if kind not in ("MULTI_GPU", "MULTI_CPU") or accelerator.num_processes != world_size():
+    if found != world_size() or (found > 1 and kind not in ("MULTI_GPU", "MULTI_CPU")):
         raise ValueError(
-            "several processes must each hold the whole model and be joined by PyTorch's DistributedDataParallel; got "
-            f"{kind} with {accelerator.num_processes} of {world_size()} processes; start with torchrun or accelerate launch "
-            "--multi_gpu, without FSDP or DeepSpeed, and import sage_unsloth's load_unsloth after that"
+            "several processes must be joined by PyTorch's DistributedDataParallel, with the whole model in each; got "
+            f"{kind} with {found} of WORLD_SIZE={world_size()} processes; start all of them with torchrun or accelerate launch "
+            "--multi_gpu, without FSDP and DeepSpeed"
         )
-    plain, before = trainer.training_step, vars(trainer).get(TRAINING_STEP)
-
-    def training_step(*args: Any, **kwargs: Any) -> Any:
-        loss = plain(*args, **kwargs)
-        if accelerator.sync_gradients:  # the step's last micro-batch
-            _average([p for p in trainer.model.parameters() if p.requires_grad])
-        return loss
-
-    trainer.training_step = training_step
-    try:
-        yield
-    finally:
-        delattr(trainer, TRAINING_STEP)
-        if before is not None:
-            trainer.training_step = before
 
 
-def _average(parameters: list[torch.nn.Parameter]) -> None:
-    """The mean over processes of each gradient; one that a process lacks counts as 0."""
-    import torch.distributed as dist
+def check_same_gradients(trainer: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Before an optimizer step, every process must hold the mean of the gradients.
 
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+    Raises:
+        ContractError: they differ, so that each process would train a model of its own.
+    """
+    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    if not squares:
+        return
+    total = torch.stack(squares).sum().float().unsqueeze(0)
+    totals = trainer.accelerator.gather(total)
+    if (totals != totals[0]).any() and not totals.isnan().any():
+        raise ContractError(
+            "the gradients must be averaged over the processes before each optimizer step",
+            found=f"squared norms {totals.tolist()}",
+            expected="the same in every process",
+        )

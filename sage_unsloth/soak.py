@@ -46,8 +46,16 @@ TIME_LIMIT = 1.1
 """The last tenth's CPU time of a step over the first's: flat below."""
 
 
-def watch(out: Path, steps: int, window: int, hours: float) -> list[dict]:
+def watch(
+    out: Path, steps: int, window: int, hours: float, settings: Sequence[str] = SETTINGS
+) -> list[dict]:
     """Run the training in `out`/run, and return a row of `series.csv` for each window of optimizer steps.
+
+    Args:
+        out: an empty folder.
+        steps, window: optimizer steps, of the run and of a row.
+        hours: after these the training is stopped.
+        settings: of the training, as `train --set` takes them.
 
     Raises:
         ValueError: `out` is used, or the training failed.
@@ -62,7 +70,7 @@ def watch(out: Path, steps: int, window: int, hours: float) -> list[dict]:
     ]
     append_jsonl(data, rows_of_data)
     command = [sys.executable, "-m", "sage_unsloth", "train", "--algorithm", "sage-branch", "--from", "arithmetic-base",
-               "--path", str(data), "--out", str(run), "--set", f"max_steps={steps}", *SETTINGS]  # fmt: skip
+               "--path", str(data), "--out", str(run), "--set", f"max_steps={steps}", *settings]  # fmt: skip
     rows: list[dict] = []
     with (out / "train.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)

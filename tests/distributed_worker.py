@@ -8,7 +8,6 @@ The tiny model's global batch is the same for any number of processes: what is s
 import os
 import random
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -34,15 +33,16 @@ def always(value):
 
 
 CASES = {
-    # name: (settings of GRPOConfig, settings of guided_kl; None: Unsloth alone)
-    "unsloth alone": (dict(), None),
+    # name: (settings of GRPOConfig, of guided_kl)
     "no guide": (dict(), dict(log_entropy=True)),
     "branch, clipped": (dict(max_grad_norm=0.05), dict(guide=branch)),
     "token": (dict(loss_type="dapo"), dict(guide=lambda: TokenGuide(sigma=always(0.0)))),
     "dr_grpo, two micro-batches": (dict(loss_type="dr_grpo", **TWO), dict(guide=branch)),
-    "dapo, two micro-batches": (dict(loss_type="dapo", **TWO), dict(guide=branch)),
     "bnpo": (dict(loss_type="bnpo"), dict(guide=branch)),
-    "forward-kl": (dict(loss_type="dapo"), dict(guide=branch, kl_estimator="forward-kl")),
+    "forward-kl, two micro-batches": (
+        dict(loss_type="dapo", **TWO),
+        dict(guide=branch, kl_estimator="forward-kl"),
+    ),
     "sequence credit": (
         dict(loss_type="dr_grpo", scale_rewards="none", use_bias_correction_kl=True),
         dict(guide=lambda: branch(source="reference"), kl_estimator="k3-is", credit="sequence"),
@@ -98,11 +98,8 @@ def run(name, folder):
     fix_rollouts(trainer)
     kept = Kept(trainer)
     trainer.add_callback(kept)
-    guide = None
-    if options is not None:
-        options = dict(options)
-        guide = options.pop("guide", lambda: None)()
-    with nullcontext() if options is None else guided_kl(trainer, guide, **options):
+    guide = options.get("guide", lambda: None)()
+    with guided_kl(trainer, **(options | {"guide": guide})):
         trainer.train()
     calls = [
         (call["log_guide"], call["signals"].mask.bool()) for call in getattr(guide, "calls", ())

@@ -12,6 +12,9 @@ from distributed_worker import CASES, STAGE, run
 from oracle import WHOLE_BATCH_LOSSES
 from safetensors.torch import load_file
 
+from sage_unsloth.contract import ContractError
+from sage_unsloth.patch import guided_kl
+from sage_unsloth.processes import check_same_gradients
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.rlvr import RlvrConfig, _check_processes
 from sage_unsloth.training import _is_complete, run_settings
@@ -20,7 +23,7 @@ WORKER = Path(__file__).with_name("distributed_worker.py")
 OF_THE_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 SAME = [
     name for name, (settings, options) in CASES.items()
-    if name not in ("unsloth alone", "random") and (name != "bnpo" or "bnpo" in WHOLE_BATCH_LOSSES)
+    if name != "random" and (name != "bnpo" or "bnpo" in WHOLE_BATCH_LOSSES)
 ]  # fmt: skip
 
 
@@ -57,13 +60,6 @@ def test_two_processes_take_the_step_of_one(both, unsloth_module, tmp_path, name
         assert ours.keys() == expected.keys()
         for metric in ours.keys() - OF_THE_CLOCK:
             assert float(ours[metric]) == pytest.approx(float(expected[metric]), rel=1e-3, abs=1e-5), metric  # fmt: skip
-
-
-@pytest.mark.slow
-def test_unsloth_alone_trains_a_model_in_each_process(both):
-    """The reason for `averaged_gradients`; when this fails, Unsloth does it itself."""
-    first, second = (results["unsloth alone"] for results in both[0])
-    assert any(not torch.equal(first["weights"][k], second["weights"][k]) for k in first["weights"])
 
 
 @pytest.mark.slow
@@ -124,13 +120,41 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
     _check_processes(RlvrConfig(max_resamples=1, num_generations=3))
 
 
-def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
-    from sage_unsloth.patch import guided_kl
+def test_gradients_of_their_own_are_refused(make_trainer):
+    """As they would be if Unsloth did not average them."""
 
+    class Accelerator:
+        def gather(self, own):
+            return torch.cat([own, own * torch.tensor(self.other)])
+
+    trainer, parameter = make_trainer(), torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    trainer.accelerator = Accelerator()
+    trainer.accelerator.other = 1.0
+    check_same_gradients(trainer, [parameter])
+    trainer.accelerator.other = 1.0001
+    with pytest.raises(ContractError, match="averaged over the processes"):
+        check_same_gradients(trainer, [parameter])
+
+
+def test_processes_that_nothing_joins_are_refused(make_trainer, monkeypatch):
+    trainer = make_trainer()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(ValueError, match="NO with 1 of WORLD_SIZE=2 processes"),
+        guided_kl(trainer),
+    ):
+        pass
+
+
+def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
     trainer = make_trainer(per_device_train_batch_size=4, gradient_accumulation_steps=1, use_bias_correction_kl=True)  # fmt: skip
     trainer.args.per_device_train_batch_size = 2
     with pytest.raises(ValueError, match="in one process, so per_device_train_batch_size"):
         guided_kl(trainer, kl_estimator="k3-is", credit="sequence").__enter__()
+    trainer.args.per_device_train_batch_size = 4
+    with guided_kl(trainer, kl_estimator="k3-is", credit="sequence"):
+        pass
 
 
 def test_a_checkpoint_of_several_processes_needs_each_random_state(tmp_path, monkeypatch):
