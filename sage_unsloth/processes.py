@@ -61,6 +61,15 @@ def gathered(rows: list) -> list:
     return gather_object(rows)
 
 
+def read_numbered_cpus() -> None:
+    """Let `torch.load` read onto "cpu:1", as transformers names the device of a process when it resumes several on one CPU."""
+    torch.serialization.register_package(
+        0,
+        lambda storage: None,
+        lambda storage, location: storage if location.startswith("cpu:") else None,
+    )
+
+
 def check_data_parallel(accelerator: Any) -> None:
     """Several processes must each hold the whole model.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sage_unsloth.models import has_gpu
 from sage_unsloth.plan import duration
-from sage_unsloth.processes import world_size
+from sage_unsloth.processes import read_numbered_cpus, world_size
 from sage_unsloth.records import append_jsonl, open_run, read_jsonl
 from sage_unsloth.sources import check_columns
 from sage_unsloth.weights import model_identity
@@ -211,6 +211,8 @@ def train(
             if "loss" not in logs:
                 return
             seconds = time.perf_counter() - self.started
+            # The trainer keeps every row, and writes all of them into each checkpoint; here they are on disk.
+            del state.log_history[:-1]
             row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
             row |= extra(state.global_step, row)
             if not state.is_world_process_zero:
@@ -230,6 +232,8 @@ def train(
         def on_train_end(self, args, state, control, **kwargs):
             self.bar.close()
 
+    if resume is not None and world_size() > 1 and not has_gpu():
+        read_numbered_cpus()
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     trainer.callback_handler.callbacks.insert(0, Log())
