@@ -20,6 +20,7 @@ neighbouring windows resemble each other. What is printed and left in `soak.json
 import argparse
 import contextlib
 import csv
+import json
 import math
 import os
 import subprocess
@@ -32,7 +33,7 @@ import numpy as np
 
 from sage_unsloth import arithmetic
 from sage_unsloth.plots import COLOURS, new_figure, write_table
-from sage_unsloth.records import append_jsonl, environment, write_json
+from sage_unsloth.records import append_jsonl, write_json
 from sage_unsloth.training import METRICS
 
 SETTINGS = ("prompts_per_step=2", "num_generations=4", "max_completion_length=48", "save_steps=50",
@@ -225,7 +226,7 @@ def slope(x: Sequence[float], y: Sequence[float], resamples: int = 5000) -> tupl
 def draw(rows: Sequence[Mapping], path: Path) -> None:
     """The series against the optimizer step: a PNG, and the rows as a CSV beside it."""
     panels = {
-        "resident memory (MiB)": ("rss", "rss_children"),
+        "resident memory, MiB more than after the warm-up": ("rss", "rss_children"),
         "open files, threads, child processes": ("handles", "threads", "children"),
         "seconds of CPU for a step": ("cpu_per_step",),
         "run folder without checkpoints (MiB); checkpoints": ("folder", "checkpoints"),
@@ -233,9 +234,11 @@ def draw(rows: Sequence[Mapping], path: Path) -> None:
     figure, axes = new_figure(len(panels))
     steps = [row["step"] for row in rows]
     for axis, (title, names) in zip(axes, panels.items(), strict=True):
+        memory = "rss" in names
         for number, name in enumerate(names):
-            axis.plot(steps, [row[name] for row in rows], color=COLOURS[number], label=name)
-        axis.set(title=title, xlabel="optimizer step", ylim=(0, None))
+            start = rows[len(rows) // 10][name] if memory else 0.0
+            axis.plot(steps, [row[name] - start for row in rows], color=COLOURS[number], label=name)
+        axis.set(title=title, xlabel="optimizer step", ylim=(-20, 20) if memory else (0, None))
         axis.legend(frameon=False, fontsize=8)
     note = "embedded task, 2 prompts x 4 completions a step, read from /proc by another process; each point a window of steps"
     figure.supxlabel(note, fontsize=8, color="#555555")
@@ -271,7 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watch(options.out, options.steps, options.window, options.hours)
     with (options.out / "series.csv").open(newline="") as file:
         rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    result = report(rows) | {"settings": list(SETTINGS), "environment": environment()}
+    begun = json.loads((options.out / "run" / "run.json").read_text(encoding="utf-8"))
+    result = report(rows) | {"settings": list(SETTINGS), "environment": begun["environment"]}
     write_json(options.out / "soak.json", result)
     draw(rows, options.out / "soak.png")
     print(summary(result))

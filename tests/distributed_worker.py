@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from sage_unsloth import __main__
 from sage_unsloth.adaptive import AdaptiveGuide
+from sage_unsloth.contract import ContractError
 from sage_unsloth.guides import BranchGuide, CosineSchedule, RandomGuide, TokenGuide
 from sage_unsloth.patch import guided_kl, load_unsloth
 
@@ -38,9 +39,8 @@ CASES = {
     "branch, clipped": (dict(max_grad_norm=0.05), dict(guide=branch)),
     "token": (dict(loss_type="dapo"), dict(guide=lambda: TokenGuide(sigma=always(0.0)))),
     "dr_grpo, two micro-batches": (dict(loss_type="dr_grpo", **TWO), dict(guide=branch)),
-    "bnpo": (dict(loss_type="bnpo"), dict(guide=branch)),
-    "forward-kl, two micro-batches": (
-        dict(loss_type="dapo", **TWO),
+    "forward-kl, bnpo, two micro-batches": (
+        dict(loss_type="bnpo", **TWO),
         dict(guide=branch, kl_estimator="forward-kl"),
     ),
     "sequence credit": (
@@ -48,7 +48,6 @@ CASES = {
         dict(guide=lambda: branch(source="reference"), kl_estimator="k3-is", credit="sequence"),
     ),
     "adaptive": (dict(), dict(guide=lambda: AdaptiveGuide(guide=branch(), target=0.001))),
-    "entropy mask": (dict(top_entropy_quantile=0.5), dict(guide=branch)),
     "random": (dict(), dict(guide=lambda: Recording(RandomGuide(always(1.0), always(0.2))))),
 }
 STAGE = ("max_steps=4", "save_steps=2", "prompts_per_step=2", "num_generations=2", "preflight_prompts=2",
@@ -112,6 +111,19 @@ def run(name, folder):
     }
 
 
+def unaveraged(folder):
+    """The message of a run without Unsloth's averaging of gradients."""
+    rl = sys.modules["unsloth.models.rl"]
+    average = rl._unsloth_average_gradients
+    rl._unsloth_average_gradients = lambda ddp: None
+    try:
+        run("no guide", folder)
+    except ContractError as error:
+        return str(error)
+    finally:
+        rl._unsloth_average_gradients = average
+
+
 def stage(folder):
     """The real command in every process: once as a whole, once stopped at the third step and started again."""
 
@@ -136,6 +148,7 @@ def main(folder):
     load_unsloth()
     torch.set_num_threads(1)
     results = {name: run(name, f"{folder}/{i}") for i, name in enumerate(CASES)}
+    results["unaveraged"] = unaveraged(f"{folder}/unaveraged")
     results["stage"] = stage(folder)
     torch.save(results, Path(folder) / f"rank{os.environ.get('RANK', '0')}.pt")
 

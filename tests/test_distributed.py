@@ -12,9 +12,7 @@ from distributed_worker import CASES, STAGE, run
 from oracle import WHOLE_BATCH_LOSSES
 from safetensors.torch import load_file
 
-from sage_unsloth.contract import ContractError
 from sage_unsloth.patch import guided_kl
-from sage_unsloth.processes import check_same_gradients
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.rlvr import RlvrConfig, _check_processes
 from sage_unsloth.training import _is_complete, run_settings
@@ -22,8 +20,8 @@ from sage_unsloth.training import _is_complete, run_settings
 WORKER = Path(__file__).with_name("distributed_worker.py")
 OF_THE_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 SAME = [
-    name for name, (settings, options) in CASES.items()
-    if name != "random" and (name != "bnpo" or "bnpo" in WHOLE_BATCH_LOSSES)
+    name for name, (settings, _) in CASES.items()
+    if name != "random" and (settings.get("loss_type") != "bnpo" or "bnpo" in WHOLE_BATCH_LOSSES)
 ]  # fmt: skip
 
 
@@ -48,12 +46,13 @@ def test_two_processes_take_the_step_of_one(both, unsloth_module, tmp_path, name
     for ours, other, expected in zip(
         first["gradients"], second["gradients"], alone["gradients"], strict=True
     ):
-        assert max(g.abs().max() for g in expected.values()) > 1e-6
+        largest = max(g.abs().max().item() for g in expected.values())
+        assert largest > 1e-3
         for key, gradient in expected.items():
-            torch.testing.assert_close(ours[key], gradient, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(ours[key], gradient, rtol=1e-4, atol=1e-5 * largest)
             assert torch.equal(ours[key], other[key])
     for key, weight in alone["weights"].items():
-        # AdamW's first steps are a learning rate each, whatever the gradient's size: nothing finer can be asked for.
+        # A step of AdamW is of the size of the learning rate, 5e-3, even where the gradient is nearly 0.
         torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=2e-4)
         assert torch.equal(first["weights"][key], second["weights"][key])
     for ours, expected in zip(first["logs"], alone["logs"], strict=True):
@@ -120,21 +119,11 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
     _check_processes(RlvrConfig(max_resamples=1, num_generations=3))
 
 
-def test_gradients_of_their_own_are_refused(make_trainer):
-    """As they would be if Unsloth did not average them."""
-
-    class Accelerator:
-        def gather(self, own):
-            return torch.cat([own, own * torch.tensor(self.other)])
-
-    trainer, parameter = make_trainer(), torch.nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    trainer.accelerator = Accelerator()
-    trainer.accelerator.other = 1.0
-    check_same_gradients(trainer, [parameter])
-    trainer.accelerator.other = 1.0001
-    with pytest.raises(ContractError, match="averaged over the processes"):
-        check_same_gradients(trainer, [parameter])
+@pytest.mark.slow
+def test_gradients_of_their_own_are_refused(both):
+    """Without Unsloth's averaging each process would train a model of its own."""
+    for results in both[0]:
+        assert "averaged over the processes before each optimizer step" in results["unaveraged"]
 
 
 def test_processes_that_nothing_joins_are_refused(make_trainer, monkeypatch):
