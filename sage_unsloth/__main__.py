@@ -141,20 +141,22 @@ def _train(options: argparse.Namespace) -> int:
 
         print(listing())
         return 0
+    from sage_unsloth.processes import first_process_speaks
     from sage_unsloth.rlvr import RlvrConfig
     from sage_unsloth.stages import run_rlvr
 
-    run_rlvr(
-        options.out,
-        algorithm=options.algorithm,
-        start=options.start,
-        data=options.data,
-        path=options.path,
-        limit=options.limit,
-        memory=options.memory,
-        smoke=options.smoke,
-        **parse_settings(options.settings, RlvrConfig()),
-    )
+    with first_process_speaks():
+        run_rlvr(
+            options.out,
+            algorithm=options.algorithm,
+            start=options.start,
+            data=options.data,
+            path=options.path,
+            limit=options.limit,
+            memory=options.memory,
+            smoke=options.smoke,
+            **parse_settings(options.settings, RlvrConfig()),
+        )
     return 0
 
 

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.processes import rank, wait_for_all, world_size
 from sage_unsloth.records import sync, write_json
 
 SIZES = "sizes.json"
@@ -70,12 +71,16 @@ def keeper() -> Any:
     class Keeper(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # Files of the old one among those of a new one of the same step would be no checkpoint.
-            for path in _newest_first(Path(args.output_dir)):
-                if step_of(path) > state.global_step:
-                    shutil.rmtree(path)
+            if rank() == 0:
+                for path in _newest_first(Path(args.output_dir)):
+                    if step_of(path) > state.global_step:
+                        shutil.rmtree(path)
+            wait_for_all()
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            keep_newest(Path(args.output_dir), state.global_step)
+            wait_for_all()  # each process writes its random state
+            if rank() == 0:
+                keep_newest(Path(args.output_dir), state.global_step)
 
     return Keeper()
 
@@ -90,13 +95,17 @@ def _fault(checkpoint: Path) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     name = SIZES
+    # Each process keeps its own random state.
+    random_states = ["rng_state.pth"]
+    if world_size() > 1:
+        random_states = [f"rng_state_{i}.pth" for i in range(world_size())]
     try:
         if (checkpoint / SIZES).exists():
             for name, size in json.loads((checkpoint / SIZES).read_text()).items():
                 found = (checkpoint / name).stat().st_size
                 if found != size:
                     return f"{name} has {found} of {size} bytes"
-        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        for name in ("optimizer.pt", "scheduler.pt", *random_states):
             # PyTorch's files are zip archives, whose directory stands at their end.
             with zipfile.ZipFile(checkpoint / name) as archive:
                 if archive.testzip() is not None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from sage_unsloth.records import environment, read_json, whole_folder, write_json
 
 BAD_BATCH = "bad_batch"
-"""Folder within the trainer's `output_dir`."""
+"""Folder within the trainer's `output_dir`; of several processes the others than the first add their number."""
 GRADE = "_calculate_rewards"
 REMEDIES = {
     "reward": "repair that reward function, or let it return None where there is no reward",
@@ -119,9 +119,10 @@ class Guard:
         step = state.global_step + (kind != "weight")
         names = ("row", "token") if kind in ("signal", "reward") else ("index",) * len(place)
         where = ", ".join(f"{name} {i}" for name, i in zip(names, place, strict=False))
-        folder = Path(args.output_dir) / BAD_BATCH
+        process = self.trainer.accelerator.process_index
+        folder = Path(args.output_dir) / (f"{BAD_BATCH}_{process}" if process else BAD_BATCH)
         record = {"step": step, "max_steps": max(state.max_steps, args.max_steps), "kind": kind, "what": what, "value": repr(value),
-                  "place": list(place), "process": self.trainer.accelerator.process_index, "environment": environment()}  # fmt: skip
+                  "place": list(place), "process": process, "environment": environment()}  # fmt: skip
         try:
             self._save(folder, record, signals or {}, texts or {})
             kept = f"its batch is kept in {folder} (sage_unsloth.finite.reproduce)"

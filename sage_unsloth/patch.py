@@ -59,6 +59,7 @@ from sage_unsloth.losses import (
     sequence_credit,
 )
 from sage_unsloth.monitor import GuideMetrics
+from sage_unsloth.processes import check_data_parallel, check_same_gradients
 from sage_unsloth.rewards import SolutionReward
 from sage_unsloth.rollout_batch import rollout_signals
 from sage_unsloth.scoring import scorer
@@ -153,6 +154,8 @@ def guided_kl(
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
 
+    With torchrun or accelerate it is called in every process; step and metrics are then those of the whole batch.
+
     Each optimizer step logs the metrics of `sage_unsloth.monitor` beside Unsloth's own, of which `kl` is the mean of the
     chosen penalty. The guide's time is `trainer.state.global_step`; its noise is drawn from a generator seeded by
     `trainer.args.seed`, the step, the micro-batch and the process, so a resumed run goes on with the same values.
@@ -189,6 +192,7 @@ def guided_kl(
             "the tokenizer must have a pad token because Unsloth finds completions by it; "
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
+    check_data_parallel(trainer.accelerator)
     module = trainer_module(type(trainer))
     _check_estimator(trainer, kl_estimator)
     _check_credit(trainer, credit, kl_estimator)
@@ -342,6 +346,12 @@ def _check_credit(trainer: Any, credit: str, kl_estimator: str) -> None:
     if credit == "token":
         return
     args = trainer.args
+    if args.per_device_train_batch_size % trainer.num_generations:
+        raise ValueError(
+            "credit='sequence' needs all completions of a prompt in one process, so per_device_train_batch_size must be a multiple "
+            f"of num_generations={trainer.num_generations}; got {args.per_device_train_batch_size} in each of "
+            f"{trainer.accelerator.num_processes} processes; raise it, use fewer processes, or credit='token'"
+        )
     if args.importance_sampling_level != "token" or args.loss_type not in LOSS_TYPES:
         raise ValueError(
             "credit='sequence' gives each token an advantage of its own, so importance_sampling_level must be 'token' and "
@@ -451,9 +461,22 @@ class _Hook:
                     function = self.function
                 if log_guide is not None:
                     ref_logps = ref_logps + log_guide
-        return function.apply(
+        result = function.apply(
             new_logps, old_logps, ref_logps, sampling_logps, lm_head, input_ids, mask, advantages, beta, *rest
         )  # fmt: skip
+        return self._of_all_processes(result, mask) if trainer is self.trainer else result
+
+    def _of_all_processes(self, result: tuple, mask: Tensor) -> tuple:
+        """Unsloth's result with the two means that it logs, completion length and KL, taken over the rows of every process."""
+        if self.trainer.accelerator.num_processes == 1:
+            return result
+        loss, length, kl, *rest = result
+        rows = torch.tensor(float(len(mask)), device=mask.device)
+        kept = (mask.sum(-1) > 0).sum().float()
+        sums = self.trainer.accelerator.reduce(
+            torch.stack([length.detach() * rows, rows, kl.detach() * kept, kept]), "sum"
+        )
+        return (loss, sums[0] / sums[1], sums[2] / sums[3].clamp(min=1), *rest)
 
     def _signals(
         self, ref_logps: Tensor | None, new_logps: Tensor, entropies: Tensor | None, mask: Tensor
@@ -549,6 +572,10 @@ def _watch(hook: _Hook, teacher: Any) -> Any:
             hook.guide.restore(None if kept is None else kept["attributes"])
             self.keep(state)
 
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.seen == 0 and hook.trainer.accelerator.num_processes > 1:
+                check_same_gradients(hook.trainer, hook.trainer.model.parameters())
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if hook.consulted == self.seen:
                 raise ContractError(
@@ -563,7 +590,7 @@ def _watch(hook: _Hook, teacher: Any) -> Any:
                 self.keep(state)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if isinstance(teacher, str):
+            if isinstance(teacher, str) and state.is_world_process_zero:
                 checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
                 shutil.rmtree(checkpoint / teacher, ignore_errors=True)
 

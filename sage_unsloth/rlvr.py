@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from sage_unsloth.patch import (
     load_unsloth,
 )
 from sage_unsloth.preflight import preflight
+from sage_unsloth.processes import gathered, rank, wait_for_all, world_size
 from sage_unsloth.prompts import prompt_messages
 from sage_unsloth.records import append_jsonl, locked, whole_folder
 from sage_unsloth.rewards import Grader, SolutionReward, grading_workers, normalise
@@ -60,9 +62,10 @@ class RlvrConfig:
 
     Attributes:
         max_steps: optimizer steps.
-        prompts_per_step: different problems in a step.
+        prompts_per_step: different problems in a step, over all processes.
         num_generations: completions sampled for each problem.
-        micro_batch_size: completions that go through the loss together; None takes all of a step's. Smaller needs less memory.
+        micro_batch_size: completions that go through the loss together in one process; None takes all that a step gives it.
+            Smaller needs less memory.
         max_completion_length: tokens.
         max_prompt_length: tokens; longer prompts are refused.
         learning_rate: peak; linear decay after `warmup_ratio` of the steps.
@@ -211,6 +214,8 @@ def rlvr(
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
+    Under torchrun every process calls this; they share each step's completions, and the first one writes.
+
     Args:
         config: settings.
         model_path: folder or hub id of the model below the adapter.
@@ -223,7 +228,8 @@ def rlvr(
         adapter: start from this adapter instead of a fresh one; then π_ref is the model without it, `config.reference="base"`.
 
     Raises:
-        ValueError: a row lacks a column or a value; a guide with β = 0; settings that contradict each other; a folder of another run.
+        ValueError: a row lacks a column or a value; a guide with β = 0; settings that contradict each other, or the number of
+            processes; a folder of another run.
         ContractError: see `guided_kl`.
     """
     check_rows(rows, ("problem", "answer"))
@@ -238,8 +244,9 @@ def rlvr(
             f"got reference={config.reference!r} with adapter={adapter}; give both, or neither"
         )
     _check_golds(rows)
+    _check_processes(config)
     rollouts = choose_rollouts(
-        config.rollouts,
+        "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
         full_finetuning=config.full_finetuning,
         load_in_4bit=config.load_in_4bit,
     )
@@ -254,16 +261,24 @@ def rlvr(
         settings["adapter"] = model_identity(model_path, adapter)["adapter"]
     if config.teacher:
         settings["teacher"] = f"{Path(config.teacher).name} {model_identity(config.teacher)['weights']}"  # fmt: skip
-    with locked(folder):
-        begin(folder, settings, config, model_path)
+    with locked(folder) if rank() == 0 else nullcontext():
+        if rank() == 0:
+            begin(folder, settings, config, model_path)
         return _rlvr(config, model_path, rows, Path(folder), guide, name, adapter, rollouts)
 
 
 def _guide_text(guide: Guide | None) -> str:
-    """What a run records of its guide: as it prints itself, or its class and attributes where that would be an address."""
+    """What a run records of its guide: as it prints itself, or its class and attributes where that would be an address.
+
+    A set among the attributes is written in order: Python's own order changes from one process to the next, and a run could not go on.
+    """
     if guide is None or type(guide).__repr__ is not object.__repr__:
         return repr(guide)
-    return f"{type(guide).__qualname__} {vars(guide)}"
+    attributes = {
+        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        for name, value in vars(guide).items()
+    }
+    return f"{type(guide).__qualname__} {attributes}"
 
 
 def _rlvr(
@@ -281,10 +296,12 @@ def _rlvr(
     trained = folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
         logger.info("%s is complete: %s", name, trained)
-        shutil.rmtree(checkpoints, ignore_errors=True)
+        if rank() == 0:
+            shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
     os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if config.recompute_logits else "0"
     load_unsloth(standby=rollouts == "vllm")
+    wait_for_all()  # until the first process has seen that the folder is this run's
     _refuse_long_prompts(load_tokenizer(model_path), rows, config.max_prompt_length)
     model, tokenizer = load_policy(
         model_path,
@@ -312,13 +329,14 @@ def _rlvr(
     finished = resume is not None and step_of(resume) >= config.max_steps
     if not finished:
         with Grader(grading_workers(), config.grade_seconds) as grader:
-            if resume is None and config.preflight_prompts:
+            if resume is None and config.preflight_prompts and rank() == 0:
                 # The engine beside the model draws without an adapter, as a fresh one is.
                 engine = TransformersEngine(model, tokenizer)
                 if rollouts == "vllm" and adapter is None:
                     stops = load_stop_tokens(model_path, tokenizer)
                     engine = VllmEngine.around(model.vllm_engine, tokenizer, stops)
                 preflight(config, engine, rows, folder)
+            wait_for_all()
             reward = SolutionReward(grader)
             trainer = _trainer(config, model, tokenizer, rows, folder, reward, rollouts)
             with (
@@ -333,7 +351,8 @@ def _rlvr(
                 dynamic_sampling(trainer, config.max_resamples),
             ):
                 forget_teacher(resume)
-                forget_after(folder / COMPLETIONS, resume)
+                if rank() == 0:
+                    forget_after(folder / COMPLETIONS, resume)
                 train(
                     trainer,
                     folder,
@@ -342,14 +361,18 @@ def _rlvr(
                     extra=_extra(config, guide, folder, reward),
                 )
         drop_teacher(trainer.model, teacher)
-        _warn_if_untrained(trainer.model)
-    with whole_folder(trained) as partial:
-        if finished:
-            _copy_weights(resume, partial)
-        else:
-            trainer.model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+        if rank() == 0:
+            _warn_if_untrained(trainer.model)
+    wait_for_all()  # every process is done with the checkpoints
+    if rank() == 0:
+        with whole_folder(trained) as partial:
+            if finished:
+                _copy_weights(resume, partial)
+            else:
+                trainer.model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    wait_for_all()
     return trained
 
 
@@ -368,7 +391,7 @@ def _trainer(
     data = Dataset.from_list(
         [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
     )
-    batch = config.completions_per_step
+    batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
     parts = None  # as Unsloth finds best for the memory there is
     if config.credit == "sequence":
@@ -446,10 +469,38 @@ def _extra(
                 "or is this Unsloth not one of the tested versions (python -m sage_unsloth doctor)?"
             )
         if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
-            append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in reward.last_batch])
-        return {f"reward/{grade}": count for grade, count in reward.pop_counts().items()}
+            batch = gathered(reward.last_batch)
+            if rank() == 0:
+                append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
+        counts = gathered([reward.pop_counts()])
+        return {f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]}
 
     return extra
+
+
+def _check_processes(config: RlvrConfig) -> None:
+    """What one process can do and several cannot."""
+    processes = world_size()
+    if processes == 1:
+        return
+    share, rest = divmod(config.completions_per_step, processes)
+    if rest or share % (config.micro_batch_size or 1):
+        raise ValueError(
+            f"the completions of a step ({config.completions_per_step}) must be divisible by the number of processes, and the "
+            f"share of each by micro_batch_size; got WORLD_SIZE={processes} and micro_batch_size={config.micro_batch_size}; "
+            "change prompts_per_step, micro_batch_size or the number of processes"
+        )
+    if config.credit == "sequence" and share % config.num_generations:
+        raise ValueError(
+            "credit='sequence' compares the completions of a prompt, so each process must have whole prompts: prompts_per_step "
+            f"must be a multiple of the number of processes; got {config.prompts_per_step} and WORLD_SIZE={processes}"
+        )
+    if config.max_resamples or config.rollouts == "vllm":
+        raise ValueError(
+            "several processes need max_resamples=0, because groups may be split between them, and rollouts by transformers, because "
+            f"vLLM inside each was not tried; got max_resamples={config.max_resamples} and rollouts={config.rollouts!r}; "
+            "change these, or start without torchrun"
+        )
 
 
 def _check_golds(rows: Sequence[dict]) -> None:

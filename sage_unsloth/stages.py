@@ -15,6 +15,7 @@ from sage_unsloth.patch import load_unsloth
 from sage_unsloth.plots import plot_training, show_table
 from sage_unsloth.preflight import REPORT, SHARES, signal
 from sage_unsloth.presets import ModelPreset, model_preset
+from sage_unsloth.processes import rank
 from sage_unsloth.quickstart import settle_process
 from sage_unsloth.records import write_json
 from sage_unsloth.rlvr import rlvr
@@ -163,6 +164,8 @@ def run_rlvr(
 ) -> list[dict]:
     """Stage 2: filter the prompts, say what it needs, train by one algorithm, draw its course.
 
+    Under torchrun every process calls this, and the first one reports.
+
     Args:
         out: folder of the run; a second run in it resumes.
         algorithm: the name of a row of `algorithms.ALGORITHMS`, or an `Algorithm` of your own.
@@ -214,6 +217,8 @@ def run_rlvr(
         adapter=point.adapter,
     )
     metrics = read_metrics(out)
+    if rank() > 0:
+        return metrics
     note = f"{point.preset.name}, seed {config.seed}; thin: each step, thick: moving average"
     plot_training({algorithm.name: metrics}, Path(out) / "training.png", note)
     before = Path(out) / REPORT

@@ -13,6 +13,7 @@ from typing import Any
 from sage_unsloth.checkpoints import keeper, step_of
 from sage_unsloth.models import has_gpu
 from sage_unsloth.plan import duration
+from sage_unsloth.processes import gathered, rank, read_numbered_cpus, world_size
 from sage_unsloth.records import append_jsonl, open_run, read_json, read_jsonl
 from sage_unsloth.sources import check_columns
 from sage_unsloth.stopping import finishing
@@ -36,20 +37,22 @@ logger = logging.getLogger(__name__)
 def run_settings(
     stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
 ) -> dict[str, Any]:
-    """What a folder must agree in before a stage goes on in it: config, model, and rows by a digest of their content.
+    """What a folder must agree in before a stage goes on in it: config, model, rows by a digest of their content, and processes.
 
     Raises:
-        ValueError: started as one of several processes.
+        ValueError: SFT, started as one of several processes.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if stage == "sft" and world_size() > 1:
         raise ValueError(
-            f"the stages run in one process; got WORLD_SIZE={os.environ['WORLD_SIZE']}; start them without torchrun"
+            f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun (RL can take several)"
         )
     digest = hashlib.sha256(
         json.dumps([dict(row) for row in rows], sort_keys=True).encode()
     ).hexdigest()
     settings = {key: value for key, value in asdict(config).items() if key not in FREE_SETTINGS}
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
+    if world_size() > 1:  # each process draws from a random stream of its own
+        settings["processes"] = world_size()
     return {"stage": stage, "model": model, "rows": digest[:16]} | settings
 
 
@@ -149,14 +152,16 @@ def train(
 ) -> None:
     """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step.
 
-    SIGTERM and Ctrl-C end it after the step in flight, with a checkpoint (`stopping.finishing`).
+    SIGTERM and Ctrl-C end it after the step in flight, with a checkpoint (`stopping.finishing`). Of several processes the first
+    writes, and all end once one of them is asked to.
 
     Args:
         trainer: of either stage.
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
         resume: checkpoint to go on from.
-        extra: called with the step and the trainer's metrics before they are written; what it returns is written beside them.
+        extra: called with the step and the trainer's metrics before they are written, in every process; what it returns is
+            written beside them.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
@@ -171,28 +176,35 @@ def train(
 
         def on_train_begin(self, args, state, control, **kwargs):
             self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc=name, unit="step"
-            )
+                total=state.max_steps, initial=state.global_step, desc=name, unit="step",
+                disable=not state.is_world_process_zero,
+            )  # fmt: skip
             self.first = state.global_step + 1
 
         def on_step_begin(self, args, state, control, **kwargs):
             self.started = time.perf_counter()
 
         def on_step_end(self, args, state, control, **kwargs):
-            if stop.asked is not None:
+            asked = [signum for signum in gathered([stop.asked]) if signum is not None]
+            if asked:
+                stop.asked = asked[0]
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args, state, control, **kwargs):
             stop.saved = f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"  # fmt: skip
-            if stop.asked is not None:  # while the checkpoint was written
+            if stop.asked is not None and world_size() == 1:  # while the checkpoint was written
                 control.should_training_stop = True
 
         def on_log(self, args, state, control, logs=None, **kwargs):
             if "loss" not in logs:
                 return
             seconds = time.perf_counter() - self.started
+            # The trainer keeps every row, and writes all of them into each checkpoint; here they are on disk.
+            del state.log_history[:-1]
             row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
             row |= extra(state.global_step, row)
+            if not state.is_world_process_zero:
+                return
             append_jsonl(folder / METRICS, [row])
             logs.update(row)  # for the trackers, whose callbacks come after this one
             shown = {title: row[key] for key, title in SHOWN.items() if key in row}
@@ -208,11 +220,14 @@ def train(
         def on_train_end(self, args, state, control, **kwargs):
             self.bar.close()
 
+    if resume is not None and world_size() > 1 and not has_gpu():
+        read_numbered_cpus()
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     trainer.callback_handler.callbacks.insert(0, Log())
     trainer.add_callback(keeper())
-    forget_after(folder / METRICS, resume)
+    if rank() == 0:
+        forget_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
 

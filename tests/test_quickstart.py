@@ -1,5 +1,6 @@
 """The quickstart as a user runs it, at smoke size: the real command, twice, then with other settings."""
 
+import csv
 import json
 import os
 import subprocess
@@ -23,17 +24,17 @@ LEFT_BEHIND = (
 )
 
 
-def command(*arguments, folder):
+def command(*arguments, folder, **environment):
     return subprocess.run(
         [sys.executable, "-m", "sage_unsloth", *arguments],
-        cwd=folder, capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        cwd=folder, capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
-    done = command("quickstart", "--smoke", "--out", "run", folder=folder)
+    done = command("quickstart", "--smoke", "--out", "run", folder=folder, PYTHONHASHSEED="1")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return folder, done
 
@@ -65,6 +66,51 @@ def test_second_run_says_that_it_is_complete(finished):
         first.stdout.index("all problems (") : first.stdout.index("Written to")
     ].strip()
     assert table in again.stdout
+
+
+@pytest.mark.slow
+def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
+    """Weights, metrics, completions, records, figures' tables and report; Python's order of sets is another one."""
+    done = command("quickstart", "--smoke", "--out", "run", folder=tmp_path, PYTHONHASHSEED="2")
+    assert done.returncode == 0, done.stderr[-4000:]
+    one, other = (timeless_files(folder / "run") for folder in (finished[0], tmp_path))
+    assert one.keys() == other.keys()
+    weights = [name for name in one if name.endswith(".safetensors")]
+    assert len(weights) == 4 and "sage-branch/completions.jsonl" in one
+    assert [name for name in one if one[name] != other[name]] == []
+
+
+def timeless_files(out):
+    """The content of every file of a quickstart, without seconds, dates and ids of runs."""
+    changing = {
+        "seconds",
+        "step_time",
+        "run",
+        "seconds_this_time",
+        "environment",
+        "model_path",
+        "date",
+    }
+    changing |= {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
+
+    def steady(value):
+        if isinstance(value, dict):
+            return {k: steady(v) for k, v in value.items() if k not in changing}
+        return value
+
+    found = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if path.suffix == ".json":
+            found[name] = steady(json.loads(path.read_text()))
+        elif path.suffix == ".jsonl":
+            found[name] = [steady(json.loads(line)) for line in path.read_text().splitlines()]
+        elif path.name == "training.csv":
+            with path.open(newline="") as file:
+                found[name] = [steady(row) for row in csv.DictReader(file)]
+        elif path.is_file() and path.name != "training_args.bin" and not name.startswith("."):
+            found[name] = path.read_bytes()
+    return found
 
 
 @pytest.mark.slow

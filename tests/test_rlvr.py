@@ -14,7 +14,7 @@ from sage_unsloth.guides import BranchGuide, TokenGuide
 from sage_unsloth.models import LoraSettings, data_folder, load_tokenizer
 from sage_unsloth.quickstart import BASE_MODEL, smoke_config
 from sage_unsloth.records import read_jsonl
-from sage_unsloth.rlvr import RlvrConfig, rlvr
+from sage_unsloth.rlvr import RlvrConfig, _guide_text, rlvr
 from sage_unsloth.sft import sft
 from sage_unsloth.training import read_metrics
 
@@ -110,6 +110,17 @@ def test_killed_after_the_last_checkpoint_trains_no_further(
     found = adapter_weights(adapter)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_a_guide_is_written_down_alike_in_every_process():
+    class Mine:
+        def __init__(self, layers):
+            self.layers, self.floor = layers, 0.5
+
+    one, other = {0, 8}, {8, 0}
+    assert str(one) != str(other)  # as the order of texts differs from process to process
+    assert _guide_text(Mine(one)) == _guide_text(Mine(other))
+    assert "[0, 8], 'floor': 0.5" in _guide_text(Mine(one))
 
 
 def test_long_rows_are_refused(merged, tmp_path):
