@@ -6,6 +6,8 @@ import logging
 import sys
 from typing import Any
 
+from sage_unsloth.untrusted import log_to_terminal, printable
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130 for Ctrl-C."""
@@ -26,7 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         add(commands)
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log_to_terminal()
+    logging.getLogger().setLevel(logging.INFO)
     try:
         return options.act(options)
     except KeyboardInterrupt:
@@ -38,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             "sage_unsloth"
         ):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
 
 

@@ -260,7 +260,12 @@ class Grader:
                 # Different answers may have one normal form.
                 compared = self._compare_all(list(dict.fromkeys(hard.values())))
                 grades.update({pair: compared[texts] for pair, texts in hard.items()})
-            self._cache.update(grades)
+            # Longer text is no answer; kept, a run of long ones would fill the memory.
+            self._cache.update(
+                (pair, grade)
+                for pair, grade in grades.items()
+                if len(pair[0] or "") <= LONGEST_ANSWER
+            )
             while len(self._cache) > CACHED_PAIRS:
                 del self._cache[next(iter(self._cache))]
         return [grades[pair] for pair in pairs]
