@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from sage_unsloth.untrusted import log_to_terminal, printable
+from sage_unsloth.untrusted import log_to_terminal, printable, without_secrets
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             "sage_unsloth"
         ):
             raise
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {printable(without_secrets(str(error)))}", file=sys.stderr)
         return 2
 
 

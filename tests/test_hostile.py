@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
     """Under a hook that sees what Python compiles, opens and starts, before any confinement. math-verify evaluates plain
     arithmetic, and SymPy makes functions for its polynomials: nothing else, and no word of an answer is in it."""
     script = """
-        import json, re, sys
+        import ast, json, sys
         from sage_unsloth.confinement import REFUSED
         import sympy.physics.units  # which math-verify imports at need, and which evaluates its own prefixes
         from sage_unsloth.rewards import compare_math, normalise
@@ -52,6 +53,7 @@ def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
         def hook(event, arguments):
             if event == "compile":
                 source = arguments[0]
+                source = ast.unparse(source) if isinstance(source, ast.AST) else source
                 compiled.add(source.decode() if isinstance(source, bytes) else str(source))
             elif event.startswith(REFUSED) or event == "open" and arguments[2] and arguments[2] & 3:
                 tried.add(event)
@@ -65,13 +67,14 @@ def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
     count, compiled, tried = json.loads(done.stdout)
     assert count > 70 and compiled, "the hook saw nothing"
     assert tried == [] and not file.exists()
-    own = [source for source in compiled if not source.startswith("def monomial_")]
+    # SymPy's own: the names that it evaluates in, and functions that it writes from the number of a polynomial's variables.
+    own = [s for s in compiled if s != "from sympy import *" and not s.startswith("def monomial_")]
+    assert own, "plain arithmetic is evaluated"
     for source in own:
-        names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
-        assert names <= {"Integer", "Float"}, source
-        assert not any(isinstance(node, ast.Attribute | ast.Lambda) for node in ast.walk(ast.parse(source)))  # fmt: skip
-    for word in ("import", "system", "touch", "lambda", "exec", "open"):
-        assert not any(word in source for source in compiled)
+        names = set(re.findall(r"[^\W\d]\w*", source))
+        assert names <= {"Integer", "Float", "Add", "Mul", "Pow", "evaluate", "False"}, source
+        assert not re.search(r"[^\w\s.()+*/,=^-]", source), source
+    assert not any(word in source for source in compiled for word in ("system", "touch", "lambda"))
 
 
 def run(script, text=""):
@@ -371,7 +374,9 @@ def test_a_terminal_gets_no_control_characters():
     shown = printable(f"a{TERMINAL}b\n\tc")
     assert shown.startswith("a␛]0;owned␇␛[2J\ufffd31m␍␈") and shown.endswith("b\n\tc")
     assert all(ord(c) >= 0x20 or c in "\n\t" for c in shown)
-    assert not any(0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 or c in "\u202e\u2066" for c in shown)
+    assert not any(
+        0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 or c in "\u202e\u2066" for c in shown
+    )
     assert printable("é漢🙂 \\frac{1}{2}\n") == "é漢🙂 \\frac{1}{2}\n"
 
 
@@ -408,5 +413,173 @@ def test_markdown_shows_what_it_is_given():
     text = "</td>|<img src=x onerror=alert(1)>\n# h `c` [a](javascript:1) **b**\x1b"
     shown = markdown(text)
     assert "\n" not in shown and "\x1b" not in shown
-    assert not any(shown[i - 1] != "\\" for i, c in enumerate(shown) if c in "<>|`[]*#&")
-    assert markdown("sage-branch 1.5B (r = 8)") == "sage-branch 1.5B (r = 8)"
+    assert not any(shown[i - 1] != "\\" for i, c in enumerate(shown) if c in "<>|`*&")
+    assert "[a\\](" in shown and shown.startswith("\\</td\\>\\|")
+    assert (
+        markdown("sage-branch, 1.5B: [0.1, 0.2] (r_max = 8)")
+        == "sage-branch, 1.5B: [0.1, 0.2] (r_max = 8)"
+    )
+
+
+def test_a_model_card_says_what_it_is_given_and_does_nothing():
+    from sage_unsloth.model_card import model_card
+
+    bad = 'x"); import os; os.system("id")\n```\n<img src=x onerror=alert(1)> [a](javascript:1) | `b` \x1b[2J'
+    environment = {"python": "3", "packages": {bad: bad}, "commit": bad}
+    estimate = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    for kind in ("adapter", "merged"):
+        card = model_card(
+            kind=kind, name=bad, base=f"a/{bad}", license=bad, loads_on=bad, checks={bad: bad}, metrics=[],
+            record={"settings": {"stage": "rlvr", "guide": bad, "lora": {bad: bad}}, "environment": environment},
+            report={"pass_at_k": {bad: {bad: {"1": estimate}}}},
+        )  # fmt: skip
+        header, body = card.split("\n---\n", 1)
+        assert "\n```\n<img" not in card and "\x1b" not in card
+        keys = [line.split(":")[0] for line in header.splitlines()[1:] if line[0] != "-"]
+        assert keys == ["base_model", "license", "license_name", "license_link", "library_name", "pipeline_tag", "tags"]  # fmt: skip
+        code = body.split("```python\n")[1].split("\n```\n")[0]
+        called = {
+            ast.unparse(node.func)
+            for node in ast.walk(ast.parse(code))
+            if isinstance(node, ast.Call)
+        }
+        assert called <= {"AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained", "PeftModel.from_pretrained"}  # fmt: skip
+        text = re.sub(r"(?<!\\)`[^`]*`", "", body.replace(f"```python\n{code}\n```\n", ""))
+        assert not re.search(r"(?<!\\)[<`]|(?<!\\)\]\(javascript|\n\|[^\n]*[^ \\]\|[^ \n]", text)
+        assert "\\<img src=x" in text and "[a\\](javascript" in text
+
+
+# --- code, pickles, secrets -------------------------------------------------------------------------
+
+
+def sources():
+    return [*sorted((ROOT / "sage_unsloth").glob("*.py")), *sorted((ROOT / "notebooks" / "src").glob("*.py"))]  # fmt: skip
+
+
+def calls(tree):
+    return [(node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def test_nothing_of_ours_trusts_remote_code_or_unpickles():
+    for path in sources():
+        text = path.read_text()
+        assert "trust_remote_code" not in text and "allow_pickle" not in text, path
+        tree = ast.parse(text)
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}  # fmt: skip
+        assert not imported & {"pickle", "cloudpickle", "joblib", "dill", "shelve", "marshal", "yaml"}, path  # fmt: skip
+        for node, name in calls(tree):
+            assert name not in ("eval", "exec", "torch.load", "np.load", "os.system", "os.popen"), f"{path}:{node.lineno}"  # fmt: skip
+            assert not any(keyword.arg == "shell" for keyword in node.keywords), f"{path}:{node.lineno}"  # fmt: skip
+            if name == "AutoModelForCausalLM.from_pretrained":
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert given.get("use_safetensors") == "True", f"{path}:{node.lineno}"
+
+
+def installed(module, file):
+    from importlib.util import find_spec
+
+    return Path(find_spec(module).submodule_search_locations[0]) / file
+
+
+def test_what_we_call_does_not_trust_remote_code_unasked():
+    """By the installed source: the defaults of Unsloth's loaders, and every `torch.load` of a resumed trainer."""
+    found = []
+    for file in ("models/loader.py", "models/llama.py", "models/vision.py"):
+        for node in ast.walk(ast.parse(installed("unsloth", file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+                defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + node.args.defaults + node.args.kw_defaults  # fmt: skip
+                found += [default for name, default in zip(names, defaults, strict=True) if name == "trust_remote_code" and default]  # fmt: skip
+    assert found and all(ast.unparse(default) in ("False", "None") for default in found)
+    loads = [node for node, name in calls(ast.parse(installed("transformers", "trainer.py").read_text())) if name == "torch.load"]  # fmt: skip
+    assert len(loads) > 5
+    for node in loads:
+        assert ("weights_only", "True") in [(k.arg, ast.unparse(k.value)) for k in node.keywords]
+
+
+def test_weights_in_pickles_are_refused(tmp_path):
+    import shutil
+
+    import torch
+
+    from sage_unsloth.models import data_folder, load_policy
+    from sage_unsloth.perplexity import load_scorer
+    from sage_unsloth.weights import check_adapter
+
+    folder = tmp_path / "model"
+    shutil.copytree(data_folder() / "arithmetic-base", folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    for load in (load_policy, load_scorer):
+        with pytest.raises(ValueError, match=r"must be safetensors, .* has only pytorch_model\.bin; if you trust it"):  # fmt: skip
+            load(folder)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "x"}')
+    torch.save({}, adapter / "adapter_model.bin")
+    with pytest.raises(ValueError, match=r"has only adapter_model\.bin"):
+        check_adapter(data_folder() / "arithmetic-base", adapter)
+
+
+def test_a_hostile_chat_template_is_replaced_and_would_be_confined(tmp_path):
+    import shutil
+
+    from jinja2.exceptions import SecurityError
+
+    from sage_unsloth.models import data_folder, load_tokenizer
+    from sage_unsloth.prompts import CHAT_TEMPLATE, render_prompt
+
+    folder = tmp_path / "model"
+    shutil.copytree(data_folder() / "arithmetic-base", folder)
+    hostile = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    (folder / "chat_template.jinja").write_text(hostile)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    # What a problem says is text, and no template.
+    assert "{{ 7*7 }}" in render_prompt(tokenizer, "{{ 7*7 }}")
+    tokenizer.chat_template = hostile
+    with pytest.raises(SecurityError):
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+
+
+def test_secrets_are_in_no_log_and_no_error(monkeypatch, caplog, capsys, tmp_path):
+    from sage_unsloth import __main__
+    from sage_unsloth.records import environment, open_run
+    from sage_unsloth.untrusted import without_secrets
+
+    secrets = {"HF_TOKEN": "hf_canaryCANARY", "WANDB_API_KEY": "wandb-canary-1", "MY_PASSWORD": "s3cret-canary"}  # fmt: skip
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    text = " ".join(secrets.values()) + " https://me:pw@huggingface.co/x http://hf_x@host/y a@b.c"
+    assert (
+        without_secrets(text) == "*** *** *** https://***@huggingface.co/x http://***@host/y a@b.c"
+    )
+    assert "canary" not in json.dumps(environment()).lower()
+    open_run(tmp_path / "run", {"stage": "x"})
+    assert "canary" not in (tmp_path / "run" / "run.json").read_text().lower()
+
+    def refuse(options):
+        logging.getLogger("sage_unsloth").warning("retrying with %s", secrets["HF_TOKEN"])
+        raise ValueError(
+            f"401 for https://user:canary@huggingface.co, Bearer {secrets['HF_TOKEN']}"
+        )
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(__main__, "_doctor", refuse)
+    assert __main__.main(["doctor"]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "retrying with ***" in shown and "Bearer ***" in shown
+    assert "canary" not in shown.lower()
+
+
+def test_the_search_for_secrets_finds_one(tmp_path):
+    from conftest import CANARY, files_with_canary
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert files_with_canary(tmp_path) == []
+    (tmp_path / "run" / "metrics.jsonl").write_text(f'{{"x": "{CANARY[:9]}')
+    assert files_with_canary(tmp_path) == []
+    (tmp_path / "run" / "metrics.jsonl").write_text(f'{{"x": "{CANARY}"}}')
+    assert [file.name for file in files_with_canary(tmp_path)] == ["metrics.jsonl"]
+    (tmp_path / "run" / "metrics.jsonl").unlink()
