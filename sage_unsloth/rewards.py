@@ -280,6 +280,11 @@ class Grader:
             grades[question] = Grade.TIMED_OUT if value is LATE else Grade(value)
         return grades
 
+    @property
+    def kept_from(self) -> tuple[str, ...]:
+        """The layers of `confinement` that the kernel grants the workers; empty until one has started."""
+        return self._workers.all[0].kept_from
+
     def close(self) -> None:
         """Stops the workers; a later call would start them again."""
         self._workers.stop()

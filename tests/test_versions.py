@@ -52,7 +52,7 @@ def test_one_ulp_is_noticed(found, unsloth_module):
     assert golden_loss.compare(found, here) == "bits"
     for kernel in (next_loss, next_gradient):
         other = found | {"kernel": golden_loss.bits(golden_loss.kernel_values(kernel))}
-        with pytest.raises(AssertionError, match=r"kernel .* bit for bit.*golden_loss.py --record"):
+        with pytest.raises(AssertionError, match=r"kernel .*bit for bit.*golden_loss\.py --record"):
             golden_loss.compare(other, here)
 
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, required=True, help="folder for the releases")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--tests", nargs="+", default=TESTS)
-    parser.add_argument("--installer", nargs="+", default=[sys.executable, "-m", "pip", "install"], help='also "uv pip install"')  # fmt: skip
+    parser.add_argument("--installer", default=f"{sys.executable} -m pip install", help='also "uv pip install --python FILE" (default: %(default)s)')  # fmt: skip
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -102,7 +103,7 @@ def main() -> int:
     earlier = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     rows = {row["name"]: row for row in earlier if row["name"] in ROWS}
     for name in tqdm(options.rows, unit="row"):
-        rows[name] = try_versions(name, ROWS[name], options.cache.resolve(), options.installer, options.tests)  # fmt: skip
+        rows[name] = try_versions(name, ROWS[name], options.cache.resolve(), shlex.split(options.installer), options.tests)  # fmt: skip
         row = rows[name]
         print(f"{name}: {row['outcome']}, {row['passed']} tests pass, {row['failed']} fail. {row['message'][:300]}")  # fmt: skip
         write_json(options.out, {"rows": list(rows.values()), "tests": options.tests, "environment": environment()})  # fmt: skip
