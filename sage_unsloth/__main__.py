@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from sage_unsloth.stopping import Terminated, ending
+from sage_unsloth.untrusted import log_to_terminal, printable, without_secrets
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         add(commands)
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log_to_terminal()
+    logging.getLogger().setLevel(logging.INFO)
     try:
         with ending():
             return options.act(options)
@@ -47,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             "sage_unsloth"
         ):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(without_secrets(str(error)))}", file=sys.stderr)
         return 2
 
 

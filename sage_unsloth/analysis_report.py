@@ -4,7 +4,6 @@
 each), `dynamics_phases.csv`, `cases.html`, `tokens.html` and `tokens.png`; of several benchmarks each has its own folder.
 """
 
-import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from sage_unsloth.records import environment, locked, write_json
 from sage_unsloth.stopping import frees_models
 from sage_unsloth.token_page import case_page, token_page
 from sage_unsloth.training import read_metrics
+from sage_unsloth.untrusted import file_name
 
 CASES = 4
 
@@ -105,7 +105,7 @@ def _analyze(
     }
     curves = {}
     for benchmark, samples in sources.samples.items():
-        folder = out if len(sources.samples) == 1 else out / re.sub(r"[^\w.-]", "-", benchmark)
+        folder = out if len(sources.samples) == 1 else out / file_name(benchmark)
         folder.mkdir(exist_ok=True)
         first = against if against in samples else next(iter(samples))
         chosen = benchmark_patterns(benchmark) | dict(patterns or {})
@@ -311,7 +311,7 @@ def _perplexity(
                 tokenizer,
                 records,
                 problems,
-                folder / "perplexity" / (re.sub(r"[^\w.-]", "-", name) + ".jsonl"),
+                folder / "perplexity" / f"{file_name(name)}.jsonl",
                 settings={"baseline": identity, "set": sources.settings[benchmark, name]},
                 bar=bar,
             )

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 GIB = 2**30
+LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
 OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
 
 
@@ -121,14 +122,20 @@ def _base_model() -> Check:
 
 
 def _grader() -> Check:
-    from sage_unsloth.rewards import Grade, grade
+    from sage_unsloth.rewards import Grade, Grader
 
     try:
-        found = grade(r"<SOLUTION>\frac{2}{4}</SOLUTION>", r"\frac{1}{2}")
+        with Grader() as grader:
+            (found,) = grader.grade_many(
+                [r"<SOLUTION>\frac{2}{4} + 0</SOLUTION>"], [r"\frac{1}{2}"]
+            )
+            kept_from = grader.kept_from
     except RuntimeError as error:
         return Check(FAIL, "grader", str(error), "reinstall math-verify")
     if found is Grade.CORRECT:
-        return Check(OK, "grader", "math-verify grades in a worker process")
+        closed = [name for name, layer in LAYERS.items() if layer in kept_from]
+        kernel = f"the kernel denies it {', '.join(closed)}" if closed else "the kernel denies it nothing, Python alone does"  # fmt: skip
+        return Check(OK, "grader", f"math-verify grades in a worker process; {kernel}")
     return Check(FAIL, "grader", f"2/4 against 1/2 came out {found.value}", "reinstall math-verify")
 
 

@@ -31,6 +31,7 @@ from sage_unsloth.sampling import (
     settings_path,
 )
 from sage_unsloth.stopping import frees_models
+from sage_unsloth.untrusted import file_name
 from sage_unsloth.weights import check_adapter, model_identity
 
 PROBE_TOKENS = 16  # of each completion of the probe that the estimate of time is made from
@@ -224,7 +225,7 @@ def _files(
         weights = (identities[number]["weights"], identities[number]["adapter"])
         digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
         for benchmark in benchmarks:
-            folder = out / "samples" / re.sub(r"[^\w.-]", "-", benchmark.name)
+            folder = out / "samples" / file_name(benchmark.name)
             alone, shared = folder / f"{name}.jsonl", folder / f"{name}.{digest}.jsonl"
             own = False
             if settings_path(alone).is_file():

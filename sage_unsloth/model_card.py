@@ -1,7 +1,11 @@
 """The README of an exported model: what it is, what it was trained with, what came out, how to load it. A pure function."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sage_unsloth.untrusted import markdown, printable
 
 SETTINGS = (
     "stage", "guide", "rows", "max_steps", "epochs", "batch_size", "prompts_per_step", "num_generations",
@@ -68,7 +72,7 @@ def model_card(
     how = "reinforcement learning with verifiable rewards" if rl else "supervised fine-tuning"
     parts = [
         _header(base, license, library, rl),
-        f"# {name}\n\nA {noun}, trained from `{base}` by {how} with "
+        f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or without the guide of "
         "[SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to load it\n\n" + _loading(kind, name, loads_on),
@@ -98,11 +102,11 @@ def model_card(
 def _header(base: str, license: str | None, library: str | None, rl: bool) -> str:
     lines = ["---"]
     if "/" in base:
-        lines.append(f"base_model: {base}")
+        lines.append(f"base_model: {_yaml(base)}")
     if license in OPEN_LICENSES:
         lines.append(f"license: {license}")
     elif license is not None:
-        lines += ["license: other", f"license_name: {license}", f"license_link: https://huggingface.co/{base}/blob/main/LICENSE"]  # fmt: skip
+        lines += ["license: other", f"license_name: {_yaml(license)}", f"license_link: {_yaml(f'https://huggingface.co/{base}/blob/main/LICENSE')}"]  # fmt: skip
     if library is not None:
         lines.append(f"library_name: {library}")
     lines += ["pipeline_tag: text-generation", "tags:", *(["- grpo"] if rl else ["- sft"])]
@@ -117,17 +121,34 @@ def _loading(kind: str, name: str, loads_on: str | None) -> str:
     if kind == "merged":
         return (
             "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")\n'
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```'
+            f'model = AutoModelForCausalLM.from_pretrained({_string(name)}, dtype="auto")\n'
+            f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
         )
     on = loads_on or "THE MODEL IT WAS TRAINED ON"
     warning = "" if loads_on else "It belongs on the model that this run started from, which is not on the hub.\n\n"  # fmt: skip
     return (
         f"{warning}```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'base = AutoModelForCausalLM.from_pretrained("{on}", dtype="auto")\n'
-        f'model = PeftModel.from_pretrained(base, "{name}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```'
+        f'base = AutoModelForCausalLM.from_pretrained({_string(on)}, dtype="auto")\n'
+        f"model = PeftModel.from_pretrained(base, {_string(name)})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
     )
+
+
+# Names come from users, hubs and files: in the card they are text, whatever stands in them.
+
+
+def _code(text: str) -> str:
+    return f"`{' '.join(printable(text).split()).replace('`', '')}`"
+
+
+def _string(text: str) -> str:
+    """A Python literal on one line."""
+    return json.dumps(printable(text), ensure_ascii=False)
+
+
+def _yaml(text: str) -> str:
+    """A plain scalar where that is safe, else a quoted one, which JSON's is."""
+    return text if re.fullmatch(r"[\w./:-]*\w", text, re.ASCII) else _string(text)
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -165,12 +186,12 @@ def _versions(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _license_text(base: str, license: str | None) -> str:
     if license is None:
-        return f"That of `{base}`, whose own card names it: look there before you share this model."
+        return f"That of {_code(base)}, whose own card names it: look there before you share this model."
     more = "" if license in OPEN_LICENSES else "; read its terms, which may exclude commercial use"
-    return f"That of `{base}`: {license}{more}."
+    return f"That of {_code(base)}: {markdown(license)}{more}."
 
 
 def _table(header: Sequence[str], rows: Any) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    cells = ([markdown(str(cell)) for cell in line] for line in lines)
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)

@@ -14,7 +14,7 @@ from typing import Any
 from sage_unsloth.patch import load_unsloth, prepare_for_cpu
 from sage_unsloth.prompts import CHAT_TEMPLATE
 from sage_unsloth.records import whole_folder
-from sage_unsloth.weights import adapter_config, check_adapter
+from sage_unsloth.weights import adapter_config, check_adapter, refuse_pickles
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PAD_TOKEN = "<|pad|>"
@@ -186,7 +186,7 @@ def load_policy(
 
     Raises:
         ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an adapter of another shape or for
-            another model; a tokenizer without EOS or a token to pad with; a model that cannot be found.
+            another model; weights in pickles; a tokenizer without EOS or a token to pad with; a model that cannot be found.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
@@ -199,6 +199,7 @@ def load_policy(
         )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
+    refuse_pickles(path)
     if adapter is not None:
         check_adapter(path, adapter)
         if lora is not None:
@@ -251,7 +252,9 @@ def _load_on_cpu(
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, use_safetensors=True
+        )
     except OSError as error:
         raise ValueError(_not_found(path, error)) from error
     if lora is not None:

@@ -39,17 +39,18 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
     """A model and its tokenizer for scoring: in float32 without a GPU, in 16 bits on one.
 
     Raises:
-        ValueError: a model that cannot be found; an adapter for another one.
+        ValueError: a model that cannot be found, or whose weights are pickles; an adapter for another one.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     from sage_unsloth.models import has_gpu, load_tokenizer
-    from sage_unsloth.weights import check_adapter
+    from sage_unsloth.weights import check_adapter, refuse_pickles
 
+    refuse_pickles(path)
     tokenizer = load_tokenizer(path)
     dtype = torch.bfloat16 if has_gpu() else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
     if adapter is not None:
         from peft import PeftModel
 

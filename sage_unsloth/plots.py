@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sage_unsloth.metrics import Difference, Estimate
+from sage_unsloth.untrusted import printable
 
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 STYLES = (":", "--", "-", "-.", "-", "--", "-.")
@@ -189,7 +190,7 @@ def save_figure(
 def show_table(rows: Sequence[Mapping]) -> None:
     """Print rows of one shape as a plain table."""
     header = list(rows[0])
-    table = [header, *([str(row[key]) for key in header] for row in rows)]
+    table = [header, *([printable(str(row[key])) for key in header] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(header))]
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))

@@ -260,7 +260,12 @@ class Grader:
                 # Different answers may have one normal form.
                 compared = self._compare_all(list(dict.fromkeys(hard.values())))
                 grades.update({pair: compared[texts] for pair, texts in hard.items()})
-            self._cache.update(grades)
+            # Longer text is no answer; kept, a run of long ones would fill the memory.
+            self._cache.update(
+                (pair, grade)
+                for pair, grade in grades.items()
+                if len(pair[0] or "") <= LONGEST_ANSWER
+            )
             while len(self._cache) > CACHED_PAIRS:
                 del self._cache[next(iter(self._cache))]
         return [grades[pair] for pair in pairs]
@@ -274,6 +279,11 @@ class Grader:
                 )
             grades[question] = Grade.TIMED_OUT if value is LATE else Grade(value)
         return grades
+
+    @property
+    def kept_from(self) -> tuple[str, ...]:
+        """The layers of `confinement` that the kernel grants the workers; empty until one has started."""
+        return self._workers.all[0].kept_from
 
     def close(self) -> None:
         """Stops the workers; a later call would start them again."""

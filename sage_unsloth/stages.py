@@ -34,6 +34,7 @@ from sage_unsloth.starting import (
 )
 from sage_unsloth.stopping import frees_models
 from sage_unsloth.training import read_metrics
+from sage_unsloth.untrusted import log_to_terminal
 
 SAMPLES = 4  # completions of each held-out row, before and after SFT
 
@@ -271,8 +272,7 @@ def course(metrics: Sequence[dict]) -> list[dict]:
 
 def _show_log() -> None:
     """What the package logs (the preflight, a fall back, the pace) belongs on the screen, where nobody set up logging."""
-    if not logging.getLogger().handlers:
-        logging.basicConfig(format="%(message)s")
+    log_to_terminal()
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
 
 

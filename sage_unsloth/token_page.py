@@ -7,11 +7,11 @@ Light or dark follows the reader's system.
 
 import html
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sage_unsloth.analysis import Case
+from sage_unsloth.untrusted import printable
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,13 @@ table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var
 .wide { overflow-x: auto; }
 """
 
-_CONTROL = {code: chr(0x2400 + code) for code in range(0x20) if code not in (0x09, 0x0A)}
-_CONTROL |= {0x0D: "␍", 0x7F: "␡"}
-_BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
 
 def escape(text: str) -> str:
     """Text for any place in HTML, attributes in double quotes included.
 
-    Control characters become their symbols; marks that turn the direction of writing, and halves of surrogate pairs, become
-    U+FFFD: they would change how the rest reads, or could not be written.
+    Control characters, marks that turn the direction of writing, and halves of surrogate pairs go as in `printable`.
     """
-    return html.escape(_BIDI.sub("\ufffd", text.translate(_CONTROL)))
+    return html.escape(printable(text))
 
 
 def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:

@@ -9,6 +9,8 @@ from sage_unsloth.records import read_json
 
 logger = logging.getLogger(__name__)
 
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
 
 def adapter_config(adapter: str | Path) -> dict[str, Any]:
     """The `adapter_config.json` of a peft folder.
@@ -25,6 +27,21 @@ def adapter_config(adapter: str | Path) -> dict[str, Any]:
     return read_json(path)
 
 
+def refuse_pickles(folder: str | Path) -> None:
+    """Weights are read from safetensors; a pickle, which can hold code, is refused. A hub id is left to its loader.
+
+    Raises:
+        ValueError: the folder has weights in pickles alone.
+    """
+    folder = Path(folder)
+    pickles = [file.name for pattern in PICKLES for file in sorted(folder.glob(pattern))]
+    if pickles and not list(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"weights must be safetensors, because a pickle can run code when it is loaded; {folder} has only {pickles[0]}; if you "
+            "trust it, load it by transformers or peft yourself, and save it again by save_pretrained"
+        )
+
+
 def check_adapter(base: str | Path, adapter: str | Path) -> None:
     """Refuses an adapter that was trained on another base.
 
@@ -32,8 +49,9 @@ def check_adapter(base: str | Path, adapter: str | Path) -> None:
     where the base that the adapter names is at hand, its weights must be those of `base`; elsewhere the shapes must fit.
 
     Raises:
-        ValueError: the adapter was trained on other weights, or does not fit.
+        ValueError: the adapter was trained on other weights, does not fit, or is a pickle.
     """
+    refuse_pickles(adapter)
     named = adapter_config(adapter).get("base_model_name_or_path")
     if named and Path(named).is_dir() and Path(base).is_dir():
         if model_identity(named) != model_identity(base):

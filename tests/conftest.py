@@ -14,9 +14,29 @@ os.environ.setdefault(
 # One thread: on tiny tensors more only wait for each other, above all beside other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from pathlib import Path
+
 import pytest
 
+CANARY = "hf_canary0123456789abcdef"
+os.environ["HF_TOKEN"] = os.environ["WANDB_API_KEY"] = CANARY
+
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz 0123456789+=?"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_secret_is_written(tmp_path_factory):
+    """Every run of the whole session has tokens in its environment: at the end they are in no file that it left."""
+    yield
+    found = files_with_canary(tmp_path_factory.getbasetemp())
+    assert not found, f"a token was written to {found}"
+
+
+def files_with_canary(folder):
+    """Files below `folder` that hold the token, tensors left out."""
+    tensors = (".safetensors", ".pt", ".pth", ".bin", ".png", ".pyc")
+    files = [file for file in Path(folder).rglob("*") if file.is_file() and not file.is_symlink()]
+    return [f for f in files if f.suffix not in tensors and CANARY.encode() in f.read_bytes()]
 
 
 @pytest.fixture(scope="session")
