@@ -118,10 +118,25 @@ class TransformersEngine:
         with torch.inference_mode():
             ids = self.model.generate(
                 **inputs.to(device),
+                past_key_values=self._shared_prompt(prompts),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList(processors),
             )
         return [_completion(tokenizer, row, self.stops) for row in ids[:, length:].tolist()]
+
+    def _shared_prompt(self, prompts: Sequence[Sequence[int]]) -> Any:
+        """The cache of a prompt that all rows have, computed once, without its last token; None where prompts differ.
+
+        Only for transformers' own forward pass: on a GPU Unsloth puts its own in the place, with a cache of its own.
+        """
+        import torch
+
+        same = len(prompts) > 1 and len(prompts[0]) > 1 and all(ids == prompts[0] for ids in prompts)  # fmt: skip
+        if not same or self.model.device.type != "cpu":
+            return None
+        cache = self.model(torch.tensor([prompts[0][:-1]]), use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(prompts))
+        return cache
 
 
 def row_uniforms(seeds: Sequence[int], length: int) -> np.ndarray:

@@ -95,6 +95,21 @@ def test_a_completion_does_not_depend_on_its_batch(engine):
     assert len({c.text for c in together.values()}) > 20
 
 
+def test_a_prompt_that_all_rows_share_is_computed_once(engine, monkeypatch):
+    """The cache holds it but for its last token; what is drawn is the same up to rare rounding, and prompts that differ share none."""
+    rows = arithmetic.problems("test")[:2]
+    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row in rows]
+    cache = engine._shared_prompt([prompts[0]] * 3)
+    assert cache.get_seq_length() == len(prompts[0]) - 1 and cache.layers[0].keys.shape[0] == 3
+    assert engine._shared_prompt(prompts) is None and engine._shared_prompt(prompts[:1]) is None
+    shared = [drawn(engine, [row], range(16)) for row in rows]
+    monkeypatch.setattr(TransformersEngine, "_shared_prompt", lambda self, prompts: None)
+    plain = [drawn(engine, [row], range(16)) for row in rows]
+    differ = sum(a[key] != b[key] for a, b in zip(shared, plain, strict=True) for key in a)
+    assert differ <= 1
+    assert len({completion.text for found in shared for completion in found.values()}) > 10
+
+
 def test_min_p_top_k_and_top_p_leave_out_what_they_should(engine):
     row = arithmetic.problems("test")[0]
     greedy = {
