@@ -28,9 +28,8 @@ from sage_unsloth.confinement import allowed_environment, confine, leave_network
 QUESTIONS_PER_WORKER = 2_000  # then a fresh one: SymPy's caches grow, and the memory is limited
 START_LIMIT = 60.0  # seconds for a worker to import what its function needs, on a busy machine
 LONGEST_REPLY = 2**20  # bytes: a traceback at most
-LATE = (
-    object()
-)  # the reply of a worker that was killed for its time, or died, as it does without memory
+# The reply of a worker that was killed for its time, or died, as it does without memory.
+LATE = object()
 
 logger = logging.getLogger(__name__)
 
