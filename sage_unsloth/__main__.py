@@ -344,7 +344,7 @@ def _add_benchmark(commands) -> None:
     parser = commands.add_parser("benchmark", help="every algorithm over training seeds, with a verdict on each claim of the paper")  # fmt: skip
     parser.add_argument("--model", default="arithmetic", help="the task: arithmetic, or smollm2 with problems of reasoning-gym (default: %(default)s)")  # fmt: skip
     parser.add_argument("--algorithms", nargs="+", default=[], metavar="NAME", help="rows of train --list, or all; grpo must be among them (default: the task's, which two cores train in 100 minutes)")  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=8, metavar="COUNT", help="training seeds of each (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--seeds", type=int, metavar="COUNT", help="training seeds of each (default: the task's, 8 for arithmetic and 1 for smollm2)")  # fmt: skip
     parser.add_argument("--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)")  # fmt: skip
     parser.add_argument("--grid-seeds", type=int, metavar="COUNT", help="of these, how many train the threshold x ratio grid (default: the task's; 0 for none)")  # fmt: skip
     parser.add_argument("--beta", type=float, help="KL coefficient of all algorithms that have a KL term (default: the paper's 0.05)")  # fmt: skip
@@ -359,14 +359,17 @@ def _benchmark(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from sage_unsloth import evidence, evidence_report
+    from sage_unsloth.evidence_tasks import get_task
 
-    if options.seeds < 1 or (options.workers is not None and options.workers < 1):
-        raise ValueError(f"--seeds and --workers must be >= 1; got {options.seeds} and {options.workers}")  # fmt: skip
+    for name in ("seeds", "workers"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be >= 1; got {value}")
+    count = options.seeds or get_task(options.model).num_seeds
     names = evidence.all_algorithms() if options.algorithms == ["all"] else options.algorithms
     config = evidence.BenchmarkConfig(
         task=options.model,
         algorithms=tuple(names),
-        seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
+        seeds=tuple(range(options.first_seed, options.first_seed + count)),
         grid_seeds=options.grid_seeds,
         beta=options.beta,
         smoke=options.smoke,

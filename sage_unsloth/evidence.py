@@ -28,8 +28,11 @@ from sage_unsloth.guides import BranchGuide
 from sage_unsloth.plan import duration
 from sage_unsloth.records import HeldError, environment, locked, open_run, write_json
 from sage_unsloth.rewards import Grade
+from sage_unsloth.stopping import ending
 
 SFT = "sft"
+UNWINDING = 600.0
+"""Seconds for a worker to finish and save what it does; an end of this process, by a second Ctrl-C, ends it sooner."""
 SERIES = {
     "reward": "reward",
     "kl": "kl/ref_k3",
@@ -76,7 +79,7 @@ class BenchmarkConfig:
     Attributes:
         task: a name of `evidence_tasks.TASKS`.
         algorithms: rows of `ALGORITHMS`; empty takes the task's default set, which fits into 100 minutes on two cores.
-        seeds: training seeds of every algorithm.
+        seeds: training seeds of every algorithm; empty takes as many as the task has by default, from 1.
         grid_seeds: how many of the seeds train the threshold × ratio grid of the Branch guide; None takes the task's own number.
         beta: KL coefficient of every algorithm that has a KL term; None leaves each its own, the paper's .05.
         smoke: two steps of everything, to see that it works.
@@ -87,7 +90,7 @@ class BenchmarkConfig:
 
     task: str = "arithmetic"
     algorithms: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = tuple(range(1, 9))
+    seeds: tuple[int, ...] = ()
     grid_seeds: int | None = None
     beta: float | None = None
     smoke: bool = False
@@ -96,6 +99,8 @@ class BenchmarkConfig:
         task = self.load_task()
         if not self.algorithms:
             object.__setattr__(self, "algorithms", task.algorithms)
+        if not self.seeds:
+            object.__setattr__(self, "seeds", tuple(range(1, task.num_seeds + 1)))
         if self.grid_seeds is None:
             object.__setattr__(self, "grid_seeds", min(task.grid_seeds, len(self.seeds)))
         for name in ("algorithms", "seeds"):
@@ -256,7 +261,7 @@ def _watch(out: Path, task: Task, runs: Sequence[Run], workers: list) -> None:
             process.send_signal(signal.SIGTERM)
         for process, _ in workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=60)
+                process.wait(timeout=UNWINDING)
             process.kill()
         raise
     for process, log in workers:
@@ -325,9 +330,10 @@ def carry_out(task: Task, run: Run | None, out: Path, beta: float | None) -> dic
     engine = TransformersEngine(*load_policy(merged, adapter=adapter))
     sets = {}
     for title, one in task.sets.items():
-        sampling = replace(task.sampling, num_samples=one.num_samples)
+        length = one.max_completion_length or task.sampling.max_completion_length
+        sampling = replace(task.sampling, num_samples=one.num_samples, max_completion_length=length)
         path = out / "samples" / f"{name}.{title}.jsonl"
-        records = sample_and_grade(sampling, engine, one.rows, path, model=name, benchmark=f"{task.name}-{title}")  # fmt: skip
+        records = sample_and_grade(sampling, engine, one.rows, path, model=name, benchmark=f"{task.name}-{title}", checker=one.checker)  # fmt: skip
         sets[title] = _counts(task, one.rows, records)
     return {"run": None if run is None else asdict(run), "sets": sets, "training": training, "environment": environment()}  # fmt: skip
 
@@ -369,4 +375,5 @@ if __name__ == "__main__":
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     _end_with_parent()
-    work(Path(sys.argv[1]), "--sft" in sys.argv[2:])
+    with ending():
+        work(Path(sys.argv[1]), "--sft" in sys.argv[2:])

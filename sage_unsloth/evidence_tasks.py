@@ -4,20 +4,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sage_unsloth import arithmetic, quickstart
+from sage_unsloth import arithmetic, quickstart, smollm2
 from sage_unsloth.engines import SamplingConfig
 from sage_unsloth.models import data_folder
+from sage_unsloth.rewards import MATH, Checker
 from sage_unsloth.rlvr import RlvrConfig
 from sage_unsloth.sft import SftConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
-    """Problems that every trained model answers: rows with `id`, `problem`, `answer`, `family`, and samples of each."""
+    """Problems that every trained model answers: rows with `id`, `problem`, `answer`, `family`, and samples of each.
+
+    Attributes:
+        checker: what makes an answer right.
+        max_completion_length: tokens; None takes that of the task's `sampling`.
+    """
 
     title: str
     rows: Sequence[dict]
     num_samples: int
+    checker: Checker = MATH
+    max_completion_length: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,7 @@ class Task:
         route: the way that a completion takes, where that can be told from its text.
         rare_route: the one that the base model seldom takes.
         algorithms: the default set.
+        num_seeds: training seeds of each, by default.
         grid_seeds: training seeds of the threshold × ratio grid; 0 leaves it out.
         seconds: of one optimizer step and of one completion in the evaluation, measured on an idle core, for the estimate.
     """
@@ -50,6 +59,7 @@ class Task:
     route: Callable[[str], str] | None = None
     rare_route: str | None = None
     algorithms: tuple[str, ...]
+    num_seeds: int
     grid_seeds: int = 0
     seconds: Mapping[str, float]
 
@@ -112,8 +122,44 @@ def arithmetic_task() -> Task:
             "bnpo-no-kl",
             "bnpo-sage-branch",
         ),
+        num_seeds=8,
         grid_seeds=3,
         seconds={"step": 1.3, "completion": 0.0065},
+    )
+
+
+def smollm2_task() -> Task:
+    """A language model of 135 M parameters on sums of two numbers; needs the extra `smollm2`."""
+    titles = {
+        "test": "held-out sums",
+        "harder": "sums of three numbers",
+        "knights_knaves": "knights and knaves",
+    }
+    sampling = {split: smollm2.sampling_config(split) for split in titles}
+    return Task(
+        name="smollm2",
+        title="SmolLM2-135M-Instruct, sums of two-digit numbers",
+        prepare=smollm2.fetch_model,
+        sft_rows=smollm2.problems("sft"),
+        train_rows=smollm2.problems("train"),
+        sets={
+            split: EvaluationSet(
+                title=title,
+                rows=smollm2.problems(split),
+                num_samples=sampling[split].num_samples,
+                checker=smollm2.checker(split),
+                max_completion_length=sampling[split].max_completion_length,
+            )
+            for split, title in titles.items()
+        },
+        sft=smollm2.sft_config(),
+        rlvr=smollm2.rlvr_config(),
+        sampling=sampling["test"],
+        route=smollm2.route,
+        rare_route=smollm2.RARE_ROUTE,
+        algorithms=smollm2.ALGORITHMS,
+        num_seeds=1,
+        seconds={"step": 25.0, "completion": 0.9},
     )
 
 
@@ -133,4 +179,4 @@ def _smoke(task: Task) -> Task:
     )
 
 
-TASKS: dict[str, Callable[[], Task]] = {"arithmetic": arithmetic_task}
+TASKS: dict[str, Callable[[], Task]] = {"arithmetic": arithmetic_task, "smollm2": smollm2_task}

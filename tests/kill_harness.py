@@ -33,7 +33,7 @@ import psutil
 from sage_unsloth.records import append_jsonl, environment, read_jsonl, write_json
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-SAVE_STEPS = {"sft": 1, "train": 2, "quickstart": 1}  # of the commands below
+SAVE_STEPS = {"sft": 1, "train": 2, "quickstart": 1, "benchmark": 2}  # of the commands below
 PATIENCE = 900.0  # seconds for a process to end after SIGTERM or SIGINT, on a busy machine
 LATER = (
     "environment",
@@ -53,6 +53,7 @@ def arguments(command: str, place: Path) -> list[str]:
         "evaluate": ["evaluate", "--models", f"sft={sft}/model", f"token={sft}/model+{trained}", "--benchmarks", "arithmetic",
                      "--problems", "3", "--n", "4", "--batch", "3", "--max-tokens", "32"],
         "quickstart": ["quickstart", "--smoke"],
+        "benchmark": ["benchmark", "--smoke", "--algorithms", "grpo", "sage-branch", "--seeds", "1", "--grid-seeds", "0", "--workers", "1"],
     }[command]  # fmt: skip
 
 
@@ -141,8 +142,8 @@ def contents(folder: Path) -> dict[str, object]:
     """What a run left: relative path -> rows, data, or a digest of the bytes; times and the folder's own name left out."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_dir():
-            continue
+        if path.is_dir() or path.relative_to(folder).parts[0] == "workers":
+            continue  # logs of the benchmark's processes, and what they compile
         name = str(path.relative_to(folder))
         if path.suffix == ".jsonl":
             found[name] = sorted(_text(row, folder) for row in read_jsonl(path))
@@ -376,7 +377,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the harness's own")
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--each", type=int, default=4, help="moments of one life, at most (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--commands", nargs="+", default=["sft", "train", "evaluate", "quickstart"])
+    parser.add_argument(
+        "--commands", nargs="+", default=["sft", "train", "evaluate", "benchmark", "quickstart"]
+    )
     parser.add_argument("--fresh", type=float, default=1.0, help="share of the starts from nothing (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, help="begin no further life after so many")

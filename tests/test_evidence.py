@@ -52,7 +52,7 @@ def test_all_algorithms_are_the_whole_table_without_the_teacher():
         ({"algorithms": ("grpo", "grpo")}, "different values"),
         ({"algorithms": ("grpo", "sage-teacher")}, "no teacher"),
         ({"algorithms": ("grpo", "sage-brunch")}, "did you mean 'sage-branch'"),
-        ({"seeds": ()}, "at least one"),
+        ({"seeds": (1, 1)}, "different values"),
         ({"beta": 0.0}, "beta must be > 0"),
         ({"seeds": (1,), "grid_seeds": 2}, "grid_seeds must be in"),
     ],
