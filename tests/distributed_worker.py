@@ -7,6 +7,7 @@ The tiny model's global batch is the same for any number of processes: what is s
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -125,7 +126,7 @@ def unaveraged(folder):
 
 
 def stage(folder):
-    """The real command in every process: once as a whole, once stopped at the third step and started again."""
+    """The real command in every process: once as a whole; once with SIGTERM for one process in the third step, and started again."""
 
     def train(out):
         return __main__.main(
@@ -133,8 +134,8 @@ def stage(folder):
         )  # fmt: skip
 
     def stopped(self, signals, *, step, **time):
-        if step == 2:
-            raise KeyboardInterrupt
+        if step == 2 and os.environ["RANK"] == "1":
+            signal.raise_signal(signal.SIGTERM)
         return plain(self, signals, step=step, **time)
 
     codes, plain = [train("whole")], BranchGuide.log_guide

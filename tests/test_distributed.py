@@ -10,12 +10,13 @@ import pytest
 import torch
 from distributed_worker import CASES, STAGE, run
 from oracle import WHOLE_BATCH_LOSSES
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from sage_unsloth.checkpoints import last_checkpoint
 from sage_unsloth.patch import guided_kl
 from sage_unsloth.records import read_jsonl
 from sage_unsloth.rlvr import RlvrConfig, _check_processes
-from sage_unsloth.training import _is_complete, run_settings
+from sage_unsloth.training import run_settings
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 OF_THE_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
@@ -80,9 +81,9 @@ def test_noise_is_of_each_process_and_metrics_are_of_both(both):
 
 @pytest.mark.slow
 def test_the_command_under_torchrun(both):
-    """The first process writes, all completions count, and a stopped run goes on to the same weights."""
+    """The first process writes, all completions count; SIGTERM for one ends both, and the run goes on to the same weights."""
     results, folder = both
-    assert [result["stage"] for result in results] == [[0, 130, 0, 0]] * 2
+    assert [result["stage"] for result in results] == [[0, 143, 0, 0]] * 2
     whole, resumed = folder / "whole", folder / "resumed"
     assert json.loads((whole / "run.json").read_text())["settings"]["processes"] == 2
     rows = read_jsonl(whole / "metrics.jsonl")
@@ -148,14 +149,14 @@ def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
 
 def test_a_checkpoint_of_several_processes_needs_each_random_state(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    (tmp_path / "trainer_state.json").write_text("{}")
-    from safetensors.torch import save_file
-
-    save_file({"w": torch.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    checkpoint = tmp_path / "checkpoint-3"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text("{}")
+    save_file({"w": torch.zeros(1)}, checkpoint / "adapter_model.safetensors")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth"):
-        torch.save({}, tmp_path / name)
-    assert not _is_complete(tmp_path)
-    torch.save({}, tmp_path / "rng_state_1.pth")
-    assert _is_complete(tmp_path)
-    os.unlink(tmp_path / "rng_state_0.pth")
-    assert not _is_complete(tmp_path)
+        torch.save({}, checkpoint / name)
+    assert last_checkpoint(tmp_path) is None
+    torch.save({}, checkpoint / "rng_state_1.pth")
+    assert last_checkpoint(tmp_path) == checkpoint
+    os.unlink(checkpoint / "rng_state_0.pth")
+    assert last_checkpoint(tmp_path) is None
