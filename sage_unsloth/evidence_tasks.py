@@ -145,7 +145,7 @@ def smollm2_task() -> Task:
         sets={
             split: EvaluationSet(
                 title=title,
-                rows=smollm2.problems(split),
+                rows=smollm2.problems(split)[:16],  # that a core answers in ten minutes
                 num_samples=sampling[split].num_samples,
                 checker=smollm2.checker(split),
                 max_completion_length=sampling[split].max_completion_length,
@@ -159,7 +159,7 @@ def smollm2_task() -> Task:
         rare_route=smollm2.RARE_ROUTE,
         algorithms=smollm2.ALGORITHMS,
         num_seeds=1,
-        seconds={"step": 25.0, "completion": 0.9},
+        seconds={"step": 17.0, "completion": 0.45},
     )
 
 

@@ -119,9 +119,9 @@ def rlvr_config(seed: int = 3407) -> RlvrConfig:
 
 
 def sampling_config(split: str = "test") -> SamplingConfig:
-    """Evaluation: pass@1 to pass@64 on `test`, to pass@16 out of distribution."""
+    """Evaluation: pass@1 to pass@64 on `test`, to pass@8 out of distribution."""
     return SamplingConfig(
-        num_samples=64 if split == "test" else 16,
+        num_samples=64 if split == "test" else 8,
         temperature=1.0,
         min_p=0.0,
         max_completion_length=48 if split == "test" else 80,
