@@ -192,8 +192,8 @@ def guided_kl(
             "the tokenizer must have a pad token because Unsloth finds completions by it; "
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
-    check_data_parallel(trainer.accelerator)
     module = trainer_module(type(trainer))
+    check_data_parallel(trainer.accelerator)
     _check_estimator(trainer, kl_estimator)
     _check_credit(trainer, credit, kl_estimator)
     check_causal(credit, guide)

@@ -13,11 +13,10 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from sage_unsloth.contract import ContractError
+if TYPE_CHECKING:
+    import torch
 
 
 def world_size() -> int:
@@ -33,6 +32,7 @@ def rank() -> int:
 def wait_for_all() -> None:
     """Go on once every process is here. Unsloth must have been imported."""
     if world_size() > 1:
+        import torch
         from accelerate import PartialState
 
         PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
@@ -63,6 +63,8 @@ def gathered(rows: list) -> list:
 
 def read_numbered_cpus() -> None:
     """Let `torch.load` read onto "cpu:1", as transformers names the device of a process when it resumes several on one CPU."""
+    import torch
+
     torch.serialization.register_package(
         0,
         lambda storage: None,
@@ -86,12 +88,16 @@ def check_data_parallel(accelerator: Any) -> None:
         )
 
 
-def check_same_gradients(trainer: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
+def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]") -> None:
     """Before an optimizer step, every process must hold the mean of the gradients.
 
     Raises:
         ContractError: they differ, so that each process would train a model of its own.
     """
+    import torch
+
+    from sage_unsloth.contract import ContractError
+
     squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
     if not squares:
         return

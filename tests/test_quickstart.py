@@ -95,6 +95,8 @@ def timeless_files(out):
 
     def steady(value):
         if isinstance(value, dict):
+            # PEFT keeps these in a set, whose order is another one in each process.
+            value = {k: sorted(v) if k == "target_modules" else v for k, v in value.items()}
             return {k: steady(v) for k, v in value.items() if k not in changing}
         return value
 
@@ -108,7 +110,7 @@ def timeless_files(out):
         elif path.name == "training.csv":
             with path.open(newline="") as file:
                 found[name] = [steady(row) for row in csv.DictReader(file)]
-        elif path.is_file() and path.name != "training_args.bin" and not name.startswith("."):
+        elif path.is_file() and path.name != "training_args.bin" and path.suffix != ".lock":
             found[name] = path.read_bytes()
     return found
 
