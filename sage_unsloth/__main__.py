@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Terminated) as stop:
         again = shlex.join(sys.argv[1:] if arguments is None else arguments)
         print(f"\n{str(stop) or 'stopped'}; to go on: python -m sage_unsloth {again}", file=sys.stderr)  # fmt: skip
-        return 143 if isinstance(stop, Terminated) else 130
+        return stop.code if isinstance(stop, Terminated) else 130
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other is a defect to trace.
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith(

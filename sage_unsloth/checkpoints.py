@@ -19,6 +19,9 @@ from sage_unsloth.records import sync, write_json
 SIZES = "sizes.json"
 """In a checkpoint whose files the disk has: their sizes in bytes, by name."""
 KEPT = 2
+MISSING = (FileNotFoundError, NotADirectoryError)
+# What readers raise over a file that is damaged. Any other OSError, of a disk that is away for a moment, says nothing about the file.
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ def keeper() -> Any:
             # Files of the old one among those of a new one of the same step would be no checkpoint.
             if rank() == 0:
                 for path in _newest_first(Path(args.output_dir)):
-                    if step_of(path) > state.global_step:
+                    if step_of(path) > state.global_step and _fault(path) is not None:
                         shutil.rmtree(path)
             wait_for_all()
 
@@ -119,6 +122,6 @@ def _fault(checkpoint: Path) -> str | None:
             name = file.name
             with safe_open(file, "pt"):  # checks the header against the file's length
                 pass
-    except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+    except (*MISSING, *DAMAGED, SafetensorError, zipfile.BadZipFile) as error:
         return f"{name}: {error}"
     return None if weights else "it has no *.safetensors"

@@ -2,8 +2,8 @@
 
 SFT runs once. Each run (an algorithm and a seed) is RL in a folder of its own and an evaluation on every set of the task; one seed gives every
 algorithm the same rows in the same order and the same first completions, so differences are taken seed by seed. Workers are
-processes that take the next run that nobody holds; a run belongs to one of them by a lock, so that a second call, or a second
-machine on the same disk, helps rather than harms.
+processes that take the next run that nobody holds; a run belongs to one of them by a lock, also to one that is still saving when
+its call was killed and the next call begins.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from sage_unsloth.guides import BranchGuide
 from sage_unsloth.plan import duration
 from sage_unsloth.records import HeldError, environment, locked, open_run, write_json
 from sage_unsloth.rewards import Grade
-from sage_unsloth.stopping import ending
+from sage_unsloth.stopping import allow, ending
+from sage_unsloth.untrusted import log_to_terminal
 
 SFT = "sft"
 UNWINDING = 600.0
@@ -175,10 +176,10 @@ def benchmark(
     if config.beta is not None:
         settings["beta"] = config.beta
     settings["sets"] = {name: [len(one.rows), one.num_samples] for name, one in task.sets.items()}
-    out = open_run(out, settings)
     if workers is None:
         workers = 1 if has_gpu() else len(os.sched_getaffinity(0))
-    with locked(out / "benchmark"):
+    with locked(out):
+        out = open_run(out, settings)
         write_json(out / "benchmark.json", asdict(config))
         runs = config.runs()
         print(plan(config, task, out, workers))
@@ -186,9 +187,9 @@ def benchmark(
             (out / folder).mkdir(exist_ok=True)
         if not (out / "sft" / "model").is_dir():
             _watch(out, task, [], [_start(out, 0, "--sft")])
-        left = [run for run in (None, *runs) if not result_path(out, run).exists()]
-        if left:
+        while left := [run for run in (None, *runs) if not result_path(out, run).exists()]:
             _watch(out, task, runs, [_start(out, number) for number in range(min(workers, len(left)))])  # fmt: skip
+            time.sleep(1)  # a worker of a killed call may hold one until it has saved it
         return evidence_report.write(out, config)
 
 
@@ -257,11 +258,13 @@ def _watch(out: Path, task: Task, runs: Sequence[Run], workers: list) -> None:
                 bar.refresh()
                 time.sleep(1)
     except BaseException:
+        allow(UNWINDING + 10)
         for process, _ in workers:
             process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + UNWINDING
         for process, _ in workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=UNWINDING)
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
             process.kill()
         raise
     for process, log in workers:
@@ -305,7 +308,11 @@ def work(out: Path, sft_only: bool = False) -> None:
         path = result_path(out, run)
         if path.exists():
             continue
-        with contextlib.suppress(HeldError), locked(path):
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(path))
+            except HeldError:
+                continue
             if not path.exists():  # another one may have finished it since
                 write_json(path, carry_out(task, run, out, config.beta))
 
@@ -373,7 +380,8 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     import logging
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log_to_terminal()
+    logging.getLogger().setLevel(logging.INFO)
     _end_with_parent()
     with ending():
         work(Path(sys.argv[1]), "--sft" in sys.argv[2:])

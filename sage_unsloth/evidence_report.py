@@ -24,7 +24,7 @@ from sage_unsloth.guides import BranchGuide
 from sage_unsloth.metrics import pass_at_k
 from sage_unsloth.models import data_folder
 from sage_unsloth.power import Components, components, crossed_interval, detectable_difference
-from sage_unsloth.records import environment, write_json
+from sage_unsloth.records import environment, write_json, write_text
 
 MATTERS = 0.03
 """A difference of pass@k below this is taken as none: about the largest gain in the paper's tables is .03."""
@@ -429,7 +429,7 @@ def write_from_records(data: Mapping[str, Any], out: Path) -> dict[str, Any]:
     report = make_report(data)
     _write_compact(out / "records.json", data)
     write_json(out / "report.json", report)
-    (out / "report.md").write_text(evidence_text.markdown(report), encoding="utf-8")
+    write_text(out / "report.md", evidence_text.markdown(report))
     evidence_plots.draw(report, Records(data), out)
     return report
 
@@ -439,6 +439,4 @@ def _write_compact(path: Path, data: Mapping[str, Any]) -> None:
     head = {key: value for key, value in data.items() if key != "runs"}
     lines = ",\n".join(json.dumps(run, separators=(",", ":")) for run in data["runs"])
     text = json.dumps(head, indent=1)[:-2] + ',\n "runs": [\n' + lines + "\n]}\n"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, text)

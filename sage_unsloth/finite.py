@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.processes import check_same_gradients
 from sage_unsloth.records import environment, read_json, whole_folder, write_json
 
 BAD_BATCH = "bad_batch"
@@ -132,7 +133,7 @@ class Guard:
         remedy = REMEDIES.get(kind, "see whether a lower learning rate, or bf16 in the place of fp16, keeps it finite")  # fmt: skip
         raise NotFiniteError(
             f"every number of a training step must be finite; in step {step}, {what} is {value}{' at ' if where else ''}{where}; "
-            f"{done}; {kept}; {remedy}; a run that is started again goes on from its last checkpoint"
+            f"{done}; {kept}; {remedy}; a run that is started again goes on from its last checkpoint, other settings need a new --out"
         )
 
     def _save(self, folder: Path, record: dict, signals: Mapping, texts: Mapping) -> None:
@@ -167,6 +168,13 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
     guard = Guard(trainer)
 
     class Watch(TrainerCallback):
+        compared = trainer.accelerator.num_processes == 1
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not self.compared:
+                check_same_gradients(trainer, trainer.model.parameters())
+                self.compared = True
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             guard.check_weights()
 
@@ -250,10 +258,18 @@ def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
 
     def checked(function: Any, name: str) -> Any:
         # Reward models and coroutines are told from functions by what they are.
-        if isinstance(function, torch.nn.Module) or any(
-            map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))  # noqa: B004
-        ):
+        if isinstance(function, torch.nn.Module):
             return function
+        if any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
+
+            async def call_later(
+                *, prompts: Sequence, completions: Sequence, **kwargs: Any
+            ) -> list:
+                rewards = list(await function(prompts=prompts, completions=completions, **kwargs))
+                guard.check_rewards(name, rewards, prompts, completions)
+                return rewards
+
+            return call_later
 
         def call(*, prompts: Sequence, completions: Sequence, **kwargs: Any) -> list:
             rewards = list(function(prompts=prompts, completions=completions, **kwargs))
@@ -269,8 +285,11 @@ def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
             rewards = calculate(inputs, prompts, completions, ids)
         finally:
             trainer.reward_funcs = functions
+        # Of all processes; each looks at its own, whose texts it has.
+        first = trainer.accelerator.process_index * len(prompts)
+        own = rewards[first : first + len(prompts)]
         for column, (function, name) in enumerate(zip(functions, names, strict=True)):
-            values = rewards[:, column].tolist()
+            values = own[:, column].tolist()
             if not isinstance(function, torch.nn.Module):
                 values = [None if math.isnan(value) else value for value in values]
             guard.check_rewards(name, values, prompts, completions)

@@ -59,7 +59,7 @@ from sage_unsloth.losses import (
     sequence_credit,
 )
 from sage_unsloth.monitor import GuideMetrics
-from sage_unsloth.processes import check_data_parallel, check_same_gradients
+from sage_unsloth.processes import check_data_parallel
 from sage_unsloth.rewards import SolutionReward
 from sage_unsloth.rollout_batch import rollout_signals
 from sage_unsloth.scoring import scorer
@@ -571,10 +571,6 @@ def _watch(hook: _Hook, teacher: Any) -> Any:
                 )
             hook.guide.restore(None if kept is None else kept["attributes"])
             self.keep(state)
-
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if self.seen == 0 and hook.trainer.accelerator.num_processes > 1:
-                check_same_gradients(hook.trainer, hook.trainer.model.parameters())
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if hook.consulted == self.seen:

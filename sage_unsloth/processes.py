@@ -13,10 +13,15 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+
+LONGEST_WAIT = timedelta(hours=4)
+"""For the first process, which alone makes the preflight and writes; then the others take it for dead."""
 
 
 def world_size() -> int:
@@ -35,7 +40,7 @@ def wait_for_all() -> None:
         import torch
         from accelerate import PartialState
 
-        PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
+        PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT).wait_for_everyone()
 
 
 @contextmanager

@@ -32,9 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 def write_json(path: str | Path, data) -> None:
-    """Writes `data` so that a reader, or a kill at any time, finds the old file or the new one."""
+    """`write_text` of `data` as JSON."""
+    write_text(path, json.dumps(data, indent=2) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes `text` so that a reader, or a kill at any time, finds the old file or the new one."""
     path = Path(path)
-    text = json.dumps(data, indent=2) + "\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # same folder: replace is atomic
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -233,9 +237,9 @@ def disk_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except StorageError:
-        raise
     except Exception as error:
+        if type(error).__module__.startswith("sage_unsloth"):
+            raise  # it says what to do, and may quote the disk
         number = _disk_error(error)
         named = getattr(error, "filename", None) or path
         if number in FULL:

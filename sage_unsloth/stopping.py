@@ -1,4 +1,7 @@
-"""What SIGTERM (a machine that is taken away) and Ctrl-C do: what is in flight is finished and saved first; a second one ends it at once.
+"""What SIGTERM (a machine that is taken away), SIGHUP (a terminal that is gone) and Ctrl-C do: what is in flight is finished and saved first.
+
+A second one ends it at once; but a shutdown may reach a process twice, from the system and from its parent, so SIGTERM and SIGHUP
+within `REPEATED` seconds of the first are the same one.
 
 What is in flight is an optimizer step or a batch of completions (`finishing`). Everywhere else nothing would be lost, and the first
 signal ends the run: Ctrl-C by Python's own KeyboardInterrupt, and on the command line SIGTERM by an exception too, so that locks,
@@ -12,25 +15,31 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNWINDING = 10.0  # seconds for everything that is open to be closed
+REPEATED = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class Terminated(SystemExit):
-    """SIGTERM asked for the end; the exit code is the shells' for it, 143."""
+    """SIGTERM or SIGHUP asked for the end; the exit code is the shells' for it, 143 or 129."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
-        self.code = 128 + signal.SIGTERM
+        self.code = 128 + signum
 
 
 def _end(signum: int, message: str) -> BaseException:
-    return Terminated(message) if signum == signal.SIGTERM else KeyboardInterrupt(message)
+    return KeyboardInterrupt(message) if signum == signal.SIGINT else Terminated(message, signum)
+
+
+def _is_repeated(signum: int, first: float) -> bool:
+    return signum != signal.SIGINT and time.monotonic() - first < REPEATED
 
 
 class Stop:
@@ -42,7 +51,7 @@ class Stop:
 
 @contextlib.contextmanager
 def finishing(step: str) -> Iterator[Stop]:
-    """Inside, the first SIGINT or SIGTERM only sets `asked`: the loop inside ends after the step in flight, and this raises on leaving.
+    """Inside, the first signal only sets `asked`: the loop inside ends after the step in flight, and this raises on leaving.
 
     A second one does what it did before: Ctrl-C stops at once. In other threads than the main one, where Python sets no
     handlers, and for signals that the process was started to ignore, everything stays as it is.
@@ -52,17 +61,20 @@ def finishing(step: str) -> Iterator[Stop]:
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
-        Terminated: the same by SIGTERM.
+        Terminated: the same by SIGTERM or SIGHUP.
     """
-    stop = Stop()
+    stop, received = Stop(), []  # by this process; another one may have set `asked`
 
     def ask(signum: int, frame: object) -> None:
-        if stop.asked is None:
-            stop.asked = signal.Signals(signum)
-            logger.warning(
-                "\n%s: %s is finished and saved first; once more: at once.", stop.asked.name, step
-            )
-        else:
+        if not received:
+            received.append(time.monotonic())
+            if stop.asked is None:
+                stop.asked = signal.Signals(signum)
+                logger.warning(
+                    "\n%s: %s is finished and saved first; once more: at once.",
+                    stop.asked.name, step,
+                )  # fmt: skip
+        elif not _is_repeated(signum, received[0]):
             signal.signal(signum, before[signum])
             signal.raise_signal(signum)
 
@@ -74,18 +86,22 @@ def finishing(step: str) -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """For a command: inside, SIGINT and SIGTERM raise KeyboardInterrupt and Terminated, and a second one ends the process on the spot.
+    """For a command: inside, a signal raises KeyboardInterrupt or Terminated, and a second one ends the process on the spot.
 
     An exception may get lost: Python drops those in callbacks of its garbage collector, where a program that frees models is often
     (then it is raised again), and bare excepts in libraries take one for a missing package (then, after `UNWINDING` seconds, the process
     ends anyway).
     """
     asked: list[int] = []
+    began: list[float] = []
     report = sys.unraisablehook
 
     def end(signum: int, frame: object) -> None:
         if asked:
+            if _is_repeated(signum, began[0]):
+                return
             os._exit(128 + signum)
+        began.append(time.monotonic())
         asked.append(signum)
         rise()
 
@@ -111,9 +127,15 @@ def ending() -> Iterator[None]:
             sys.unraisablehook = report
 
 
+def allow(seconds: float) -> None:
+    """While `ending` unwinds: this many seconds from now on instead of `UNWINDING`."""
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 @contextlib.contextmanager
 def _handlers(handle: Callable[[int, object], None]) -> Iterator[dict[int, object]]:
-    """Sets the handler of both signals, gives what was there, and puts it back."""
+    """Sets the handler of the signals, gives what was there, and puts it back."""
     if threading.current_thread() is not threading.main_thread():
         yield {}
         return

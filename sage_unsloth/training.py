@@ -13,7 +13,7 @@ from typing import Any
 from sage_unsloth.checkpoints import keeper, step_of
 from sage_unsloth.models import has_gpu
 from sage_unsloth.plan import duration
-from sage_unsloth.processes import gathered, rank, read_numbered_cpus, world_size
+from sage_unsloth.processes import LONGEST_WAIT, gathered, rank, read_numbered_cpus, world_size
 from sage_unsloth.records import append_jsonl, open_run, read_json, read_jsonl
 from sage_unsloth.sources import check_columns
 from sage_unsloth.stopping import finishing
@@ -134,6 +134,7 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
         "disable_tqdm": True,
         "gradient_checkpointing": False,  # on a GPU Unsloth's own is in the model
         "dataloader_pin_memory": has_gpu(),
+        "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
     if not has_gpu():
         arguments |= {"bf16": False, "fp16": False}
@@ -152,7 +153,7 @@ def train(
 ) -> None:
     """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step.
 
-    SIGTERM and Ctrl-C end it after the step in flight, with a checkpoint (`stopping.finishing`). Of several processes the first
+    SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint (`stopping.finishing`). Of several processes the first
     writes, and all end once one of them is asked to.
 
     Args:
@@ -165,7 +166,7 @@ def train(
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
-        Terminated: the same by SIGTERM.
+        Terminated: the same by SIGTERM or SIGHUP.
     """
     from tqdm.auto import tqdm
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -230,6 +231,10 @@ def train(
         forget_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        # One that was asked while the last checkpoint was written must not leave the others waiting.
+        asked = [signum for signum in gathered([stop.asked]) if signum is not None]
+        if asked:
+            stop.asked = asked[0]
 
 
 def _numbers(logs: dict) -> dict[str, float]:

@@ -227,7 +227,7 @@ def test_a_second_call_goes_on_and_others_are_refused(smoke, capsys):
     before = json.loads(result.read_text())
     result.unlink()  # as if it had been killed after training
     stamp = (smoke / "results" / "sage-branch_seed-1.json").stat().st_mtime_ns
-    with locked(smoke / "benchmark"):
+    with locked(smoke):
         assert main(words) == 2
     assert "one process at a time" in capsys.readouterr().err
     assert main(words) == 0

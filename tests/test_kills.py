@@ -40,19 +40,22 @@ RLVR = RlvrConfig(
     preflight_prompts=0, sample_steps=1,
 )  # fmt: skip
 HARNESS = Path(__file__).with_name("kill_harness.py")
-ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: Terminated}
 
 
 @pytest.fixture(autouse=True)
 def ctrl_c_as_in_a_terminal():
-    """A shell's background job, which this may be, is started to ignore it."""
+    """A shell's background job, which this may be, is started to ignore it, and one under nohup SIGHUP."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hangup)
 
 
 @pytest.mark.parametrize("signum", ENDS)
-def test_the_first_signal_waits_and_the_second_does_not(signum):
+def test_the_first_signal_waits_and_the_second_does_not(signum, monkeypatch):
+    monkeypatch.setattr("sage_unsloth.stopping.REPEATED", 0.0)
     before = signal.getsignal(signum)
     steps = []
     with (
@@ -74,6 +77,53 @@ def test_the_first_signal_waits_and_the_second_does_not(signum):
         pytest.fail("the second one must not wait")
     assert signal.getsignal(signum) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), "nothing ends the process later"
+
+
+def test_a_shutdown_that_comes_twice_is_one():
+    """From the system and from the parent; but Ctrl-C twice is meant."""
+    with pytest.raises(Terminated, match="SIGHUP") as raised, ending(), finishing("this step"):
+        for signum in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(signum)
+        done = True
+    assert done and raised.value.code == 129
+    with pytest.raises(Terminated), ending():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # while everything is closed
+    with pytest.raises(KeyboardInterrupt), ending(), finishing("this step"):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("Ctrl-C must not wait")
+
+
+def test_what_another_process_was_asked_is_no_first_signal():
+    with pytest.raises(Terminated), finishing("this step") as stop:
+        stop.asked = signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
+
+
+@pytest.mark.slow
+def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
+    """Longer than everything else has for its end."""
+    program = "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(3), print('saved', flush=True), exit(0)))\nprint('ready', flush=True)\ntime.sleep(60)"
+    script = (
+        "import subprocess, sys, time\nfrom pathlib import Path\nfrom sage_unsloth import evidence, stopping\n"
+        "stopping.UNWINDING = 0.5\n"
+        f"worker = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=open('log', 'w'), start_new_session=True)\n"
+        "while 'ready' not in Path('log').read_text(): time.sleep(0.05)\n"
+        "print('go', flush=True)\n"
+        f"with stopping.ending(): evidence._watch(Path('.'), evidence.get_task('arithmetic', smoke=True), [], [(worker, Path('log'))])\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                              env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert parent.stdout.readline() == "go\n"
+    time.sleep(1)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(60) == 143
+    assert (tmp_path / "log").read_text() == "ready\nsaved\n"
 
 
 def test_an_error_in_the_step_is_what_is_raised():
@@ -351,7 +401,7 @@ def record_file(folder):
     return folder / "m.jsonl"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "grid", "analyze", "compare", "export", "sft", "train", "evaluate", "bench"])  # fmt: skip
+@pytest.mark.parametrize("name", ["quickstart", "grid", "analyze", "compare", "export", "sft", "train", "evaluate", "bench", "benchmark"])  # fmt: skip
 def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
     """Every command that writes; nothing is touched in the folder that the other one holds."""
     out = tmp_path / "out"
@@ -370,6 +420,7 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
         "sft": ["--model", "arithmetic-base", "--smoke"],
         "train": ["--algorithm", "grpo", "--from", base, "--smoke", "--data", "arithmetic"],
         "evaluate": ["--models", f"m={base}", "--benchmarks", "arithmetic", "--problems", "1", "--n", "1"],
+        "benchmark": ["--smoke"],
         "bench": ["--small", "--steps", "0", "--rounds", "1"],
     }  # fmt: skip
     with locked(out):

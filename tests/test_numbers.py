@@ -176,8 +176,9 @@ def test_a_guide_that_is_not_finite_stops_the_step(make_trainer, value):
         trainer.train()
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["function", "coroutine"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reward_that_is_not_finite_stops_the_step(make_trainer, value):
+def test_a_reward_that_is_not_finite_stops_the_step(make_trainer, value, later):
     """TRL takes nan for "no reward" and turns inf into an advantage of 0."""
     calls = []
 
@@ -191,15 +192,19 @@ def test_a_reward_that_is_not_finite_stops_the_step(make_trainer, value):
             rewards[5] = value
         return rewards
 
+    async def broken_later(**given):
+        return broken(**given)
+
+    function = broken_later if later else broken
     trainer = make_trainer(max_steps=3, reward=sound)
-    trainer.reward_funcs.append(broken)
+    trainer.reward_funcs.append(function)
     trainer.reward_func_names.append("broken")
     trainer.reward_processing_classes.append(None)
     trainer.reward_weights = torch.ones(2)
     message = f"the reward of broken is {value} at row 5; the weights are as before it"
     with guided_kl(trainer), pytest.raises(NotFiniteError, match=message):
         trainer.train()
-    assert trainer.reward_funcs == [sound, broken]
+    assert trainer.reward_funcs == [sound, function]
     record = read_json(trainer.args.output_dir + "/bad_batch/batch.json")
     assert record["rewards"][5] == repr(value) and len(record["completions"]) == calls[0]
     with pytest.raises(ValueError, match="keeps the reward of broken; call that function"):

@@ -16,6 +16,7 @@ from test_sampling import CONFIG, ROWS, Table
 
 from sage_unsloth import records
 from sage_unsloth.checkpoints import KEPT, SIZES, keep_newest, last_checkpoint
+from sage_unsloth.finite import NotFiniteError
 from sage_unsloth.records import (
     StorageError,
     append_jsonl,
@@ -95,7 +96,8 @@ def test_no_other_module_renames_and_none_reads_the_clock():
         text = file.read_text(encoding="utf-8")
         if file.name != "records.py":
             found = re.findall(
-                r"os\.(?:replace|rename)\(|\.rename\(|shutil\.move\((?!file, folder)", text
+                r"os\.(?:replace|rename)\(|\.rename\(|\.replace\(path|shutil\.move\((?!file, folder)",
+                text,
             )
             assert not found, f"{file.name}: {found}"
         assert not re.findall(r"time\.time\(|getmtime|st_[mc]time\b", text), file.name
@@ -194,6 +196,20 @@ def test_an_archive_with_a_hole_is_passed_over(line_run, tmp_path):
     content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
     file.write_bytes(content)
     assert last_checkpoint(tmp_path).name == "checkpoint-3"
+
+
+def test_a_disk_that_is_away_for_a_moment_is_no_damage(line_run, tmp_path, monkeypatch):
+    """A checkpoint that cannot be read now may be whole: the run ends, and nothing is deleted."""
+    shutil.copytree(line_run[0], tmp_path / "out")
+    folder = tmp_path / "out" / "checkpoints"
+
+    def away(*_):
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    monkeypatch.setattr("sage_unsloth.checkpoints.zipfile.ZipFile", away)
+    with pytest.raises(OSError, match="stale"):
+        last_checkpoint(folder)
+    assert steps(folder)
 
 
 def test_the_run_goes_on_from_the_one_before_to_the_same_weights(line_run, tmp_path):
@@ -368,6 +384,16 @@ def test_drawing_on_a_full_disk_goes_on_where_it_was(small_disk, tmp_path):
     assert draw(small_disk) == draw(tmp_path)
     whole = kept[: kept.rfind(b"\n") + 1]
     assert (small_disk / "s.jsonl").read_bytes().startswith(whole), "nothing was drawn again"
+
+
+def test_what_our_errors_quote_of_the_disk_hides_them_not():
+    error = NotFiniteError(
+        "the loss is nan; its batch could not be kept: No space left on device (os error 28)"
+    )
+    with pytest.raises(NotFiniteError, match="the loss is nan"), disk_errors(Path("run")):
+        raise error
+    with pytest.raises(StorageError, match="must have room"), disk_errors(Path("run")):
+        raise RuntimeError("No space left on device (os error 28)")
 
 
 def test_a_limit_on_file_sizes_is_said(tmp_path):
