@@ -94,7 +94,7 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
     trainer = GRPOTrainer(
         model=prepare_for_cpu(tiny_model(lora_noise)),
         processing_class=tokenizer or build_tokenizer(),
-        reward_funcs=[reward or _length_modulo_five],
+        reward_funcs=reward if isinstance(reward, list) else [reward or _length_modulo_five],
         args=GRPOConfig(**(defaults | settings)),
         train_dataset=Dataset.from_list(rows),
     )

@@ -196,11 +196,8 @@ def test_a_reward_that_is_not_finite_stops_the_step(make_trainer, value, later):
         return broken(**given)
 
     function = broken_later if later else broken
-    trainer = make_trainer(max_steps=3, reward=sound)
-    trainer.reward_funcs.append(function)
-    trainer.reward_func_names.append("broken")
-    trainer.reward_processing_classes.append(None)
-    trainer.reward_weights = torch.ones(2)
+    function.__name__ = "broken"
+    trainer = make_trainer(max_steps=3, reward=[sound, function])
     message = f"the reward of broken is {value} at row 5; the weights are as before it"
     with guided_kl(trainer), pytest.raises(NotFiniteError, match=message):
         trainer.train()
