@@ -367,10 +367,10 @@ def _rlvr(
     if rank() == 0:
         with whole_folder(trained) as partial:
             if finished:
-                _copy_weights(resume, partial)
+                _copy_result(resume, partial)
             else:
                 trainer.model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
+                tokenizer.save_pretrained(partial)
         shutil.rmtree(checkpoints, ignore_errors=True)
     wait_for_all()
     return trained
@@ -523,10 +523,12 @@ def _refuse_long_prompts(tokenizer: Any, rows: Sequence[dict], limit: int) -> No
         )
 
 
-def _copy_weights(checkpoint: Path, folder: Path) -> None:
+def _copy_result(checkpoint: Path, folder: Path) -> None:
+    """Weights, configs and tokenizer; the tokenizer is the trainer's, which has changed it."""
     folder.mkdir()
     for file in checkpoint.iterdir():
-        if file.suffix in (".safetensors", ".json") and file.name not in ("trainer_state.json", SIZES):  # fmt: skip
+        kept = file.suffix in (".safetensors", ".json", ".jinja", ".md", ".txt", ".model")
+        if kept and file.name not in ("trainer_state.json", SIZES):
             shutil.copy(file, folder / file.name)
 
 

@@ -15,6 +15,7 @@ def test_every_promise_names_tests_that_exist():
     rows = [line for line in section("What you can rely on").splitlines() if line.startswith("| ")]
     promises = [row for row in rows if not row.startswith("| promise |")]
     assert len(promises) > 20
+    assert not re.search(r"[A-Z]{4,}LINE", README), "a place to be filled in"
     for row in promises:
         named = re.findall(r"`((?:test_\w+\.py)?::test_\w+)`", row.split(" | ")[-1])
         assert named and named[0].startswith("test_"), row
