@@ -48,6 +48,19 @@ def is_last(checkpoint: Path | None) -> bool:
     return state["global_step"] >= state["max_steps"]
 
 
+def copy_result(checkpoint: Path, folder: Path) -> None:
+    """What a model saves of itself, without its tokenizer."""
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        kept = file.suffix in (".safetensors", ".json", ".md")
+        if (
+            kept
+            and not file.name.startswith("tokenizer")
+            and file.name not in ("trainer_state.json", SIZES)
+        ):
+            shutil.copy(file, folder / file.name)
+
+
 def keep_newest(folder: Path, step: int) -> None:
     """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest complete ones."""
     newest = folder / f"checkpoint-{step}"

@@ -4,6 +4,7 @@ A stage is a function of a config, a model, rows and a folder. A folder that is 
 from its last checkpoint with the same guide values, data order and random state, one with other settings is refused.
 """
 
+import copy
 import logging
 import os
 import shutil
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.checkpoints import SIZES, last_checkpoint, step_of
+from sage_unsloth.checkpoints import copy_result, last_checkpoint, step_of
 from sage_unsloth.dynamic_sampling import dynamic_sampling
 from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
@@ -314,6 +315,9 @@ def _rlvr(
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
     )
+    untouched = copy.deepcopy(
+        tokenizer
+    )  # padding and truncation are the trainer's to set in its own
     teacher = None
     if config.teacher:
         teacher = load_teacher(
@@ -367,10 +371,10 @@ def _rlvr(
     if rank() == 0:
         with whole_folder(trained) as partial:
             if finished:
-                _copy_result(resume, partial)
+                copy_result(resume, partial)
             else:
                 trainer.model.save_pretrained(partial)
-                tokenizer.save_pretrained(partial)
+            untouched.save_pretrained(partial)
         shutil.rmtree(checkpoints, ignore_errors=True)
     wait_for_all()
     return trained
@@ -521,15 +525,6 @@ def _refuse_long_prompts(tokenizer: Any, rows: Sequence[dict], limit: int) -> No
             f"every prompt must fit max_prompt_length={limit} tokens; {len(longer)} of {len(rows)} do not, the first is row "
             f"{longer[0]} with {lengths[longer[0]]}; raise max_prompt_length, or drop these rows"
         )
-
-
-def _copy_result(checkpoint: Path, folder: Path) -> None:
-    """Weights, configs and tokenizer; the tokenizer is the trainer's, which has changed it."""
-    folder.mkdir()
-    for file in checkpoint.iterdir():
-        kept = file.suffix in (".safetensors", ".json", ".jinja", ".md", ".txt", ".model")
-        if kept and file.name not in ("trainer_state.json", SIZES):
-            shutil.copy(file, folder / file.name)
 
 
 def _warn_if_untrained(model: Any) -> None:

@@ -4,6 +4,7 @@ A stage is a function of a config, a model, rows and a folder. A folder that is 
 from its last checkpoint, one with other settings is refused.
 """
 
+import copy
 import logging
 import shutil
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.checkpoints import is_last, last_checkpoint
+from sage_unsloth.checkpoints import copy_result, is_last, last_checkpoint
 from sage_unsloth.finite import finite_only
 from sage_unsloth.models import LoraSettings, has_gpu, load_policy, save_merged
 from sage_unsloth.prompts import prompt_messages, solution_text
@@ -119,12 +120,18 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
     )
     if not adapter.exists():
         if trained is None:
-            trainer = _trainer(config, model, tokenizer, rows, folder)
+            use_cache = model.config.use_cache
+            # Padding and truncation are the trainer's to set in its own.
+            trainer = _trainer(config, model, copy.deepcopy(tokenizer), rows, folder)
             with finite_only(trainer):
                 train(trainer, folder, "SFT", resume=resume)
             model = trainer.model
+            model.config.use_cache = use_cache  # training turns it off
         with whole_folder(adapter) as partial:
-            model.save_pretrained(partial)
+            if trained is None:
+                model.save_pretrained(partial)
+            else:
+                copy_result(trained, partial)
     save_merged(model, tokenizer, merged)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return merged

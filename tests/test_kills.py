@@ -221,6 +221,13 @@ def assert_equal_weights(found, expected):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def assert_equal_folders(found, expected):
+    """Every file to the last byte."""
+    files = [{f.name: f.read_bytes() for f in folder.iterdir()} for folder in (found, expected)]
+    assert files[0].keys() == files[1].keys()
+    assert [name for name in files[1] if files[0][name] != files[1][name]] == []
+
+
 @pytest.fixture(scope="module")
 def merged(unsloth_module, tmp_path_factory):
     return sft(SFT, BASE, ROWS, tmp_path_factory.mktemp("whole") / "sft")
@@ -271,8 +278,17 @@ def test_sft_stopped_after_its_last_checkpoint_trains_no_further(merged, tmp_pat
         sft(SFT, BASE, ROWS, tmp_path)
     sft(SFT, BASE, ROWS, tmp_path)
     assert len(steps) == 3 == len(read_jsonl(tmp_path / METRICS))
-    assert_equal_weights(weights(tmp_path / "model"), weights(merged))
-    assert_equal_weights(weights(tmp_path / "adapter"), weights(merged.parent / "adapter"))
+    for name in ("model", "adapter"):
+        assert_equal_folders(tmp_path / name, merged.parent / name)
+
+
+def test_rl_stopped_after_its_last_checkpoint_trains_no_further(merged, trained, tmp_path, monkeypatch):  # fmt: skip
+    steps = signal_in_step(monkeypatch, 3, signal.SIGTERM)
+    with ending(), pytest.raises(Terminated, match="step 3 of 3 is saved"):
+        rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
+    rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
+    assert len(steps) == 3 == len(read_jsonl(tmp_path / METRICS))
+    assert_equal_folders(tmp_path / "adapter", trained / "adapter")
 
 
 def test_rl_saves_the_step_in_flight_and_repeats_no_row(merged, trained, tmp_path, monkeypatch, unsloth_module):  # fmt: skip
