@@ -188,6 +188,13 @@ def test_a_checkpoint_cut_short_anywhere_is_passed_over(line_run, tmp_path, capl
     assert tried > 30 and last_checkpoint(tmp_path) == newest
 
 
+@pytest.mark.parametrize("index", ["{}", "[]", '{"weight_map": 3}', '{"weight_map": {"w": 3}}'])
+def test_an_index_that_is_none_is_passed_over(line_run, tmp_path, index):
+    shutil.copytree(line_run[0] / "checkpoints", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "checkpoint-4" / "model.safetensors.index.json").write_text(index)
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+
+
 def test_an_archive_with_a_hole_is_passed_over(line_run, tmp_path):
     """After a power cut a file can have its length and zeros within it; PyTorch's archives carry checksums."""
     shutil.copytree(line_run[0] / "checkpoints", tmp_path, dirs_exist_ok=True)
