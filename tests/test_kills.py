@@ -493,13 +493,13 @@ def test_a_notebook_is_usable_after_an_interrupt(tmp_path):
         texts = []
         request = client.execute(code)
         while True:
+            if interrupt and metrics.exists() and len(read_jsonl(metrics)) >= 2:
+                manager.interrupt_kernel()
+                interrupt = False
             try:
                 message = client.get_iopub_msg(timeout=0.2)
             except Empty:
                 assert manager.is_alive()
-                if interrupt and metrics.exists() and len(read_jsonl(metrics)) >= 2:
-                    manager.interrupt_kernel()
-                    interrupt = False
                 continue
             if message["parent_header"].get("msg_id") != request:
                 continue
