@@ -33,10 +33,17 @@ def conditions(report: Mapping[str, Any]) -> str:
     )
 
 
-INTERVALS = (
-    "[ ]: 95 % over training seeds and problems at once (Student's t by the two-way layout; differences are paired by seed and problem). "
-    "The SFT model was trained once, so its interval is over problems alone, and differences to it hold for this SFT model."
-)
+def intervals(report: Mapping[str, Any]) -> str:
+    """What the brackets are of."""
+    if len(report["seeds"]) == 1:
+        return (
+            "[ ]: 95 % over problems alone (Student's t; differences are paired by problem). With one training seed no interval has the "
+            "chance of training in it, so no claim is judged."
+        )
+    return (
+        "[ ]: 95 % over training seeds and problems at once (Student's t by the two-way layout; differences are paired by seed and problem). "
+        "The SFT model was trained once, so its interval is over problems alone, and differences to it hold for this SFT model."
+    )
 
 
 def level_table(report: Mapping[str, Any], name: str, group: str = "all") -> list[list[str]]:
@@ -129,7 +136,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     vs_sft = functools.partial(_against, SFT)
     verdicts = [claim["verdict"] for claim in report["claims"]]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided"))  # fmt: skip
-    parts = [f"# Benchmark: {report['title']}", conditions(report) + ".", INTERVALS]
+    parts = [f"# Benchmark: {report['title']}", conditions(report) + ".", intervals(report)]
     parts += [
         "## The paper's claims",
         f"{counts}. A gain or loss counts as none below {MATTERS:g}: \"supported\" is an interval beyond 0 on the claimed side, \"not supported\" "
@@ -195,7 +202,7 @@ def summary(report: Mapping[str, Any]) -> str:
     for rows in filter(None, tables):
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         texts.append("\n".join("  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows))  # fmt: skip
-    return "\n\n".join([conditions(report), *texts, INTERVALS])
+    return "\n\n".join([conditions(report), *texts, intervals(report)])
 
 
 # --- the README -----------------------------------------------------------------------------------
@@ -217,12 +224,15 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
     claims = [[row[0], row[2], row[3], row[4]] for row in claims_table(report)]
     verdicts = [row[3] for row in claims[1:]]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided"))  # fmt: skip
+    judged = [
+        f"Claims of the paper, or of its theory: {counts}. A gain below {MATTERS:g} counts as none.",
+        markdown_table(claims),
+    ]
     return "\n\n".join(
         [
-            f"**{report['title']}:** {conditions(report).partition('; ')[2]}. {INTERVALS}",
+            f"**{report['title']}:** {conditions(report).partition('; ')[2]}. {intervals(report)}",
             markdown_table(rows),
-            f"Claims of the paper, or of its theory: {counts}. A gain below {MATTERS:g} counts as none.",
-            markdown_table(claims),
+            *(judged if len(report["seeds"]) > 1 else []),
             f"![differences to grpo]({folder}/differences.png)",
             f"Curves, families, out-of-distribution sets, training, grid and power: [report]({folder}/report.md); every count: "
             f"[records.json]({folder}/records.json).",

@@ -150,6 +150,9 @@ def test_seeds_that_one_algorithm_lacks_are_left_out():
     report = make_report(records({k: v for k, v in COUNTS.items() if k != ("sage-branch", 2)}))
     assert report["seeds"] == [1]
     assert {claim["verdict"] for claim in report["claims"]} == {"undecided"}, "one seed decides nothing"  # fmt: skip
+    texts = evidence_text.markdown(report), evidence_text.readme_section(report, "folder")
+    assert all("over problems alone (Student's t; " in text for text in texts)
+    assert "| claim |" in texts[0] and "| claim |" not in texts[1]
 
 
 def test_grid_is_against_the_same_seeds_and_has_the_default_cell():
