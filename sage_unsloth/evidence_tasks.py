@@ -159,7 +159,7 @@ def smollm2_task() -> Task:
         rare_route=smollm2.RARE_ROUTE,
         algorithms=smollm2.ALGORITHMS,
         num_seeds=1,
-        seconds={"step": 17.0, "completion": 0.45},
+        seconds={"step": 30.0, "completion": 0.4},  # while another process did the same beside it
     )
 
 
