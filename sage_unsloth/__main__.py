@@ -12,9 +12,9 @@ from sage_unsloth.untrusted import log_to_terminal, printable, without_secrets
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130 for Ctrl-C, 143 for SIGTERM.
+    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 
-    After either signal, an optimizer step or a batch of completions in flight is finished and saved first; a second one ends at once.
+    After a signal, an optimizer step or a batch of completions in flight is finished and saved first; a second one ends at once.
     """
     parser = argparse.ArgumentParser(prog="python -m sage_unsloth", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

@@ -6,6 +6,7 @@ modification times, which a clock that was set back puts in the wrong order. So 
     saved → every file on the disk → sizes.json → all but the two newest complete ones deleted, by step
 """
 
+import itertools
 import json
 import logging
 import shutil
@@ -51,13 +52,9 @@ def is_last(checkpoint: Path | None) -> bool:
 def copy_result(checkpoint: Path, folder: Path) -> None:
     """What a model saves of itself, without its tokenizer."""
     folder.mkdir()
+    others = ("trainer_state.json", SIZES, "tokenizer.json", "tokenizer_config.json")
     for file in checkpoint.iterdir():
-        kept = file.suffix in (".safetensors", ".json", ".md")
-        if (
-            kept
-            and not file.name.startswith("tokenizer")
-            and file.name not in ("trainer_state.json", SIZES)
-        ):
+        if file.suffix in (".safetensors", ".json", ".md") and file.name not in others:
             shutil.copy(file, folder / file.name)
 
 
@@ -68,15 +65,15 @@ def keep_newest(folder: Path, step: int) -> None:
     for path in (*files, newest, folder):
         sync(path)
     write_json(newest / SIZES, {file.name: file.stat().st_size for file in sorted(files)})
-    found = _newest_first(folder)
-    complete = [path for path in found if _fault(path) is None]
-    if newest not in complete:
-        logger.warning(
-            "checkpoint %s is incomplete, so none is deleted: %s", newest, _fault(newest)
-        )
+    fault = _fault(newest)
+    if fault is not None:
+        logger.warning("checkpoint %s is incomplete, so none is deleted: %s", newest, fault)
         return
-    for path in found:
-        if path not in complete[:KEPT]:
+    # Looking for a fault reads every byte of the optimizer's state: at no more of them than are kept.
+    others = [path for path in _newest_first(folder) if path != newest]
+    kept = list(itertools.islice((path for path in others if _fault(path) is None), KEPT - 1))
+    for path in others:
+        if path not in kept:
             shutil.rmtree(path)
 
 

@@ -19,7 +19,7 @@ from sage_unsloth.adapter_checks import (
 from sage_unsloth.model_card import model_card
 from sage_unsloth.models import has_gpu, load_policy, load_tokenizer, release_memory, save_merged
 from sage_unsloth.presets import MODELS
-from sage_unsloth.records import disk_errors, locked, read_json, whole_folder, write_json
+from sage_unsloth.records import locked, read_json, whole_folder, write_json
 from sage_unsloth.training import METRICS, read_metrics
 
 RECORD = "export.json"
@@ -127,7 +127,7 @@ def export(
     out, name = Path(out).absolute(), name or run.folder.absolute().name
     if out.exists():
         raise ValueError(f"an export does not overwrite; {out} exists; choose another --out, or delete it")  # fmt: skip
-    with disk_errors(out), locked(out), whole_folder(out) as partial:
+    with locked(out), whole_folder(out) as partial:
         if to == "adapter":
             checks = _write_adapter(run, partial, base_id)
         elif to == "merged":

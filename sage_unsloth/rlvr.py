@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.checkpoints import copy_result, last_checkpoint, step_of
+from sage_unsloth.checkpoints import copy_result, is_last, last_checkpoint
 from sage_unsloth.dynamic_sampling import dynamic_sampling
 from sage_unsloth.engines import TransformersEngine, VllmEngine
 from sage_unsloth.guides import Guide
@@ -315,9 +315,7 @@ def _rlvr(
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
     )
-    untouched = copy.deepcopy(
-        tokenizer
-    )  # padding and truncation are the trainer's to set in its own
+    untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     teacher = None
     if config.teacher:
         teacher = load_teacher(
@@ -330,7 +328,7 @@ def _rlvr(
         )
     resume = last_checkpoint(checkpoints)
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
-    finished = resume is not None and step_of(resume) >= config.max_steps
+    finished = is_last(resume)
     if not finished:
         with Grader(grading_workers(), config.grade_seconds) as grader:
             if resume is None and config.preflight_prompts and rank() == 0:

@@ -93,17 +93,17 @@ def ending() -> Iterator[None]:
     ends anyway).
     """
     asked: list[int] = []
-    began: list[float] = []
+    began = 0.0
     report = sys.unraisablehook
 
     def end(signum: int, frame: object) -> None:
-        if asked:
-            if _is_repeated(signum, began[0]):
-                return
+        nonlocal began
+        if not asked:
+            began = time.monotonic()
+            asked.append(signum)
+            rise()
+        elif not _is_repeated(signum, began):
             os._exit(128 + signum)
-        began.append(time.monotonic())
-        asked.append(signum)
-        rise()
 
     def rise(*_: object) -> None:
         signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + asked[0]))

@@ -171,6 +171,12 @@ def train(
     from tqdm.auto import tqdm
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+    def agree() -> None:
+        """What one process was asked, all are; a signal that comes meanwhile is not lost."""
+        asked = [signum for signum in gathered([stop.asked]) if signum is not None]
+        if asked:
+            stop.asked = asked[0]
+
     class Log(TrainerCallback):
         bar: Any = None
         started = 0.0
@@ -186,9 +192,8 @@ def train(
             self.started = time.perf_counter()
 
         def on_step_end(self, args, state, control, **kwargs):
-            asked = [signum for signum in gathered([stop.asked]) if signum is not None]
-            if asked:
-                stop.asked = asked[0]
+            agree()
+            if stop.asked is not None:
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args, state, control, **kwargs):
@@ -231,10 +236,7 @@ def train(
         forget_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-        # One that was asked while the last checkpoint was written must not leave the others waiting.
-        asked = [signum for signum in gathered([stop.asked]) if signum is not None]
-        if asked:
-            stop.asked = asked[0]
+        agree()  # one that was asked while the last checkpoint was written must not leave the others waiting
 
 
 def _numbers(logs: dict) -> dict[str, float]:
