@@ -7,8 +7,8 @@ import shlex
 import sys
 from typing import Any
 
-from sage_unsloth.stopping import Terminated, ending
-from sage_unsloth.untrusted import log_to_terminal, printable, without_secrets
+from sage_unsloth.runs.stopping import Terminated, ending
+from sage_unsloth.runs.text import log_to_terminal, printable, without_secrets
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,8 +109,8 @@ def _add_sft(commands) -> None:
 
 
 def _sft(options: argparse.Namespace) -> int:
-    from sage_unsloth.sft import SftConfig
-    from sage_unsloth.stages import run_sft
+    from sage_unsloth.training.recipes import run_sft
+    from sage_unsloth.training.sft import SftConfig
 
     run_sft(
         options.out,
@@ -139,13 +139,13 @@ def _add_train(commands) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     if options.list:
-        from sage_unsloth.algorithms import listing
+        from sage_unsloth.training.algorithms import listing
 
         print(listing())
         return 0
-    from sage_unsloth.processes import first_process_speaks
-    from sage_unsloth.rlvr import RlvrConfig
-    from sage_unsloth.stages import run_rlvr
+    from sage_unsloth.runs.processes import first_process_speaks
+    from sage_unsloth.training.recipes import run_rlvr
+    from sage_unsloth.training.rlvr_config import RlvrConfig
 
     with first_process_speaks():
         run_rlvr(
@@ -242,9 +242,9 @@ def _add_evaluate(commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from sage_unsloth import evaluate
-    from sage_unsloth.compare import summary
-    from sage_unsloth.engines import SamplingConfig
+    from sage_unsloth.evaluation import evaluate
+    from sage_unsloth.evaluation.report import summary
+    from sage_unsloth.sampling.engines import SamplingConfig
 
     models = [evaluate.parse_model(text) for text in options.models]
     engine = evaluate.choose_engine(options.engine)
@@ -273,7 +273,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _training_rows(path: str) -> list[dict]:
     """A training set's problems, in our columns or in DAPO's."""
-    from sage_unsloth.sources import check_columns, read_file
+    from sage_unsloth.problems.sources import check_columns, read_file
 
     rows = [
         {"problem": row["prompt"]} if "problem" not in row and "prompt" in row else row
@@ -296,7 +296,7 @@ def _add_compare(commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from sage_unsloth import compare
+    from sage_unsloth.evaluation import report as compare
 
     result = compare.compare(options.sets, options.out, options.against)
     print(f"{compare.summary(result)}\n\nTables and figures: {options.out}")
@@ -319,7 +319,7 @@ def _add_analyze(commands) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from sage_unsloth.analysis_report import analyze
+    from sage_unsloth.analysis.report import analyze
 
     patterns = {}
     for text in options.pattern:
@@ -358,8 +358,9 @@ def _add_benchmark(commands) -> None:
 def _benchmark(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from sage_unsloth import evidence, evidence_report
-    from sage_unsloth.evidence_tasks import get_task
+    from sage_unsloth.lab.evidence import report as evidence_report
+    from sage_unsloth.lab.evidence import run as evidence
+    from sage_unsloth.lab.evidence.tasks import get_task
 
     for name in ("seeds", "workers"):
         if (value := getattr(options, name)) is not None and value < 1:
@@ -399,7 +400,7 @@ def _grid(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from sage_unsloth import quickstart
-    from sage_unsloth.grid import GridConfig, grid
+    from sage_unsloth.lab.grid import GridConfig, grid
 
     run = quickstart.smoke_config() if options.smoke else quickstart.QuickstartConfig()
     if options.steps is not None:
@@ -435,9 +436,9 @@ def _add_plan(commands) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from sage_unsloth import plan
-    from sage_unsloth.plots import show_table
-    from sage_unsloth.presets import model_preset
+    from sage_unsloth.figures import show_table
+    from sage_unsloth.planning import plan
+    from sage_unsloth.planning.presets import model_preset
 
     if options.model is None:
         show_table(plan.what_fits())
@@ -479,8 +480,9 @@ def _add_bench(commands) -> None:
 def _bench(options: argparse.Namespace) -> int:
     from itertools import product
 
-    from sage_unsloth import bench, bench_report
-    from sage_unsloth.plots import show_table
+    from sage_unsloth.figures import show_table
+    from sage_unsloth.lab.cost import report as bench_report
+    from sage_unsloth.lab.cost import run as bench
 
     default = bench.SMALL if options.small else bench.default_size()
     fields = ("hidden", "vocabulary", "length", "batch")
@@ -517,8 +519,8 @@ def _export(options: argparse.Namespace) -> int:
     import json
     from pathlib import Path
 
-    from sage_unsloth import export as stage
-    from sage_unsloth.hub import push
+    from sage_unsloth.export import export as stage
+    from sage_unsloth.export.hub import push
 
     hub = options.to == "hub"
     kind = options.kind if hub else options.to

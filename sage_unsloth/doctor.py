@@ -107,8 +107,7 @@ def _machine() -> Iterator[Check]:
 
 
 def _base_model() -> Check:
-    from sage_unsloth.models import data_folder
-    from sage_unsloth.quickstart import BASE_MODEL
+    from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 
     folder = data_folder() / BASE_MODEL
     if (folder / "model.safetensors").exists():
@@ -117,12 +116,13 @@ def _base_model() -> Check:
         FAIL,
         "embedded model",
         f"missing in {folder}",
-        f"python -m sage_unsloth.pretrain --out {folder}",
+        f"python -m sage_unsloth.lab.pretrain --out {folder}",
     )
 
 
 def _grader() -> Check:
-    from sage_unsloth.rewards import Grade, Grader
+    from sage_unsloth.grading.checker import Grade
+    from sage_unsloth.grading.grader import Grader
 
     try:
         with Grader() as grader:
@@ -168,12 +168,14 @@ def _device() -> Iterator[Check]:
 
 def _contract() -> Check:
     """Import Unsloth, generate its trainer, and check everything the patch relies on."""
-    from sage_unsloth import contract, patch
+    from sage_unsloth.patch.contract import check_contract
+    from sage_unsloth.patch.loading import load_unsloth
+    from sage_unsloth.patch.unsloth_names import TESTED_VERSIONS, ContractError
 
     try:
-        module = patch.load_unsloth()
-        contract.check_contract(module)
-    except contract.ContractError as error:
+        module = load_unsloth()
+        check_contract(module)
+    except ContractError as error:
         return Check(FAIL, "patch contract", "does not hold", str(error))
     except (
         Exception
@@ -185,12 +187,12 @@ def _contract() -> Check:
             "reinstall the pinned versions",
         )
     version = importlib.metadata.version("unsloth")
-    tested = version in contract.TESTED_VERSIONS
+    tested = version in TESTED_VERSIONS
     return Check(
         OK if tested else WARN,
         "patch contract",
         f"holds on unsloth {version} ({module.__file__})",
         ""
         if tested
-        else f"the whole test suite has passed on {' and '.join(contract.TESTED_VERSIONS)} only",
+        else f"the whole test suite has passed on {' and '.join(TESTED_VERSIONS)} only",
     )

@@ -13,22 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from sage_unsloth import arithmetic, plots
-from sage_unsloth.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.guides import BranchGuide, Guide
-from sage_unsloth.metrics import Estimate, paired_difference, pass_at_k_interval
-from sage_unsloth.models import data_folder, load_policy
-from sage_unsloth.patch import load_unsloth
-from sage_unsloth.records import environment, locked, open_run, write_json
-from sage_unsloth.rlvr import RlvrConfig, rlvr
-from sage_unsloth.sampling import correct_counts, sample_and_grade
-from sage_unsloth.sft import SftConfig, sft
-from sage_unsloth.stopping import frees_models
-from sage_unsloth.training import read_metrics
+from sage_unsloth.evaluation.figures import plot_pass_at_k
+from sage_unsloth.evaluation.metrics import Estimate, paired_difference, pass_at_k_interval
+from sage_unsloth.models.device import frees_models
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder, settle_process
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.objective.guides import BranchGuide, Guide
+from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.record import environment, open_run
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_sets import correct_counts, sample_and_grade
+from sage_unsloth.training.figures import plot_training
+from sage_unsloth.training.rlvr import rlvr
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft import SftConfig, sft
+from sage_unsloth.training.stage import read_metrics
 
-BASE_MODEL = "arithmetic-base"
 # GRPO runs under a guide of 1 (ratio 0): the same loss to the last bits, with its entropy measured as well.
 ALGORITHMS: dict[str, Guide] = {"GRPO": BranchGuide(ratio=0.0), "SAGE-Branch": BranchGuide()}
+
+
 MODELS = ("SFT", *ALGORITHMS)
 
 
@@ -141,8 +148,8 @@ def _run(out: str | Path, config: QuickstartConfig) -> dict[str, Any]:
         "bands: 95 % bootstrap over problems; one training seed"
     )
     curves = {title: _curves(report, title) for title in report["pass_at_k"]}
-    plots.plot_pass_at_k(curves, out / "pass_at_k.png", note)
-    plots.plot_training(
+    plot_pass_at_k(curves, out / "pass_at_k.png", note)
+    plot_training(
         metrics,
         out / "training.png",
         f"embedded arithmetic, seed {config.rlvr.seed}; thin: each step",
@@ -186,6 +193,8 @@ def plan(config: QuickstartConfig, out: Path) -> str:
 
 # Seconds of one SFT row, one completion in RL and one in the evaluation, as this program measured them (report.json, seconds_this_time), for the plan's estimate.
 MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
+
+
 SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
 
 
@@ -315,19 +324,6 @@ def spread(rows: list[dict], count: int | None) -> list[dict]:
         return rows
     by_family = sorted(rows, key=lambda row: row["family"])
     return [by_family[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
-
-
-def settle_process() -> None:
-    """One thread on a CPU, where tensors are too small for two and a second one waits for whatever else runs; no bars of
-    libraries for what takes no time here."""
-    import datasets
-    import torch
-    import transformers
-
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
 
 
 class _timed:

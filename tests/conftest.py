@@ -42,7 +42,7 @@ def files_with_canary(folder):
 @pytest.fixture(scope="session")
 def unsloth_module():
     """The module of Unsloth's generated GRPO trainer."""
-    from sage_unsloth.patch import load_unsloth
+    from sage_unsloth.patch.loading import load_unsloth
 
     return load_unsloth()
 
@@ -78,7 +78,7 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    from sage_unsloth.patch import prepare_for_cpu
+    from sage_unsloth.patch.loading import prepare_for_cpu
 
     defaults = dict(
         output_dir=output_dir, per_device_train_batch_size=8, num_generations=4, max_steps=4,

@@ -17,10 +17,12 @@ from oracle import Recording
 from transformers import TrainerCallback
 
 from sage_unsloth import __main__
-from sage_unsloth.adaptive import AdaptiveGuide
-from sage_unsloth.contract import ContractError
-from sage_unsloth.guides import BranchGuide, CosineSchedule, RandomGuide, TokenGuide
-from sage_unsloth.patch import guided_kl, load_unsloth
+from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
+from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.unsloth_names import ContractError
 
 ROWS = 8  # of a step, over all processes: two prompts, four completions each
 TWO = dict(gradient_accumulation_steps=2)

@@ -21,9 +21,11 @@ from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sage_unsloth.checkers import ROLES
-from sage_unsloth.records import environment, package_version, read_jsonl, write_json
-from sage_unsloth.rewards import Grade, Grader
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.checkers import ROLES
+from sage_unsloth.grading.grader import Grader
+from sage_unsloth.runs.files import read_jsonl, write_json
+from sage_unsloth.runs.record import environment, package_version
 
 ANSWERS = Path(__file__).resolve().parent.parent / "data" / "adversarial_answers.jsonl"
 START = 30.0  # seconds beside the limit, for the successor of a killed worker on a busy machine

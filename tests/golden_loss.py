@@ -35,7 +35,7 @@ class Ones:
 
 
 def versions() -> dict[str, str | None]:
-    from sage_unsloth.records import package_version
+    from sage_unsloth.runs.record import package_version
 
     return {name: package_version(name) for name in PACKAGES}
 
@@ -85,7 +85,7 @@ def trainer_values(trainer, guide=None) -> dict[str, list[float]]:
     import torch
     from transformers import TrainerCallback
 
-    from sage_unsloth.patch import guided_kl
+    from sage_unsloth.patch.guided import guided_kl
 
     found = {}
     width = 8
@@ -199,8 +199,8 @@ def main() -> None:
 
     from conftest import build_trainer
 
-    from sage_unsloth.patch import load_unsloth
-    from sage_unsloth.records import write_json
+    from sage_unsloth.patch.loading import load_unsloth
+    from sage_unsloth.runs.files import write_json
 
     module = load_unsloth()
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,8 @@ from pathlib import Path
 
 import psutil
 
-from sage_unsloth.records import append_jsonl, environment, read_jsonl, write_json
+from sage_unsloth.runs.files import append_jsonl, read_jsonl, write_json
+from sage_unsloth.runs.record import environment
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 SAVE_STEPS = {"sft": 1, "train": 2, "quickstart": 1, "benchmark": 2}  # of the commands below
@@ -139,8 +140,8 @@ def _fork(words: list[str], log: int) -> int:
 
 def import_everything() -> None:
     """What a fork then has; the order is the commands' own."""
-    from sage_unsloth import evaluate, quickstart, stages  # noqa: F401
-    from sage_unsloth.patch import load_unsloth
+    from sage_unsloth import quickstart  # noqa: F401
+    from sage_unsloth.patch.loading import load_unsloth
 
     load_unsloth()
 
@@ -218,8 +219,8 @@ def unreadable(folder: Path, cut: bool) -> list[str]:
 
 def steps_lost(folder: Path) -> int:
     """Optimizer steps that are trained again: rows of metrics after the newest complete checkpoint; the most of all stages below."""
-    from sage_unsloth.checkpoints import last_checkpoint, step_of
-    from sage_unsloth.training import read_metrics
+    from sage_unsloth.runs.checkpoints import last_checkpoint, step_of
+    from sage_unsloth.training.stage import read_metrics
 
     lost = [0]
     for metrics in folder.rglob("metrics.jsonl"):

@@ -12,8 +12,10 @@ import torch
 from packaging.version import Version
 from transformers import TrainerCallback
 
-from sage_unsloth.guides import SteeredGuide, TokenSignals
-from sage_unsloth.losses import PENALTIES, UNSLOTH_K3_MAX, grpo_loss, k3
+from sage_unsloth.objective.guides import SteeredGuide
+from sage_unsloth.objective.kl import PENALTIES, UNSLOTH_K3_MAX, k3
+from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.objective.signals import TokenSignals
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
 OLD = Version(metadata.version("unsloth_zoo")) <= Version("2026.10.7")
@@ -308,8 +310,8 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
     Without an estimator it is the one of Unsloth's own that the trainer's arguments name. `options` go to `guided_kl`; a
     teacher is given as the pair of what it takes and a float64 model for the oracle.
     """
-    from sage_unsloth.dynamic_sampling import dynamic_sampling
-    from sage_unsloth.patch import guided_kl
+    from sage_unsloth.patch.dynamic_sampling import dynamic_sampling
+    from sage_unsloth.patch.guided import guided_kl
 
     estimator = kl_estimator or ("k3-is" if trainer.args.use_bias_correction_kl else "k3")
     recording = None

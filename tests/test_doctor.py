@@ -50,25 +50,31 @@ def test_a_wrong_version_and_a_missing_package_are_named(monkeypatch):
 
 
 def test_a_broken_contract_is_a_failure(monkeypatch):
-    from sage_unsloth import contract
+    from sage_unsloth.patch import unsloth_names
 
-    monkeypatch.setitem(contract.EXPECTED_PARAMETERS, contract.LOSS, ("trainer", "ids"))
+    monkeypatch.setitem(unsloth_names.EXPECTED_PARAMETERS, unsloth_names.LOSS, ("trainer", "ids"))
     check = doctor._contract()
     assert check.status == doctor.FAIL
     assert "delete the folder" in check.remedy
 
 
 def test_a_missing_base_model_is_a_failure(monkeypatch, tmp_path):
-    from sage_unsloth import models
+    from sage_unsloth.models import loading as models
 
     monkeypatch.setattr(models, "data_folder", lambda: tmp_path)
     check = doctor._base_model()
     assert check.status == doctor.FAIL
-    assert "sage_unsloth.pretrain" in check.remedy
+    assert "sage_unsloth.lab.pretrain" in check.remedy
 
 
 @pytest.mark.parametrize(
-    "module", ["sage_unsloth", "sage_unsloth.metrics", "sage_unsloth.rewards", "sage_unsloth.plots"]
+    "module",
+    [
+        "sage_unsloth",
+        "sage_unsloth.evaluation.metrics",
+        "sage_unsloth.grading.grader",
+        "sage_unsloth.figures",
+    ],
 )
 def test_light_modules_import_neither_torch_nor_unsloth(module):
     script = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'unsloth', 'transformers')))"

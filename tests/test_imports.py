@@ -8,10 +8,10 @@ import pytest
 
 HEAVY = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "torch", "vllm", "matplotlib", "math_verify",
          "pandas", "sympy")  # fmt: skip
-LIGHT = ("sage_unsloth", "sage_unsloth.__main__", "sage_unsloth.metrics", "sage_unsloth.plots", "sage_unsloth.rewards",
-         "sage_unsloth.compare", "sage_unsloth.sampling", "sage_unsloth.benchmarks", "sage_unsloth.records",
-         "sage_unsloth.memory", "sage_unsloth.plan", "sage_unsloth.arithmetic", "sage_unsloth.doctor",
-         "sage_unsloth.bench_report", "sage_unsloth.bench")  # fmt: skip
+LIGHT = ("sage_unsloth", "sage_unsloth.__main__", "sage_unsloth.evaluation.metrics", "sage_unsloth.figures", "sage_unsloth.grading.grader",
+         "sage_unsloth.evaluation.report", "sage_unsloth.sampling.record_sets", "sage_unsloth.problems.benchmarks", "sage_unsloth.runs.record",
+         "sage_unsloth.planning.memory", "sage_unsloth.planning.plan", "sage_unsloth.problems.arithmetic", "sage_unsloth.doctor",
+         "sage_unsloth.lab.cost.report", "sage_unsloth.lab.cost.run")  # fmt: skip
 SCRIPT = "import sys, json; {}; print(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
 
 

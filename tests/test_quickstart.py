@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sage_unsloth import plots, quickstart
-from sage_unsloth.metrics import Estimate, pass_at_k
+from sage_unsloth import quickstart
+from sage_unsloth.evaluation.figures import plot_pass_at_k
+from sage_unsloth.evaluation.metrics import Estimate, pass_at_k
+from sage_unsloth.training.figures import moving_average, plot_training
 
 LEFT_BEHIND = (
     "report.json",
@@ -183,14 +185,14 @@ def test_problems_are_spread_over_families():
 
 def test_figures_are_drawn_from_the_tables_beside_them(tmp_path):
     curve = {k: Estimate(0.1 * k, 0.05 * k, 0.12 * k) for k in (1, 2, 4)}
-    plots.plot_pass_at_k({"all": {"a": curve, "b": curve}}, tmp_path / "p.png", "note")
+    plot_pass_at_k({"all": {"a": curve, "b": curve}}, tmp_path / "p.png", "note")
     table = np.genfromtxt(tmp_path / "p.csv", delimiter=",", names=True, dtype=None, encoding=None)
     assert table["mean"].tolist() == pytest.approx([0.1, 0.2, 0.4] * 2)
     rows = [{"step": s, "reward": 0.1 * s, "kl/ref_k3": 0.0} for s in (1, 2, 3)]
-    plots.plot_training({"GRPO": rows}, tmp_path / "t.png", "note")
+    plot_training({"GRPO": rows}, tmp_path / "t.png", "note")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 4
-    assert plots.moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+    assert moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
 
 
 def test_readme_shows_the_figures_of_the_committed_report():

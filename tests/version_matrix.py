@@ -40,7 +40,7 @@ CONTRACT = """
 import importlib.metadata, json, sys
 report = {"versions": {name: importlib.metadata.version(name) for name in %r}}
 try:
-    from sage_unsloth import contract, patch
+    from sage_unsloth.patch import contract; from sage_unsloth.patch import guided as patch
     try:
         contract.check_contract(patch.load_unsloth())
         report |= {"outcome": "holds", "message": ""}
@@ -96,7 +96,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    from sage_unsloth.records import environment, write_json
+    from sage_unsloth.runs.files import write_json
+    from sage_unsloth.runs.record import environment
 
     options.cache.mkdir(parents=True, exist_ok=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)

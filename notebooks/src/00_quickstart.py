@@ -56,8 +56,8 @@ SMOKE = (
 # now and then: pass@1 rises, pass@k falls. That is the question SAGE asks.
 
 # %%
-from sage_unsloth import arithmetic
-from sage_unsloth.plots import show_table
+from sage_unsloth.figures import show_table
+from sage_unsloth.problems import arithmetic
 
 show_table(
     [
@@ -113,7 +113,7 @@ Image(Path(OUT) / "pass_at_k.png")
 # %%
 from collections import Counter
 
-from sage_unsloth.records import read_jsonl
+from sage_unsloth.runs.files import read_jsonl
 
 records = {
     name: read_jsonl(Path(OUT) / "samples" / f"{name.lower()}.jsonl") for name in quickstart.MODELS

@@ -47,8 +47,8 @@ assert doctor.run() == 0, "see the remedies above"
 # Kaggle, `runs` elsewhere.
 
 # %% tags=["parameters"]
-from sage_unsloth.models import has_gpu
-from sage_unsloth.records import runs_folder
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.runs.record import runs_folder
 
 MODEL = "qwen2.5-math-7b" if has_gpu() else "arithmetic-base"  # a preset, a folder or a hub id
 DATA_FILE = None  # a local copy of OpenMathReasoning-mini (.jsonl, .json, .parquet) where the hub is out of reach
@@ -62,7 +62,7 @@ SETTINGS = {}  # fields of SftConfig, such as {"max_length": 1024, "load_in_4bit
 # token included: a model that never saw the end of a solution never ends one. The table counts what each filter leaves.
 
 # %%
-from sage_unsloth.stages import run_sft
+from sage_unsloth.training.recipes import run_sft
 
 table = run_sft(OUT, model=MODEL, path=DATA_FILE, smoke=SMOKE, **SETTINGS)
 
@@ -75,7 +75,7 @@ table = run_sft(OUT, model=MODEL, path=DATA_FILE, smoke=SMOKE, **SETTINGS)
 # %%
 import matplotlib.pyplot as plt
 
-from sage_unsloth.training import read_metrics
+from sage_unsloth.training.stage import read_metrics
 
 steps = read_metrics(OUT)
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
@@ -88,7 +88,7 @@ figure.savefig(OUT / "training.png", dpi=130)
 # The same held-out problem before and after:
 
 # %%
-from sage_unsloth.records import read_jsonl
+from sage_unsloth.runs.files import read_jsonl
 
 for name in ("before", "after"):
     first = read_jsonl(OUT / "held-out" / f"{name}.jsonl")[0]

@@ -45,7 +45,7 @@ assert doctor.run() == 0, "see the remedies above"
 # ## Parameters
 
 # %% tags=["parameters"]
-from sage_unsloth.records import runs_folder
+from sage_unsloth.runs.record import runs_folder
 
 ALGORITHM = "sage-branch"  # a row of the table below
 RUNS = (
@@ -64,7 +64,7 @@ SETTINGS = {}  # fields of RlvrConfig, such as {"max_steps": 200, "reference": "
 # rows named after a KL say which gradient they really have.
 
 # %%
-from sage_unsloth.algorithms import listing
+from sage_unsloth.training.algorithms import listing
 
 print(listing())
 
@@ -75,7 +75,7 @@ print(listing())
 # and KL. Everything is in `metrics.jsonl` at the end of its step.
 
 # %%
-from sage_unsloth.stages import run_rlvr
+from sage_unsloth.training.recipes import run_rlvr
 
 metrics = run_rlvr(OUT, algorithm=ALGORITHM, start=START, path=DATA_FILE, smoke=SMOKE, **SETTINGS)
 
@@ -96,7 +96,7 @@ Image(OUT / "training.png")
 # What the policy wrote at the last sampled step:
 
 # %%
-from sage_unsloth.records import read_jsonl
+from sage_unsloth.runs.files import read_jsonl
 
 rows = read_jsonl(OUT / "completions.jsonl")
 for row in [row for row in rows if row["step"] == rows[-1]["step"]][:4]:

@@ -39,7 +39,7 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
-from sage_unsloth.records import runs_folder
+from sage_unsloth.runs.record import runs_folder
 
 RUNS = (
     runs_folder()
@@ -62,7 +62,7 @@ SMOKE = False  # True: seconds, and only shows that everything works; its figure
 
 # %%
 from sage_unsloth import quickstart
-from sage_unsloth.models import data_folder
+from sage_unsloth.models.embedded import data_folder
 
 if MODELS is None:
     quickstart.run(TRAINED, quickstart.smoke_config() if SMOKE else None)
@@ -80,9 +80,9 @@ if MODELS is None:
 # embedded training set?
 
 # %%
-from sage_unsloth import arithmetic
-from sage_unsloth.evaluate import parse_benchmark
-from sage_unsloth.overlap import overlap
+from sage_unsloth.evaluation.evaluate import parse_benchmark
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.overlap import overlap
 
 benchmarks = [parse_benchmark(name, problems=PROBLEMS) for name in BENCHMARKS]
 for benchmark in benchmarks:
@@ -99,9 +99,9 @@ for benchmark in benchmarks:
 # %%
 import time
 
-from sage_unsloth.compare import summary
-from sage_unsloth.engines import SamplingConfig
-from sage_unsloth.evaluate import choose_engine, evaluate, parse_model
+from sage_unsloth.evaluation.evaluate import choose_engine, evaluate, parse_model
+from sage_unsloth.evaluation.report import summary
+from sage_unsloth.sampling.engines import SamplingConfig
 
 models = [parse_model(text) for text in MODELS]
 config = SamplingConfig(num_samples=SAMPLES, **SAMPLING)
@@ -131,7 +131,7 @@ Image(OUT / "pass_at_k.png")
 # other problems:
 
 # %%
-from sage_unsloth.plots import show_table
+from sage_unsloth.figures import show_table
 
 show_table(
     [

@@ -40,7 +40,7 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
-from sage_unsloth.records import runs_folder
+from sage_unsloth.runs.record import runs_folder
 
 RUNS = (
     runs_folder()
@@ -59,7 +59,7 @@ SMOKE = False  # True: seconds, and only shows that everything works; its figure
 import time
 
 from sage_unsloth import quickstart
-from sage_unsloth.analysis_sources import find_sources, problem_texts
+from sage_unsloth.analysis.sources import find_sources, problem_texts
 
 started = time.perf_counter()
 if not (TRAINED / "report.json").exists():
@@ -84,7 +84,7 @@ print("graded samples:", {name: len(records) for name, records in samples.items(
 # regular expressions. These are the paper's:
 
 # %%
-from sage_unsloth import analysis
+from sage_unsloth.analysis import patterns as analysis
 
 for name, expressions in analysis.PATTERNS.items():
     print(f"{name}\n    " + "\n    ".join(expressions))
@@ -96,9 +96,9 @@ for name, expressions in analysis.PATTERNS.items():
 # %%
 from IPython.display import HTML, Image, display
 
-from sage_unsloth.analysis_plots import plot_patterns
-from sage_unsloth.analysis_report import pattern_rows
-from sage_unsloth.plots import show_table
+from sage_unsloth.analysis.figures import plot_patterns
+from sage_unsloth.analysis.report import pattern_rows
+from sage_unsloth.figures import show_table
 
 patterns = analysis.ARITHMETIC_PATTERNS
 frequencies = analysis.pattern_frequencies(samples, patterns)
@@ -112,7 +112,7 @@ Image(plot_patterns(frequencies, OUT / "patterns.png", note))
 # differences below keep to the problems that both solve. They answer another question, and often give another number.
 
 # %%
-from sage_unsloth.analysis_report import cell
+from sage_unsloth.analysis.report import cell
 
 show_table(
     [
@@ -128,15 +128,15 @@ show_table(
 # it the gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
 
 # %%
-from sage_unsloth.analysis_report import phase_rows
-from sage_unsloth.training import read_metrics
+from sage_unsloth.analysis.report import phase_rows
+from sage_unsloth.training.stage import read_metrics
 
 runs = {name: read_metrics(folder) for name, folder in sources.runs.items()}
 show_table(phase_rows(analysis.dynamics(runs)))
 
 # %%
-from sage_unsloth.analysis_plots import plot_dynamics
-from sage_unsloth.analysis_report import pass_at_k_curves
+from sage_unsloth.analysis.figures import plot_dynamics
+from sage_unsloth.analysis.report import pass_at_k_curves
 
 note = "thin: each step, thick: moving average over 9; bands: 95 % bootstrap over problems"
 curves = pass_at_k_curves("arithmetic", samples)
@@ -150,7 +150,7 @@ Image(plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 # first right and the first wrong sample.
 
 # %%
-from sage_unsloth.token_page import case_page, case_table
+from sage_unsloth.analysis.token_page import case_page, case_table
 
 other = list(samples)[-1]
 cases = analysis.case_studies(samples, other, AGAINST, 4, problems)
@@ -167,8 +167,8 @@ display(HTML("".join(case_table(case) for case in cases)))
 # %%
 from tqdm.auto import tqdm
 
-from sage_unsloth import perplexity
-from sage_unsloth.weights import model_identity
+from sage_unsloth.analysis import perplexity
+from sage_unsloth.models.weights import model_identity
 
 baseline, tokenizer = perplexity.load_scorer(TRAINED / "sft" / "model")
 settings = {"baseline": model_identity(TRAINED / "sft" / "model")}
@@ -181,12 +181,12 @@ with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
     }  # fmt: skip
 
 # %%
-from sage_unsloth.analysis_report import perplexity_rows
+from sage_unsloth.analysis.report import perplexity_rows
 
 show_table(perplexity_rows(perplexity.perplexity_table(scores, AGAINST)))
 
 # %%
-from sage_unsloth.analysis_plots import plot_perplexity
+from sage_unsloth.analysis.figures import plot_perplexity
 
 values = {name: perplexity.perplexities(rows) for name, rows in scores.items()}
 titles = {case.problem_id: case.problem for case in cases}
@@ -199,7 +199,7 @@ Image(plot_perplexity(values, titles, OUT / "perplexity.png", note))
 # given to the guide that the run had, which is read from its `run.json`. A working has four steps; the first one is the choice of the way.
 
 # %%
-from sage_unsloth.traces import run_traces
+from sage_unsloth.analysis.traces import run_traces
 
 everything = analysis.case_studies(samples, other, AGAINST, len(problems), problems)
 found = list(run_traces(other, sources.runs[other], everything, problems))
@@ -229,7 +229,7 @@ show_table(
 # The completion of the case studies that the guide changes most, as a figure:
 
 # %%
-from sage_unsloth.analysis_plots import plot_trace
+from sage_unsloth.analysis.figures import plot_trace
 
 shown = traces[: len(cases)]
 most = max(shown, key=lambda trace: sum(map(abs, trace.log_guides)))
@@ -239,7 +239,7 @@ Image(plot_trace(most, OUT / "tokens.png", repr(guide), guide.threshold))
 # And all of them as a page to point at, `tokens.html` in the folder: one file that loads nothing and follows your system's dark or light.
 
 # %%
-from sage_unsloth.token_page import token_page
+from sage_unsloth.analysis.token_page import token_page
 
 page = token_page(shown, "Where the guide acts, token by token")
 print("written,", (OUT / "tokens.html").write_text(page, encoding="utf-8"), "characters")
@@ -253,7 +253,7 @@ print("written,", (OUT / "tokens.html").write_text(page, encoding="utf-8"), "cha
 # %%
 import json
 
-from sage_unsloth import grid
+from sage_unsloth.lab import grid
 
 if RUN_GRID:
     grid.grid(GRID, grid.GridConfig(run=quickstart.QuickstartConfig()))

@@ -38,7 +38,7 @@ if importlib.util.find_spec("sage_unsloth") is None:
     pass
 
 # %% tags=["parameters"]
-from sage_unsloth.records import runs_folder
+from sage_unsloth.runs.record import runs_folder
 
 OUT = runs_folder() / "theory"  # figures and their tables
 BETA = 0.05  # β of the paper's training
@@ -56,9 +56,10 @@ from pathlib import Path
 import torch
 from IPython.display import Image
 
-from sage_unsloth.guides import BranchGuide, CosineSchedule, RandomGuide, TokenGuide
-from sage_unsloth.plots import show_table, write_table
-from sage_unsloth.theory_plots import Curve, Panel, plot_anchors, plot_border, plot_curves
+from sage_unsloth.figures import show_table, write_table
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
+from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth.theory.figures import Curve, Panel, plot_anchors, plot_border, plot_curves
 
 started = time.perf_counter()
 OUT = Path(OUT)
@@ -70,8 +71,8 @@ OUT.mkdir(parents=True, exist_ok=True)
 # 2.08 nats), and one of them is right, y\* = `b0`. `BranchGuide` sees that state and gives its tokens q = 1 + 0.3 · (2.08 − 1.2).
 
 # %%
-from sage_unsloth.support import tree_example
-from sage_unsloth.trees import guide_table
+from sage_unsloth.theory.support import tree_example
+from sage_unsloth.theory.trees import guide_table
 
 case, tree, ref = tree_example()  # ref: log π_ref of every token at every state
 star = tree.index("b0")
@@ -103,7 +104,12 @@ show_table(rows)
 # **Check.** The objective's gradient vanishes there (all four are concave, so that is the maximum), and it does not at π_ref.
 
 # %%
-from sage_unsloth.theory import entropy_bonus_optimum, forward_kl_optimum, guided_optimum, objective
+from sage_unsloth.theory.optima import (
+    entropy_bonus_optimum,
+    forward_kl_optimum,
+    guided_optimum,
+    objective,
+)
 
 completions, rewards, log_q = case.ref_logps, case.rewards, branch.sum(1)
 optima = {
@@ -163,8 +169,8 @@ Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 # the KL between distributions over completions. In the reward, with the sum of later costs, k1 has that one too.
 
 # %%
-from sage_unsloth.kl_gradients import gradient_table
-from sage_unsloth.trees import Tree
+from sage_unsloth.theory.kl_gradients import gradient_table
+from sage_unsloth.theory.trees import Tree
 
 generator = torch.Generator().manual_seed(0)
 small = Tree.of({"aaa": 1.0, "aab": 0.0, "ab": 0.0, "ba": 1.0, "bba": 0.0, "bbb": 1.0, "c": 0.0})
@@ -192,8 +198,8 @@ show_table(rows)
 # the mean guide over more and more draws of the noise.
 
 # %%
-from sage_unsloth.kl_gradients import expected_gradient, forward_kl_gradient
-from sage_unsloth.trees import anchor_shift, edge_guide
+from sage_unsloth.theory.kl_gradients import expected_gradient, forward_kl_gradient
+from sage_unsloth.theory.trees import anchor_shift, edge_guide
 
 policy = small.logps(logits)
 small_branch = guide_table(small, BranchGuide(ratio=0.3, threshold=0.5), policy, small_ref)
@@ -223,7 +229,7 @@ show_table(rows)
 # KL and cannot be compared with a run without a guide: hence two metrics, `kl/ref_k3` and `kl/anchor_k3`.
 
 # %%
-from sage_unsloth.kl_gradients import k3_mean
+from sage_unsloth.theory.kl_gradients import k3_mean
 
 mean = k3_mean(small, policy, small_ref, edge_guide(small, small_branch, policy).log())
 plain = k3_mean(small, policy, small_ref, torch.zeros(small.num_edges).double())
@@ -237,8 +243,8 @@ print(f"to π_ref:   E[k3] {plain['k3']:.6f} = KL {plain['pseudo_kl']:.6f}")
 # same q. Branch lifts what goes through uncertain states, wrong answers as well as right ones.
 
 # %%
-from sage_unsloth.support import from_anchor_to_optimum
-from sage_unsloth.trees import fork_tree
+from sage_unsloth.theory.support import from_anchor_to_optimum
+from sage_unsloth.theory.trees import fork_tree
 
 fork, fork_ref = fork_tree()
 panels = {}
@@ -261,7 +267,7 @@ Image(plot_anchors(panels, OUT / "anchors.png", note))
 # **Check.** The expected update of the loss, followed until it rests, against the closed form; and the distance (total variation) to Eq. 4.
 
 # %%
-from sage_unsloth.theory import ascend, expected_update, per_token_optimum
+from sage_unsloth.theory.optima import ascend, expected_update, per_token_optimum
 
 q_edge = edge_guide(tree, branch, ref).log()
 eq4 = guided_optimum(completions, rewards, BETA, log_q)
@@ -305,7 +311,7 @@ print(f"\nEq. 2 names {optima['Eq. 2'][0][star]:.6f}, Eq. 4 {eq4[star]:.6f}")
 # **Check.** Relative distance to the enumerated gradient of Eq. 6.
 
 # %%
-from sage_unsloth.theory import CREDITS, guided_gradient
+from sage_unsloth.theory.optima import CREDITS, guided_gradient
 
 rows = []
 quiet = TokenGuide(sigma=CosineSchedule(0.0, 0.0))  # noise averages out and would hide the rest
@@ -380,7 +386,7 @@ show_table(rows)
 # changes nothing in Eq. 4. Below, every token is as uncertain as every other (log 5 nats), so that a guide has nothing to say: only the length differs.
 
 # %%
-from sage_unsloth.trees import centred_guide, chain_tree
+from sage_unsloth.theory.trees import centred_guide, chain_tree
 
 chain, uniform = chain_tree(8)
 q = guide_table(chain, BranchGuide(), uniform, uniform)
@@ -437,7 +443,7 @@ show_table(rows)
 # **Check.** Two worked examples. A takes entropies as given that no tree can have (the first token's must be equal for both answers); B is the tree above.
 
 # %%
-from sage_unsloth.support import literal_example, support_condition
+from sage_unsloth.theory.support import literal_example, support_condition
 
 rows = []
 for name, example in {"A": literal_example(), "B": case}.items():
@@ -463,7 +469,7 @@ show_table(rows)
 # border the guide brings it in, and below lift 1 the guide makes it *rarer*, because the other right answers pass more uncertain states than it does.
 
 # %%
-from sage_unsloth.support import search_trees
+from sage_unsloth.theory.support import search_trees
 
 points = search_trees(TREES, beta=BETA, delta=0.01)
 kinds = [(row["inside_before"], row["inside_after"]) for row in points]
@@ -483,7 +489,7 @@ Image(plot_border(points, 0.01, OUT / "condition.png", note))
 # become sure among the eight tokens, their guide is 1. Solving Eq. 4 with the guide of its own solution:
 
 # %%
-from sage_unsloth.support import own_guide_optimum
+from sage_unsloth.theory.support import own_guide_optimum
 
 four = {"".join(c): float(c[-1] in "+0123") for c in tree.completions}
 rows = []
@@ -533,7 +539,7 @@ show_table(rows)
 # **Check.** Descent on the package's penalties, expectations by quadrature, against the mixture's own moments.
 
 # %%
-from sage_unsloth.support import fit_gaussian, mixture_logpdf, normal_logpdf
+from sage_unsloth.theory.support import fit_gaussian, mixture_logpdf, normal_logpdf
 
 mixture = dict(means=[-2.5, 2.5], deviations=[0.8, 0.8], weights=[0.7, 0.3])
 x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
@@ -568,7 +574,7 @@ Image(plot_curves([panel], OUT / "gaussians.png", note))
 # **Check.** Trainings that draw with the same random numbers; those that never met y\* must agree bitwise.
 
 # %%
-from sage_unsloth.support import train_by_sampling
+from sage_unsloth.theory.support import train_by_sampling
 
 p = 0.002
 start = torch.tensor([0.3, p] + [(0.7 - p) / 6] * 6).double().log()
@@ -586,7 +592,7 @@ print(f"{int(missed.sum())} of {RUNS} runs never drew y*; bitwise the same witho
 # a usual answer (0.3) is right as well. Bands: 95 % (Wilson) over runs.
 
 # %%
-from sage_unsloth.support import wilson_interval
+from sage_unsloth.theory.support import wilson_interval
 
 groups = [2, 4, 8, 16, 32, 64, 128, 256]
 cases = {"y* is the only right answer": alone, "y* beside a usual right answer": beside}
@@ -625,7 +631,7 @@ print(f"{time.perf_counter() - started:.0f} s")
 
 # %% [markdown]
 # ## What this does and does not say
-# - Exact, and about the code that is run: the penalties are `sage_unsloth.losses`, the guides `sage_unsloth.guides`.
+# - Exact, and about the code that is run: the penalties are `sage_unsloth.objective.loss`, the guides `sage_unsloth.objective.guides`.
 # - Here each state has its own logits. A network shares parameters, so it generalises across states and never reaches a fixed point; take
 #   directions from these results, not sizes. AdamW, the clip of ratios (inactive on-policy) and minibatches are left out.
 # - Sections 5 and 6 sum over tokens; the default of the paper's loss, `grpo`, does not (section 6).

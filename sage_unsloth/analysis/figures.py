@@ -1,0 +1,285 @@
+"""Figures of an analysis, each with its table beside it: patterns, dynamics, perplexity, one completion, the grid.
+
+Colours, styles and markers are those of `plots`; a model has the same in every figure that is given the models in one order.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_unsloth.analysis.patterns import DYNAMICS, PatternFrequency
+from sage_unsloth.analysis.token_page import TokenTrace
+from sage_unsloth.evaluation.metrics import Estimate
+from sage_unsloth.figures import COLOURS, MARKERS, STYLES, new_figure, save_figure, write_table
+from sage_unsloth.training.figures import moving_average
+
+TOKENS_DRAWN = 64  # of a completion; more labels would run into each other
+
+
+def model_style(model: str, models: Sequence[str]) -> dict[str, Any]:
+    """Colour, line style and marker of a model, by its place in the list."""
+    place = list(models).index(model)
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": STYLES[place % len(STYLES)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "zorder": 2
+        + 1 / (1 + place),  # a broken line lies over the solid one that it coincides with
+    }
+
+
+def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, note: str) -> Path:
+    """Eq. 13 of each model with its interval, and beside it the counts that it rests on."""
+    from matplotlib.figure import Figure
+
+    models = list(dict.fromkeys(row.model for row in frequencies))
+    patterns = list(dict.fromkeys(row.pattern for row in frequencies))
+    height = 1.1 + 0.34 * len(frequencies) + 0.25 * len(patterns)
+    figure = Figure(figsize=(10, height), layout="constrained")
+    axis = figure.subplots()
+    rows = []
+    for row in frequencies:
+        place = patterns.index(row.pattern) * (len(models) + 1) + models.index(row.model)
+        style = model_style(row.model, models) | {"linestyle": "none"}
+        label = row.model if row.pattern == patterns[0] else None
+        estimate = row.frequency or Estimate(float("nan"), float("nan"), float("nan"))
+        width = [[estimate.mean - estimate.low], [estimate.high - estimate.mean]]
+        axis.errorbar([estimate.mean], [place], xerr=width, label=label, capsize=3, markersize=6, **style)  # fmt: skip
+        counts = f"{row.shown} of {row.correct} solutions, {row.problems_shown} of {row.problems} problems"
+        axis.text(1.03, place, counts, va="center", fontsize=8)
+        rows.append(
+            {"pattern": row.pattern, "model": row.model}
+            | vars(estimate)
+            | {
+                "shown": row.shown,
+                "correct": row.correct,
+                "problems_shown": row.problems_shown,
+                "problems": row.problems,
+            }
+        )
+    ticks = [(len(models) + 1) * i + (len(models) - 1) / 2 for i in range(len(patterns))]
+    axis.set_yticks(ticks, patterns, parse_math=False)
+    axis.set(xlim=(-0.03, 1.75), ylim=(max(ticks) + len(models) / 2 + 0.3, -0.8))
+    axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
+    axis.set_xlabel("share of a problem's correct solutions, mean over problems (Eq. 13)", loc="left")  # fmt: skip
+    axis.grid(axis="x", alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines["bottom"].set_bounds(0, 1)
+    return save_figure(figure, [axis], path, rows, note)
+
+
+def plot_dynamics(
+    runs: Mapping[str, Sequence[Mapping]],
+    curves: Mapping[str, Mapping[int, Estimate]],
+    path: str | Path,
+    note: str,
+    *,
+    models: Sequence[str] | None = None,
+    window: int = 9,
+) -> Path:
+    """The metrics of `patterns.DYNAMICS` (all but the guide's mean) against the optimizer step, and held-out pass@k beside the reward.
+
+    Args:
+        runs: name -> rows of its `metrics.jsonl`.
+        curves: model -> k -> held-out pass@k, where there is an evaluation.
+        path: of the PNG; the CSV holds the metrics.
+        note: the conditions, under the figure.
+        models: the order that decides colours; None takes the curves' models, then the runs.
+        window: optimizer steps of the centred moving average drawn over the raw values.
+    """
+    models = list(models or dict.fromkeys([*curves, *runs]))
+    shown = [
+        m
+        for m in DYNAMICS
+        if m != "sage/guide_mean" and any(m in row for rows in runs.values() for row in rows)
+    ]
+    figure, axes = new_figure(len(shown) + bool(curves))
+    axes = list(axes)
+    figure.set_size_inches(10, 3 * -(-len(axes) // 2))
+    if curves:
+        # Reward and pass@k side by side; the legend is made from the axes that have every model.
+        held_out = axes.pop(1)
+        for model, curve in curves.items():
+            style = model_style(model, models) | {"markersize": 4}
+            held_out.plot(list(curve), [e.mean for e in curve.values()], label=model, **style)
+            low, high = [e.low for e in curve.values()], [e.high for e in curve.values()]
+            held_out.fill_between(list(curve), low, high, color=style["color"], alpha=0.12, linewidth=0)  # fmt: skip
+        held_out.set(title="held-out pass@k after training", xlabel="k (samples)", ylim=(-0.02, 1.02))  # fmt: skip
+        held_out.set_xscale("log", base=2)
+        ticks = sorted({k for curve in curves.values() for k in curve})
+        held_out.set_xticks(ticks, [str(k) for k in ticks])
+    for axis, metric in zip(axes, shown, strict=True):
+        for name, rows in runs.items():
+            points = [(row["step"], row[metric]) for row in rows if metric in row]
+            if not points:
+                continue
+            steps, values = zip(*points, strict=True)
+            style = model_style(name, models) | {"marker": ""}
+            axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
+            axis.plot(steps, moving_average(values, window), label=name, **style)
+        axis.set(title=DYNAMICS[metric], xlabel="optimizer step")
+        axis.margins(y=0.08)
+        axis.ticklabel_format(axis="y", useOffset=False)
+    table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
+    # Eight panels of thin lines: a finer picture would be half a megabyte.
+    return save_figure(figure, [held_out] if curves else axes, path, table, note, dpi=90)
+
+
+def plot_perplexity(
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+    problems: Mapping[str, str],
+    path: str | Path,
+    note: str,
+) -> Path:
+    """For each problem, the share of responses whose perplexity is at least x, by model: the right end is the tail.
+
+    Args:
+        values: model -> problem -> perplexities (`perplexity.perplexities`).
+        problems: id -> title of the panels to draw.
+        path: of the PNG; the CSV stands beside it.
+        note: the conditions, under the figure.
+    """
+    from matplotlib.ticker import (
+        FixedLocator,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+        NullLocator,
+        StrMethodFormatter,
+    )
+
+    figure, axes = new_figure(len(problems))
+    rows = []
+    for axis, (problem, title) in zip(axes, problems.items(), strict=True):
+        for model, found in values.items():
+            ordered = np.sort(found.get(problem, []))
+            shares = 1 - np.arange(len(ordered)) / max(1, len(ordered))
+            style = model_style(model, list(values)) | {"marker": ""}
+            axis.step(ordered, shares, where="pre", label=model, **style)
+            rows += [{"problem": problem, "model": model, "perplexity": p, "share_at_least": s}
+                     for p, s in zip(ordered.tolist(), shares.tolist(), strict=True)]  # fmt: skip
+        axis.set_xscale("log")
+        drawn = [p for found in values.values() for p in found.get(problem, [])]
+        low, high = (min(drawn), max(drawn)) if drawn else (1.0, 2.0)
+        if high / low > 8:
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        else:
+            ticks = MaxNLocator(7).tick_values(low, high)
+            axis.xaxis.set_major_locator(FixedLocator(ticks[ticks > 0]))
+            axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlim(low / (high / low) ** 0.03 * 0.999, high * (high / low) ** 0.03 * 1.001)
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set(ylabel="share of responses at or above", ylim=(-0.02, 1.02))
+        axis.set_xlabel("perplexity under the baseline (log scale)")
+        axis.set_title(title, parse_math=False)
+    return save_figure(figure, axes, path, rows, note)
+
+
+def plot_trace(
+    trace: TokenTrace, path: str | Path, note: str, threshold: float | None = None
+) -> Path:
+    """Entropy and log-guide of each token of one completion, its first `TOKENS_DRAWN` tokens where it has more.
+
+    Args:
+        trace: of the completion.
+        path: of the PNG; the CSV holds all tokens.
+        note: the conditions, under the figure.
+        threshold: of a Branch guide, drawn in the entropy; nats.
+    """
+    from matplotlib.figure import Figure
+
+    count = min(len(trace.tokens), TOKENS_DRAWN)
+    figure = Figure(figsize=(max(6.0, 1.2 + 0.19 * count), 4.6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    places = np.arange(count)
+    above.bar(places, trace.entropies[:count], color=COLOURS[1], edgecolor="#333333", linewidth=0.4)
+    if threshold is not None:
+        above.axhline(threshold, color="#333333", linestyle="--", linewidth=1)
+        above.annotate(f"threshold {threshold:g}", (count - 0.5, threshold), xytext=(0, 3),
+                       textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
+        above.set_ylim(0, max(threshold * 1.25, 1.1 * max(trace.entropies[:count])))
+    above.set_ylabel("entropy (nats)")
+    below.bar(places, trace.log_guides[:count], color=COLOURS[2], edgecolor="#333333", linewidth=0.4)  # fmt: skip
+    below.axhline(0, color="#333333", linewidth=0.8)
+    limit = 1.15 * max(map(abs, trace.log_guides)) or 0.1
+    below.set_ylim(-limit if min(trace.log_guides) < 0 else 0, limit)
+    below.set_ylabel("log q (nats)")
+    labels = [_label(token) for token in trace.tokens[:count]]
+    below.set_xticks(places, labels, rotation=90, fontsize=8, family="monospace", parse_math=False)
+    below.set_xlim(-0.8, count - 0.2)
+    for axis in (above, below):
+        axis.grid(axis="y", alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    whole = "" if count == len(trace.tokens) else f" (first {count} of {len(trace.tokens)} tokens)"
+    above.set_title(trace.title + whole, fontsize=10, parse_math=False)
+    figure.supxlabel(note, fontsize=8, color="#555555")
+    path = Path(path)
+    columns = (trace.tokens, trace.entropies, trace.log_guides, trace.policy_logps, trace.ref_logps)
+    names = ("token", "entropy", "log_guide", "policy_logp", "ref_logp")
+    write_table(
+        path.with_suffix(".csv"),
+        [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
+    )
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _label(token: str) -> str:
+    """A token as the label of a tick: visible, on one line, short."""
+    text = token.replace("\n", "↵").replace("\t", "→").replace(" ", "␣") or "∅"
+    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return text if len(text) <= 20 else text[:19] + "…"
+
+
+def plot_heat_maps(
+    panels: Mapping[str, Mapping[tuple[float, float], Estimate]],
+    floors: Mapping[str, str],
+    noise: Mapping[str, float | None],
+    path: str | Path,
+    note: str,
+) -> Path:
+    """Two or more heat maps over threshold and ratio; each cell says its value and its interval.
+
+    Args:
+        panels: title -> (threshold, ratio) -> difference to plain GRPO with its 95 % interval.
+        floors: title -> what plain GRPO itself reaches and how much it varies, under the title.
+        noise: title -> the difference that must be exceeded to stand in bold; None puts none in bold.
+        path: of the PNG; the CSV stands beside it.
+        note: the conditions, under the figure.
+    """
+    from matplotlib.figure import Figure
+
+    thresholds = sorted({threshold for cells in panels.values() for threshold, _ in cells})
+    ratios = sorted({ratio for cells in panels.values() for _, ratio in cells})
+    size = (1.5 + 1.75 * len(ratios), 1.9 + 0.95 * len(thresholds))
+    figure = Figure(figsize=(max(4.6, size[0]) * len(panels), size[1]), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    rows = []
+    for axis, (title, cells) in zip(axes, panels.items(), strict=True):
+        values = np.array([[cells[t, r].mean if (t, r) in cells else np.nan for r in ratios] for t in thresholds])  # fmt: skip
+        limit = max(0.01, np.nanmax(np.abs(values)))
+        image = axis.imshow(values, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", origin="lower")  # fmt: skip
+        for (threshold, ratio), cell in cells.items():
+            place = (ratios.index(ratio), thresholds.index(threshold))
+            dark = abs(cell.mean) > 0.65 * limit
+            floor = noise[title]
+            beyond = (
+                floor is not None and abs(cell.mean) > floor and (cell.low > 0 or cell.high < 0)
+            )
+            axis.text(*place, f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]", ha="center", va="center",
+                      fontsize=9, color="white" if dark else "black",
+                      weight="bold" if beyond else "normal")  # fmt: skip
+            rows.append({"panel": title, "threshold": threshold, "ratio": ratio} | vars(cell))
+        axis.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios])
+        axis.set_yticks(range(len(thresholds)), [f"{threshold:g}" for threshold in thresholds])
+        axis.set(xlabel="ratio (per nat)", ylabel="threshold (nats)")
+        axis.set_title(f"{title}\n{floors[title]}", fontsize=10)
+        figure.colorbar(image, ax=axis, label="difference to plain GRPO")
+    path = Path(path)
+    write_table(path.with_suffix(".csv"), rows)
+    figure.supxlabel(note, fontsize=8, color="#555555")
+    figure.savefig(path, dpi=130)
+    return path

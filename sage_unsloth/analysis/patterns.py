@@ -1,0 +1,304 @@
+"""What models do differently, from their graded samples and training logs alone: patterns, dynamics, case studies.
+
+Shapes: P problems. A *sample* is a record of `sampling`: `problem_id`, `sample`, `completion`, `grade` and so on.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sage_unsloth.evaluation.metrics import (
+    Difference,
+    Estimate,
+    mean_difference,
+    mean_interval,
+    series_interval,
+)
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.prompts import REASONING_START
+
+# x, $x$, \(x\), \alpha
+_VARIABLE = r"(?:\$|\\\(|\()*(?:[a-z](?![a-z])|\\[a-z]+)"
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "constraint setup": (
+        rf"\blet\s+{_VARIABLE}",  # "let x", "let $x$"; not "let us", "let's"
+        rf"\bdenot(?:e|es|ed|ing)\s+(?:by\s+)?{_VARIABLE}",
+    ),
+    "structural reasoning": (
+        r"\bof\s+the\s+form\b",
+        r"\bdecompos(?:e|es|ed|ing)\s+into\b",
+    ),
+    "proof by contradiction": (
+        r"\bassum(?:e|es|ed|ing),?\s+for\s+(?:the\s+sake\s+of\s+)?(?:a\s+)?contradiction\b",
+        r"\b(?:leads?|led|leading)\s+to\s+a\s+contradiction\b",
+    ),
+}
+"""The paper's three patterns (App. G) and the expressions that find them: its keywords, inflected. Case does not count."""
+
+_ARITHMETIC = rf"^(?:{re.escape(REASONING_START)})?\s*"
+ARITHMETIC_PATTERNS: dict[str, tuple[str, ...]] = {
+    "rounding up (the rare way)": (_ARITHMETIC + r"\d+=\d*0-\d;",),
+    "splitting at the ten": (_ARITHMETIC + r"\d+=\d*0\+\d;",),
+    "another split": (_ARITHMETIC + r"\d+=(?!\d*0\+\d;)\d+\+\d+;",),
+}
+"""The ways of the embedded task, by their first step; see `arithmetic`."""
+
+DYNAMICS = {
+    "reward": "reward",
+    "grad_norm": "gradient norm",
+    "sage/entropy": "entropy (nats)",
+    "kl/ref_k3": "KL to π_ref (k3, nats)",
+    "kl/anchor_k3": "KL to q·π_ref (k3, nats)",
+    "sage/guide_mean": "mean guide q",
+    "sage/share_touched": "share of tokens with q ≠ 1",
+    "frac_reward_zero_std": "share of dead groups",
+}
+"""The metrics of a training run that are compared, and what they are called."""
+PHASES = ("early", "middle", "late")
+
+
+def benchmark_patterns(benchmark: str) -> dict[str, tuple[str, ...]]:
+    """The paper's patterns, or those of the embedded task on it."""
+    return ARITHMETIC_PATTERNS if benchmark == "arithmetic" else PATTERNS
+
+
+def compile_patterns(
+    patterns: Mapping[str, str | Sequence[str]],
+) -> dict[str, tuple[re.Pattern[str], ...]]:
+    """The expressions of each pattern, any of which shows it.
+
+    Raises:
+        ValueError: there are none, or one is no regular expression.
+    """
+    if not patterns:
+        raise ValueError("an analysis of patterns needs at least one; got none")
+    compiled = {}
+    for name, expressions in patterns.items():
+        texts = (expressions,) if isinstance(expressions, str) else tuple(expressions)
+        try:
+            compiled[name] = tuple(re.compile(text, re.IGNORECASE) for text in texts)
+        except re.error as error:
+            raise ValueError(
+                f"a pattern must be a regular expression; {name!r} has {error.pattern!r}, which is none: {error}; escape what "
+                "is meant literally by a backslash"
+            ) from None
+        if not texts:
+            raise ValueError(f"a pattern needs at least one expression; {name!r} has none")
+    return compiled
+
+
+@dataclass(frozen=True)
+class PatternFrequency:
+    """How often one model's correct solutions show a pattern, and what the number rests on.
+
+    Attributes:
+        model, pattern: names.
+        frequency: Eq. 13 with its 95 % interval over problems; None where nothing was solved.
+        shown, correct: solutions that show the pattern, and correct solutions.
+        problems_shown, problems: problems with such a solution, and with a correct one.
+    """
+
+    model: str
+    pattern: str
+    frequency: Estimate | None
+    shown: int
+    correct: int
+    problems_shown: int
+    problems: int
+
+
+def pattern_frequencies(
+    samples: Mapping[str, Sequence[dict]], patterns: Mapping[str, str | Sequence[str]]
+) -> list[PatternFrequency]:
+    """Eq. 13: the mean over problems of the share of a problem's *correct* solutions that show the pattern.
+
+    A problem without a correct solution has no share and is left out; `problems` counts the others. The interval resamples
+    problems, so it is wide where few are solved, and of no width where none or all show the pattern.
+
+    Args:
+        samples: model -> records.
+        patterns: name -> one or more regular expressions.
+
+    Raises:
+        ValueError: see `compile_patterns`.
+    """
+    table = []
+    for model, records in samples.items():
+        for pattern, counts in _pattern_counts(records, patterns).items():
+            shares = [shown / correct for shown, correct in counts.values()]
+            table.append(
+                PatternFrequency(
+                    model,
+                    pattern,
+                    mean_interval(shares) if shares else None,
+                    shown=sum(shown for shown, _ in counts.values()),
+                    correct=sum(correct for _, correct in counts.values()),
+                    problems_shown=sum(shown > 0 for shown, _ in counts.values()),
+                    problems=len(counts),
+                )
+            )
+    return table
+
+
+def pattern_differences(
+    samples: Mapping[str, Sequence[dict]],
+    patterns: Mapping[str, str | Sequence[str]],
+    against: str,
+) -> list[dict[str, Any]]:
+    """Eq. 13 of each other model minus that of `against`, paired over the problems that both solve.
+
+    Returns:
+        Rows of `pattern`, `pair`, `difference` (None where they share no solved problem) and `problems`.
+    """
+    counts = {model: _pattern_counts(records, patterns) for model, records in samples.items()}
+    rows = []
+    for pattern in patterns:
+        for model in samples:
+            if model == against:
+                continue
+            a, b = counts[model][pattern], counts[against][pattern]
+            both = [problem for problem in a if problem in b]
+            shares_a, shares_b = ([c[p][0] / c[p][1] for p in both] for c in (a, b))
+            found: Difference | None = mean_difference(shares_a, shares_b) if both else None
+            rows.append({"pattern": pattern, "pair": f"{model} - {against}", "difference": found, "problems": len(both)})  # fmt: skip
+    return rows
+
+
+def _pattern_counts(
+    records: Sequence[dict], patterns: Mapping[str, str | Sequence[str]]
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """pattern -> problem -> (correct solutions that show it, correct solutions); problems that were solved only."""
+    compiled = compile_patterns(patterns)
+    solutions: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        if record["grade"] == Grade.CORRECT:
+            solutions[record["problem_id"]].append(record["completion"])
+    return {
+        name: {
+            problem: (sum(any(e.search(text) for e in expressions) for text in texts), len(texts))
+            for problem, texts in solutions.items()
+        }
+        for name, expressions in compiled.items()
+    }
+
+
+def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
+    """The metrics of `DYNAMICS` in the first, second and last third of each run's optimizer steps.
+
+    Args:
+        runs: name -> rows of `metrics.jsonl` (`stage.read_metrics`).
+
+    Returns:
+        Rows of `run`, `phase`, `steps` ("1-33"), `metric`, `mean`, `low`, `high`: 95 % by `series_interval`, about this run's
+        steps alone. A metric that a run did not log is left out.
+
+    Raises:
+        ValueError: a run has no steps.
+    """
+    table = []
+    for run, rows in runs.items():
+        if not rows:
+            raise ValueError(f"a training run must have steps; {run} has none; train it first")
+        for phase, places in zip(PHASES, np.array_split(np.arange(len(rows)), 3), strict=True):
+            third = [rows[place] for place in places]
+            for metric in DYNAMICS:
+                values = [row[metric] for row in third if metric in row]
+                if not values:
+                    continue
+                estimate = series_interval(values)
+                table.append(
+                    {"run": run, "phase": phase, "steps": f"{third[0]['step']}-{third[-1]['step']}", "metric": metric}
+                    | vars(estimate)
+                )  # fmt: skip
+    return table
+
+
+@dataclass(frozen=True)
+class Case:
+    """The solutions of several models to one problem, beside each other.
+
+    Attributes:
+        problem_id: of the problem.
+        problem: its text, where it is known.
+        gold: the right answer.
+        models: model -> `correct`, `samples` (counts), `first correct` and `first wrong` (records, None where there is none).
+    """
+
+    problem_id: str
+    problem: str | None
+    gold: str
+    models: dict[str, dict[str, Any]]
+
+
+CASE_RULE = (
+    "the problems with the largest difference between {a} and {b} in the number of correct samples, in the benchmark's order "
+    "where it is equal; of each model the first correct and the first wrong sample, by the sample's number"
+)
+
+
+def case_studies(
+    samples: Mapping[str, Sequence[dict]],
+    a: str,
+    b: str,
+    count: int = 3,
+    problems: Mapping[str, str] | None = None,
+) -> list[Case]:
+    """The solutions of all models to the problems on which `a` and `b` differ most, picked by `CASE_RULE` and not by hand.
+
+    Args:
+        samples: model -> records, all on the same problems with the same number of samples.
+        a, b: models whose numbers of correct samples are compared.
+        count: how many problems.
+        problems: id -> text.
+
+    Raises:
+        ValueError: a model without records, or with other problems or numbers of samples.
+    """
+    for name in (a, b):
+        if name not in samples:
+            raise ValueError(f"models to compare must be among {', '.join(samples)}; got {name!r}")
+    grouped = {model: _by_problem(records) for model, records in samples.items()}
+    sizes = {model: {p: len(rows) for p, rows in found.items()} for model, found in grouped.items()}
+    for model, size in sizes.items():
+        if size != sizes[a]:
+            strange = next(p for p in [*size, *sizes[a]] if size.get(p) != sizes[a].get(p))
+            raise ValueError(
+                "case studies need the same problems with as many samples of each model; "
+                f"{strange!r} has {sizes[a].get(strange, 0)} of {a} and {size.get(strange, 0)} of {model}; "
+                "evaluate both alike"
+            )
+    correct = {
+        model: {p: sum(map(_is_correct, rows)) for p, rows in found.items()}
+        for model, found in grouped.items()
+    }
+    order = sorted(grouped[a], key=lambda p: -abs(correct[a][p] - correct[b][p]))  # stable
+    cases = []
+    for problem in order[:count]:
+        models = {}
+        for model, found in grouped.items():
+            rows = found[problem]
+            models[model] = {
+                "correct": correct[model][problem],
+                "samples": len(rows),
+                "first correct": next(filter(_is_correct, rows), None),
+                "first wrong": next((row for row in rows if not _is_correct(row)), None),
+            }
+        text = None if problems is None else problems.get(problem)
+        cases.append(Case(problem, text, grouped[a][problem][0]["gold"], models))
+    return cases
+
+
+def _is_correct(record: Mapping) -> bool:
+    return record["grade"] == Grade.CORRECT
+
+
+def _by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
+    """problem -> its records in the order of their numbers; problems in the order of first appearance."""
+    found: dict[str, list[dict]] = defaultdict(list)
+    for record in records:
+        found[record["problem_id"]].append(record)
+    return {p: sorted(rows, key=lambda record: record["sample"]) for p, rows in found.items()}

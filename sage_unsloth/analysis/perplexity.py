@@ -1,0 +1,300 @@
+"""Scores completions that are on disk under a model: log-probabilities, entropies, perplexity (Eq. 39).
+
+By a plain forward pass of transformers, without Unsloth: nothing is drawn and nothing is trained.
+
+The records hold texts, not tokens, so a text is tokenised again. Where a model drew tokens that the tokenizer would not have
+chosen for the same text, the scored tokens are other ones; their number is compared with the record's and reported.
+
+Shapes: B completions, T tokens of the longest one, V vocabulary.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sage_unsloth.evaluation.metrics import mean_difference, mean_interval
+from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_json
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.record import refuse_other_settings
+from sage_unsloth.sampling.record_sets import prompt_ids
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+QUANTILES = (0.05, 0.5, 0.95)
+LOGITS_AT_ONCE = 2**28
+"""Logits of one forward pass when responses are scored: half a GiB in 16 bits."""
+
+
+def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[Any, Any]:
+    """A model and its tokenizer for scoring: in float32 without a GPU, in 16 bits on one.
+
+    Raises:
+        ValueError: a model that cannot be found, or whose weights are pickles; an adapter for another one.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from sage_unsloth.models.device import has_gpu
+    from sage_unsloth.models.tokenizers import load_tokenizer
+    from sage_unsloth.models.weights import check_adapter, refuse_pickles
+
+    refuse_pickles(path)
+    tokenizer = load_tokenizer(path)
+    dtype = torch.bfloat16 if has_gpu() else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
+    if adapter is not None:
+        from peft import PeftModel
+
+        check_adapter(path, adapter)
+        model = PeftModel.from_pretrained(model, str(adapter))
+    return model.to("cuda" if has_gpu() else "cpu").eval(), tokenizer
+
+
+def score(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    temperature: float = 1.0,
+) -> tuple["Tensor", "Tensor", "Tensor"]:
+    """Log-probability of each completion token, and the entropy before it, both at `temperature`.
+
+    Args:
+        model: a causal language model of transformers or peft.
+        prompts, completions: token ids; no completion may be empty.
+        temperature: the logits are divided by it.
+
+    Returns:
+        `logps` log π(y_t | s_t), `entropies` H_t over the whole vocabulary, and `mask`, each (B, T) float32 on the CPU, in nats;
+        0 outside the mask.
+
+    Raises:
+        ValueError: an empty prompt or completion, or a temperature that is not > 0.
+    """
+    import torch
+
+    if not temperature > 0:
+        raise ValueError(
+            f"temperature must be > 0 because logits are divided by it; got {temperature}"
+        )
+    if not completions or not all(map(len, prompts)) or not all(map(len, completions)):
+        raise ValueError(
+            "a completion to score must have at least one token, and so must its prompt; leave empty ones out"
+        )
+    rows = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
+    longest, first = max(map(len, rows)), min(map(len, prompts)) - 1
+    ids, attention = torch.zeros(2, len(rows), longest, dtype=torch.long)
+    for number, row in enumerate(rows):  # padded on the right, where nothing looks at it
+        ids[number, : len(row)] = torch.tensor(row)
+        attention[number, : len(row)] = 1
+    with torch.inference_mode():
+        # The logits before the first completion token and later ones are enough.
+        logits = model(
+            input_ids=ids.to(model.device),
+            attention_mask=attention.to(model.device),
+            logits_to_keep=longest - first,
+        ).logits
+    logps, entropies, mask = torch.zeros(3, len(rows), max(map(len, completions)))
+    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        start = len(prompt) - 1 - first
+        # A row at a time: (T, V) in float32.
+        log_probs = torch.log_softmax(
+            logits[number, start : start + len(completion)].float() / temperature, -1
+        )
+        targets = torch.tensor(completion, device=log_probs.device)[:, None]
+        size = slice(0, len(completion))
+        logps[number, size] = log_probs.gather(-1, targets)[:, 0].cpu()
+        entropies[number, size] = torch.special.entr(log_probs.exp()).sum(-1).cpu()
+        mask[number, size] = 1.0
+    return logps, entropies, mask
+
+
+def perplexity(total_logp: float, num_tokens: int) -> float:
+    """Eq. 39: PPL_M(y | x) = exp(−(1/|y|) Σ_t log p_M(y_t)); |y| counts the completion's tokens without EOS."""
+    if num_tokens < 1:
+        raise ValueError(
+            f"perplexity is a mean over tokens, so there must be one; got {num_tokens}"
+        )
+    return math.exp(-total_logp / num_tokens)
+
+
+def score_records(
+    model: Any,
+    tokenizer: Any,
+    records: Sequence[dict],
+    problems: Mapping[str, str],
+    path: str | Path,
+    *,
+    settings: Mapping[str, Any],
+    batch_size: int = 32,
+    bar: Any = None,
+) -> list[dict]:
+    """Score what is missing of recorded responses under a baseline, at temperature 1, and return a row for each.
+
+    Each batch is on disk before the next one; a second run goes on from there.
+
+    Args:
+        model, tokenizer: the baseline M.
+        records: of one record set.
+        problems: id -> text, for the prompt.
+        path: .jsonl, one response a line: `problem_id`, `sample`, `num_tokens`, `total_logp` (Σ_t log p_M(y_t), nats) and
+            `tokens_as_drawn`, whether the text has as many tokens as were drawn. An empty response has 0 tokens.
+        settings: what a file must agree in before it is gone on with, such as the baseline's digest.
+        batch_size: responses in a forward pass, at most; fewer where they would take more than `LOGITS_AT_ONCE`.
+        bar: a tqdm bar over responses to advance.
+
+    Raises:
+        ValueError: the file was made with other settings; a problem's text is missing.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unknown = [r["problem_id"] for r in records if r["problem_id"] not in problems]
+    if unknown:
+        raise ValueError(
+            f"scoring needs the text of every problem; {unknown[0]!r} is not among the {len(problems)} at hand; give the "
+            "benchmark that the records were drawn on"
+        )
+    settings = json.loads(json.dumps(dict(settings)))
+    with locked(path):
+        beside = path.with_suffix(".baseline.json")
+        if beside.exists():
+            refuse_other_settings(path, read_json(beside), settings)
+        else:
+            write_json(beside, settings)
+        done = {}
+        if path.exists():
+            done = {(row["problem_id"], row["sample"]): row for row in read_jsonl(path)}
+        wanted = [(record["problem_id"], record["sample"]) for record in records]
+        missing = [r for r, key in zip(records, wanted, strict=True) if key not in done]
+        if bar is not None:
+            bar.update(len(records) - len(missing))
+        asked = dict.fromkeys(record["problem_id"] for record in missing)
+        prompts = {problem: prompt_ids(tokenizer, problems[problem]) for problem in asked}
+        batch_size = min(batch_size, _largest_batch(tokenizer, missing, prompts))
+        for start in range(0, len(missing), batch_size):
+            batch = missing[start : start + batch_size]
+            new = _score_batch(model, tokenizer, batch, prompts)
+            append_jsonl(path, new)
+            done |= {(row["problem_id"], row["sample"]): row for row in new}
+            if bar is not None:
+                bar.update(len(batch))
+    return [done[key] for key in wanted]
+
+
+def _largest_batch(
+    tokenizer: Any, records: Sequence[dict], prompts: Mapping[str, Sequence[int]]
+) -> int:
+    """How many rows of the longest kind keep within `LOGITS_AT_ONCE`; at least one."""
+    lengths = [len(prompt) for prompt in prompts.values()] or [0]
+    tokens = max((record["num_tokens"] for record in records), default=0)
+    tokens += max(lengths) - min(lengths) + 1
+    return max(1, LOGITS_AT_ONCE // (tokens * len(tokenizer)))
+
+
+def _score_batch(
+    model: Any,
+    tokenizer: Any,
+    batch: Sequence[dict],
+    prompts_of: Mapping[str, Sequence[int]],
+) -> list[dict]:
+    ids = [completion_ids(tokenizer, record["completion"]) for record in batch]
+    prompts = [prompts_of[record["problem_id"]] for record in batch]
+    present = [number for number, row in enumerate(ids) if row]
+    totals = dict.fromkeys(range(len(batch)), 0.0)
+    if present:
+        logps, _, _ = score(model, [prompts[i] for i in present], [ids[i] for i in present])
+        totals |= dict(zip(present, logps.double().sum(-1).tolist(), strict=True))
+    return [
+        {
+            "problem_id": record["problem_id"],
+            "sample": record["sample"],
+            "num_tokens": len(row),
+            "total_logp": totals[number],
+            "tokens_as_drawn": len(row) == record["num_tokens"],
+        }
+        for number, (record, row) in enumerate(zip(batch, ids, strict=True))
+    ]
+
+
+def completion_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a recorded completion, without EOS."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def perplexities(scores: Sequence[dict]) -> dict[str, list[float]]:
+    """problem -> the perplexity of each of its responses; empty responses have none and are left out."""
+    found: dict[str, list[float]] = {}
+    for row in scores:
+        values = found.setdefault(row["problem_id"], [])
+        if row["num_tokens"]:
+            values.append(perplexity(row["total_logp"], row["num_tokens"]))
+    return {problem: values for problem, values in found.items() if values}
+
+
+def perplexity_table(
+    scores: Mapping[str, Sequence[dict]],
+    against: str,
+    quantiles: Sequence[float] = QUANTILES,
+) -> list[dict[str, Any]]:
+    """Quantiles of the responses' perplexity, and the tail beyond that of the model `against`; means over problems.
+
+    Of each problem: the quantiles over its responses, and for each other model beside `against` the share of responses above the highest
+    quantile of both models' together, as many of each. (A quantile of one of them alone would lie nearer to its own responses
+    than to the other's, and two draws from one model would seem to differ.) Then the mean over the problems that every model
+    has a response to.
+
+    Returns:
+        Rows of `model`, `statistic`, `mean`, `low`, `high`, `difference`, `difference_low`, `difference_high`
+        (to `against`, paired by problem; absent for itself), `problems`, `responses`, `left_out` (empty ones),
+        `tokens_as_drawn` (share of responses).
+
+    Raises:
+        ValueError: `against` is not among the models, or no problem has a response of each.
+    """
+    if against not in scores:
+        raise ValueError(f"against must be one of {', '.join(scores)}; got {against!r}")
+    values = {model: perplexities(rows) for model, rows in scores.items()}
+    problems = [p for p in values[against] if all(p in found for found in values.values())]
+    if not problems:
+        raise ValueError("perplexities are compared on common problems; there is none")
+    statistics = {
+        model: {f"{q:.0%} quantile": [float(np.quantile(found[p], q)) for p in problems] for q in quantiles}
+        for model, found in values.items()
+    }  # fmt: skip
+    baselines = dict.fromkeys(values, statistics[against])
+    top = max(quantiles)
+    for model, found in values.items():
+        if model != against:
+            tails = [_tails(found[p], values[against][p], top) for p in problems]
+            name = f"share above the {top:.0%} quantile of both"
+            statistics[model][name] = [own for own, _ in tails]
+            baselines[model] = baselines[model] | {name: [others for _, others in tails]}
+    table = []
+    for model, found in statistics.items():
+        rows = scores[model]
+        for statistic, per_problem in found.items():
+            row = {"model": model, "statistic": statistic} | vars(mean_interval(per_problem))
+            if model != against:
+                difference = mean_difference(per_problem, baselines[model][statistic])
+                row |= {
+                    "difference": difference.mean,
+                    "difference_low": difference.low,
+                    "difference_high": difference.high,
+                }
+            empty = sum(not score["num_tokens"] for score in rows)
+            row |= {"problems": len(problems), "responses": len(rows) - empty, "left_out": empty}
+            row["tokens_as_drawn"] = float(np.mean([score["tokens_as_drawn"] for score in rows]))
+            table.append(row)
+    return table
+
+
+def _tails(own: Sequence[float], others: Sequence[float], top: float) -> tuple[float, float]:
+    """The shares of each side above the `top` quantile of both sides' first responses, as many of each."""
+    count = min(len(own), len(others))
+    sides = [np.array(side[:count]) for side in (own, others)]
+    limit = np.quantile(np.concatenate(sides), top)
+    return float(np.mean(sides[0] > limit)), float(np.mean(sides[1] > limit))

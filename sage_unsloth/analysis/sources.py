@@ -1,0 +1,113 @@
+"""What there is to analyse in folders: RL runs, record sets, and the texts of their problems."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.evaluation.record_tables import read_sets, sets_below
+from sage_unsloth.models.weights import model_identity
+from sage_unsloth.training.stage import METRICS, read_metrics
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What was found in the folders that were given.
+
+    Attributes:
+        runs: name of an RL run -> its folder.
+        samples: benchmark -> model -> records.
+        settings: (benchmark, model) -> the record set's settings.
+    """
+
+    runs: dict[str, Path] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[dict]]] = field(default_factory=dict)
+    settings: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+
+def find_sources(paths: Sequence[str | Path]) -> Sources:
+    """RL runs (folders with `metrics.jsonl` whose steps have a reward) and record sets, in the folders and below.
+
+    Record sets inside a training run's own folder (preflight, held-out rows of SFT) are no evaluation and are left out. A run
+    takes the name under which its adapter or model was evaluated, by the digest of its weights; where record sets have no
+    digest (the quickstart's), by the folder's name, in whatever case. Sets
+    of one model on one benchmark are training seeds, and get numbers behind the name.
+
+    Raises:
+        ValueError: a path where there is neither; two runs of one name; or see `record_tables.read_sets`.
+    """
+    folders, files = [], []
+    for path in map(Path, paths):
+        runs = sorted(file.parent for file in path.rglob(METRICS)) if path.is_dir() else []
+        sets = sets_below(path) if path.is_dir() else [path]
+        sets = [file for file in sets if not (file.parent in runs or file.parent.parent in runs)]
+        if not (runs or any(file.is_file() for file in sets)):
+            raise ValueError(
+                f"an analysis needs training runs ({METRICS}) or record sets; there are none in {path}; give the folder of a "
+                "quickstart, of train or of evaluate"
+            )
+        folders += [folder for folder in runs if any("reward" in row for row in read_metrics(folder))]  # fmt: skip
+        files += sets
+    found = Sources()
+    for settings, records in read_sets(files):
+        model, benchmark = settings["model"], settings["benchmark"]
+        models = found.samples.setdefault(benchmark, {})
+        taken = sum(name == model or name.startswith(f"{model} #") for name in models)
+        name = f"{model} #{taken + 1}" if taken else model
+        models[name] = records
+        found.settings[benchmark, name] = settings
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        name = _evaluated_as(folder, found.settings) or folder.name
+        if name in found.runs:
+            raise ValueError(
+                f"training runs must have different names; {found.runs[name]} and {folder} have one; analyse them apart, or "
+                "rename a folder"
+            )
+        found.runs[name] = folder
+    for benchmark, models in found.samples.items():
+        # What was trained comes after what training began with, as in the quickstart's figures.
+        found.samples[benchmark] = dict(sorted(models.items(), key=lambda item: item[0] in found.runs))  # fmt: skip
+    return found
+
+
+def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str | None:
+    """The name of the model whose samples are a run's, where there are some."""
+    trained = next((folder / part for part in ("adapter", "model") if (folder / part).is_dir()), None)  # fmt: skip
+    if trained is not None:
+        digest = model_identity(trained)["weights"]
+        for (_, name), found in settings.items():
+            if digest in (found.get("adapter"), found.get("weights")):
+                return name
+    for (_, name), found in settings.items():
+        if name.casefold() == folder.name.casefold() and found.get("weights") is None:
+            return name
+    return None
+
+
+def problem_texts(
+    benchmark: str, samples: Mapping[str, Sequence[dict]], data: str | Path | None = None
+) -> dict[str, str]:
+    """id -> text of the problems that the records are about.
+
+    Args:
+        benchmark: its name.
+        samples: model -> records.
+        data: folder of local copies; None reads from the hub what is not embedded.
+
+    Raises:
+        ValueError: the benchmark at hand has another answer to a problem than the records.
+    """
+    from sage_unsloth.problems.benchmarks import load_benchmark
+    from sage_unsloth.sampling.record_sets import gold_of
+
+    rows = {row["id"]: row for row in load_benchmark(benchmark, data).rows}
+    for model, records in samples.items():
+        for record in records:
+            row = rows.get(record["problem_id"])
+            if row is None or gold_of(row) != record["gold"]:
+                at_hand = "no such problem" if row is None else f"the answer {gold_of(row)!r:.60}"
+                raise ValueError(
+                    f"the benchmark must be the one that was sampled; {model} has {record['problem_id']} with the answer "
+                    f"{record['gold']!r:.60}, and {benchmark} here has {at_hand}; give the --data of the evaluation"
+                )
+    return {name: row["problem"] for name, row in rows.items()}

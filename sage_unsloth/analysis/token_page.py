@@ -1,0 +1,208 @@
+"""Self-contained HTML pages: where a guide acts, token by token; and case studies.
+
+A page loads nothing and runs nothing: its policy (Content-Security-Policy) forbids scripts and everything from outside, and
+all text is escaped, so a model's completion is text whatever stands in it. Values come up on hover, on focus and by touch.
+Light or dark follows the reader's system.
+"""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sage_unsloth.analysis.patterns import Case
+from sage_unsloth.runs.text import printable
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """One completion with what a guide saw and said of each of its T tokens.
+
+    Attributes:
+        title: of the completion: model, problem, sample.
+        problem: its text.
+        tokens: T texts.
+        entropies: H_t before each token, nats.
+        log_guides: log q_t.
+        policy_logps, ref_logps: log π(y_t | s_t) and log π_ref(y_t | s_t), nats.
+
+    Raises:
+        ValueError: no tokens, other numbers of values, or a value that is not finite.
+    """
+
+    title: str
+    problem: str
+    tokens: tuple[str, ...]
+    entropies: tuple[float, ...]
+    log_guides: tuple[float, ...]
+    policy_logps: tuple[float, ...]
+    ref_logps: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        values = (self.entropies, self.log_guides, self.policy_logps, self.ref_logps)
+        sizes = [len(self.tokens), *map(len, values)]
+        if not self.tokens or len(set(sizes)) > 1:
+            raise ValueError(
+                f"a trace has at least one token and one of each value for it; got {sizes}"
+            )
+        if not all(math.isfinite(value) for row in values for value in row):
+            raise ValueError(f"values of a trace must be finite; {self.title!r} has others")
+
+
+STYLE = """
+:root { color-scheme: light dark; --text: #1a1a1a; --page: #ffffff; --card: #f5f5f2; --line: #c9c9c4; --faint: #595959;
+  --entropy: #e69f00; --more: #56a5d8; --less: #e08a5a; }
+@media (prefers-color-scheme: dark) { :root { --text: #ececec; --page: #15171a; --card: #1f2227; --line: #43474e;
+  --faint: #a9adb3; --entropy: #8a5f00; --more: #1c5f8f; --less: #94421a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem; max-width: 70rem; color: var(--text); background: var(--page);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 0 0 .3rem; } h3 { font-size: .85rem; margin: .8rem 0 .2rem; }
+p, h3 { color: var(--faint); } .note { font-size: .85rem; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 1rem; margin: 1rem 0; }
+.tokens { font: 15px/2 ui-monospace, monospace; white-space: pre-wrap; }
+.tokens span { position: relative; border-radius: 3px; padding: .15em .02em; outline: 1px solid transparent;
+  box-shadow: inset -1px 0 var(--card); unicode-bidi: isolate; }
+.e span { background: color-mix(in srgb, var(--entropy) calc(var(--a) * 100%), transparent); }
+.m { background: color-mix(in srgb, var(--more) calc(var(--a) * 100%), transparent); }
+.l { background: color-mix(in srgb, var(--less) calc(var(--a) * 100%), transparent); }
+.tokens .l { text-decoration: underline dotted; }
+.tokens span:hover, .tokens span:focus { outline-color: var(--text); }
+.tokens span:hover::after, .tokens span:focus::after { content: attr(data-values); position: fixed; left: 1rem; bottom: 1rem;
+  z-index: 1; max-width: calc(100vw - 2rem); padding: .4rem .6rem; border-radius: 4px; color: var(--page);
+  background: var(--text); font: 14px/1.4 system-ui, sans-serif; white-space: pre-wrap; }
+.legend { display: flex; gap: .6rem; align-items: center; flex-wrap: wrap; font-size: .85rem; color: var(--faint); }
+.bar { width: 9rem; height: 1rem; border: 1px solid var(--line); }
+.bar.entropy { background: linear-gradient(90deg, transparent, var(--entropy)); }
+.bar.guide { background: linear-gradient(90deg, var(--less), transparent, var(--more)); }
+table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var(--line); padding: .4rem .6rem; text-align: left;
+  vertical-align: top; font-size: .9rem; } td.text { font-family: ui-monospace, monospace; white-space: pre-wrap; }
+.wide { overflow-x: auto; }
+"""
+
+
+def escape(text: str) -> str:
+    """Text for any place in HTML, attributes in double quotes included.
+
+    Control characters, marks that turn the direction of writing, and halves of surrogate pairs go as in `printable`.
+    """
+    return html.escape(printable(text))
+
+
+def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
+    """A page of completions, each token shaded by its entropy, and again by its log-guide.
+
+    One scale for the whole page, in the legend: entropy from 0 to the largest, log q from minus to plus the largest of either
+    sign. Hovering over a token, or moving to it by the keyboard, shows its values.
+
+    Raises:
+        ValueError: there are no traces.
+    """
+    if not traces:
+        raise ValueError("a page needs at least one completion; got none")
+    entropy = max(value for trace in traces for value in trace.entropies)
+    guide = max(abs(value) for trace in traces for value in trace.log_guides)
+    touched = sum(value != 0 for trace in traces for value in trace.log_guides)
+    total = sum(len(trace.tokens) for trace in traces)
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{escape(note)}</p>" if note else "",
+        '<div class="legend"><span>entropy H<sub>t</sub></span><span>0</span><span class="bar entropy"></span>'
+        f"<span>{entropy:.3f} nats</span></div>",
+        f'<div class="legend"><span>log-guide log q<sub>t</sub></span><span>{-guide:.4f}</span>'
+        f'<span class="bar guide"></span><span>+{guide:.4f} nats</span>'
+        "<span>above 0 the anchor is raised; below 0 it is lowered, and underlined</span></div>",
+        f'<p class="note">The guide changes {touched} of {total} tokens (q ≠ 1). Point at a token, or step to it with the '
+        "Tab key, for its values. ␣ ↵ ∅ mark a token of spaces alone, a line break and a token without text.</p>",
+    ]
+    for trace in traces:
+        body.append(_section(trace, entropy or 1.0, guide or 1.0))
+    return _page(title, body)
+
+
+def _section(trace: TokenTrace, entropy_scale: float, guide_scale: float) -> str:
+    by_entropy, by_guide = [], []
+    for place, token in enumerate(trace.tokens):
+        h, log_q = trace.entropies[place], trace.log_guides[place]
+        values = (
+            f"token {place + 1}: {token!r}\nentropy H = {h:.4f} nats\nlog q = {log_q:+.4f} (q = {math.exp(log_q):.4f})\n"
+            f"log π = {trace.policy_logps[place]:.4f}\nlog π_ref = {trace.ref_logps[place]:.4f}"
+        )
+        shared = f'tabindex="0" data-values="{escape(values)}"'
+        text = escape(_visible(token))
+        by_entropy.append(
+            f'<span {shared} data-entropy="{h:.6g}" style="--a:{h / entropy_scale:.3f}">{text}</span>'
+        )
+        side = "m" if log_q > 0 else "l" if log_q < 0 else "n"
+        by_guide.append(
+            f'<span class="{side}" {shared} data-log-guide="{log_q:.6g}" style="--a:{abs(log_q) / guide_scale:.3f}">{text}</span>'
+        )
+    return "\n".join(
+        [
+            f"<section><h2>{escape(trace.title)}</h2><p>{escape(trace.problem)}</p>",
+            f'<h3>shaded by entropy</h3><div class="tokens e">{"".join(by_entropy)}</div>',
+            f'<h3>shaded by log-guide</h3><div class="tokens g">{"".join(by_guide)}</div></section>',
+        ]
+    )
+
+
+def _visible(token: str) -> str:
+    """A token that nobody could see, or point at, gets a mark."""
+    if not token:
+        return "∅"
+    if not token.strip(" "):
+        return "␣" * len(token)
+    return token.replace("\n", "↵\n")
+
+
+# In a notebook the table stands among another style's rules.
+_CELL = 'style="text-align: left; vertical-align: top; white-space: nowrap"'
+_TEXT_CELL = _CELL.replace("nowrap", "pre-wrap; overflow-wrap: anywhere")
+
+
+def case_table(case: Case) -> str:
+    """One case as an HTML table, a row for each model; escaped."""
+    rows = [
+        f"<tr><th {_CELL}>{escape(model)}</th><td {_CELL}>{found['correct']} of {found['samples']}</td>"
+        + "".join(_sample_cell(found[name]) for name in ("first correct", "first wrong"))
+        + "</tr>"
+        for model, found in case.models.items()
+    ]
+    problem = case.problem or case.problem_id
+    return (
+        f"<p>{escape(case.problem_id)}: {escape(problem)} (right: {escape(case.gold)})</p>"
+        '<div class="wide"><table><tr>'
+        + "".join(
+            f"<th {_CELL}>{name}</th>"
+            for name in ("model", "correct", "first correct sample", "first wrong sample")
+        )
+        + "</tr>"
+        + "".join(rows)
+        + "</table></div>"
+    )
+
+
+def _sample_cell(record: dict | None) -> str:
+    if record is None:
+        return f"<td {_CELL}>none</td>"
+    return f'<td class="text" {_TEXT_CELL}>[{record["sample"]}] {escape(record["completion"])}</td>'
+
+
+def case_page(cases: Sequence[Case], title: str, rule: str) -> str:
+    """A page of case studies, with the rule by which they were picked."""
+    body = [f"<h1>{escape(title)}</h1>", f"<p>Picked by rule: {escape(rule)}.</p>"]
+    body += [f"<section>{case_table(case)}</section>" for case in cases]
+    return _page(title, body)
+
+
+def _page(title: str, body: Sequence[str]) -> str:
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
+            *filter(None, body),
+            "</body>\n</html>\n",
+        ]
+    )

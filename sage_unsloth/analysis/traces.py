@@ -1,0 +1,171 @@
+"""Where a guide acts: recorded completions scored under policy and reference, and given to the guide token by token."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sage_unsloth.analysis.patterns import Case
+from sage_unsloth.analysis.perplexity import completion_ids, load_scorer, score
+from sage_unsloth.analysis.token_page import TokenTrace
+from sage_unsloth.runs.files import read_json
+from sage_unsloth.sampling.record_sets import prompt_ids
+
+if TYPE_CHECKING:
+    from sage_unsloth.objective.guides import Guide
+
+
+def trace(
+    title: str,
+    policy: Any,
+    tokenizer: Any,
+    guide: "Guide",
+    problem: str,
+    record: Mapping[str, Any],
+    *,
+    reference: Any = None,
+    temperature: float = 1.0,
+    step: int = 0,
+    max_steps: int = 1,
+    seed: int = 0,
+) -> TokenTrace:
+    """Where a guide acts in one recorded completion: entropy, log q and both log-probabilities of each token.
+
+    EOS is among the tokens of a completion that ended by itself, as in training.
+
+    Args:
+        title: of the trace.
+        policy: π, with its adapter.
+        tokenizer: of the policy.
+        guide: any guide.
+        problem: the text of the problem.
+        record: of the completion.
+        reference: π_ref; None is the policy without its adapter.
+        temperature: at which the completion was sampled in training.
+        step, max_steps: optimizer step, for guides with a schedule.
+        seed: of the guide's noise, where it has some.
+
+    Raises:
+        ValueError: an empty completion, or no reference.
+    """
+    import torch
+    from peft import PeftModel
+
+    from sage_unsloth.objective.signals import TokenSignals
+
+    ids = completion_ids(tokenizer, record["completion"])
+    if record["finish_reason"] == "stop":
+        ids.append(tokenizer.eos_token_id)
+    prompt = prompt_ids(tokenizer, problem)
+    logps, entropies, mask = score(policy, [prompt], [ids], temperature)
+    if reference is not None:
+        ref_logps, ref_entropies, _ = score(reference, [prompt], [ids], temperature)
+    elif isinstance(policy, PeftModel):
+        with policy.disable_adapter():
+            ref_logps, ref_entropies, _ = score(policy, [prompt], [ids], temperature)
+    else:
+        raise ValueError(
+            "a policy without an adapter needs its reference model; give reference=model"
+        )
+    signals = TokenSignals(logps, ref_logps, mask, entropies=entropies, ref_entropies=ref_entropies)
+    generator = torch.Generator().manual_seed(seed)
+    log_guide = guide.log_guide(signals, step=step, max_steps=max_steps, generator=generator)
+    return TokenTrace(
+        title=title,
+        problem=problem,
+        tokens=tuple(tokenizer.decode([token]) for token in ids),
+        entropies=tuple(entropies[0].tolist()),
+        log_guides=tuple(log_guide[0].tolist()),
+        policy_logps=tuple(logps[0].tolist()),
+        ref_logps=tuple(ref_logps[0].tolist()),
+    )
+
+
+def read_guide(text: str) -> "Guide":
+    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2, q_min=0.6, q_max=1.4)".
+
+    Raises:
+        ValueError: not one of this package's guides, written as they print themselves.
+    """
+    from sage_unsloth.objective import adaptive, guides, schedule, teacher_guide
+
+    known = (guides.BranchGuide, guides.TokenGuide, guides.RandomGuide, schedule.CosineSchedule, adaptive.AdaptiveGuide,
+             teacher_guide.TeacherGuide)  # fmt: skip
+    classes = {guide.__name__: guide for guide in known}
+
+    def build(node: ast.expr) -> Any:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+            return classes[node.func.id](**{word.arg: build(word.value) for word in node.keywords})
+        return ast.literal_eval(node)
+
+    try:
+        guide = build(ast.parse(text, mode="eval").body)
+    except (KeyError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"a recorded guide must be one of this package's; got {text!r:.200}: {error}; in Python, give yours to "
+            "sage_unsloth.analysis.traces.trace"
+        ) from None
+    if not isinstance(guide, guides.Guide):
+        raise ValueError(f"a recorded guide must be a guide; got {text!r:.200}")
+    return guide
+
+
+def run_traces(
+    name: str, run: str | Path, cases: Sequence[Case], problems: Mapping[str, str]
+) -> Iterator[tuple[TokenTrace, "Guide"]]:
+    """Traces of one run's completions in the case studies, each with the guide; model and guide as `run.json` names them.
+
+    The first correct completion of each problem, or the first wrong one where there is none.
+
+    Raises:
+        ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is not at hand.
+    """
+    from sage_unsloth.objective.guides import SteeredGuide
+    from sage_unsloth.training.stage import read_metrics
+
+    run = Path(run)
+    record = run / "run.json"
+    if not record.is_file():
+        raise ValueError(f"a training run must have run.json; there is none in {run}")
+    recorded = read_json(record)
+    settings = recorded["settings"]
+    guide = read_guide(settings["guide"])
+    if isinstance(guide, SteeredGuide):
+        last = read_metrics(run)[-1]
+        guide.restore({name: last[f"sage/{name}"] for name in guide.state()})
+    adapter, whole = run / "adapter", run / "model"
+    if adapter.is_dir():
+        policy, tokenizer = load_scorer(recorded["model_path"], adapter)
+        reference = None
+    elif whole.is_dir():
+        policy, tokenizer = load_scorer(whole)
+        reference, _ = load_scorer(recorded["model_path"])
+    else:
+        raise ValueError(
+            f"a training run must be complete to be scored; {run} has neither adapter/ nor model/; finish it by the same "
+            "train command"
+        )
+    for case in cases:
+        if case.problem_id not in problems:
+            raise ValueError(
+                f"scoring needs the text of {case.problem_id!r}; give --data, the folder of the benchmark"
+            )
+        found = case.models[name]
+        sample = found["first correct"] or found["first wrong"]
+        title = f"{name}, {case.problem_id}, sample {sample['sample']}, {sample['grade']}"
+        yield (
+            trace(
+                title,
+                policy,
+                tokenizer,
+                guide,
+                problems[case.problem_id],
+                sample,
+                reference=reference,
+                temperature=settings["temperature"],
+                step=settings["max_steps"] - 1,
+                max_steps=settings["max_steps"],
+                seed=settings["seed"],
+            ),
+            guide,
+        )

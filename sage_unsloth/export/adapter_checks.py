@@ -1,0 +1,140 @@
+"""What must be true of a trained adapter before it is shared: not zero, it changes the logits, and merging it changes nothing."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.sampling.record_sets import prompt_ids
+
+logger = logging.getLogger(__name__)
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+PROMPTS = ("12*6=?", "17*6=?", "3+4=?", "19*8=?")
+PARITY_TOKENS = 32
+
+
+def check_adapter(adapter: Path) -> float:
+    """The largest |B| of an adapter.
+
+    Raises:
+        ValueError: a file is missing, a weight is not finite, or every B is zero, so that nothing was trained.
+    """
+    from safetensors.torch import load_file
+
+    missing = [name for name in ADAPTER_FILES if not (adapter / name).exists()]
+    if missing:
+        raise ValueError(
+            f"an adapter must have {' and '.join(ADAPTER_FILES)}; {adapter} lacks {missing[0]}"
+        )
+    weights = load_file(adapter / ADAPTER_FILES[1])
+    broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
+    if broken:
+        raise ValueError(f"an adapter's weights must be finite; {broken[0]} in {adapter} is not")
+    largest = max((float(w.abs().max()) for n, w in weights.items() if "lora_B" in n), default=0.0)
+    if largest == 0:
+        raise ValueError(
+            f"an adapter must not be zero, or it changes nothing; every B in {adapter} is; train it, with a learning rate above 0"
+        )
+    return largest
+
+
+def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
+    """The largest change of a logit by the adapter, on one prompt.
+
+    The noise is what two passes without the adapter differ by, and float32's rounding.
+
+    Raises:
+        ValueError: logits are not finite, or the adapter changes them by no more than noise.
+    """
+    import torch
+
+    ids = _prompt_ids(model, tokenizer, prompt)
+    with model.disable_adapter():
+        without, again = _logits(model, ids), _logits(model, ids)
+    with_adapter = _logits(model, ids)
+    if not (with_adapter.isfinite().all() and without.isfinite().all()):
+        raise ValueError("logits must be finite; with the adapter, or without, some are not")
+    noise = float((again - without).abs().max())
+    noise += torch.finfo(torch.float32).eps * float(without.abs().max())
+    change = float((with_adapter - without).abs().max())
+    if change <= 4 * noise:
+        raise ValueError(
+            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes them by {change:.1e}; is it the "
+            "adapter of this model?"
+        )
+    return change
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Greedy completions of a model with its adapter: ids of prompt and completion, logits with and without the adapter."""
+
+    ids: list[Any]
+    starts: list[int]
+    with_adapter: list[Any]
+    without: list[Any]
+
+
+def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS) -> Answers:
+    """What the merged model is compared with; to be taken before the adapter is merged."""
+    import torch
+
+    answers = Answers([], [], [], [])
+    for prompt in prompts:
+        ids = _prompt_ids(model, tokenizer, prompt)
+        with torch.inference_mode():
+            longer = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=PARITY_TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+        answers.ids.append(longer)
+        answers.starts.append(ids.shape[1] - 1)
+        answers.with_adapter.append(_logits(model, longer))
+        with model.disable_adapter():
+            answers.without.append(_logits(model, longer))
+    return answers
+
+
+def check_parity(model: Any, answers: Answers) -> dict[str, float]:
+    """Whether a merged model prefers the tokens that base and adapter together prefer, on their own greedy text.
+
+    Returns:
+        `agreement`: share of tokens. `distance`: mean |logit difference| to base and adapter, divided by that of the
+        base alone: what rounding to 16 bits costs, in units of what the training changed.
+
+    Raises:
+        ValueError: a token differs where the preference was clear (by more than 16-bit rounding).
+    """
+    agree = total = 0
+    apart = changed = 0.0
+    for ids, start, expected, base in zip(answers.ids, answers.starts, answers.with_adapter, answers.without, strict=True):  # fmt: skip
+        found = _logits(model, ids)
+        expected, found, base = (x[0, start:-1] for x in (expected, found, base))
+        apart += float((found - expected).abs().mean())
+        changed += float((base - expected).abs().mean())
+        chosen, preferred = found.argmax(-1), expected.argmax(-1)
+        gap = expected.max(-1).values - expected.gather(-1, chosen[:, None])[:, 0]
+        rounding = 4 * 2**-8 * float(expected.abs().max())
+        if float(gap.max()) > rounding:
+            raise ValueError(
+                f"a merged model must answer as base and adapter do; it prefers another token by {float(gap.max()):.2f} logits, "
+                f"and rounding explains {rounding:.2f}; the merge went wrong: export the adapter, and report this"
+            )
+        agree += int((chosen == preferred).sum())
+        total += len(chosen)
+    distance = apart / changed if changed else float("inf")
+    if distance > 0.5:
+        logger.warning("rounding to 16 bits moves the merged model by %.0f %% of what training changed: share the adapter instead", 100 * distance)  # fmt: skip
+    return {"agreement": agree / total, "distance": distance}
+
+
+def _prompt_ids(model: Any, tokenizer: Any, prompt: str) -> Any:
+    import torch
+
+    return torch.tensor([prompt_ids(tokenizer, prompt)], device=model.device)
+
+
+def _logits(model: Any, ids: Any) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()

@@ -1,0 +1,219 @@
+"""A run's result as something to use: an adapter, a merged 16-bit model, a GGUF file, a repository on the hub.
+
+Each export is checked before it appears: the adapter is not zero and changes the logits, the merged model answers as the
+adapter does. A folder appears under its name complete or not at all, with a model card in it, and is never overwritten.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.export.adapter_checks import (
+    ADAPTER_FILES,
+    check_adapter,
+    check_effect,
+    check_parity,
+    greedy_answers,
+)
+from sage_unsloth.export.model_card import model_card
+from sage_unsloth.models.device import has_gpu, release_memory
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.merging import save_merged
+from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.planning.presets import MODELS
+from sage_unsloth.runs.files import read_json, whole_folder, write_json
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.training.stage import METRICS, read_metrics
+
+RECORD = "export.json"
+
+
+class ExportError(RuntimeError):
+    """This machine cannot make the export."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished SFT or RL run on disk.
+
+    Attributes:
+        folder: of the run.
+        record: its `run.json`.
+        model_path: the model that it started from, a folder or a hub id.
+        adapter: the trained adapter's folder, or None.
+        merged: the folder of a merged or fully trained model, or None.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+    model_path: str
+    adapter: Path | None
+    merged: Path | None
+
+    @property
+    def metrics(self) -> list[dict]:
+        """One row a step (`stage.read_metrics`); none where the run left no metrics."""
+        return read_metrics(self.folder) if (self.folder / METRICS).exists() else []
+
+
+def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
+    """What a run left.
+
+    Args:
+        model_path: the model that the run started from; None takes it from `run.json`.
+
+    Raises:
+        ValueError: not the folder of a stage, nothing finished in it, or the starting model is not known.
+    """
+    folder = Path(folder)
+    path = folder / "run.json"
+    if not path.exists():
+        inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
+        hint = f"; give one of {', '.join(inside)} in it" if inside else ""
+        raise ValueError(
+            f"an export needs the folder of an SFT or RL run, with run.json; got {folder}{hint}"
+        )
+    record = read_json(path)
+    if record["settings"].get("stage") not in ("sft", "rlvr"):
+        inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
+        raise ValueError(
+            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs in it: {', '.join(inside)}"
+        )
+    adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
+    if adapter is None and merged is None:
+        raise ValueError(
+            f"a run must be complete to be exported; {folder} has neither adapter/ nor model/; start its command again"
+        )
+    model_path = model_path or record.get("model_path")
+    if model_path is None:
+        raise ValueError(
+            f"the starting model must be known; {path} does not name its path, only {record['settings'].get('model')!r}; "
+            "give it by --model"
+        )
+    return Run(folder, record, str(model_path), adapter, merged)
+
+
+def origin(model_path: str | Path) -> str:
+    """The hub id (or the name) of the model that a chain of runs started from: from RL to its SFT run, and so on."""
+    path = Path(model_path)
+    while (path.parent / "run.json").exists():
+        record = read_json(path.parent / "run.json")
+        path = Path(record.get("model_path") or record["settings"]["model"])
+    for preset in MODELS.values():
+        if path.name == Path(preset.hub_id).name:
+            return preset.hub_id
+    return path.name if path.exists() or path.is_absolute() else str(path)
+
+
+def export(
+    run: Run,
+    to: str,
+    out: str | Path,
+    *,
+    name: str | None = None,
+    base_id: str | None = None,
+    report: dict | None = None,
+    quantization: str = "q4_k_m",
+) -> Path:
+    """Write the folder `out`: "adapter", "merged" or "gguf", with the model card and what was checked.
+
+    Args:
+        name: title of the card and of its loading example; None takes the run folder's.
+        base_id: hub id of the model that the adapter belongs on, written into its config and card.
+        report: of an evaluation, for the card's pass@k.
+        quantization: of the GGUF file, by Unsloth's names.
+
+    Raises:
+        ValueError: `out` exists, or another process exports to it; the run has no such result, or a check failed.
+        ExportError: GGUF without a GPU.
+    """
+    out, name = Path(out).absolute(), name or run.folder.absolute().name
+    if out.exists():
+        raise ValueError(f"an export does not overwrite; {out} exists; choose another --out, or delete it")  # fmt: skip
+    with locked(out), whole_folder(out) as partial:
+        if to == "adapter":
+            checks = _write_adapter(run, partial, base_id)
+        elif to == "merged":
+            checks = _write_merged(run, partial)
+        elif to == "gguf":
+            checks = _write_gguf(run, partial, quantization)
+        else:
+            raise ValueError(f"an export is to adapter, merged or gguf; got {to!r}")
+        base = origin(run.model_path)
+        licenses = {p.name: p.license for p in MODELS.values()} | {p.hub_id: p.license for p in MODELS.values()}  # fmt: skip
+        loads_on = base_id or (base if run.model_path == base and "/" in base else None)
+        card = model_card(kind=to, name=name, record=run.record, metrics=run.metrics, base=base, license=licenses.get(base),
+                          loads_on=loads_on, report=report, checks=checks)  # fmt: skip
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        write_json(partial / RECORD, {"kind": to, "name": name, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
+    return out
+
+
+def is_export(folder: str | Path, kind: str, name: str) -> bool:
+    """Whether the folder is a finished export of this kind under this name."""
+    path = Path(folder) / RECORD
+    if not path.exists():
+        return False
+    record = read_json(path)
+    return (record["kind"], record["name"]) == (kind, name)
+
+
+def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any]:
+    if run.adapter is None:
+        raise ValueError(f"{run.folder} trained every weight and has no adapter; export it merged")
+    checks = {"largest |B|": round(check_adapter(run.adapter), 6)}
+    model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
+    checks["largest change of a logit"] = round(check_effect(model, tokenizer), 4)
+    folder.mkdir()
+    for file in ADAPTER_FILES:
+        shutil.copy(run.adapter / file, folder / file)
+    if base_id is not None:
+        config = read_json(folder / ADAPTER_FILES[0])
+        write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": base_id})
+    tokenizer.save_pretrained(folder)
+    return checks
+
+
+def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
+    if run.merged is not None:
+        shutil.copytree(run.merged, folder)
+        load_tokenizer(folder)
+        return {"copied from the run": "model/"}
+    largest = check_adapter(run.adapter)
+    model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
+    change = check_effect(model, tokenizer)
+    answers = greedy_answers(model, tokenizer)
+    save_merged(model, tokenizer, folder, dtype="bfloat16")
+    del model  # two models at once would be too much for a card that holds one
+    release_memory()
+    parity = check_parity(load_policy(folder)[0], answers)
+    return {
+        "largest |B|": round(largest, 6),
+        "largest change of a logit": round(change, 4),
+        "greedy tokens that agree with base and adapter": f"{parity['agreement']:.1%}",
+        "rounding to 16 bits, in units of what training changed": f"{parity['distance']:.1%}",
+    }
+
+
+def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
+    if not has_gpu():
+        raise ExportError(
+            "a GGUF export needs a GPU because Unsloth loads the model there; this machine has none; export merged here, and "
+            "convert that folder with llama.cpp's convert_hf_to_gguf.py"
+        )
+    checks = {} if run.adapter is None else {"largest |B|": round(check_adapter(run.adapter), 6)}
+    if run.adapter is None:
+        model, tokenizer = load_policy(run.merged)
+    else:
+        model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
+        checks["largest change of a logit"] = round(check_effect(model, tokenizer), 4)
+    from unsloth.save import patch_saving_functions
+
+    folder.mkdir()
+    made = patch_saving_functions(model).save_pretrained_gguf(str(folder / "work"), tokenizer, quantization_method=quantization)  # fmt: skip
+    for file in made["gguf_files"]:
+        shutil.move(file, folder / Path(file).name)
+    for leftover in ("work", "work_gguf"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
+    return checks | {"quantization": quantization}

@@ -1,0 +1,197 @@
+"""The README of an exported model: what it is, what it was trained with, what came out, how to load it. A pure function."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sage_unsloth.runs.text import markdown, printable
+
+SETTINGS = (
+    "stage", "guide", "rows", "max_steps", "epochs", "batch_size", "prompts_per_step", "num_generations",
+    "max_prompt_length", "max_completion_length", "max_length", "learning_rate", "warmup_ratio", "warmup_steps",
+    "weight_decay", "beta", "kl_estimator", "use_bias_correction_kl", "loss_type", "epsilon", "epsilon_high", "temperature",
+    "top_p", "min_p", "lora", "seed",
+)  # fmt: skip
+METRICS = (
+    "reward", "kl/ref_k3", "kl/anchor_k3", "kl", "sage/entropy", "sage/guide_mean", "completions/mean_length",
+    "completions/clipped_ratio", "frac_reward_zero_std", "grad_norm", "loss",
+)  # fmt: skip
+OPEN_LICENSES = ("apache-2.0", "mit")
+KINDS = {
+    "adapter": ("LoRA adapter", "peft"),
+    "merged": ("model", "transformers"),
+    "gguf": ("GGUF model", None),
+}
+
+
+def final_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each known metric averaged over the last tenth of the steps that have it."""
+    averages = {}
+    for name in METRICS:
+        values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
+        last = values[-max(1, len(values) // 10) :]
+        if last:
+            averages[name] = sum(last) / len(last)
+    return averages
+
+
+def model_card(
+    *,
+    kind: str,
+    name: str,
+    record: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    base: str,
+    license: str | None,
+    loads_on: str | None = None,
+    report: Mapping[str, Any] | None = None,
+    checks: Mapping[str, Any] | None = None,
+) -> str:
+    """The card, as Markdown with the hub's YAML header.
+
+    Args:
+        kind: "adapter", "merged" or "gguf".
+        name: title, and the name in the loading example.
+        record: the run's `run.json`.
+        metrics: rows of `metrics.jsonl`.
+        base: hub id (or name) of the model that all training started from.
+        license: of the base, as the hub spells it; None where it is not known.
+        loads_on: for an adapter, the hub id of the model that it belongs on; None where that is not on the hub.
+        report: of an evaluation: its `pass_at_k` (problems -> model -> k -> mean, low, high) becomes a table.
+        checks: what the export has checked.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    settings = record["settings"]
+    noun, library = KINDS[kind]
+    rl = settings.get("stage") == "rlvr"
+    how = "reinforcement learning with verifiable rewards" if rl else "supervised fine-tuning"
+    parts = [
+        _header(base, license, library, rl),
+        f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how} with "
+        "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or without the guide of "
+        "[SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
+        "## How to load it\n\n" + _loading(kind, name, loads_on),
+        "Prompts are made by the chat template in the tokenizer; the answer stands between `<SOLUTION>` and `</SOLUTION>`.",
+        "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
+    ]
+    averages = final_metrics(metrics)
+    if averages:
+        steps = max(row.get("step", 0) for row in metrics)
+        parts.append(
+            f"## At the end of training\n\nMeans over the last tenth of {steps} steps, on training problems.\n\n"
+            + _table(
+                ("metric", "value"), [(key, f"{value:.4g}") for key, value in averages.items()]
+            )
+        )
+    if report is not None:
+        parts.append("## pass@k\n\nWith 95 % intervals.\n\n" + _pass_at_k(report["pass_at_k"]))
+    if checks:
+        parts.append("## Checked at export\n\n" + _table(("check", "found"), checks.items()))
+    parts += [
+        "## Versions\n\n" + _table(("package", "version"), _versions(record["environment"])),
+        "## Licence\n\n" + _license_text(base, license),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(base: str, license: str | None, library: str | None, rl: bool) -> str:
+    lines = ["---"]
+    if "/" in base:
+        lines.append(f"base_model: {_yaml(base)}")
+    if license in OPEN_LICENSES:
+        lines.append(f"license: {license}")
+    elif license is not None:
+        lines += ["license: other", f"license_name: {_yaml(license)}", f"license_link: {_yaml(f'https://huggingface.co/{base}/blob/main/LICENSE')}"]  # fmt: skip
+    if library is not None:
+        lines.append(f"library_name: {library}")
+    lines += ["pipeline_tag: text-generation", "tags:", *(["- grpo"] if rl else ["- sft"])]
+    return "\n".join([*lines, "- unsloth", "- sage", "---"])
+
+
+def _loading(kind: str, name: str, loads_on: str | None) -> str:
+    if kind == "gguf":
+        return (
+            "With llama.cpp, or anything that reads GGUF:\n\n```bash\nllama-cli -m FILE.gguf\n```"
+        )
+    if kind == "merged":
+        return (
+            "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained({_string(name)}, dtype="auto")\n'
+            f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
+        )
+    on = loads_on or "THE MODEL IT WAS TRAINED ON"
+    warning = "" if loads_on else "It belongs on the model that this run started from, which is not on the hub.\n\n"  # fmt: skip
+    return (
+        f"{warning}```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'base = AutoModelForCausalLM.from_pretrained({_string(on)}, dtype="auto")\n'
+        f"model = PeftModel.from_pretrained(base, {_string(name)})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
+    )
+
+
+# Names come from users, hubs and files: in the card they are text, whatever stands in them.
+
+
+def _code(text: str) -> str:
+    return f"`{' '.join(printable(text).split()).replace('`', '')}`"
+
+
+def _string(text: str) -> str:
+    """A Python literal on one line."""
+    return json.dumps(printable(text), ensure_ascii=False)
+
+
+def _yaml(text: str) -> str:
+    """A plain scalar where that is safe, else a quoted one, which JSON's is."""
+    return text if re.fullmatch(r"[\w./:-]*\w", text, re.ASCII) else _string(text)
+
+
+def _settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    rows = []
+    for key in SETTINGS:
+        value = settings.get(key)
+        if isinstance(value, Mapping):
+            rows += [(f"{key}.{inner}", v) for inner, v in value.items()]
+        elif value is not None:
+            rows.append((key, value))
+    return rows
+
+
+def _pass_at_k(panels: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]) -> str:
+    """One table for each set of problems; k = 1, the middle one and the largest."""
+    tables = []
+    for title, models in panels.items():
+        ks = sorted(next(iter(models.values())), key=int)
+        shown = list(dict.fromkeys((ks[0], ks[len(ks) // 2], ks[-1])))
+        rows = [
+            (model, *(f"{c[k]['mean']:.3f} [{c[k]['low']:.3f}, {c[k]['high']:.3f}]" for k in shown))
+            for model, c in models.items()
+        ]
+        tables.append(_table((title, *(f"pass@{k}" for k in shown)), rows))
+    return "\n\n".join(tables)
+
+
+def _versions(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [("python", environment["python"])]
+    rows += [(name, version) for name, version in environment["packages"].items() if version]
+    if environment.get("commit"):
+        rows.append(("sage_unsloth, commit", environment["commit"]))
+    return rows
+
+
+def _license_text(base: str, license: str | None) -> str:
+    if license is None:
+        return f"That of {_code(base)}, whose own card names it: look there before you share this model."
+    more = "" if license in OPEN_LICENSES else "; read its terms, which may exclude commercial use"
+    return f"That of {_code(base)}: {markdown(license)}{more}."
+
+
+def _table(header: Sequence[str], rows: Any) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    cells = ([markdown(str(cell)) for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)

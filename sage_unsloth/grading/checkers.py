@@ -1,0 +1,108 @@
+"""Checkers for answers that are no mathematics: everybody's role, and whatever reasoning-gym scores itself."""
+
+import contextlib
+import functools
+import json
+import re
+
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.mathematics import LONGEST_ANSWER, unwrap
+
+ROLES_INSTRUCTION = "State the role of every person, each as `NAME is a knight` or `NAME is a knave`, separated by commas."
+_ROLE = re.compile(
+    r"(?:\(?\d+[.):]\s*)?(?P<name>[^\W\d_][\w' -]*?)\s*(?:\bis\b|:|=|-)\s*(?:an?\s+|the\s+)?(?P<role>knight|knave)\.?",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(r"\\(?:text|mathrm|textbf)(?=\{)|[*${}`]|\\(?=\s)|\\\\")
+
+
+def roles(text: str) -> dict[str, str] | None:
+    """Each person's role by their name in lower case, or None where a part of the text states no role, or two for one person.
+
+    "Zoey is a knave, and Oliver is a knight", "Zoey: knave; Oliver: knight", numbered lines: in any order.
+    """
+    if len(text) > LONGEST_ANSWER:
+        return None
+    text = _MARKUP.sub("", text)
+    found: dict[str, str] = {}
+    for part in re.split(r"[,;\n]|\band\b", text):
+        if not (part := part.strip()):
+            continue
+        match = _ROLE.fullmatch(part)
+        if match is None:
+            return None
+        name, role = match["name"].lower(), match["role"].lower()
+        if found.setdefault(name, role) != role:
+            return None
+    return found or None
+
+
+def _check_roles(answer: str | None, gold: str) -> Grade:
+    expected = roles(gold) if isinstance(gold, str) else None
+    if expected is None:
+        raise ValueError(
+            f"a gold answer must state roles, as `A is a knight, B is a knave`; got {gold!r:.200}; repair the row"
+        )
+    found = None if answer is None else roles(answer)
+    if found is None:
+        return Grade.UNPARSABLE
+    return Grade.CORRECT if found == expected else Grade.WRONG
+
+
+ROLES = Checker(name="roles", version=1, plainly=_check_roles)
+
+
+def _check_length(answer: str | None, gold: str) -> Grade | tuple[str, str]:
+    if not answer or len(answer) > LONGEST_ANSWER:
+        return Grade.UNPARSABLE
+    return answer, gold
+
+
+def compare_reasoning_gym(answer: str, gold: str) -> Grade | None:
+    """CORRECT at reasoning-gym's full score, of the answer or of what is left without dollars, bold or box.
+
+    Partial scores are WRONG: half-right roles score .65 there. UNPARSABLE where the scorer raises.
+
+    Args:
+        answer: the extracted text.
+        gold: JSON of `reasoning_gym_gold`.
+    """
+    import reasoning_gym  # noqa: F401  (a missing package must not look like a bad gold)
+
+    try:
+        item = json.loads(gold)
+    except ValueError:
+        return None
+    data = _reasoning_gym(item["task"], item["size"], item["seed"])
+    entry = data[item["index"]]
+    if entry["answer"] != item["answer"]:
+        return None
+    scores = []
+    for text in dict.fromkeys((answer, unwrap(answer))):
+        # One generator's scorer raises ValueError on a text that it does not understand, the next TypeError.
+        with contextlib.suppress(Exception):
+            scores.append(data.score_answer(answer=text, entry=entry))
+    if not scores:
+        return Grade.UNPARSABLE
+    return Grade.CORRECT if max(scores) >= 1 else Grade.WRONG
+
+
+@functools.lru_cache(maxsize=8)
+def _reasoning_gym(task: str, size: int, seed: int):
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(task, size=size, seed=seed)
+
+
+def reasoning_gym_gold(task: str, size: int, seed: int, index: int, answer: str) -> str:
+    """What a worker needs to make the item again and to see that it is the same one."""
+    return json.dumps({"task": task, "size": size, "seed": seed, "index": index, "answer": answer})
+
+
+REASONING_GYM = Checker(
+    name="reasoning-gym",
+    version=1,
+    packages=("reasoning-gym",),
+    plainly=_check_length,
+    compare="sage_unsloth.grading.checkers:compare_reasoning_gym",
+)

@@ -1,0 +1,116 @@
+r"""Grades the answer inside a completion's solution tag, and turns grades into rewards.
+
+What is inside the tag is graded and nothing else. Two plainly written numbers are compared exactly,
+in this process; everything else goes to math-verify, both sides wrapped in `\boxed{}`, in a worker
+process that is killed when it runs out of time (`workers`). math-verify's own limits are signals:
+they fail off the main thread, and they cannot stop a power tower.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.extraction import extract_answer
+from sage_unsloth.grading.mathematics import LONGEST_ANSWER, MATH
+from sage_unsloth.grading.workers import LATE, Workers
+
+CACHED_PAIRS = 65_536
+
+
+def grading_workers() -> int:
+    """Worker processes for this machine: answers that hang hold up one each."""
+    return min(4, os.cpu_count() or 1)
+
+
+class Grader:
+    r"""Grades completions, from any thread; a context manager that stops its workers at the end.
+
+    Args:
+        workers: worker processes; they start with the first answer that needs one.
+        time_limit: seconds for one answer in a worker, which is then killed and replaced.
+        memory_limit_gib: address space of one worker, which needs about .1 GiB.
+        boxed: without a complete tag, grade the last `\boxed{}`; for evaluation only.
+        checker: what makes an answer right.
+    """
+
+    def __init__(
+        self,
+        workers: int = 1,
+        time_limit: float = 5.0,
+        memory_limit_gib: float = 1.0,
+        boxed: bool = False,
+        checker: Checker = MATH,
+    ):
+        self.boxed, self.checker = boxed, checker
+        self._workers = Workers(checker.compare, workers, time_limit, memory_limit_gib)
+        self._cache: dict[tuple[str | None, str], Grade] = {}  # least recently used first
+        self._lock = threading.Lock()
+
+    def grade_many(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
+        """One grade per completion, in order; equal pairs of answer and gold are graded once.
+
+        Raises:
+            ValueError: lengths differ, or a gold answer is None, empty or cannot be parsed.
+            RuntimeError: a worker cannot start, or the code that it runs is broken.
+        """
+        extracted = [extract_answer(completion, boxed=self.boxed) for completion in completions]
+        pairs = list(zip(extracted, answers, strict=True))
+        with self._lock:
+            grades = {
+                pair: self._cache.pop(pair, None) or self.checker.plainly(*pair)
+                for pair in dict.fromkeys(pairs)
+            }
+            hard = {pair: text for pair, text in grades.items() if not isinstance(text, Grade)}
+            if hard:
+                # Different answers may have one normal form.
+                compared = self._compare_all(list(dict.fromkeys(hard.values())))
+                grades.update({pair: compared[texts] for pair, texts in hard.items()})
+            # Longer text is no answer; kept, a run of long ones would fill the memory.
+            self._cache.update(
+                (pair, grade)
+                for pair, grade in grades.items()
+                if len(pair[0] or "") <= LONGEST_ANSWER
+            )
+            while len(self._cache) > CACHED_PAIRS:
+                del self._cache[next(iter(self._cache))]
+        return [grades[pair] for pair in pairs]
+
+    def _compare_all(self, questions: list[tuple[str, str]]) -> dict[tuple[str, str], Grade]:
+        grades = {}
+        for question, value in zip(questions, self._workers.ask(questions), strict=True):
+            if value is None:
+                raise ValueError(
+                    f"a gold answer must parse; got {question[1]!r}; drop or repair the row"
+                )
+            grades[question] = Grade.TIMED_OUT if value is LATE else Grade(value)
+        return grades
+
+    @property
+    def kept_from(self) -> tuple[str, ...]:
+        """The layers of `confinement` that the kernel grants the workers; empty until one has started."""
+        return self._workers.all[0].kept_from
+
+    def close(self) -> None:
+        """Stops the workers; a later call would start them again."""
+        self._workers.stop()
+
+    def __enter__(self) -> "Grader":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+def own_grade(grader: Grader, completion: str, gold: str) -> Grade:
+    """The grade of a gold answer against itself; UNPARSABLE where it is no answer at all."""
+    try:
+        return grader.grade_many([completion], [gold])[0]
+    except ValueError:
+        return Grade.UNPARSABLE
+
+
+def grade(completion: str, answer: str, *, time_limit: float = 5.0) -> Grade:
+    """Grades one completion (`time_limit` in seconds); for many, a `Grader` keeps its workers."""
+    with Grader(time_limit=time_limit) as grader:
+        return grader.grade_many([completion], [answer])[0]

@@ -1,0 +1,143 @@
+"""Answers in mathematics: numbers compared exactly, everything else by math-verify in a worker."""
+
+import functools
+import re
+from fractions import Fraction
+
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.extraction import closing_brace
+
+LONGEST_ANSWER = 2_000  # characters; longer text in the tag is no answer
+
+
+# Each rule of normalising has tests of what it must not accept.
+_CHARACTERS = str.maketrans(
+    {"\u2212": "-", "\u2013": "-", "\uff0d": "-", "\u00d7": r"\times "}
+    | dict.fromkeys("\u00a0\u2009\u202f", " ")  # no-break and thin spaces
+)
+
+
+_WRAPPER = re.compile(
+    r"\*\*([^*]*)\*\*|\$\$?([^$]*)\$\$?|\\boxed\{([^{}]*)\}|(.*[^.])(?<!\\right)\.", re.DOTALL
+)
+
+
+_PLAIN_NUMBER = re.compile(
+    r"""(?P<sign>[+-]?)\s*
+    (?: (?:(?P<whole>\d+)\s+)?(?P<top>[1-9]\d*)\s*/\s*(?P<bottom>\d+)
+      | \\[dt]?frac\s*(?P<over>\{\s*-?\d+\s*\}|\d)\s*(?P<under>\{\s*\d+\s*\}|\d)
+      | (?P<digits>[1-9]\d{0,2}(?:(?P<sep>,|\ |\{,\}|,\\!|\\,)\d{3})(?:(?P=sep)\d{3})*|\d+|(?=\.\d))
+        (?:\.(?P<decimals>\d*))?
+        (?:(?:e|\s*\\(?:times|cdot)\s*10\^\{?)(?P<exponent>[+-]?\d{1,3})\}?)?
+    )
+    (?:\s+(?:dollars?|points?|people|grams?|weeks?))?  # units that math-verify 0.9 does not know
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+# In answer to a plain number; math-verify reads "43 = 42", "> 42", "42 \text{ thousand}" as 42.
+_NOT_THE_NUMBER = re.compile(
+    r"[=<>≈≠≤≥]|\\(?:[lg]t|[lg]eq?|neq?|approx|sim)(?![a-zA-Z])"
+    r"|\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b"
+)
+
+
+def plain_number(text: str) -> Fraction | None:
+    r"""The exact value of a plainly written number, or None for any other text.
+
+    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, `1e3`; whole groups of thousands.
+    """
+    match = _PLAIN_NUMBER.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
+    if match is None:
+        return None
+    if match["top"]:
+        top, bottom = int(match["top"]), int(match["bottom"])
+        if bottom == 0 or (match["whole"] and top >= bottom):  # "1 234/5" may mean 1234/5
+            return None
+        value = Fraction(top, bottom) + int(match["whole"] or 0)
+    elif match["over"]:
+        top, bottom = (int(match[name].strip("{}")) for name in ("over", "under"))
+        if bottom == 0:
+            return None
+        value = Fraction(top, bottom)
+    else:
+        digits, decimals = re.sub(r"\D", "", match["digits"]), match["decimals"] or ""
+        exponent = int(match["exponent"] or 0) - len(decimals)
+        value = int(digits + decimals) * Fraction(10) ** exponent
+    return -value if match["sign"] == "-" else value
+
+
+def unwrap(text: str) -> str:
+    """The text without what people put around an answer: dollars, bold, a box, a full stop."""
+    text = text.strip()
+    while match := _WRAPPER.fullmatch(text):  # they nest: **$42$.**
+        text = match[match.lastindex].strip()
+    return text
+
+
+def normalise(text: str) -> str | None:
+    """The form in which `text` is compared, numbers as "42" or "7/4"; None if it is no answer."""
+    if len(text) > LONGEST_ANSWER:
+        return None
+    text = unwrap(text.translate(_CHARACTERS))
+    # A brace too many would close the box around the text; an inner box would be graded alone.
+    balanced = closing_brace("{" + text + "}", 0) == len(text) + 1
+    if not text or not balanced or r"\boxed" in text:
+        return None
+    number = plain_number(text)
+    return text if number is None else str(number)
+
+
+def grade_plainly(answer: str | None, gold: str) -> Grade | tuple[str, str]:
+    """The grade where it takes no algebra, else the answer and gold that a worker compares."""
+    normal_gold = normalise(gold) if isinstance(gold, str) else None
+    if normal_gold is None:
+        raise ValueError(
+            f"a gold answer must be 1 to {LONGEST_ANSWER} characters of text with balanced braces "
+            f"and no inner box; got {gold!r:.200}; drop or repair the row"
+        )
+    normal_answer = None if answer is None else normalise(answer)
+    if normal_answer is None:
+        return Grade.UNPARSABLE
+    if plain_number(normal_gold) is not None:
+        if plain_number(normal_answer) is not None:
+            return Grade.CORRECT if normal_answer == normal_gold else Grade.WRONG
+        normal_answer = re.sub(r"^[a-zA-Z]\s*=\s*", "", normal_answer)  # "x = 42" states 42
+        if _NOT_THE_NUMBER.search(normal_answer):
+            return Grade.WRONG
+    return normal_answer, normal_gold
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> tuple:
+    r"""What math-verify finds in `\boxed{text}`, in a worker; golds come again and again."""
+    from math_verify import parse
+
+    return tuple(parse(rf"\boxed{{{text}}}", parsing_timeout=None))
+
+
+def compare_math(answer: str, gold: str) -> Grade | None:
+    """Compares two normalised texts by math-verify, in a worker; None if the gold does not parse.
+
+    A comparison that math-verify gives up on is WRONG: from outside, its failures look like False.
+    """
+    from math_verify import verify
+
+    parsed = [list(_parse(text)) for text in (gold, answer)]
+    # Beside what it understood, parse returns the text; alone, the text is a failure to parse.
+    gold_found, answer_found = ([x for x in found if not isinstance(x, str)] for found in parsed)
+    if not gold_found:
+        return None
+    if not answer_found:
+        return Grade.UNPARSABLE
+    return Grade.CORRECT if verify(*parsed, timeout_seconds=None) else Grade.WRONG
+
+
+MATH = Checker(
+    name="math",
+    version=2,
+    packages=("math-verify",),
+    plainly=grade_plainly,
+    compare="sage_unsloth.grading.mathematics:compare_math",
+)

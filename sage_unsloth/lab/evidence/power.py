@@ -1,0 +1,154 @@
+"""What S training seeds and P problems can show: intervals over both at once, and the smallest difference a design can see.
+
+Every training seed meets every problem, so a table of values (S, P) has two sources of chance at once: other seeds would have given
+other rows, other problems other columns. With eight seeds a bootstrap over seeds is too narrow (it has (S - 1)/S of the variance
+and no heavier tails), so these intervals are Student's, from the mean squares of the two-way layout.
+
+Shapes: S seeds, P problems.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sage_unsloth.evaluation.metrics import Estimate
+
+
+@dataclass(frozen=True)
+class CrossedEstimate(Estimate):
+    """A mean with its interval over seeds and problems; `error` is the standard error, `freedom` the degrees of freedom."""
+
+    error: float
+    freedom: float
+
+
+@dataclass(frozen=True)
+class Components:
+    """Variances of one value: `seed` and `problem` shared by a row or column of the table, `rest` of a single entry."""
+
+    seed: float
+    problem: float
+    rest: float
+
+
+@functools.cache
+def student_quantile(probability: float, freedom: float) -> float:
+    """The quantile of Student's t, for any real number of degrees of freedom > 0.
+
+    Raises:
+        ValueError: not 0.5 <= probability < 1, or freedom <= 0.
+    """
+    if not 0.5 <= probability < 1 or not freedom > 0:
+        raise ValueError(
+            f"probability must be in [.5, 1) and freedom > 0; got {probability} and {freedom}"
+        )
+    constant = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.pi**0.5
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+
+    def below(t: float) -> bool:
+        # With t = √ν tan θ, P(0 < T < t) = Γ((ν+1)/2) / (√π Γ(ν/2)) ∫_0^θ cos^{ν-1} φ dφ.
+        angle = math.atan(t / math.sqrt(freedom))
+        integral = angle / 2 * weights @ np.cos(angle / 2 * (nodes + 1)) ** (freedom - 1)
+        return 0.5 + constant * integral < probability
+
+    low, high = 0.0, 1.0
+    while below(high):
+        low, high = high, 2 * high
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return high if probability > 0.5 else 0.0
+
+
+def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
+    """The mean of values (S, P) over seeds and problems, with an interval for other seeds *and* other problems.
+
+    With the mean squares of rows M_s, columns M_p and the rest M_e, the variance of the mean is estimated by
+    (M_s + M_p − M_e) / (S P), the unbiased estimator of the two-way random-effects layout, but never below what either source
+    gives alone, M_s / (S P) or M_p / (S P). Degrees of freedom are Satterthwaite's. One seed leaves problems as the only source, one
+    problem leaves seeds.
+
+    For a paired difference, pass the table of differences.
+
+    Raises:
+        ValueError: not (S, P) of finite values with at least two of them; `confidence` not in (0, 1).
+    """
+    values_SP = _table(values_SP)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
+    seeds, problems = values_SP.shape
+    rows, columns, rest = _mean_squares(values_SP)
+    alone = [(m, size - 1) for m, size in ((rows, seeds), (columns, problems)) if size > 1]
+    variance, freedom = max(alone)
+    both = rows + columns - rest
+    if len(alone) == 2 and both > variance:
+        variance = both
+        freedom = both**2 / (
+            rows**2 / (seeds - 1)
+            + columns**2 / (problems - 1)
+            + rest**2 / ((seeds - 1) * (problems - 1))
+        )
+    error = math.sqrt(variance / values_SP.size)
+    half = student_quantile((1 + confidence) / 2, freedom) * error
+    mean = float(values_SP.mean())
+    return CrossedEstimate(mean, mean - half, mean + half, error, float(freedom))
+
+
+def components(values_SP) -> Components:
+    """The variance components of a table (S, P) of a pilot, S and P >= 2; one estimated below 0 is 0.
+
+    Raises:
+        ValueError: as `crossed_interval`; or a single seed or problem.
+    """
+    values_SP = _table(values_SP)
+    seeds, problems = values_SP.shape
+    if min(seeds, problems) < 2:
+        raise ValueError(
+            f"variances of seeds and of problems need two of each; got the shape {values_SP.shape}"
+        )
+    rows, columns, rest = _mean_squares(values_SP)
+    return Components(
+        seed=max(0.0, (rows - rest) / problems), problem=max(0.0, (columns - rest) / seeds), rest=rest
+    )  # fmt: skip
+
+
+def detectable_difference(
+    found: Components, seeds: int, problems: int, *, power: float = 0.8, confidence: float = 0.95
+) -> float:
+    """The smallest true difference whose interval leaves out 0 in a share `power` of all benchmarks of S >= 2 seeds and P problems.
+
+    (t_{(1+confidence)/2} + t_{power}) · √(σ_s²/S + σ_p²/P + σ_e²/(S P)), with S − 1 degrees of freedom: on the safe side, since
+    problems bring more.
+    """
+    if seeds < 2 or problems < 1:
+        raise ValueError(f"power needs seeds >= 2 and problems >= 1; got {seeds} and {problems}")
+    error = math.sqrt(
+        found.seed / seeds + found.problem / problems + found.rest / (seeds * problems)
+    )
+    quantiles = (student_quantile(p, seeds - 1) for p in ((1 + confidence) / 2, power))
+    return sum(quantiles) * error
+
+
+def _mean_squares(values_SP: np.ndarray) -> tuple[float, float, float]:
+    """Of rows, columns and the rest; 0 for an axis of length 1."""
+    seeds, problems = values_SP.shape
+    mean = values_SP.mean()
+    by_seed, by_problem = values_SP.mean(axis=1) - mean, values_SP.mean(axis=0) - mean
+    rest = values_SP - mean - by_seed[:, None] - by_problem
+    return (
+        problems * float((by_seed**2).sum()) / max(1, seeds - 1),
+        seeds * float((by_problem**2).sum()) / max(1, problems - 1),
+        float((rest**2).sum()) / max(1, (seeds - 1) * (problems - 1)),
+    )
+
+
+def _table(values_SP) -> np.ndarray:
+    values_SP = np.asarray(values_SP, dtype=float)
+    if values_SP.ndim != 2 or values_SP.size < 2 or not np.isfinite(values_SP).all():
+        raise ValueError(
+            "an interval over seeds and problems needs a table (seeds, problems) of finite values, at least two of them; "
+            f"got the shape {values_SP.shape} with {int((~np.isfinite(values_SP)).sum())} that are not finite"
+        )
+    return values_SP

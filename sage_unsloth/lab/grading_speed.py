@@ -1,0 +1,207 @@
+"""Measures what evaluation costs: grading, the bootstrap, and drawing each row from a stream of its own.
+
+    python -m sage_unsloth.lab.grading_speed --out data/results/grading
+
+Answers are made up, since none may be copied: 234 problems with 256 answers each, 59,904. Of the golds 175 are plainly written
+numbers, 23 fractions in LaTeX and 36 other LaTeX, as many as in AIME, AMC and MATH-500 level 5. The baseline calls
+`verify(parse(gold), parse(answer))`, both sides in a box, one answer after another in this process, with math-verify's own time limits.
+Two things decide the ratio, and real runs differ in both, so several values of each are reported: how many different answers a
+problem gets, and the order, since math-verify keeps its last 20 parses and so profits where the answers to one problem come in a
+row. The baseline is timed on a part, whole problems or whole samples, and its time for all is extrapolated from that.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from sage_unsloth.evaluation.metrics import difference_curve, pass_at_k_curve
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.extraction import extract_answer
+from sage_unsloth.grading.grader import Grader
+from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.record import environment
+
+SAMPLES, INTEGERS, FRACTIONS, OTHERS = 256, 175, 23, 36
+BASELINE = 16 * (INTEGERS + FRACTIONS + OTHERS)  # completions that the baseline is timed on
+
+
+def answers(rng: random.Random, number: int, distinct: int) -> tuple[str, list[str]]:
+    """A gold and the 256 answers to it: the right one in two ways of writing, and `distinct` - 2 wrong ones, rare ones rarer."""
+    a, b = rng.randint(2, 99), rng.randint(2, 99)
+    if number < INTEGERS:
+        gold = str(a * b)
+        right = [gold, f"{a * b}.0"]
+        wrong = [str(a * b + i) for i in range(1, distinct)]
+    else:
+        form = r"\frac{%d}{%d}" if number < INTEGERS + FRACTIONS else rng.choice([r"%d\sqrt{%d}", r"(%d, %d)", r"[%d, %d)", r"%d + %d i", r"%dx^2 + %dx", r"\frac{%d \pi}{%d}",
+                           r"\left( %d, \frac{\pi}{%d} \right)", r"%d - \sqrt{%d}"])  # fmt: skip
+        gold = form % (a, b)
+        right = [gold, f"${gold}$"]
+        wrong = [form % (a + i, b) for i in range(1, distinct)]
+    pool = right + wrong[: max(0, distinct - 2)]
+    share = rng.betavariate(0.6, 0.9)
+    weights = [share / 2] * 2 + [(1 - share) / (i + 1) for i in range(len(pool) - 2)]
+    return gold, rng.choices(pool, weights[: len(pool)], k=SAMPLES)
+
+
+def completions(distinct: int) -> tuple[list[str], list[str]]:
+    """59,904 completions, ordered by problem, and their golds."""
+    rng = random.Random(0)
+    numbers = list(range(INTEGERS + FRACTIONS + OTHERS))
+    rng.shuffle(numbers)  # so that the baseline's part has every kind
+    texts, golds = [], []
+    for number in numbers:
+        gold, given = answers(rng, number, distinct)
+        texts += [f"Some working out.<SOLUTION>{answer}</SOLUTION>" for answer in given]
+        golds += [gold] * SAMPLES
+    return texts, golds
+
+
+def one_after_another(texts: list[str], golds: list[str]) -> list[bool]:
+    """The baseline: what a script does without a grader of its own."""
+    from math_verify import parse, verify
+
+    return [
+        verify(parse(rf"\boxed{{{gold}}}"), parse(rf"\boxed{{{extract_answer(text)}}}"))
+        for text, gold in zip(texts, golds, strict=True)
+    ]
+
+
+def bench_grading(distinct: int, order: str) -> dict:
+    """Seconds of both ways, for one number of different answers per problem, "by problem" or "by sample"."""
+    texts, golds = completions(distinct)
+    if order == "by sample":
+        turned = [i for sample in range(SAMPLES) for i in range(sample, len(texts), SAMPLES)]
+        texts, golds = [texts[i] for i in turned], [golds[i] for i in turned]
+    one_after_another(["<SOLUTION>x</SOLUTION>"], ["x"])  # pays for the imports
+    started = time.perf_counter()
+    plain = one_after_another(texts[:BASELINE], golds[:BASELINE])
+    baseline = (time.perf_counter() - started) * len(texts) / BASELINE
+    with Grader(workers=2, boxed=True) as grader:
+        started = time.perf_counter()
+        grades = grader.grade_many(texts, golds)
+        ours = time.perf_counter() - started
+    return {
+        "distinct_per_problem": distinct,
+        "order": order,
+        "completions": len(texts),
+        "distinct_pairs": len(set(zip(texts, golds, strict=True))),
+        "baseline_timed_on": BASELINE,
+        "baseline_seconds": round(baseline, 1),
+        "ours_seconds": round(ours, 2),
+        "ratio": round(baseline / ours, 1),
+        "grades_that_differ_in_that_part": sum(
+            a != (b is Grade.CORRECT) for a, b in zip(plain, grades, strict=False)
+        ),
+    }
+
+
+def bench_bootstrap() -> dict:
+    """Seconds for every k at once, 234 problems x 256 samples x 10,000 resamples."""
+    counts = np.random.default_rng(0).binomial(256, np.random.default_rng(1).beta(0.5, 1, 234))
+    ks = [2**i for i in range(9)]
+    started = time.perf_counter()
+    pass_at_k_curve(256, counts, ks, resamples=10_000)
+    curve = time.perf_counter() - started
+    started = time.perf_counter()
+    difference_curve(256, counts, 256, counts[::-1], ks, resamples=10_000)
+    difference = time.perf_counter() - started
+    return {"curve_seconds": round(curve, 3), "difference_seconds": round(difference, 3)}
+
+
+def bench_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 512) -> dict:
+    """Streams per row against `generate`'s own sampling, on the tiny base; and how often a batch changes a completion."""
+    import torch
+
+    from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+    from sage_unsloth.models.loading import load_policy
+    from sage_unsloth.problems import arithmetic
+    from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+    from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
+
+    torch.set_num_threads(1)
+    engine = TransformersEngine(*load_policy(data_folder() / BASE_MODEL))
+    config = SamplingConfig(temperature=1.0, min_p=0.0, max_completion_length=48)
+    rows = arithmetic.problems("test")[:num_problems]
+    pairs = [(row, sample) for row in rows for sample in range(num_samples)]
+    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row, _ in pairs]
+    seeds = [sample_seed(0, row["id"], sample) for row, sample in pairs]
+
+    def ours(order: list[int], size: int) -> dict[int, str]:
+        texts = {}
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            drawn = engine.draw([prompts[i] for i in chosen], [seeds[i] for i in chosen], config)
+            texts |= {i: completion.text for i, completion in zip(chosen, drawn, strict=True)}
+        return texts
+
+    def plain() -> None:
+        for start in range(0, len(pairs), batch):
+            inputs = engine.tokenizer.pad(
+                {"input_ids": prompts[start : start + batch]}, return_tensors="pt"
+            ).to(engine.model.device)
+            with torch.inference_mode():
+                engine.model.generate(
+                    **inputs, do_sample=True, temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=48,
+                    suppress_tokens=[engine.tokenizer.pad_token_id], eos_token_id=engine.tokenizer.eos_token_id,
+                    pad_token_id=engine.tokenizer.pad_token_id,
+                )  # fmt: skip
+
+    order = list(range(len(pairs)))
+    ours(order[:batch], batch), plain()  # warm
+    seconds: dict[str, list[float]] = {"ours": [], "generate": []}
+    for _ in range(3):
+        for name, run in (("ours", lambda: ours(order, batch)), ("generate", plain)):
+            started = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - started)
+    together = ours(order, batch)
+    shuffled = random.Random(0).sample(order, len(order))
+    differing = {
+        "in batches of other sizes and orders": sum(together[i] != text for i, text in ours(shuffled, 100).items()),
+        "alone": sum(together[i] != text for i, text in ours(shuffled[:128], 1).items()),
+    }  # fmt: skip
+    return {
+        "completions": len(pairs),
+        "ours_seconds": round(min(seconds["ours"]), 2),
+        "generate_seconds": round(min(seconds["generate"]), 2),
+        "ratio": round(min(seconds["ours"]) / min(seconds["generate"]), 3),
+        "completions_that_differ": differing | {"alone, of": 128},
+        "over vLLM on a GPU": "not measured",
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/bench"),
+        help="folder for evaluation.json (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    result = {
+        "grading": [
+            bench_grading(distinct, order)
+            for order in ("by sample", "by problem")
+            for distinct in (8, 24, 64)
+        ],
+        "bootstrap": bench_bootstrap(),
+        "sampling": bench_sampling(),
+        "environment": environment(),
+    }
+    write_json(options.out / "evaluation.json", result)
+    print(json.dumps({k: v for k, v in result.items() if k != "environment"}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Pretrain the tiny base model on the arithmetic corpus, on a CPU.
+
+    python -m sage_unsloth.lab.pretrain --out data/arithmetic-base
+
+A plain loop: documents are drawn afresh for every batch, the loss is the cross-entropy of the text
+behind the prompt, AdamW with warmup and a linear decay to 0. The model, its tokenizer and
+`pretrain.json` (settings, versions, what the base scores on the test split) appear in `--out`
+together or not at all.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import logging
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm.auto import trange
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from sage_unsloth.evaluation.metrics import pass_at_k
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.runs.files import whole_folder, write_json
+from sage_unsloth.sampling.record_sets import SamplingConfig, correct_counts, sample_and_grade
+
+logger = logging.getLogger(__name__)
+
+CORPUS_SETTINGS = ("ROUTES", "UNKNOWN_FROM", "UNTAGGED", "DRILLS")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Settings of the pretraining run; the defaults are those of the shipped base."""
+
+    steps: int = 1000  # optimizer steps
+    batch_size: int = 48  # documents
+    learning_rate: float = 3e-3  # peak
+    warmup: int = 50  # steps
+    weight_decay: float = 0.01
+    seed: int = 3407
+    hidden_size: int = 128
+    intermediate_size: int = 320
+    num_layers: int = 4
+    num_heads: int = 4
+    num_key_value_heads: int = 2
+    num_samples: int = 64  # samples per problem in the final measurement
+
+
+def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
+    """A randomly initialised Qwen2 model with tied embeddings."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            max_position_embeddings=512,
+            initializer_range=0.05,
+            tie_word_embeddings=True,
+            use_cache=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def batch(tokenizer, rng: random.Random, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`input_ids` and `labels`, both (B, T), of `size` new documents; -100 masks the rest."""
+    contexts, texts = zip(*(arithmetic.document(tokenizer, rng) for _ in range(size)), strict=True)
+    prompts, targets = tokenizer(list(contexts)).input_ids, tokenizer(list(texts)).input_ids
+    rows = [
+        (prompt + target, [-100] * len(prompt) + target)
+        for prompt, target in zip(prompts, targets, strict=True)
+    ]
+    length = max(len(ids) for ids, _ in rows)
+    input_ids = torch.full((size, length), tokenizer.pad_token_id)
+    labels = torch.full((size, length), -100)
+    for row, (ids, learnt) in enumerate(rows):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        labels[row, : len(learnt)] = torch.tensor(learnt)
+    return input_ids, labels
+
+
+def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
+    """Train a new model on `steps` batches of the corpus."""
+    torch.manual_seed(config.seed)
+    rng = random.Random(config.seed)
+    model = build_model(config, tokenizer)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / config.warmup, (config.steps - step) / config.steps),
+    )
+    progress = trange(config.steps, desc="pretrain")
+    for _ in progress:
+        input_ids, labels = batch(tokenizer, rng, config.batch_size)
+        loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    return model.eval()
+
+
+def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
+    """On the test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the share with an answer in tags."""
+    config = SamplingConfig(
+        num_samples=num_samples, max_completion_length=64, batch_size=512, seed=seed
+    )
+    rows = arithmetic.problems("test")
+    with tempfile.TemporaryDirectory() as folder:
+        records = sample_and_grade(
+            config, model, tokenizer, rows, Path(folder) / "samples.jsonl", "measure"
+        )
+    correct = correct_counts(records, rows, num_samples)
+    return {
+        "pass@1": round(float(pass_at_k(num_samples, correct, 1).mean()), 4),
+        f"pass@{num_samples}": round(float(pass_at_k(num_samples, correct, num_samples).mean()), 4),
+        "format_share": round(sum(r["extracted"] is not None for r in records) / len(records), 4),
+        "problems": len(rows),
+        "samples_per_problem": num_samples,
+    }
+
+
+def save(model, tokenizer, report: dict, out: Path) -> None:
+    """Write the model, the tokenizer and `pretrain.json` to `out`, whole or not at all.
+
+    Raises:
+        FileExistsError: `out` exists and holds no `pretrain.json`, so it is not ours to replace.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / "pretrain.json").exists():
+        raise FileExistsError(
+            f"--out must be new, empty or an earlier base (with pretrain.json); got {out}"
+        )
+    with whole_folder(out, replace=True) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        write_json(partial / "pretrain.json", report)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--steps", type=int, default=PretrainConfig.steps, help="optimizer steps")
+    parser.add_argument("--seed", type=int, default=PretrainConfig.seed)
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(options.threads)
+    config = PretrainConfig(steps=options.steps, seed=options.seed)
+    tokenizer = arithmetic.build_tokenizer()
+    started = time.perf_counter()
+    model = train(config, tokenizer)
+    seconds = round(time.perf_counter() - started)
+    result = measure(model, tokenizer, config.num_samples, config.seed)
+    logger.info("base on the test split: %s", result)
+    report = {
+        "config": dataclasses.asdict(config),
+        "corpus": {name: getattr(arithmetic, name) for name in CORPUS_SETTINGS},
+        "parameters": model.num_parameters(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "threads": options.threads,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "train_seconds": seconds,
+        "test": result,
+    }
+    save(model, tokenizer, report, options.out)
+
+
+if __name__ == "__main__":
+    main()

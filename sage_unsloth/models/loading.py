@@ -1,0 +1,185 @@
+"""Loads a policy for training or sampling: Unsloth's FastLanguageModel on a GPU, transformers + peft without one.
+
+Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer that carries the
+project's chat template. Adapters are plain peft folders either way.
+"""
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
+from sage_unsloth.models.weights import adapter_config, check_adapter, refuse_pickles
+from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
+
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """The adapter of both training stages (Tables 7 and 8).
+
+    Attributes:
+        rank: r.
+        alpha: the adapter is scaled by alpha / r.
+        dropout: probability.
+        targets: names of the linear layers that get one.
+    """
+
+    rank: int = 8
+    alpha: int = 16
+    dropout: float = 0.0
+    targets: tuple[str, ...] = field(default=LORA_TARGETS)
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or not self.targets:
+            raise ValueError(
+                "rank must be >= 1, alpha > 0, dropout in [0, 1) and targets not empty; got "
+                f"rank={self.rank}, alpha={self.alpha}, dropout={self.dropout}, targets={self.targets}"
+            )
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    lora: LoraSettings | None = None,
+    adapter: str | Path | None = None,
+    full_finetuning: bool = False,
+    max_length: int = 2048,
+    load_in_4bit: bool = False,
+    use_vllm: bool = False,
+    gpu_memory_utilization: float = 0.5,
+    seed: int = 3407,
+) -> tuple[Any, Any]:
+    """A model and its tokenizer, ready for Unsloth's trainers.
+
+        load_policy(path)                       the model itself, for sampling
+        load_policy(path, adapter=folder)       with a trained adapter, for sampling
+        load_policy(path, lora=settings)        with a fresh adapter (B = 0), to train: the policy starts as the model itself
+        load_policy(path, lora=settings, adapter=folder)    with the trained adapter, to train on
+        load_policy(path, full_finetuning=True)             to train every weight
+
+    Args:
+        path: model folder or hub id.
+        lora, adapter, full_finetuning: see above.
+        max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
+        load_in_4bit: quantise the weights (GPU only).
+        use_vllm: rollouts by the vLLM engine that shares the weights (GPU only); see `engine_choice.choose_rollouts`.
+        gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
+        seed: of the fresh adapter's A.
+
+    Raises:
+        ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an adapter of another shape or for
+            another model; weights in pickles; a tokenizer without EOS or a token to pad with; a model that cannot be found.
+    """
+    if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
+        raise ValueError(
+            "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter or load_in_4bit as well; "
+            "leave these out, or full_finetuning"
+        )
+    if not has_gpu() and load_in_4bit:
+        raise ValueError(
+            "load_in_4bit needs a GPU because bitsandbytes quantises there; got none; leave it off"
+        )
+    if not has_gpu() and use_vllm:
+        raise ValueError("use_vllm needs a GPU; got none; leave it off")
+    refuse_pickles(path)
+    if adapter is not None:
+        check_adapter(path, adapter)
+        if lora is not None:
+            _check_lora(adapter, lora)
+    load_unsloth(standby=use_vllm)
+    if not has_gpu():
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed)
+    else:
+        from unsloth import FastLanguageModel
+
+        if use_vllm:
+            # Else standby puts a share of its own in the place of the one asked for.
+            os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"
+        model, tokenizer = FastLanguageModel.from_pretrained(
+            str(path),
+            max_seq_length=max_length,
+            load_in_4bit=load_in_4bit,
+            full_finetuning=full_finetuning,
+            # In bfloat16 alone, a step of 5e-6 is lost in rounding for most weights.
+            float32_mixed_precision=True if full_finetuning else None,
+            fast_inference=use_vllm,
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_lora_rank=lora.rank if lora is not None else 64,
+        )
+        if lora is not None:
+            model = FastLanguageModel.get_peft_model(
+                model, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
+                use_gradient_checkpointing="unsloth", random_state=seed,
+            )  # fmt: skip
+        elif adapter is not None:
+            # By peft: Unsloth, given an adapter, would load the base that the adapter's config names instead of `path`.
+            from peft import PeftModel
+
+            model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
+    if lora is not None and adapter is not None:
+        _load_adapter_weights(model, Path(adapter))
+    stops = load_stop_tokens(path, tokenizer)
+    tokenizer = prepare_tokenizer(tokenizer, model.config, stops, path)
+    model.generation_config.eos_token_id = stops
+    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
+
+
+def _load_on_cpu(
+    path: str | Path, lora: LoraSettings | None, adapter: str | Path | None, seed: int
+) -> tuple[Any, Any]:
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, use_safetensors=True
+        )
+    except OSError as error:
+        raise ValueError(not_found(path, error)) from error
+    if lora is not None:
+        torch.manual_seed(seed)
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
+                task_type="CAUSAL_LM",
+            ),
+        )  # fmt: skip
+    elif adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
+    return prepare_for_cpu(model), tokenizer
+
+
+def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
+    """Training goes on with an adapter as it was made."""
+    found = adapter_config(adapter)
+    there = {"rank": found["r"], "alpha": found["lora_alpha"], "targets": sorted(found["target_modules"])}  # fmt: skip
+    wanted = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
+    if there != wanted:
+        raise ValueError(
+            f"training goes on with an adapter of the same settings only; {adapter} has {there}, asked for {wanted}; set lora "
+            "to match"
+        )
+
+
+def _load_adapter_weights(model: Any, adapter: Path) -> None:
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    result = set_peft_model_state_dict(model, load_file(adapter / "adapter_model.safetensors"))
+    if result.unexpected_keys:
+        raise ValueError(
+            f"every weight of an adapter must have its place in the model; {adapter} has {len(result.unexpected_keys)} that "
+            f"have not, the first is {result.unexpected_keys[0]!r}; give the model that it was trained on"
+        )

@@ -1,0 +1,76 @@
+"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref where it was asked to look.
+
+The paper leaves learned guides to the future. Here a frozen teacher (another adapter on the same base, or another model with the
+same tokenizer) scores each rollout batch once, without gradient, and
+
+    q_t = clip((π_teacher(y_t | s_t) / π_ref(y_t | s_t))^κ, q_min, q_max)
+
+so that with κ = 1 and no clip the anchor q·π_ref is the teacher itself.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.weights import check_adapter
+
+ADAPTER = "teacher"
+"""The name of a teacher's adapter in the policy's model."""
+
+
+def is_adapter(path: str | Path) -> bool:
+    """Whether a teacher is an adapter's folder, and not a model's folder or hub id."""
+    return (Path(path) / "adapter_config.json").is_file()
+
+
+def load_teacher(
+    path: str | Path,
+    base: str | Path,
+    model: Any,
+    tokenizer: Any,
+    *,
+    max_length: int = 2048,
+    load_in_4bit: bool = False,
+) -> Any:
+    """What `guided_kl` takes as its teacher: the name of a frozen adapter in `model`, or a frozen model of its own.
+
+    Args:
+        path: an adapter's folder, or a model's folder or hub id.
+        base: folder or hub id of the model below the policy's adapter.
+        model: the policy.
+        tokenizer: the policy's.
+        max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
+        load_in_4bit: quantise a teacher that is a model (GPU only).
+
+    Raises:
+        ValueError: an adapter for another base, or beside a policy without one; a model with another tokenizer.
+    """
+    if is_adapter(path):
+        if not hasattr(model, "peft_config"):
+            raise ValueError(
+                f"a teacher that is an adapter needs a policy that trains one; got full fine-tuning and {path}; merge the "
+                "teacher into a model of its own (python -m sage_unsloth export)"
+            )
+        check_adapter(base, path)
+        model.load_adapter(str(path), ADAPTER, is_trainable=False)
+        return ADAPTER
+    teacher, its_tokenizer = load_policy(path, max_length=max_length, load_in_4bit=load_in_4bit)
+    if its_tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            "a teacher must have the policy's tokenizer, because it scores the policy's tokens; "
+            f"{path} has another; take a teacher of the same family"
+        )
+    return teacher.requires_grad_(False).eval()
+
+
+def drop_teacher(model: Any, teacher: Any) -> None:
+    """Take the teacher's adapter out of the trained model, so that it is not saved with it."""
+    if teacher == ADAPTER:
+        model.delete_adapter(ADAPTER)
+
+
+def forget_teacher(checkpoint: Path | None) -> None:
+    """Take the teacher's adapter out of a checkpoint: transformers, finding it there, would restore it and not the policy's."""
+    if checkpoint is not None:
+        shutil.rmtree(checkpoint / ADAPTER, ignore_errors=True)

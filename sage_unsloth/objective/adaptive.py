@@ -1,0 +1,116 @@
+"""A guide whose strength is steered, as adaptive KL controllers steer β (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
+
+A fixed guide fades: entropy falls in training, and with it the share of tokens above Branch's threshold. Here log q is multiplied by
+a strength κ that is moved after each optimizer step so that a measured mean stays where it was set:
+
+    e = clip(1 − measured/target, −0.2, 0.2)
+    κ ← clip(κ · (1 + gain · e), min_strength, max_strength)
+
+κ is part of each checkpoint, so a resumed run goes on with the same values.
+"""
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.guides import Q_MAX, Q_MIN, Guide, RandomGuide, SteeredGuide, check_clip
+from sage_unsloth.objective.signals import TokenSignals
+
+ERROR_MAX = 0.2
+KEPT = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
+"""What can be kept at its target, and the metric that measures it."""
+
+
+@dataclass
+class AdaptiveGuide:
+    """log q_t = clip(κ · log q_t of `guide`, log q_min, log q_max), with κ steered towards the target of `keeps`.
+
+    "log_guide" keeps the mean log q_t per token, so that the guide acts as much at the end of a run as at its start. "entropy"
+    keeps the policy's mean entropy, on the assumption that a stronger guide holds entropy up, as Branch does; where that does
+    not hold, κ runs into its bounds. Where the guide touches no token at all, no κ brings it back: lower its threshold.
+
+    Raises:
+        TypeError: `guide` is none, or is steered itself.
+        ValueError: a setting out of range, or a guide whose mean log q is negative with keeps="log_guide".
+
+    Attributes:
+        guide: whose log q is scaled.
+        target: of the mean, nats per token; positive.
+        keeps: "log_guide" or "entropy".
+        gain: by how much of the error κ moves in one step; 0.1 is the reference's.
+        min_strength, max_strength: bounds of κ; 0 < min <= 1 <= max, as κ begins at 1.
+        q_min, q_max: q_t is clipped to [q_min, q_max] after scaling.
+        strength: κ now. It is state, not setting: it counts neither in comparisons nor in what is printed.
+    """
+
+    guide: Guide
+    target: float
+    keeps: str = "log_guide"
+    gain: float = 0.1
+    min_strength: float = 0.1
+    max_strength: float = 10.0
+    q_min: float = Q_MIN
+    q_max: float = Q_MAX
+    strength: float = field(default=1.0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_clip(self.q_min, self.q_max)
+        if not isinstance(self.guide, Guide) or isinstance(self.guide, SteeredGuide):
+            raise TypeError(f"guide must be a guide that is not steered itself; got {self.guide!r}")
+        below_one = isinstance(self.guide, RandomGuide) or "teacher_logps" in self.guide.needs
+        if self.keeps == "log_guide" and below_one:
+            raise ValueError(
+                "keeps='log_guide' needs a guide whose mean log q grows with its strength; that of "
+                f"{type(self.guide).__name__} is below 0, so the strength would run to its bound; set keeps='entropy'"
+            )
+        if self.keeps not in KEPT:
+            raise ValueError(f"keeps must be one of {', '.join(KEPT)}; got {self.keeps!r}")
+        if not (math.isfinite(self.target) and self.target > 0):
+            raise ValueError(
+                f"target must be finite and > 0 because the error is relative to it; got {self.target}"
+            )
+        if not 0 < self.gain <= 1:
+            raise ValueError(f"gain must be in (0, 1]; got {self.gain}")
+        if not 0 < self.min_strength <= 1 <= self.max_strength < math.inf:
+            raise ValueError(
+                "min_strength and max_strength must be finite with 0 < min <= 1 <= max because the strength begins at 1; "
+                f"got {self.min_strength} and {self.max_strength}"
+            )
+
+    @property
+    def needs(self) -> Set[str]:
+        return self.guide.needs | ({"entropies"} if self.keeps == "entropy" else set())
+
+    @torch.no_grad()
+    def log_guide(
+        self,
+        signals: TokenSignals,
+        *,
+        step: int,
+        max_steps: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log q_t, (B, T) float32, under the strength as it is now."""
+        log_guide = self.guide.log_guide(
+            signals, step=step, max_steps=max_steps, generator=generator
+        )
+        scaled = (self.strength * log_guide).clamp(math.log(self.q_min), math.log(self.q_max))
+        return torch.where(signals.mask.bool(), scaled, 0.0)
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """Move κ by what the optimizer step measured; `metrics` are those of `sage_unsloth.objective.guide_metrics`."""
+        error = 1 - metrics[KEPT[self.keeps]] / self.target
+        error = min(max(error, -ERROR_MAX), ERROR_MAX)
+        moved = self.strength * (1 + self.gain * error)
+        self.strength = min(max(moved, self.min_strength), self.max_strength)
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps; each value is logged as `sage/<name>` too."""
+        return {"strength": self.strength}
+
+    def restore(self, state: Mapping[str, float] | None) -> None:
+        """Go on from `state`, or begin anew with None."""
+        self.strength = 1.0 if state is None else float(state["strength"])

@@ -1,0 +1,134 @@
+"""The metrics that a guided step logs beside Unsloth's own, pooled over its micro-batches and processes.
+
+    sage/guide_mean, sage/guide_min, sage/guide_max   q_t over the completion tokens
+    sage/log_guide_mean                               log q_t, nats
+    sage/share_touched                                share of completion tokens with q_t ≠ 1
+    sage/entropy                                      H_t, nats, when the guide or `log_entropy` asks for entropies
+    sage/ref_entropy                                  the same of π_ref, when the guide asks for it
+    sage/credit_abs                                   mean over tokens of |sequence credit|, in units of reward
+    sage/<name>                                       the state of a guide that has one (`guides.SteeredGuide`)
+    kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
+    kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
+
+Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the loss: by it runs compare. Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
+micro-batches averaged, so micro-batches of different sizes are weighted right.
+"""
+
+import math
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
+from sage_unsloth.objective.signals import TokenSignals
+
+
+class GuideMetrics:
+    """The running totals of one window: all that was added since the trainer last logged."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._last: list[float] | None = None
+        self.values: dict[str, float] = {}
+        """Of the window so far, by metric."""
+
+    def add(
+        self,
+        signals: TokenSignals,
+        log_guide: Tensor | None,
+        gather: Callable[[Tensor], Tensor],
+        metrics: MutableMapping[str, list[Any]],
+        credit: Tensor | None = None,
+    ) -> None:
+        """Add one micro-batch and write the window's values into the trainer's `metrics`.
+
+        Args:
+            signals: what the guide saw, (B, T).
+            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide, and where the signals have no reference.
+            gather: collects a (1, n) tensor of every process into (processes, n).
+            metrics: the trainer's lists of values; it averages a list and empties it when it logs.
+            credit: what `credit.sequence_credit` added to the advantages, (B, T), 0 outside the mask.
+
+        Raises:
+            ValueError: `log_guide` is not finite.
+        """
+        sums, extremes = _micro_batch(signals, log_guide, credit)
+        # One transfer from the device: everything in one tensor.
+        gathered = gather(torch.stack([*sums.values(), *extremes.values()]).unsqueeze(0))
+        totals = gathered[:, : len(sums)].sum(0).tolist()
+        lows = gathered[:, len(sums) :].amin(0).tolist()
+        new = dict(zip([*sums, *extremes], totals + lows, strict=True))
+        if log_guide is not None and not math.isfinite(new["log_guide"]):
+            raise ValueError(
+                f"log_guide must be finite on completion tokens; got {new['log_guide']}"
+            )
+
+        # The list written last time is gone when the trainer has logged; then a new window begins.
+        if self._last is not None and any(values is self._last for values in metrics.values()):
+            new = {
+                name: min(value, self._sums[name]) if name in extremes else value + self._sums[name]
+                for name, value in new.items()
+            }
+        self._sums = new
+        tokens, completions = max(new["tokens"], 1.0), max(new["completions"], 1.0)
+        values = {} if "ref_k3" not in new else {"kl/ref_k3": new["ref_k3"] / completions}
+        if log_guide is not None:
+            values |= {
+                "sage/guide_mean": new["guide"] / tokens,
+                "sage/guide_min": new["lowest"] if new["tokens"] else 1.0,
+                "sage/guide_max": -new["minus_highest"] if new["tokens"] else 1.0,
+                "sage/log_guide_mean": new["log_guide"] / tokens,
+                "sage/share_touched": new["touched"] / tokens,
+                "kl/anchor_k3": new["anchor_k3"] / completions,
+            }
+        for name in ("entropy", "ref_entropy", "credit_abs"):
+            if name in new:
+                values[f"sage/{name}"] = new[name] / tokens
+        self.values = values
+        for name, value in values.items():
+            metrics[name] = [value]
+            self._last = metrics[name]
+
+
+def _micro_batch(
+    signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What adds up over micro-batches, and what is a minimum over them; 0-d tensors."""
+    valid = signals.mask.bool()
+    per_row = valid.sum(-1)
+    policy = torch.where(valid, signals.policy_logps.float(), 0.0)
+    ref = None
+    if signals.ref_logps is not None:
+        ref = torch.where(valid, signals.ref_logps.float(), 0.0)
+
+    def over_rows(anchor: Tensor) -> Tensor:
+        kl = k3(policy, anchor, k3_max=UNSLOTH_K3_MAX)
+        return ((kl * valid).sum(-1) / per_row.clamp(min=1)).sum()
+
+    sums = {
+        "tokens": valid.sum().float(),
+        "completions": (per_row > 0).sum().float(),
+    }
+    if ref is not None:
+        sums["ref_k3"] = over_rows(ref)
+    extremes = {}
+    if log_guide is not None:
+        q = log_guide.exp()
+        sums |= {
+            "guide": (q * valid).sum(),
+            "log_guide": log_guide.sum(),
+            "touched": (log_guide != 0).sum().float(),
+            "anchor_k3": over_rows(ref + log_guide),
+        }
+        extremes = {
+            "lowest": torch.where(valid, q, math.inf).min(),
+            "minus_highest": -torch.where(valid, q, -math.inf).max(),
+        }
+    for name, values in (("entropy", signals.entropies), ("ref_entropy", signals.ref_entropies)):
+        if values is not None:
+            sums[name] = torch.where(valid, values.float(), 0.0).sum()
+    if credit is not None:
+        sums["credit_abs"] = credit.float().abs().sum()
+    return sums, extremes

@@ -1,0 +1,258 @@
+"""Guides: q(x, y) = Π_t q_t, the weight that shapes the KL anchor from π_ref into q·π_ref (arXiv 2605.18864, Eq. 7-12).
+
+Three ways to choose q_t:
+
+    random   q_t = 1 + σ ξ with probability ε, else 1                              (Eq. 9)
+    token    q_t = 1 + α w_t + σ w_t ξ,  w_t = normalised surprisal of y_t         (Eq. 10)
+    branch   q_t = 1 + ratio · max(0, H_t − threshold),  H_t = entropy before y_t  (Eq. 11)
+
+with ξ ~ N(0, 1). Each q_t is clipped to [q_min, q_max], is a constant in the update (no gradient), and is 1 outside the
+completion. What a guide returns is log q_t, because that is what is added to the reference log-probabilities.
+`teacher.py` and `adaptive.py` have the guides beyond these three.
+
+Entropies and surprisals are the policy's, as in the paper, or the reference's (`source="reference"`): then q·π_ref is one fixed
+anchor for the whole run, as the theory of Eq. 4 assumes.
+
+Differs from the authors' code: time is the optimizer step and nothing else, so it survives a checkpoint; noise comes from a
+generator that the caller owns; no loop runs over rows.
+
+Shapes: B completions, T tokens.
+"""
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth.objective.signals import TokenSignals
+from sage_unsloth.objective.surprisal import NORMS, normalised_surprisal
+
+Q_MIN = 0.6
+
+
+Q_MAX = 1.4
+
+
+SOURCES = ("policy", "reference")
+
+
+@runtime_checkable
+class Guide(Protocol):
+    """What `guided_kl` accepts: any object with these two members is a guide.
+
+    Attributes:
+        needs: which of `OPTIONAL_SIGNALS` `log_guide` reads.
+    """
+
+    needs: Set[str]
+
+    def log_guide(
+        self,
+        signals: TokenSignals,
+        *,
+        step: int,
+        max_steps: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log q_t, (B, T) float32, without gradient, 0 where the mask is 0."""
+        ...
+
+
+@runtime_checkable
+class SteeredGuide(Guide, Protocol):
+    """A guide with a state of its own, which is moved after each optimizer step and kept in each checkpoint."""
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """Learn from the metrics of `sage_unsloth.objective.guide_metrics`, pooled over the step's micro-batches and processes."""
+        ...
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps, as numbers; each is logged as `sage/<name>`."""
+        ...
+
+    def restore(self, state: Mapping[str, float] | None) -> None:
+        """Go on from what `state()` returned, or begin anew with None."""
+        ...
+
+
+@dataclass(frozen=True)
+class BranchGuide:
+    """Eq. 11: a stronger anchor where the policy is undecided, q_t = 1 + ratio · max(0, H_t − threshold).
+
+    As the paper's loss differentiates it, per token, this multiplies the pull towards π_ref by q(s_t) and leaves the
+    anchor's shape alone (q_t does not depend on y_t). With `ratio=0` it is plain GRPO that also logs entropies.
+
+    Attributes:
+        ratio: increase of q_t for each nat above the threshold.
+        threshold: entropy from which a token counts as a branch point, nats.
+        q_min, q_max: q_t is clipped to [q_min, q_max].
+        source: whose entropies: "policy", as they change in training, or "reference".
+    """
+
+    ratio: float = 0.3
+    threshold: float = 1.2
+    q_min: float = Q_MIN
+    q_max: float = Q_MAX
+    source: str = "policy"
+
+    @property
+    def needs(self) -> Set[str]:
+        return {"entropies" if self.source == "policy" else "ref_entropies"}
+
+    def __post_init__(self) -> None:
+        check_clip(self.q_min, self.q_max)
+        _check_source(self.source)
+        if not math.isfinite(self.ratio):
+            raise ValueError(f"ratio must be finite; got {self.ratio}")
+        if not (math.isfinite(self.threshold) and self.threshold >= 0):
+            raise ValueError(
+                f"threshold must be finite and >= 0 because it is an entropy in nats; got {self.threshold}"
+            )
+
+    @torch.no_grad()
+    def log_guide(
+        self,
+        signals: TokenSignals,
+        *,
+        step: int,
+        max_steps: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log q_t, (B, T) float32; `step`, `max_steps` and `generator` are not used.
+
+        Raises:
+            ValueError: the signals carry no entropies of that source.
+        """
+        (name,) = self.needs
+        excess = torch.relu(signals.require(name, self).float() - self.threshold)
+        return _log_clipped(1 + self.ratio * excess, signals.mask, self.q_min, self.q_max)
+
+
+@dataclass(frozen=True)
+class TokenGuide:
+    """Eq. 10: a larger anchor probability for surprising tokens, q_t = 1 + α w_t + σ w_t ξ.
+
+    w_t ∈ [0, 1] is the surprisal −log π(y_t | s_t), normalised over the valid tokens of its own completion. With the paper's
+    norms q_t therefore reads the whole completion, and Π_t q_t is no product of factors that each know the past alone (Eq. 7);
+    with "causal" it is.
+
+    Attributes:
+        alpha: α, mean increase of q at the most surprising token, by optimizer step.
+        sigma: σ, standard deviation of the noise there.
+        norm: "minmax" clips to the completion's 5 % and 95 % quantiles and rescales to [0, 1]; "rank" is rank / (n − 1);
+            "zscore" is the sigmoid of the z-score (population standard deviation); "causal" is the running quantile level, the
+            share of the completion up to y_t that is less surprising than y_t, itself and its equals counted half. A completion
+            whose tokens cannot be told apart gets w = 0 ("minmax"), 0 for its only token ("rank") or ½ ("zscore", "causal").
+        q_min, q_max: q_t is clipped to [q_min, q_max].
+        source: whose surprisal: "policy", as it changes in training, or "reference".
+    """
+
+    alpha: CosineSchedule = CosineSchedule(0.3, 0.1)
+    sigma: CosineSchedule = CosineSchedule(0.25, 0.1)
+    norm: str = "minmax"
+    q_min: float = Q_MIN
+    q_max: float = Q_MAX
+    source: str = "policy"
+    needs: ClassVar[Set[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_clip(self.q_min, self.q_max)
+        _check_source(self.source)
+        if self.norm not in NORMS:
+            raise ValueError(f"norm must be one of {NORMS}; got {self.norm!r}")
+
+    @torch.no_grad()
+    def log_guide(
+        self,
+        signals: TokenSignals,
+        *,
+        step: int,
+        max_steps: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; ξ comes from `generator`."""
+        logps = signals.policy_logps
+        if self.source == "reference":
+            logps = signals.require("ref_logps", self)
+        weight = normalised_surprisal(logps, signals.mask, self.norm)
+        alpha = self.alpha.value(step, max_steps)
+        sigma = self.sigma.value(step, max_steps)
+        noise = _normal_like(weight, generator)
+        return _log_clipped(
+            1 + alpha * weight + sigma * weight * noise, signals.mask, self.q_min, self.q_max
+        )
+
+
+@dataclass(frozen=True)
+class RandomGuide:
+    """Eq. 9: q_t = 1 + σ ξ with probability ε, else 1. E[q_t] is 1 whatever the token: GRPO plus noise, a noise floor.
+
+    Attributes:
+        epsilon: ε, probability that a token is touched, by optimizer step; at most 1.
+        sigma: σ, standard deviation of q there.
+        q_min, q_max: q_t is clipped to [q_min, q_max].
+    """
+
+    epsilon: CosineSchedule = CosineSchedule(0.1, 0.0)
+    sigma: CosineSchedule = CosineSchedule(0.15, 0.05)
+    q_min: float = Q_MIN
+    q_max: float = Q_MAX
+    needs: ClassVar[Set[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_clip(self.q_min, self.q_max)
+        if self.epsilon.upper > 1:
+            raise ValueError(
+                f"epsilon must stay within [0, 1] because it is a probability; got upper={self.epsilon.upper}"
+            )
+
+    @torch.no_grad()
+    def log_guide(
+        self,
+        signals: TokenSignals,
+        *,
+        step: int,
+        max_steps: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; all draws come from `generator`."""
+        epsilon = self.epsilon.value(step, max_steps)
+        sigma = self.sigma.value(step, max_steps)
+        touched = _uniform_like(signals.policy_logps, generator) < epsilon
+        noise = _normal_like(signals.policy_logps, generator)
+        return _log_clipped(
+            torch.where(touched, 1 + sigma * noise, 1.0), signals.mask, self.q_min, self.q_max
+        )
+
+
+def _log_clipped(guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> Tensor:
+    """log of the clipped guide, 0 outside the mask; nan and inf there do not come through."""
+    return torch.where(mask.bool(), guide.float().clamp(q_min, q_max).log(), 0.0)
+
+
+def _check_source(source: str) -> None:
+    if source not in SOURCES:
+        raise ValueError(f"source must be one of {SOURCES}; got {source!r}")
+
+
+def check_clip(q_min: float, q_max: float) -> None:
+    """Raise ValueError unless 0 < q_min <= q_max < ∞."""
+    if not q_min > 0:
+        raise ValueError(f"q_min must be > 0 because log q is taken; got {q_min}")
+    if not q_min <= q_max < math.inf:
+        raise ValueError(f"q_max must be finite and >= q_min; got q_min={q_min}, q_max={q_max}")
+
+
+def _normal_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+    """ξ ~ N(0, 1), drawn where the generator lives, so that the numbers do not depend on the tensor's device."""
+    device = generator.device if generator is not None else "cpu"
+    return torch.randn(tensor.shape, generator=generator, device=device).to(tensor.device)
+
+
+def _uniform_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = generator.device if generator is not None else "cpu"
+    return torch.rand(tensor.shape, generator=generator, device=device).to(tensor.device)

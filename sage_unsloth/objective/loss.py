@@ -1,0 +1,132 @@
+"""KL penalties per token, and the GRPO loss in plain torch: what Unsloth's fused loss computes, to read and to test against.
+
+`k2`, `forward_kl` and `forward_kl_naive` also run in training (Unsloth's loss has only the k3 of the others); the rest is
+what every path of the patched trainer is compared with, gradients included.
+
+A penalty is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref held constant. Its value and its gradient
+estimate different things, so each says both. "In expectation" is per token: over y_t ~ π(· | s_t), with the states s_t as
+they were sampled. How y_t changes the later states is in no per-token penalty, so none has the gradient of a divergence
+between distributions over whole completions: that takes `sequence_credit` beside a penalty with the reverse KL's gradient.
+
+Bounds, so that one rare token cannot drown a batch: Unsloth clamps d to ±`LOG_RATIO_MAX` and k3 to `UNSLOTH_K3_MAX`, where the
+paper's and TRL's loss has no bound; a token beyond it still counts in the loss, without a gradient. `k3_max` reproduces
+that. The other penalties keep their gradient: d is clamped the same, |∂penalty/∂log π| is at most `SLOPE_MAX`, and a token
+beyond continues along the tangent, so that its value is at most 200 nats.
+
+Shapes: B completions, T completion tokens. Log-probabilities are in nats.
+"""
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.kl import PENALTIES, check_kl_estimator, k3, k3_is
+
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+
+
+IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+
+
+def grpo_loss(
+    per_token_logps: Tensor,
+    ref_per_token_logps: Tensor | None,
+    completion_mask: Tensor,
+    advantages: Tensor,
+    *,
+    old_per_token_logps: Tensor | None = None,
+    log_guide: Tensor | None = None,
+    beta: float = 0.05,
+    epsilon: float = 0.2,
+    epsilon_high: float = 0.2,
+    loss_type: str = "grpo",
+    importance_sampling_level: str = "token",
+    kl_estimator: str = "k3",
+    k3_max: float | None = None,
+    max_completion_length: int | None = None,
+    num_items_in_batch: float | None = None,
+) -> Tensor:
+    """The clipped surrogate with a guide-weighted KL penalty, reduced to a scalar.
+
+        ρ_t   = exp(log π(y_t) − log π_old(y_t))            "sequence": one ρ from the mean log-ratio of the completion
+        ℓ_t   = −min(ρ_t A, clip(ρ_t, 1 − ε, 1 + ε_high) A) + β · penalty_t
+        d_t   = log q_t + log π_ref(y_t) − log π(y_t), the argument of the penalty
+
+        grpo     mean over completions of the token mean
+        bnpo     Σ ℓ / number of valid tokens
+        dr_grpo  Σ ℓ / (B · max_completion_length)
+        dapo     Σ ℓ / number of valid tokens
+
+    `dapo` counts the tokens of the whole generation batch, not of one micro-batch: pass `num_items_in_batch`. `bnpo` is the
+    same there up to Unsloth 2026.10.7; from 2026.10.9 it counts the micro-batch's own tokens, so that with gradient
+    accumulation the two versions train on different losses.
+
+    Args:
+        per_token_logps: log π(y_t | s_t), carries the gradient, (B, T).
+        ref_per_token_logps: log π_ref(y_t | s_t), (B, T); None only with `beta` 0.
+        completion_mask: 1 for the tokens of the completion, (B, T).
+        advantages: A, (B,) or (B, T).
+        old_per_token_logps: log π_old at sampling time, (B, T); None means on-policy (ρ = 1 with its gradient kept).
+        log_guide: log q_t, (B, T); None is q = 1.
+        beta: KL coefficient β.
+        epsilon, epsilon_high: clip range of ρ.
+        kl_estimator: the penalty: `k3`, "k3-is" (`k3_is`), `k2`, "forward-kl" (`forward_kl`) or "forward-kl-naive".
+        k3_max: upper bound of a token's k3, for "k3" and "k3-is"; None for no bound.
+        max_completion_length: tokens, for `dr_grpo`.
+        num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this batch.
+
+    Raises:
+        ValueError: an unknown `loss_type`, `kl_estimator` or level, a missing reference, or shapes that differ.
+    """
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {loss_type!r}")
+    if importance_sampling_level not in IMPORTANCE_SAMPLING_LEVELS:
+        raise ValueError(
+            f"importance_sampling_level must be one of {IMPORTANCE_SAMPLING_LEVELS}; "
+            f"got {importance_sampling_level!r}"
+        )
+    check_kl_estimator(kl_estimator)
+    mask = completion_mask.to(per_token_logps.dtype)
+    valid = completion_mask.bool()
+    # inf or nan in a masked position must not reach a product, where 0 · inf is nan.
+    logps = torch.where(valid, per_token_logps, 0.0)
+    old = (
+        logps.detach()
+        if old_per_token_logps is None
+        else torch.where(valid, old_per_token_logps, 0.0)
+    )
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
+
+    log_ratio = logps - old
+    if importance_sampling_level == "sequence":
+        log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(
+            min=1
+        )
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+    loss = -torch.minimum(ratio * advantages, clipped * advantages)
+
+    if beta != 0.0:
+        if ref_per_token_logps is None:
+            raise ValueError(
+                f"ref_per_token_logps is needed because beta is not 0; got None with beta={beta}"
+            )
+        anchor = ref_per_token_logps if log_guide is None else ref_per_token_logps + log_guide
+        anchor = torch.where(valid, anchor, 0.0)
+        if kl_estimator == "k3":
+            penalty = k3(logps, anchor, k3_max=k3_max)
+        elif kl_estimator == "k3-is":
+            penalty = k3_is(logps, anchor, ratio, k3_max=k3_max)
+        else:
+            penalty = PENALTIES[kl_estimator](logps, anchor)
+        loss = loss + beta * penalty
+
+    if loss_type == "grpo":
+        return ((loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+    total = (loss * mask).sum()
+    if loss_type == "dr_grpo":
+        if max_completion_length is None:
+            raise ValueError("dr_grpo divides by max_completion_length; got None")
+        return total / (loss.shape[0] * max_completion_length)
+    count = float(mask.sum()) if num_items_in_batch is None else float(num_items_in_batch)
+    return total / max(count, 1.0)

@@ -1,0 +1,52 @@
+"""What a guide may look at: one value for each completion token."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+OPTIONAL_SIGNALS = ("entropies", "ref_entropies", "teacher_logps")
+"""The fields of `TokenSignals` that are there only if a guide needs them."""
+
+
+@dataclass(frozen=True)
+class TokenSignals:
+    """What a guide may look at, one value for each completion token.
+
+    Attributes:
+        policy_logps: log π(y_t | s_t) of the policy being trained, nats, (B, T).
+        ref_logps: log π_ref(y_t | s_t), nats, (B, T); a guide always has it (None only where nothing but metrics is computed).
+        mask: nonzero where the token belongs to the completion, (B, T). Values elsewhere mean nothing and may be inf or nan.
+        entropies: H_t = −Σ_v π(v | s_t) log π(v | s_t) over the whole vocabulary at the sampling temperature, nats, (B, T);
+            None unless the guide needs them.
+        ref_entropies: the same of π_ref, nats, (B, T); None unless the guide needs them.
+        teacher_logps: log π_teacher(y_t | s_t), nats, (B, T); None unless the guide needs them.
+
+    Raises:
+        ValueError: a tensor is not (B, T), or the shapes differ.
+    """
+
+    policy_logps: Tensor
+    ref_logps: Tensor | None
+    mask: Tensor
+    entropies: Tensor | None = None
+    ref_entropies: Tensor | None = None
+    teacher_logps: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shapes = {name: tuple(v.shape) for name, v in vars(self).items() if v is not None}
+        if len(set(shapes.values())) != 1 or self.mask.dim() != 2:
+            raise ValueError(f"every signal must be a (B, T) tensor of one shape; got {shapes}")
+
+    def require(self, name: str, guide: object) -> Tensor:
+        """The signal `name`.
+
+        Raises:
+            ValueError: it is None.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(
+                f"{type(guide).__name__} needs the signal {name!r}; got {name}=None; pass TokenSignals(..., {name}=…), or use "
+                "guided_kl, which fills in what the guide's `needs` names"
+            )
+        return value

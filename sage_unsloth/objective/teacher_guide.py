@@ -1,0 +1,55 @@
+"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref where it was asked to look."""
+
+import math
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.guides import Q_MAX, Q_MIN, check_clip
+from sage_unsloth.objective.signals import TokenSignals
+
+
+@dataclass(frozen=True)
+class TeacherGuide:
+    """q_t = clip((π_teacher/π_ref)^κ): the anchor leans towards what the teacher finds likelier than the reference does.
+
+    q_t depends on the token and on what is before it alone, so Π_t q_t is a guide of Eq. 7, clipped token by token.
+
+    Attributes:
+        kappa: κ >= 0; 0 leaves the anchor at π_ref.
+        q_min, q_max: q_t is clipped to [q_min, q_max].
+    """
+
+    kappa: float = 1.0
+    q_min: float = Q_MIN
+    q_max: float = Q_MAX
+    needs: ClassVar[Set[str]] = frozenset({"teacher_logps"})
+
+    def __post_init__(self) -> None:
+        check_clip(self.q_min, self.q_max)
+        if not (math.isfinite(self.kappa) and self.kappa >= 0):
+            raise ValueError(
+                f"kappa must be finite and >= 0 because it is an exponent; got {self.kappa}"
+            )
+
+    @torch.no_grad()
+    def log_guide(
+        self,
+        signals: TokenSignals,
+        *,
+        step: int,
+        max_steps: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log q_t, (B, T) float32; `step`, `max_steps` and `generator` are not used.
+
+        Raises:
+            ValueError: the signals carry no log-probabilities of a teacher.
+        """
+        teacher, ref = signals.require("teacher_logps", self), signals.require("ref_logps", self)
+        log_guide = self.kappa * (teacher.float() - ref.float())
+        log_guide = log_guide.clamp(math.log(self.q_min), math.log(self.q_max))
+        return torch.where(signals.mask.bool(), log_guide, 0.0)

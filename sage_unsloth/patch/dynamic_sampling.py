@@ -1,0 +1,359 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476): prompts whose completions all got one reward are replaced. Part of the seam to Unsloth.
+
+A group of completions with equal rewards has advantage 0 and teaches nothing. While `dynamic_sampling` is open, the dead groups of
+a rollout batch are sampled again for other prompts of the training set, at most `max_resamples` times:
+
+    generate all groups, grade → dead groups → other prompts, generate and grade these groups alone → dead groups → …
+
+Differs from DAPO: the batch keeps its size, and a group that is still dead after the last attempt stays in it, where DAPO
+samples until every group has a signal, however long that takes. A replacement prompt comes up again in its own turn: the data
+order of the steps stays what it was.
+
+It happens inside Unsloth's own `_generate_and_score_completions`, before anything is scored: behind `_generate`, which returns
+lists of a value per completion, the replaced groups' values are put in, and the rows and prompts that rewards and logs
+are computed of are changed with them. Whatever is trained on, the reference scoring included, happens once, on the final batch.
+
+Cost: each attempt is one generation of the dead groups alone, as long as its longest completion. On a GPU generation time
+grows less than in proportion to the batch, so an attempt can take nearly as long as the first generation; up to
+1 + `max_resamples` times the generation, plus the grading of what was drawn. The gradient pass costs what it did.
+"""
+
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.patch.unsloth_names import ContractError
+
+BATCH, GENERATE, GRADE = "_generate_and_score_completions", "_generate", "_calculate_rewards"
+EXPECTED_PARAMETERS = {
+    GENERATE: ("self", "prompts"),
+    GRADE: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+}
+PER_COMPLETION = (0, 1, 3, 4)
+"""In what `_generate` returns: prompt ids, completion ids, completions, sampling log-probabilities (None without vLLM)."""
+EMPTY = (2, 5, 6, 7)
+"""Of tools, of a rollout function, and images: refused, so these must be None or empty."""
+IMAGE_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
+
+
+@contextmanager
+def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
+    """Within this context, groups without a signal are replaced by groups of other prompts, at most `max_resamples` times a batch.
+
+        with guided_kl(trainer, BranchGuide()), dynamic_sampling(trainer, max_resamples=3):
+            trainer.train()
+
+    Nests with `guided_kl` in either order; evaluation is left alone. A replacement's prompt is none that the batch has had, as long as
+    the dataset has others. Which one it is depends on nothing but `trainer.args.seed`, the optimizer step, the batch within the step, the
+    attempt and the batch's prompts, so a resumed run draws the same. Logged for each rollout batch, beside Unsloth's own:
+
+        sampling/resampled_groups   groups drawn in place of dead ones, all attempts together
+        sampling/dead_groups        share of groups that are dead in the batch that is trained on; Unsloth's
+                                    `frac_reward_zero_std`, unless that is of the whole batch (scale_rewards="batch")
+
+    Unsloth's `completions/*`, the counts of `SolutionReward` and columns that a reward logs describe the completions that are trained
+    on; `num_tokens` counts all that were generated, and a scalar that a reward logs (`log_metric`) averages over all that were graded.
+
+    Args:
+        trainer: Unsloth's generated `GRPOTrainer`, in one process, without tools, environments, rollout function or images.
+        max_resamples: attempts for a rollout batch; 0 replaces nothing.
+
+    Raises:
+        ValueError: `max_resamples` is negative, or the trainer or its dataset is not as said.
+        ContractError: Unsloth's functions are not as expected, or another `dynamic_sampling` is open on the trainer.
+    """
+    if max_resamples < 0:
+        raise ValueError(f"max_resamples must be >= 0; got {max_resamples}; 0 switches it off")
+    if max_resamples == 0:
+        yield
+        return
+    _check_trainer(trainer)
+    _check_functions(trainer)
+    batches = _Batches(trainer, max_resamples)
+    replaced = {BATCH: batches.score, GENERATE: batches.generate, GRADE: batches.grade}
+    before = {name: vars(trainer)[name] for name in replaced if name in vars(trainer)}
+    for name, function in replaced.items():
+        setattr(trainer, name, function)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            delattr(trainer, name)
+            if name in before:
+                setattr(trainer, name, before[name])
+
+
+def dead_groups(rewards: Tensor, num_generations: int) -> list[int]:
+    """The groups whose advantages are all 0: fewer than two different rewards, nan (a completion without one) left out.
+
+    Args:
+        rewards: one per completion, those of a prompt side by side, (B,).
+    """
+    groups = rewards.view(-1, num_generations).tolist()
+    return [i for i, group in enumerate(groups) if len({r for r in group if r == r}) < 2]
+
+
+class _Batches:
+    """What the three replaced functions share: the rollout batch that is being made."""
+
+    def __init__(self, trainer: Any, max_resamples: int) -> None:
+        self.trainer = trainer
+        self.max_resamples = max_resamples
+        self.plain: dict[str, Callable] = {
+            name: getattr(trainer, name) for name in (BATCH, GENERATE, GRADE)
+        }
+        self.rows: list[dict] | None = None
+        self.made: tuple[list, list, Tensor] | None = None
+        self._moment = -1
+        self._number = 0
+
+    def score(self, inputs: list[dict]) -> dict[str, Any]:
+        """`_generate_and_score_completions` on rows that may be replaced while it runs."""
+        if not self.trainer.model.training:
+            return self.plain[BATCH](inputs)
+        step = self.trainer.state.global_step
+        self._number = self._number + 1 if self._moment == step else 0
+        self._moment = step
+        self.rows, self.made = list(inputs), None
+        try:
+            batch = self.plain[BATCH](self.rows)
+            if self.made is not None or self.rows is not None:
+                raise ContractError(
+                    f"{BATCH} must call {GENERATE} and {GRADE} once each",
+                    found="one of them was not called",
+                    expected="both",
+                )
+        finally:
+            self.rows = self.made = None
+        return batch
+
+    def generate(self, prompts: list) -> tuple:
+        """`_generate`, and again for the groups without a signal; changes `prompts` and the rows with them."""
+        if self.rows is None:
+            return self.plain[GENERATE](prompts)
+        rows, metrics = self.rows, self.trainer._metrics["train"]
+        size = self.trainer.num_generations
+        self._check_groups(prompts, size)
+        logged = {name: len(values) for name, values in metrics.items()}
+        result = self._generated(prompts)
+        self._check_lengths(result[1], logged)
+        rewards, graded = self._graded(rows, prompts, result)
+        seen, resampled = {repr(prompt) for prompt in prompts}, 0
+        dead = dead_groups(self._totals(rewards), size)
+        for attempt in range(self.max_resamples):
+            drawn = self._draw(len(dead), attempt, seen)
+            if not drawn:
+                break
+            places = [p for g in dead[: len(drawn)] for p in range(g * size, (g + 1) * size)]
+            new_rows = [dict(row) for row in drawn for _ in range(size)]
+            new_prompts = [row["prompt"] for row in new_rows]
+            new = self._generated(new_prompts)
+            new_rewards, new_graded = self._graded(new_rows, new_prompts, new)
+            for i in PER_COMPLETION:
+                _put(result[i], places, new[i])
+            _put(rows, places, new_rows)
+            _put(prompts, places, new_prompts)
+            graded.put(places, new_graded)
+            rewards[places] = new_rewards
+            resampled += len(drawn)
+            dead = dead_groups(self._totals(rewards), size)
+        graded.keep()
+        if resampled:
+            for name, value in self._lengths(result[1]).items():
+                metrics[name][logged.get(name, 0) :] = [value]
+        metrics["sampling/resampled_groups"].append(float(resampled))
+        metrics["sampling/dead_groups"].append(len(dead) * size / len(rows))
+        self.made = (prompts, result[3], rewards)
+        return tuple(result)
+
+    def grade(self, inputs: list, prompts: list, completions: list, completion_ids: list) -> Tensor:
+        """`_calculate_rewards`, whose result is known already for the batch that `generate` made."""
+        if self.made is None:
+            return self.plain[GRADE](inputs, prompts, completions, completion_ids)
+        made_prompts, made_completions, rewards = self.made
+        given = (inputs is self.rows, prompts is made_prompts, completions is made_completions)
+        if not all(given):
+            raise ContractError(
+                f"{BATCH} must pass the rows, the prompts and the completions that it has on to {GRADE}",
+                found=f"the same rows, prompts, completions: {given}",
+                expected="the same lists",
+            )
+        self.rows = self.made = None
+        return rewards
+
+    def _generated(self, prompts: list) -> list:
+        """What `_generate` returns, checked to be lists of a value per completion."""
+        result = list(self.plain[GENERATE](prompts))
+        sizes = {i: None if result[i] is None else len(result[i]) for i in PER_COMPLETION if i < len(result)}  # fmt: skip
+        lists = all(isinstance(result[i], list) or result[i] is None for i in sizes)
+        if len(result) != 8 or not lists or set(sizes.values()) - {len(prompts), None} or any(result[i] for i in EMPTY):  # fmt: skip
+            raise ContractError(
+                f"{GENERATE} must return prompt ids, completion ids, no tool mask, completions, log-probabilities or None, no "
+                "extra fields and no images, each a list of a value per completion",
+                found=[type(value).__name__ for value in result] + [sizes],
+                expected=f"lists of {len(prompts)}",
+            )
+        return result
+
+    def _graded(self, rows: list, prompts: list, result: list) -> tuple[Tensor, "_Logged"]:
+        rewards = self.plain[GRADE](rows, prompts, result[3], result[1])
+        if rewards.shape != (len(rows), len(self.trainer.reward_funcs)):
+            raise ContractError(
+                f"{GRADE} must return a reward for each completion and function",
+                found=tuple(rewards.shape),
+                expected=(len(rows), len(self.trainer.reward_funcs)),
+            )
+        return rewards, _Logged(self.trainer)
+
+    def _totals(self, rewards: Tensor) -> Tensor:
+        """What advantages are taken of: the weighted sum of the functions' rewards, nan where none gave one, (B,)."""
+        totals = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(1)
+        return torch.where(rewards.isnan().all(1), torch.nan, totals)
+
+    def _draw(self, count: int, attempt: int, seen: set[str]) -> list[dict]:
+        """Rows of other prompts than `seen`, which gets theirs; others only when the dataset has no more."""
+        data, chosen, spare = self.trainer.train_dataset, [], []
+        if count == 0:
+            return []
+        key = (self.trainer.args.seed, self._moment, self._number, attempt)
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+        generator = random.Random(int.from_bytes(digest, "little"))
+        for index in generator.sample(range(len(data)), len(data)):
+            row = data[index]
+            prompt = repr(row["prompt"])
+            (spare if prompt in seen else chosen).append(row)
+            seen.add(prompt)
+            if len(chosen) == count:
+                break
+        return chosen + spare[: count - len(chosen)]
+
+    def _lengths(self, completion_ids: list[list[int]]) -> dict[str, float]:
+        """Unsloth's metrics of a batch's completion lengths, in tokens."""
+        ends = {*self.trainer.eos_token_ids, self.trainer._tokenizer.pad_token_id}
+        lengths = [len(ids) for ids in completion_ids]
+        ended = [len(ids) for ids in completion_ids if ids[-1] in ends]
+        values = {"completions/clipped_ratio": 1 - len(ended) / len(lengths)}
+        for name, of in (("", lengths), ("terminated_", ended or [0])):
+            values[f"completions/mean_{name}length"] = sum(of) / len(of)
+            values[f"completions/min_{name}length"] = float(min(of))
+            values[f"completions/max_{name}length"] = float(max(of))
+        return values
+
+    def _check_lengths(self, completion_ids: list, logged: dict[str, int]) -> None:
+        """What `_lengths` will write over is what Unsloth wrote of these completions."""
+        metrics = self.trainer._metrics["train"]
+        found = {
+            name: values[-1]
+            for name, values in metrics.items()
+            if name.startswith("completions/") and len(values) > logged.get(name, 0)
+        }
+        expected = self._lengths(completion_ids)
+        if found.keys() != expected.keys() or any(
+            abs(found[name] - value) > 1e-4 * max(1.0, value) for name, value in expected.items()
+        ):
+            raise ContractError(
+                f"{GENERATE} must log the lengths of its completions as before",
+                found=found,
+                expected=expected,
+            )
+
+    def _check_groups(self, prompts: list, size: int) -> None:
+        rows = self.rows
+        same = [row["prompt"] == rows[i - i % size]["prompt"] for i, row in enumerate(rows)]
+        if len(rows) % size or len(prompts) != len(rows) or not all(same) or prompts != [row["prompt"] for row in rows]:  # fmt: skip
+            raise ContractError(
+                "the completions of a prompt must stand side by side in the rollout batch, and prompts must be the rows' own",
+                found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
+                expected=f"blocks of {size} rows with one prompt",
+            )
+
+
+class _Logged:
+    """What reward functions keep of the completions they graded last, until it is known which are trained on."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.columns = trainer._pending_extra_logs
+        self.extra = {name: list(values) for name, values in self.columns.items()}
+        self.columns.clear()
+        self.solutions = [r for r in trainer.reward_funcs if isinstance(r, SolutionReward)]
+        self.graded = [list(reward.last_batch) for reward in self.solutions]
+        self.dropped: list[list[dict]] = [[] for _ in self.solutions]
+
+    def put(self, places: list[int], new: "_Logged") -> None:
+        """The completions in these places gave way to those of `new`."""
+        for name in new.extra.keys() - self.extra.keys():
+            self.extra[name] = [None] * (max(places) + 1)
+        for name, values in self.extra.items():
+            values += [None] * (max(places) + 1 - len(values))
+            _put(values, places, new.extra.get(name, [None] * len(places)))
+        for graded, dropped, of_new in zip(self.graded, self.dropped, new.graded, strict=True):
+            dropped += [graded[place] for place in places]
+            _put(graded, places, of_new)
+
+    def keep(self) -> None:
+        """Hand back to trainer and reward functions what is left."""
+        self.columns.update(self.extra)
+        for reward, graded, dropped in zip(self.solutions, self.graded, self.dropped, strict=True):
+            reward.forget(dropped, graded)
+
+
+def _put(values: list | None, places: list[int], new: list | None) -> None:
+    if values is not None:
+        for place, value in zip(places, new, strict=True):
+            values[place] = value
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Raises ValueError where a batch is more than lists of a value per completion."""
+    processes = trainer.accelerator.num_processes
+    if processes != 1:
+        raise ValueError(
+            f"dynamic_sampling works in one process, since groups may be split between several; got {processes}; start "
+            "training without torchrun, or without dynamic_sampling"
+        )
+    if trainer.tools or trainer.environment_factories or trainer.rollout_func:
+        raise ValueError(
+            "dynamic_sampling samples replacements by the trainer's own generation, without tools, environments or a rollout "
+            f"function; got tools={trainer.tools}, environments={trainer.environment_factories}, "
+            f"rollout_func={trainer.rollout_func}; leave these out, or dynamic_sampling"
+        )
+    data = trainer.train_dataset
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ValueError(
+            "dynamic_sampling draws rows of the training dataset by number, so it must have a length and rows; got "
+            f"{type(data).__name__}; load it as a datasets.Dataset"
+        )
+    images = IMAGE_COLUMNS & set(getattr(data, "column_names", None) or ())
+    if images:
+        raise ValueError(
+            f"dynamic_sampling is for text alone; the training dataset has {sorted(images)}; remove these columns"
+        )
+    if trainer.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            "dynamic_sampling finds groups without a signal by the sum of their rewards, so multi_objective_aggregation must be "
+            f"'sum_then_normalize'; got {trainer.multi_objective_aggregation!r}; change it"
+        )
+
+
+def _check_functions(trainer: Any) -> None:
+    """Raises ContractError; what the batch's function does with the two others is checked when it has run."""
+    for name, expected in EXPECTED_PARAMETERS.items():
+        function = getattr(type(trainer), name, None)
+        found = None if function is None else tuple(inspect.signature(function).parameters)
+        if found != expected:
+            raise ContractError(
+                f"{name} of the trainer must have these parameters", found=found, expected=expected
+            )
+    if isinstance(getattr(vars(trainer).get(GENERATE), "__self__", None), _Batches):
+        raise ContractError(
+            "dynamic_sampling must not be nested",
+            found="another that is open on this trainer",
+            expected="one at a time",
+        )

@@ -1,0 +1,85 @@
+"""Imports Unsloth, finds its generated trainer, and gives a model on a CPU what that trainer expects."""
+
+import functools
+import importlib
+import logging
+import os
+import sys
+import types
+from typing import Any
+
+import torch
+
+from sage_unsloth.patch.unsloth_names import (
+    LOSS,
+    ContractError,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def load_unsloth(*, standby: bool = False) -> types.ModuleType:
+    """Import Unsloth, generate its GRPO trainer, and return the module that the generated trainer lives in.
+
+    On a machine without a GPU this sets the variables that Unsloth needs there (`UNSLOTH_ALLOW_CPU=1`; no sequence
+    packing, since a plain transformers forward ignores it and would score wrongly; no compilation unless
+    `UNSLOTH_COMPILE_DISABLE=0` is set by the caller). `trl.GRPOTrainer` is the generated class afterwards.
+
+    Args:
+        standby: vLLM's cache gives way to training and comes back for the rollouts. Unsloth reads it while it is imported, and
+            it costs memory elsewhere, so it is for runs with vLLM alone.
+
+    Raises:
+        ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
+    """
+    if standby and os.environ.get("UNSLOTH_VLLM_STANDBY", "0") == "0":
+        if "unsloth" in sys.modules:
+            logger.warning(
+                "Unsloth was imported without standby, so vLLM keeps its memory while the policy trains; set "
+                "UNSLOTH_VLLM_STANDBY=1 before Python starts if memory runs out"
+            )
+        else:
+            os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+    if not torch.cuda.is_available():
+        os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+        os.environ["UNSLOTH_GRPO_SEQ_PACKING"] = "0"
+        os.environ.setdefault("UNSLOTH_COMPILE_DISABLE", "1")
+    importlib.import_module("unsloth")
+    import trl
+
+    if not torch.cuda.is_available() and not hasattr(sys.modules[trl.GRPOTrainer.__module__], LOSS):
+        rl = importlib.import_module("unsloth.models.rl")
+        rl._patch_trl_rl_trainers("grpo_trainer")
+    return trainer_module(trl.GRPOTrainer)
+
+
+def trainer_module(trainer_class: type) -> types.ModuleType:
+    """The module of the Unsloth trainer that `trainer_class` is, or derives from.
+
+    Raises:
+        ContractError: it is TRL's own trainer, which Unsloth falls back to (with one warning) when generation fails.
+    """
+    for base in trainer_class.__mro__:
+        module = sys.modules.get(base.__module__)
+        if module is not None and "compute_loss" in vars(base) and hasattr(module, LOSS):
+            return module
+    raise ContractError(
+        "the trainer must be Unsloth's generated GRPOTrainer, because TRL's own never calls the patched loss "
+        "(import unsloth, or call sage_unsloth.load_unsloth(), before trl)",
+        found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
+        expected=f"a class whose module defines {LOSS}",
+    )
+
+
+def prepare_for_cpu(model: Any) -> Any:
+    """Give a transformers (or peft) model what Unsloth's trainer expects of it; `FastLanguageModel` needs a GPU.
+
+    Also marks the model as loaded in float32 on purpose. Without that mark Unsloth trains a float32 model under float16
+    autocast, on a CPU too, where the reference is scored without: policy and reference then differ by 1e-2 nats before
+    the first step.
+    """
+    llama = importlib.import_module("unsloth.models.llama").FastLlamaModel
+    model._unsloth_user_float32 = True
+    model.for_training = functools.partial(llama.for_training, model)
+    model.for_inference = functools.partial(llama.for_inference, model)
+    return model

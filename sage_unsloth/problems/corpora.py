@@ -1,0 +1,230 @@
+"""Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, or the embedded arithmetic; every filter is counted.
+
+Both data sets come from the hub, or from a local file with the hub's columns (`path=`). Where a row is of the wrong kind (a missing
+column, a text that is none) the whole file is refused; where it is only unsuitable (too long, no numeric answer) it is left out and
+counted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.grader import Grader, own_grade
+from sage_unsloth.grading.mathematics import normalise, plain_number
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.sources import Source, check_columns, read_source
+from sage_unsloth.prompts import (
+    REASONING_START,
+    SOLUTION_END,
+    SOLUTION_START,
+    render_prompt,
+    solution_text,
+)
+
+OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
+DAPO_MATH = Source(
+    hub_id="open-r1/DAPO-Math-17k-Processed", config="en", split="train", num_rows=14_116
+)
+RL_ROWS = 2_000  # Table 8 takes the first 2,000
+SFT_DATA = ("openmath", "arithmetic")
+RL_DATA = ("dapo", "arithmetic")
+THINK_TAGS = ("<think>", "</think>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Rows ready for a stage.
+
+    Attributes:
+        rows: dicts with `problem` and `answer`, for SFT also `solution`; in the order of the source.
+        counts: rows left after each filter, in order.
+        provenance: where they came from.
+    """
+
+    rows: list[dict]
+    counts: dict[str, int]
+    provenance: dict
+
+    def table(self) -> list[dict]:
+        """The counts as rows of a table."""
+        return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
+
+
+def sft_corpus(
+    tokenizer: Any,
+    max_length: int,
+    *,
+    data: str = "openmath",
+    path: str | Path | None = None,
+    limit: int | None = None,
+) -> Corpus:
+    """Worked solutions whose answer is a number and which fit, EOS included.
+
+    A row of OpenMathReasoning-mini is kept where its answer is a plainly written number, its prompt has at most
+    `max_length` / 2 tokens, and prompt, solution and EOS together have at most `max_length`. The authors ask for half of that of
+    the whole row, which leaves about 59 rows of 19,252; their filter is `max_length=1024` here.
+
+    Args:
+        tokenizer: counts the tokens.
+        max_length: tokens of prompt and solution together.
+        data: "openmath" or "arithmetic".
+        path: a local copy of OpenMathReasoning-mini.
+        limit: keep the first so many of the rows that pass; None keeps all.
+
+    Raises:
+        ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with the counts).
+    """
+    _check_choice("data", data, SFT_DATA)
+    if data == "arithmetic":
+        rows, provenance = arithmetic.problems("sft"), {"embedded": "arithmetic, split sft"}
+        counts = {"rows": len(rows)}
+    else:
+        rows, provenance = read_source(OPEN_MATH_REASONING, path)
+        counts = {"rows": len(rows)}
+        unsuitable = ("generated_solution", "expected_answer")  # where empty, and left out below
+        check_columns(rows, ("problem", *unsuitable), may_be_empty=unsuitable)
+        rows = [
+            {
+                "problem": row["problem"],
+                "solution": without_think_tags(row["generated_solution"]),
+                "answer": row["expected_answer"].strip(),
+            }
+            for row in rows
+        ]
+        rows = [row for row in rows if _is_number(row["answer"]) and row["solution"]]
+        counts["numeric answer, some working"] = len(rows)
+    prompts = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
+    rows = [row for row, length in zip(rows, prompts, strict=True) if 2 * length <= max_length]
+    counts[f"prompt <= {max_length // 2:,} tokens"] = len(rows)
+    whole = _lengths(tokenizer, [_whole_row(tokenizer, row) for row in rows])
+    rows = [row for row, length in zip(rows, whole, strict=True) if length <= max_length]
+    counts[f"whole row <= {max_length:,} tokens"] = len(rows)
+    return _limited(rows, counts, provenance, limit)
+
+
+def rl_corpus(
+    tokenizer: Any,
+    max_prompt_length: int,
+    *,
+    data: str = "dapo",
+    path: str | Path | None = None,
+    limit: int | None = RL_ROWS,
+) -> Corpus:
+    """Problems with an answer that can be verified, the first `limit` of the source, answers that cannot be graded and long prompts left out.
+
+    Args:
+        tokenizer: counts the tokens.
+        max_prompt_length: tokens.
+        data: "dapo" or "arithmetic".
+        path: a local copy of DAPO-Math-17k-Processed.
+        limit: how many rows of the source are looked at; None looks at all.
+
+    Raises:
+        ValueError: unknown `data`, an unreadable source, a missing column, a prompt or answer that is no text or empty, or no
+            row is left (with the counts).
+    """
+    _check_choice("data", data, RL_DATA)
+    if data == "arithmetic":
+        rows, provenance = arithmetic.problems("train"), {"embedded": "arithmetic, split train"}
+    else:
+        rows, provenance = read_source(DAPO_MATH, path)
+        check_columns(rows, ("prompt", "solution"))
+        rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
+    counts = {"rows": len(rows)}
+    if limit is not None:
+        rows = rows[:limit]
+        counts[f"first {limit:,}"] = len(rows)
+    gradable = gradable_answers(row["answer"] for row in rows)
+    rows = [row for row in rows if row["answer"] in gradable]
+    counts["answer can be graded"] = len(rows)
+    lengths = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
+    rows = [row for row, n in zip(rows, lengths, strict=True) if n <= max_prompt_length]
+    counts[f"prompt <= {max_prompt_length:,} tokens"] = len(rows)
+    return _limited(rows, counts, provenance, None)
+
+
+def gradable_answers(answers: Iterable[str]) -> set[str]:
+    """Those that are correct against themselves; another would be rewarded never, or end the run that meets it."""
+    with Grader() as grader:
+        return {
+            answer
+            for answer in set(answers)
+            if own_grade(grader, f"{SOLUTION_START}{answer}{SOLUTION_END}", answer) is Grade.CORRECT
+        }
+
+
+def spread(rows: Sequence[dict], count: int) -> list[dict]:
+    """`count` rows, evenly over the list."""
+    return [rows[int(i * len(rows) / count)] for i in range(count)]
+
+
+def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows): `count` rows spread evenly over the list, none of whose problems stays in training.
+
+    Raises:
+        ValueError: fewer than one row would be left to train on.
+    """
+    if count == 0:
+        return list(rows), []
+    if not 0 < count < len(rows):
+        raise ValueError(
+            f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out fewer"
+        )
+    chosen = spread(rows, count)
+    problems = {row["problem"] for row in chosen}
+    training = [row for row in rows if row["problem"] not in problems]
+    if not training:
+        raise ValueError(
+            f"{count} held-out rows must leave another problem to train on; the {len(rows)} rows have "
+            f"{len(problems)} different problems; hold out fewer"
+        )
+    return training, [{"id": f"held-out-{i}"} | row for i, row in enumerate(chosen)]
+
+
+def without_think_tags(solution: str) -> str:
+    """The working out alone; the project's own tags stand around it in training."""
+    for tag in THINK_TAGS:
+        solution = solution.replace(tag, "")
+    return solution.strip()
+
+
+def _whole_row(tokenizer: Any, row: dict) -> str:
+    """What SFT trains on, as text."""
+    prompt = render_prompt(tokenizer, row["problem"])
+    return (
+        prompt
+        + solution_text(row["solution"], row["answer"]).removeprefix(REASONING_START)
+        + tokenizer.eos_token
+    )
+
+
+def _is_number(answer: str) -> bool:
+    text = normalise(answer)
+    return text is not None and plain_number(text) is not None
+
+
+def _lengths(tokenizer: Any, texts: list[str]) -> list[int]:
+    if not texts:
+        return []
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _limited(
+    rows: list[dict], counts: dict[str, int], provenance: dict, limit: int | None
+) -> Corpus:
+    if limit is not None:
+        rows = rows[:limit]
+        counts[f"first {limit:,}"] = len(rows)
+    if not rows:
+        left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
+        raise ValueError(
+            f"at least one row must pass every filter; got none ({left}); raise the length limit, or give other data"
+        )
+    return Corpus(rows=rows, counts=counts, provenance=provenance)

@@ -1,0 +1,47 @@
+"""Which problems of a benchmark stand in a training set, word for word."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sage_unsloth.problems.benchmarks import Benchmark
+
+
+def overlap(
+    training: Sequence[Mapping[str, Any]], benchmark: Benchmark, n: int = 8
+) -> list[dict[str, Any]]:
+    """The benchmark's problems of which some n words in a row stand in a training problem too.
+
+    Words are runs of letters and digits in lower case. A problem shorter than n words counts where all of it stands in a
+    training problem.
+
+    Args:
+        training: rows with `problem`.
+        benchmark: whose rows are looked for.
+        n: words.
+
+    Returns:
+        A row for each: `id`, `shared`, the share of the problem's n-grams found, and `words`, the first one found.
+    """
+    if n < 1:
+        raise ValueError(f"n must be >= 1 word; got {n}")
+    words = {row["id"]: re.findall(r"\w+", row["problem"].lower()) for row in benchmark.rows}
+    lengths = {min(n, len(found)) for found in words.values()} - {0}
+    seen: set[tuple[str, ...]] = set()
+    for row in training:
+        text = re.findall(r"\w+", row["problem"].lower())
+        for length in lengths:
+            seen.update(_grams(text, length))
+    found = []
+    for row_id, text in words.items():
+        grams = _grams(text, min(n, len(text))) if text else []
+        shared = [gram for gram in grams if gram in seen]
+        if shared:
+            found.append(
+                {"id": row_id, "shared": len(shared) / len(grams), "words": " ".join(shared[0])}
+            )
+    return found
+
+
+def _grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    return list(zip(*(words[i:] for i in range(n)), strict=False))

@@ -1,0 +1,137 @@
+"""Rows of a data set: from the hub at a pinned revision, or from a local file in the hub's own columns.
+
+Nothing is interpreted here. `corpora` makes training rows of them, `benchmarks` makes problems to evaluate on.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.runs.files import read_jsonl
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a data set lives on the hub.
+
+    Attributes:
+        hub_id: "owner/name".
+        config: its configuration, None where it has one only.
+        split: as the hub names it.
+        revision: commit; None takes the newest, and the provenance says which that was.
+        num_rows: rows that the split must have; None does not check.
+    """
+
+    hub_id: str
+    config: str | None = None
+    split: str
+    revision: str | None = None
+    num_rows: int | None = None
+
+
+def read_source(source: Source, path: str | Path | None = None) -> tuple[list[dict], dict]:
+    """The rows, and their provenance: what `run.json` keeps of where they came from.
+
+    Args:
+        source: the data set.
+        path: a local copy (.jsonl, .json or .parquet), whose number of rows is not checked; then no network is used.
+
+    Raises:
+        ValueError: the hub cannot be reached, the split has another number of rows, or the file cannot be read.
+    """
+    if path is not None:
+        path = Path(path)
+        rows = read_file(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return rows, {"file": path.name, "sha256": digest, "rows": len(rows)}
+    rows, revision = _from_hub(source)
+    if source.num_rows is not None and len(rows) != source.num_rows:
+        raise ValueError(
+            f"{source.hub_id} ({source.split}) must have {source.num_rows} rows; got {len(rows)} at revision {revision}; "
+            "pin the revision that has them, or give path= with a copy"
+        )
+    return rows, {
+        "hub_id": source.hub_id,
+        "config": source.config,
+        "split": source.split,
+        "revision": revision,
+        "rows": len(rows),
+    }
+
+
+def _from_hub(source: Source) -> tuple[list[dict], str]:
+    """All rows of the split, and the commit they are from."""
+    from datasets import load_dataset
+    from huggingface_hub import HfApi
+
+    try:
+        revision = source.revision or HfApi().dataset_info(source.hub_id).sha
+        data = load_dataset(source.hub_id, source.config, split=source.split, revision=revision)
+    except Exception as error:
+        # Hub, HTTP and offline errors have no common base class; the reader needs the remedy whichever it is.
+        raise ValueError(
+            f"{source.hub_id} must be read from the hub, and could not be: {type(error).__name__}: {error!s:.300}; check the "
+            f"network, or give path= with a local copy ({', '.join(SUFFIXES)}) in the same columns"
+        ) from error
+    return data.to_list(), revision
+
+
+def read_file(path: str | Path) -> list[dict]:
+    """The rows of a .jsonl, .json (one list of objects) or .parquet file.
+
+    Raises:
+        ValueError: no such file, another suffix, or a content that is not rows.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"path must be a file; there is none at {path}; check the path")
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} must be a parquet file; {error}; export it again") from error
+    if path.suffix == ".jsonl":
+        return read_jsonl(path)
+    if path.suffix != ".json":
+        raise ValueError(
+            f"path must end in one of {', '.join(SUFFIXES)}; got {path.name!r}; convert the file"
+        )
+    try:
+        rows: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON; {error}; export it again") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(
+            f"{path} must hold one list of objects; got {type(rows).__name__}; or write one object a line to a .jsonl file"
+        )
+    return rows
+
+
+def check_columns(
+    rows: Sequence[dict], columns: Sequence[str], may_be_empty: Sequence[str] = ()
+) -> None:
+    """Each row must have a text in each column, and one that is not blank outside `may_be_empty`.
+
+    Raises:
+        ValueError: naming the row, the column, and what the row has instead.
+    """
+    for number, row in enumerate(rows):
+        for column in columns:
+            if column not in row:
+                raise ValueError(
+                    f"every row must have the columns {', '.join(columns)}; row {number} lacks {column!r} and has "
+                    f"{sorted(row)}; rename the column that holds it"
+                )
+            value = row[column]
+            if not isinstance(value, str) or not (value.strip() or column in may_be_empty):
+                raise ValueError(
+                    f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop or repair the row"
+                )

@@ -1,0 +1,137 @@
+"""Checkpoints of both training stages: the newest complete one is found, and none goes before another is safe on the disk.
+
+transformers writes a checkpoint file by file under its final name, does not wait for the disk, and deletes the older ones by their
+modification times, which a clock that was set back puts in the wrong order. So it is told to delete none, and here:
+
+    saved → every file on the disk → sizes.json → all but the two newest complete ones deleted, by step
+"""
+
+import itertools
+import json
+import logging
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.runs.files import sync, write_json
+from sage_unsloth.runs.processes import rank, wait_for_all, world_size
+
+SIZES = "sizes.json"
+"""In a checkpoint whose files the disk has: their sizes in bytes, by name."""
+KEPT = 2
+MISSING = (FileNotFoundError, NotADirectoryError)
+# What readers raise over a file that is damaged. Any other OSError, of a disk that is away for a moment, says nothing about the file.
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+
+logger = logging.getLogger(__name__)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed over."""
+    for path in _newest_first(folder):
+        fault = _fault(path)
+        if fault is None:
+            return path
+        logger.warning("checkpoint %s is incomplete and is passed over: %s", path, fault)
+    return None
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
+
+
+def is_last(checkpoint: Path | None) -> bool:
+    """Whether nothing is left to train after this checkpoint; the trainer would train a step too many."""
+    if checkpoint is None:
+        return False
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    return state["global_step"] >= state["max_steps"]
+
+
+def copy_result(checkpoint: Path, folder: Path) -> None:
+    """What a model saves of itself, without its tokenizer."""
+    folder.mkdir()
+    others = ("trainer_state.json", SIZES, "tokenizer.json", "tokenizer_config.json")
+    for file in checkpoint.iterdir():
+        if file.suffix in (".safetensors", ".json", ".md") and file.name not in others:
+            shutil.copy(file, folder / file.name)
+
+
+def keep_newest(folder: Path, step: int) -> None:
+    """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest complete ones."""
+    newest = folder / f"checkpoint-{step}"
+    files = [file for file in newest.iterdir() if file.is_file() and file.name != SIZES]
+    for path in (*files, newest, folder):
+        sync(path)
+    write_json(newest / SIZES, {file.name: file.stat().st_size for file in sorted(files)})
+    fault = _fault(newest)
+    if fault is not None:
+        logger.warning("checkpoint %s is incomplete, so none is deleted: %s", newest, fault)
+        return
+    # Looking for a fault reads every byte of the optimizer's state: at no more of them than are kept.
+    others = [path for path in _newest_first(folder) if path != newest]
+    kept = list(itertools.islice((path for path in others if _fault(path) is None), KEPT - 1))
+    for path in others:
+        if path not in kept:
+            shutil.rmtree(path)
+
+
+def keeper() -> Any:
+    """A callback that calls `keep_newest` after each save, and clears away what was passed over when training goes on."""
+    from transformers import TrainerCallback
+
+    class Keeper(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            # Files of the old one among those of a new one of the same step would be no checkpoint.
+            if rank() == 0:
+                for path in _newest_first(Path(args.output_dir)):
+                    if step_of(path) > state.global_step and _fault(path) is not None:
+                        shutil.rmtree(path)
+            wait_for_all()
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            wait_for_all()  # each process writes its random state
+            if rank() == 0:
+                keep_newest(Path(args.output_dir), state.global_step)
+
+    return Keeper()
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def _fault(checkpoint: Path) -> str | None:
+    """What of the files that resuming reads is missing or cut, or None. Without `SIZES` what the files themselves tell."""
+    from safetensors import SafetensorError, safe_open
+
+    name = SIZES
+    # Each process keeps its own random state.
+    random_states = ["rng_state.pth"]
+    if world_size() > 1:
+        random_states = [f"rng_state_{i}.pth" for i in range(world_size())]
+    try:
+        if (checkpoint / SIZES).exists():
+            for name, size in json.loads((checkpoint / SIZES).read_text()).items():
+                found = (checkpoint / name).stat().st_size
+                if found != size:
+                    return f"{name} has {found} of {size} bytes"
+        for name in ("optimizer.pt", "scheduler.pt", *random_states):
+            # PyTorch's files are zip archives, whose directory stands at their end.
+            with zipfile.ZipFile(checkpoint / name) as archive:
+                if archive.testzip() is not None:
+                    return f"{name} is damaged"
+        name = "trainer_state.json"
+        json.loads((checkpoint / name).read_text())
+        name, index = "model.safetensors.index.json", checkpoint / "model.safetensors.index.json"
+        shards = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else ()
+        weights = [checkpoint / name for name in shards] or list(checkpoint.glob("*.safetensors"))
+        for file in weights:
+            name = file.name
+            with safe_open(file, "pt"):  # checks the header against the file's length
+                pass
+    except (*MISSING, *DAMAGED, SafetensorError, zipfile.BadZipFile) as error:
+        return f"{name}: {error}"
+    return None if weights else "it has no *.safetensors"

@@ -1,0 +1,139 @@
+"""Files and folders that survive a kill at any moment: there whole, or not at all."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def write_json(path: str | Path, data) -> None:
+    """`write_text` of `data` as JSON."""
+    write_text(path, json.dumps(data, indent=2) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes `text` so that a reader, or a kill at any time, finds the old file or the new one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # same folder: replace is atomic
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)  # the new name itself must survive a power cut
+
+
+def read_json(path: str | Path) -> dict:
+    """The object that a file holds which `write_json` wrote.
+
+    Raises:
+        ValueError: it holds something else; no kill leaves that, since the file is replaced whole.
+    """
+    path = Path(path)
+    content = path.read_bytes()
+    found = _row(content)
+    if found is None:
+        raise ValueError(
+            f"{path} must hold one JSON object; it "
+            + (f"begins with {content[:40]!r}" if content else "is empty")
+            + "; it was damaged from outside, since it is only ever replaced whole: put back a copy, or choose another --out"
+        )
+    return found
+
+
+def sync(path: str | Path) -> None:
+    """Waits until the disk has a file's content, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """A path to write a folder to, which gets its own name once the disk has every file: there whole, or not at all.
+
+        with whole_folder(run / "adapter") as partial:
+            model.save_pretrained(partial)
+
+    The path is `<name>.partial` beside it, not made yet. An error takes it away; what a kill leaves of it, the next run does.
+
+    Args:
+        replace: a folder of that name gives way; between two renames neither has the name, and the old is `<name>.old`.
+    """
+    folder = Path(folder).absolute()
+    partial, old = (folder.with_name(f"{folder.name}.{end}") for end in ("partial", "old"))
+    shutil.rmtree(partial, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            sync(path)
+        sync(partial)
+        if replace:
+            shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(folder, old)
+        os.rename(partial, folder)
+        sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if replace:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def append_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
+    """Appends one line per row and waits until the disk has them; first mends a line cut short."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    with Path(path).open("a+b") as file:
+        _mend_last_line(file)
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _mend_last_line(file) -> None:
+    """Ends the last line if it is a whole row, cuts it off if a kill cut it short."""
+    end = file.seek(0, os.SEEK_END)
+    tail, start = b"", end
+    while start > 0 and b"\n" not in tail:
+        start = max(0, start - 65_536)
+        file.seek(start)
+        tail = file.read(end - start)
+    tail = tail[tail.rfind(b"\n") + 1 :]
+    if tail and _row(tail) is None:
+        file.truncate(end - len(tail))
+    elif tail:
+        file.write(b"\n")
+
+
+def _row(line: bytes) -> dict | None:
+    """The row that a line holds; a cut line holds none, because no prefix of an object is one."""
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+        return row if isinstance(row, dict) else None
+
+
+def read_jsonl(path: str | Path) -> list[dict]:
+    """The rows of a file; a last line that a kill cut short is dropped.
+
+    Raises:
+        ValueError: any other line is not one JSON object.
+    """
+    *lines, last = Path(path).read_bytes().split(b"\n")
+    rows = [_row(line) for line in lines]
+    if None in rows:
+        number = rows.index(None) + 1
+        raise ValueError(
+            f"every line must be one JSON object; got {lines[number - 1][:80]!r} in line {number} "
+            f"of {path}; repair or delete that line"
+        )
+    last_row = _row(last)
+    return rows if last_row is None else [*rows, last_row]

@@ -1,0 +1,72 @@
+"""Several processes, as torchrun and accelerate start them, with a whole model in each: what is checked, and who writes.
+
+There is no engine here. TRL splits a step's completions among the processes and gathers what must be known of all of them (rewards of
+a group, token counts, entropies for a quantile), and Unsloth averages the gradients: by a function of its own, since its loss runs the
+model itself and not PyTorch's DistributedDataParallel around it. Were that missing, each process would train a model of its own with
+no error, so `guided_kl` checks it at the first step.
+
+Of one global batch several processes take the step that one process takes, but for what is drawn: rollouts and a guide's noise come
+from random numbers of each process's own, so they depend on how many there are.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from datetime import timedelta
+
+LONGEST_WAIT = timedelta(hours=4)
+"""For the first process, which alone makes the preflight and writes; then the others take it for dead."""
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """The number of this process; the first one, 0, writes for all."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def wait_for_all() -> None:
+    """Go on once every process is here. Unsloth must have been imported."""
+    if world_size() > 1:
+        import torch
+        from accelerate import PartialState
+
+        PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT).wait_for_everyone()
+
+
+@contextmanager
+def first_process_speaks() -> Iterator[None]:
+    """Within this context, the other processes print nothing and log warnings only."""
+    if rank() == 0:
+        yield
+        return
+    logging.disable(logging.INFO)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def gathered(rows: list) -> list:
+    """The rows of every process, those of the first one first."""
+    if world_size() == 1:
+        return rows
+    from accelerate.utils import gather_object
+
+    return gather_object(rows)
+
+
+def read_numbered_cpus() -> None:
+    """Let `torch.load` read onto "cpu:1", as transformers names the device of a process when it resumes several on one CPU."""
+    import torch
+
+    torch.serialization.register_package(
+        0,
+        lambda storage: None,
+        lambda storage, location: storage if location.startswith("cpu:") else None,
+    )

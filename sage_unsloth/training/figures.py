@@ -1,0 +1,49 @@
+"""The figure of a training run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sage_unsloth.figures import COLOURS, STYLES, new_figure, save_figure
+
+
+def plot_training(
+    runs: Mapping[str, Sequence[Mapping]], path: str | Path, note: str, window: int = 9
+) -> Path:
+    """The course of training runs: reward, plain KL, entropy, and the guide, each against the optimizer step.
+
+    Args:
+        runs: name -> rows of its `metrics.jsonl`.
+        path: of the PNG; the CSV stands beside it.
+        note: the conditions, under the figure.
+        window: optimizer steps of the centred moving average drawn over the raw values.
+    """
+    panels = {
+        "reward": "mean reward",
+        "kl/ref_k3": "KL to the reference (k3, nats)",
+        "sage/entropy": "mean token entropy (nats)",
+        "sage/guide_mean": "mean of the guide q",
+    }
+    figure, axes = new_figure(len(panels))
+    for axis, (metric, title) in zip(axes, panels.items(), strict=True):
+        for number, (name, rows) in enumerate(runs.items()):
+            points = [(row["step"], row[metric]) for row in rows if metric in row]
+            if not points:
+                continue
+            steps, values = zip(*points, strict=True)
+            # The same colour and style as in the pass@k figure, whose first curve is SFT.
+            style = {
+                "color": COLOURS[(number + 1) % len(COLOURS)],
+                "linestyle": STYLES[(number + 1) % len(STYLES)],
+            }
+            axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
+            axis.plot(steps, moving_average(values, window), label=name, **style)
+        axis.set(title=title, xlabel="optimizer step")
+    table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
+    return save_figure(figure, axes, path, table, note)
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Centred, over at most `window` values; shorter at the ends."""
+    half = window // 2
+    spans = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [sum(span) / len(span) for span in spans]

@@ -1,0 +1,114 @@
+"""A look at what RL will learn from, before it starts: a few groups of completions, drawn as training draws them."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.problems.corpora import spread
+from sage_unsloth.runs.files import write_json
+from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.record_sets import sample_and_grade
+
+REPORT = "preflight.json"
+SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_groups")
+
+logger = logging.getLogger(__name__)
+
+
+def signal(records: Sequence[dict]) -> dict[str, float]:
+    """Shares that say whether a group-relative advantage has anything to work with.
+
+    Args:
+        records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`; equally many of each problem.
+
+    Returns:
+        `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in it), `truncation_rate` (no EOS), each of completions; `dead_groups`, the
+        share of problems whose completions all got one reward, and so teach nothing; `mean_tokens` of a completion.
+
+    Raises:
+        ValueError: no records.
+    """
+    if not records:
+        raise ValueError("a preflight needs at least one completion; got none")
+    groups: dict[Any, set[bool]] = {}
+    for record in records:
+        groups.setdefault(record["problem_id"], set()).add(record["grade"] == Grade.CORRECT)
+    n = len(records)
+    return {
+        "solve_rate": sum(record["grade"] == Grade.CORRECT for record in records) / n,
+        "format_rate": sum(record["extracted"] is not None for record in records) / n,
+        "parsed_rate": sum(record["grade"] in (Grade.CORRECT, Grade.WRONG) for record in records)
+        / n,
+        "truncation_rate": sum(record["finish_reason"] != "stop" for record in records) / n,
+        "dead_groups": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
+        "mean_tokens": sum(record["num_tokens"] for record in records) / n,
+    }
+
+
+def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
+    """What to change where the signal is small; empty where nothing speaks against training."""
+    result = []
+    if found["truncation_rate"] > 0.5:
+        result.append(
+            f"{found['truncation_rate']:.0%} of the completions were cut at {max_completion_length} tokens, which counts as wrong: "
+            "raise max_completion_length, or train on shorter problems"
+        )
+    if found["format_rate"] < 0.5:
+        result.append(
+            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: run SFT first, or longer"
+        )
+    if found["dead_groups"] > 0.8:
+        direction = (
+            "easier problems or more SFT" if found["solve_rate"] < 0.5 else "harder problems"
+        )
+        result.append(
+            f"{found['dead_groups']:.0%} of the groups got one and the same reward and teach nothing: take {direction}, or raise "
+            "num_generations"
+        )
+    return result
+
+
+def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -> dict[str, float]:
+    """Draw one group for each of `config.preflight_prompts` rows, say what was found, and warn where the signal is small.
+
+    Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`. Training is not changed by it: the trainer seeds
+    its own streams afterwards.
+
+    Args:
+        config: of the RL run.
+        engine: draws by the policy that training begins with.
+        rows: the training rows; the prompts are spread evenly over them.
+        folder: of the run.
+    """
+    count = min(config.preflight_prompts, len(rows))
+    chosen = [
+        {"id": f"prompt-{i}", "problem": row["problem"], "answer": row["answer"]}
+        for i, row in enumerate(spread(rows, count))
+    ]
+    sampling = SamplingConfig(
+        num_samples=config.num_generations,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        max_completion_length=config.max_completion_length,
+        batch_size=4096 if engine.name == "vllm" else config.completions_per_step,  # as training
+        grade_seconds=config.grade_seconds,
+        seed=config.seed,
+    )
+    path = folder / "preflight.jsonl"
+    records = sample_and_grade(
+        sampling, engine, chosen, path, model="policy", benchmark="preflight", boxed=False
+    )
+    found = signal(records)
+    warnings = remedies(found, config.max_completion_length)
+    write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings})
+    logger.info(
+        "Preflight, %d prompts x %d: solved %.0f %%, in format %.0f %%, truncated %.0f %%, dead groups %.0f %%, %.0f tokens.",
+        count, config.num_generations, 100 * found["solve_rate"], 100 * found["format_rate"],
+        100 * found["truncation_rate"], 100 * found["dead_groups"], found["mean_tokens"],
+    )  # fmt: skip
+    for warning in warnings:
+        logger.warning("Preflight: %s.", warning)
+    return found

@@ -1,0 +1,160 @@
+"""The settings of stage 2 (Table 8)."""
+
+from dataclasses import dataclass, field
+
+from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.objective.credit import check_credit
+from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.patch.settings import check_penalty
+from sage_unsloth.sampling.engine_choice import ROLLOUTS
+
+REFERENCES = ("sft", "base")
+
+
+SCALE_REWARDS = ("group", "batch", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlvrConfig:
+    """Stage 2 (Table 8); the values are the paper's where it gives one.
+
+    Attributes:
+        max_steps: optimizer steps.
+        prompts_per_step: different problems in a step, over all processes.
+        num_generations: completions sampled for each problem.
+        micro_batch_size: completions that go through the loss together in one process; None takes all that a step gives it.
+            Smaller needs less memory.
+        max_completion_length: tokens.
+        max_prompt_length: tokens; longer prompts are refused.
+        learning_rate: peak; linear decay after `warmup_ratio` of the steps.
+        weight_decay: of AdamW.
+        beta: KL coefficient β.
+        kl_estimator: the KL penalty, one of `kl.KL_ESTIMATORS`; "k3" is the paper's.
+        credit: "token", the paper's, or "sequence": each token answers for the guide and the KL of those after it, so that the
+            update follows Eq. 6; see `credit.sequence_credit`. All completions of a step then go through the loss together,
+            and `micro_batch_size` says how many of them at a time have their logits computed.
+        teacher: for a guide that reads one: an adapter's folder (on the same base), or a model's folder or hub id (with the same
+            tokenizer); empty for none. A model takes its own memory, which the plan does not count.
+        reference: what π_ref is: "sft", the model that RL starts from, or "base", the model below the adapter that it starts from.
+        loss_type: how token losses are reduced ("grpo", "bnpo", "dr_grpo", "dapo").
+        scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the prompt's rewards ("group", as
+            in the paper), of the step's ("batch"), or nothing ("none").
+        epsilon, epsilon_high: clip range of the importance ratio.
+        max_resamples: times that a rollout batch's groups without a signal are sampled again for other prompts (`dynamic_sampling`,
+            with the cost of each); 0 never does.
+        top_entropy_quantile: the policy term is kept at this share of the tokens, those before which the policy's entropy is
+            highest, and the KL term at every token (TRL's entropy mask); 1 masks nothing.
+        temperature, top_p, min_p: sampling; top-k is off.
+        rollouts: "vllm", "transformers", or "auto": vLLM where it runs.
+        recompute_logits: the loss computes its logits a second time in the backward pass instead of keeping them: less memory,
+            the same result.
+        gpu_memory_utilization: share of the card's memory for vLLM, weights included.
+        vllm_importance_sampling_correction: weigh each token by trainer's over vLLM's probability, at most 2 (as TRL 0.23, which
+            the authors ran); vLLM's is that after min-p, so the weight is the share of probability that min-p kept.
+        full_finetuning: train every weight instead of an adapter.
+        load_in_4bit: quantise the frozen weights (GPU only).
+        preflight_prompts: prompts sampled before training to see whether there is anything to learn from; 0 skips it.
+        log_entropy: log the policy's entropy also without a guide that needs it, so that runs can be compared; in full
+            fine-tuning on Unsloth 2026.10.7 this costs time.
+        save_steps: optimizer steps between checkpoints.
+        sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0 writes none.
+        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.
+        grade_seconds: time limit for grading one answer.
+        lora: the adapter.
+        seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's stream has a seed of its own,
+            which Unsloth sets to 0 at every start.
+    """
+
+    max_steps: int = 1000
+    prompts_per_step: int = 1
+    num_generations: int = 8
+    micro_batch_size: int | None = None
+    max_completion_length: int = 1024
+    max_prompt_length: int = 1024
+    learning_rate: float = 5e-6
+    warmup_ratio: float = 0.1
+    weight_decay: float = 0.01
+    beta: float = 0.05
+    kl_estimator: str = "k3"
+    credit: str = "token"
+    reference: str = "sft"
+    teacher: str = ""
+    loss_type: str = "grpo"
+    scale_rewards: str = "group"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.2
+    max_resamples: int = 0
+    top_entropy_quantile: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_p: float = 0.01
+    rollouts: str = "auto"
+    recompute_logits: bool = False
+    gpu_memory_utilization: float = 0.5
+    vllm_importance_sampling_correction: bool = True
+    full_finetuning: bool = False
+    load_in_4bit: bool = False
+    preflight_prompts: int = 32
+    log_entropy: bool = True
+    save_steps: int = 50
+    sample_steps: int = 25
+    report_to: str = "none"
+    grade_seconds: float = 5.0
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    seed: int = 3407
+
+    def __post_init__(self) -> None:
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
+        if self.rollouts not in ROLLOUTS:
+            raise ValueError(f"rollouts must be one of {ROLLOUTS}; got {self.rollouts!r}")
+        for name, low, high in (
+            ("epsilon", 0, 1),
+            ("epsilon_high", 0, 10),
+            ("min_p", 0, 1),
+            ("top_p", 0, 1),
+            ("warmup_ratio", 0, 1),
+            ("gpu_memory_utilization", 0, 1),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be in [{low}, {high}]; got {getattr(self, name)}")
+        if not 0 < self.top_entropy_quantile <= 1:
+            raise ValueError(
+                "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and 1 is all of them; got "
+                f"{self.top_entropy_quantile}"
+            )
+        for name in ("preflight_prompts", "sample_steps", "weight_decay", "max_resamples"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
+        for name in ("max_steps", "prompts_per_step", "max_completion_length", "max_prompt_length", "learning_rate",
+                     "temperature", "save_steps", "grade_seconds"):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
+        if self.num_generations < 2:
+            raise ValueError(
+                "num_generations must be >= 2 because a completion's advantage is relative to its group; "
+                f"got {self.num_generations}"
+            )
+        if self.beta < 0:
+            raise ValueError(f"beta must be >= 0; got {self.beta}")
+        check_penalty(self.kl_estimator, self.beta)
+        check_credit(self.credit, self.kl_estimator, self.beta)
+        if self.scale_rewards not in SCALE_REWARDS:
+            raise ValueError(
+                f"scale_rewards must be one of {SCALE_REWARDS}; got {self.scale_rewards!r}"
+            )
+        if self.reference not in REFERENCES:
+            raise ValueError(
+                f"reference must be one of {', '.join(REFERENCES)}; got {self.reference!r}"
+            )
+        if self.micro_batch_size is not None and (
+            self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
+        ):
+            raise ValueError(
+                f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} prompts x "
+                f"{self.num_generations} = {self.completions_per_step}); got {self.micro_batch_size}"
+            )
+
+    @property
+    def completions_per_step(self) -> int:
+        return self.prompts_per_step * self.num_generations

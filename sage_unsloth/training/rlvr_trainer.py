@@ -1,0 +1,122 @@
+"""Unsloth's GRPO trainer, configured as `RlvrConfig` says, and what it needs of the rows."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.objective.guides import Guide
+from sage_unsloth.prompts import prompt_messages
+from sage_unsloth.runs.files import append_jsonl
+from sage_unsloth.runs.processes import gathered, rank, world_size
+from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.stage import common_arguments
+
+COMPLETIONS = "completions.jsonl"
+
+
+FIRST_KL_MAX = 1e-3
+"""Nats per token: above this, policy and reference were not the same model before the first step."""
+
+
+def make_trainer(
+    config: RlvrConfig,
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict],
+    folder: Path,
+    reward: SolutionReward,
+    rollouts: str,
+) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    data = Dataset.from_list(
+        [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
+    )
+    batch = config.completions_per_step // world_size()
+    micro_batch = config.micro_batch_size or batch
+    parts = None  # as Unsloth finds best for the memory there is
+    if config.credit == "sequence":
+        # A prompt's completions must meet in the loss; Unsloth computes their logits part by part.
+        parts, micro_batch = batch // micro_batch if config.micro_batch_size else None, batch
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=[reward],
+        train_dataset=data,
+        args=GRPOConfig(
+            max_steps=config.max_steps,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=batch // micro_batch,
+            unsloth_grpo_mini_batch=parts,
+            num_generations=config.num_generations,
+            max_completion_length=config.max_completion_length,
+            learning_rate=config.learning_rate,
+            warmup_steps=round(config.warmup_ratio * config.max_steps),
+            weight_decay=config.weight_decay,
+            beta=config.beta,
+            loss_type=config.loss_type,
+            # Explicit, because Unsloth fills in what is None by loss type, and TRL's defaults have changed before.
+            epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high,
+            num_iterations=1,
+            mask_truncated_completions=False,
+            scale_rewards=config.scale_rewards,
+            use_bias_correction_kl=config.kl_estimator == "k3-is",
+            top_entropy_quantile=config.top_entropy_quantile,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=0,
+            min_p=config.min_p or None,
+            use_vllm=rollouts == "vllm",
+            vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
+            # TRL 1.15's default weighs whole completions, and long ones to nothing once min-p cuts the sampling distribution.
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_max=2.0,
+            generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),
+            seed=config.seed,
+            **common_arguments(folder, config.report_to, config.save_steps),
+        ),
+    )
+    if "ref" in getattr(model, "peft_config", {}):
+        raise ValueError(
+            "π_ref must be the model without its adapter; the trainer made a second adapter named 'ref' its reference; "
+            "use the tested versions (python -m sage_unsloth doctor)"
+        )
+    if rollouts == "vllm":
+        expected = {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "min_p": config.min_p,
+            "max_tokens": config.max_completion_length,
+            "logit_bias": {tokenizer.pad_token_id: -100.0},
+        }
+        check_calls(trainer.vllm_generation.llm, expected)
+    return trainer
+
+
+def extra_metrics(
+    config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
+) -> Callable[[int, dict], dict[str, Any]]:
+    """Stops a run whose first KL is not 0; adds the grades to the metrics, and now and then completions to their file."""
+
+    def extra(step: int, logs: dict) -> dict[str, Any]:
+        # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
+        plain = guide is None and config.kl_estimator in ("k3", "k3-is")
+        kl = logs.get("kl/ref_k3", logs.get("kl") if plain else None)
+        if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
+            raise ValueError(
+                "before the first step policy and reference must be one model, so that the KL between them is 0; got "
+                f"{kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was the folder of the model changed while it was loaded, "
+                "or is this Unsloth not one of the tested versions (python -m sage_unsloth doctor)?"
+            )
+        if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
+            batch = gathered(reward.last_batch)
+            if rank() == 0:
+                append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
+        counts = gathered([reward.pop_counts()])
+        return {f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]}
+
+    return extra

@@ -1,0 +1,211 @@
+"""Stage 1: supervised fine-tuning on worked solutions, which teaches the format that RL grades.
+
+A stage is a function of a config, a model, rows and a folder. A folder that is complete returns at once, one that was killed goes on
+from its last checkpoint, one with other settings is refused.
+"""
+
+import copy
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.device import frees_models, has_gpu
+from sage_unsloth.models.loading import LoraSettings, load_policy
+from sage_unsloth.models.merging import save_merged
+from sage_unsloth.patch.finite import finite_only
+from sage_unsloth.prompts import prompt_messages, solution_text
+from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
+from sage_unsloth.runs.files import whole_folder
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.training.stage import (
+    begin,
+    check_rows,
+    check_tracker,
+    common_arguments,
+    run_settings,
+    train,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """Stage 1 (Table 7); the values are the paper's where it gives one.
+
+    Attributes:
+        max_steps: optimizer steps; -1 trains `epochs` epochs.
+        epochs: passes over the rows.
+        batch_size: rows in an optimizer step.
+        learning_rate: peak; linear decay.
+        warmup_steps: optimizer steps.
+        weight_decay: of AdamW.
+        max_length: tokens of prompt and solution together.
+        completion_only_loss: learn working out, solution tag and EOS alone; False also learns the prompt, as the authors' code does.
+        load_in_4bit: quantise the frozen weights (GPU only).
+        save_steps: optimizer steps between checkpoints.
+        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.
+        lora: the adapter.
+        seed: of adapter and data order.
+    """
+
+    max_steps: int = -1
+    epochs: int = 2
+    batch_size: int = 1
+    learning_rate: float = 2e-4
+    warmup_steps: int = 5
+    weight_decay: float = 0.01
+    max_length: int = 2048
+    completion_only_loss: bool = True
+    load_in_4bit: bool = False
+    save_steps: int = 100
+    report_to: str = "none"
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    seed: int = 3407
+
+    def __post_init__(self) -> None:
+        if self.max_steps != -1 and self.max_steps < 1:
+            raise ValueError(
+                f"max_steps must be >= 1, or -1 to train by epochs; got {self.max_steps}"
+            )
+        for name in ("epochs", "batch_size", "learning_rate", "max_length", "save_steps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
+
+
+@frees_models
+def sft(
+    config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: str | Path
+) -> Path:
+    """Fine-tune on worked solutions and return the folder of the merged model.
+
+    The adapter is merged, so that RL starts from this model and its reference, "adapter off", is this model too. It is also
+    kept by itself, for RL against the base model.
+
+    Args:
+        config: settings.
+        model_path: folder or hub id.
+        rows: dicts with `problem`, `solution` (the working out) and `answer`.
+        folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and `checkpoints/` while training.
+
+    Raises:
+        ValueError: a row lacks a column or a value, or does not fit; the folder is of another run; the EOS is not learned.
+    """
+    check_rows(rows, ("problem", "solution", "answer"))
+    check_tracker(config.report_to)
+    settings = run_settings("sft", config, model_path, rows)
+    with locked(folder):
+        begin(folder, settings, config, model_path)
+        return _sft(config, model_path, rows, Path(folder))
+
+
+def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: Path) -> Path:
+    """`sft` once the folder is this process's own."""
+    merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
+    if merged.exists():
+        logger.info("SFT is complete: %s", merged)
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        return merged
+    resume = last_checkpoint(checkpoints)
+    # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to train.
+    trained = adapter if adapter.exists() else resume if is_last(resume) else None
+    model, tokenizer = load_policy(
+        model_path,
+        lora=config.lora,
+        adapter=trained,
+        max_length=config.max_length,
+        load_in_4bit=config.load_in_4bit,
+        seed=config.seed,
+    )
+    if not adapter.exists():
+        if trained is None:
+            use_cache = model.config.use_cache
+            # Padding and truncation are the trainer's to set in its own.
+            trainer = _trainer(config, model, copy.deepcopy(tokenizer), rows, folder)
+            with finite_only(trainer):
+                train(trainer, folder, "SFT", resume=resume)
+            model = trainer.model
+            model.config.use_cache = use_cache  # training turns it off
+        with whole_folder(adapter) as partial:
+            if trained is None:
+                model.save_pretrained(partial)
+            else:
+                copy_result(trained, partial)
+    save_merged(model, tokenizer, merged)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return merged
+
+
+def _trainer(
+    config: SftConfig, model: Any, tokenizer: Any, rows: Sequence[dict], folder: Path
+) -> Any:
+    from datasets import Dataset
+    from trl import SFTConfig
+
+    data = Dataset.from_list(
+        [
+            {
+                "prompt": prompt_messages(row["problem"]),
+                "completion": [
+                    {"role": "assistant", "content": solution_text(row["solution"], row["answer"])}
+                ],
+            }
+            for row in rows
+        ]
+    )
+    trainer = _trainer_class()(
+        model=model,
+        processing_class=tokenizer,
+        train_dataset=data,
+        args=SFTConfig(
+            max_steps=config.max_steps,
+            num_train_epochs=config.epochs,
+            per_device_train_batch_size=config.batch_size,
+            gradient_accumulation_steps=1,
+            learning_rate=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            weight_decay=config.weight_decay,
+            max_length=config.max_length,
+            completion_only_loss=config.completion_only_loss,
+            packing=False,
+            seed=config.seed,
+            **common_arguments(folder, config.report_to, config.save_steps),
+        ),
+    )
+    _assert_eos_is_learned(trainer, tokenizer, len(rows))
+    return trainer
+
+
+def _trainer_class() -> type:
+    """The trainer that `trl` has (Unsloth's on a GPU); without one, TRL's that takes the model's own loss, since TRL 1.15 computes it in a Triton kernel."""
+    from transformers import Trainer
+    from trl import SFTTrainer
+
+    if has_gpu():
+        return SFTTrainer
+
+    class CpuSFTTrainer(SFTTrainer):
+        def compute_loss(self, *args, **kwargs):
+            return Trainer.compute_loss(self, *args, **kwargs)
+
+    return CpuSFTTrainer
+
+
+def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
+    """A model that was never shown the end of a solution never ends one; a row cut at max_length has lost it."""
+    data = trainer.train_dataset
+    if len(data) != num_rows:
+        raise ValueError(
+            f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} rows do not; raise max_length"
+        )
+    for number, row in enumerate(data):
+        last = trainer.data_collator([row])["labels"][0]
+        last = int(last[last != -100][-1])
+        if last != tokenizer.eos_token_id:
+            raise ValueError(
+                f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); row {number} ends in {last} "
+                f"({tokenizer.decode([last])!r}); raise max_length, or check the chat template"
+            )

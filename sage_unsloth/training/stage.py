@@ -1,0 +1,251 @@
+"""What both training stages share: settings of a folder, checkpoints that can be resumed, metrics on disk at every step."""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.weights import model_identity
+from sage_unsloth.planning.plan import duration
+from sage_unsloth.problems.sources import check_columns
+from sage_unsloth.runs.checkpoints import keeper, step_of
+from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
+from sage_unsloth.runs.processes import LONGEST_WAIT, gathered, rank, read_numbered_cpus, world_size
+from sage_unsloth.runs.record import open_run
+from sage_unsloth.runs.stopping import finishing
+
+METRICS = "metrics.jsonl"
+TRACKERS = ("none", "tensorboard", "trackio", "wandb")
+# On the progress bar; the loss says nothing in RL, whose advantages sum to 0.
+SHOWN = {
+    "reward": "reward", "kl/ref_k3": "kl", "kl/anchor_k3": "kl to anchor", "sage/entropy": "entropy", "sage/guide_mean": "guide",
+    "grad_norm": "grad", "completions/mean_length": "tokens", "completions/clipped_ratio": "cut",
+    "frac_reward_zero_std": "dead", "seconds": "s", "mean_token_accuracy": "accuracy",
+}  # fmt: skip
+# What may change when a run goes on, because no result depends on it.
+FREE_SETTINGS = ("save_steps", "sample_steps", "report_to", "recompute_logits", "gpu_memory_utilization",
+                 "grade_seconds", "preflight_prompts")  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+
+def run_settings(
+    stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
+) -> dict[str, Any]:
+    """What a folder must agree in before a stage goes on in it: config, model, rows by a digest of their content, and processes.
+
+    Raises:
+        ValueError: SFT, started as one of several processes.
+    """
+    if stage == "sft" and world_size() > 1:
+        raise ValueError(
+            f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun (RL can take several)"
+        )
+    digest = hashlib.sha256(
+        json.dumps([dict(row) for row in rows], sort_keys=True).encode()
+    ).hexdigest()
+    settings = {key: value for key, value in asdict(config).items() if key not in FREE_SETTINGS}
+    model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
+    if world_size() > 1:  # each process draws from a random stream of its own
+        settings["processes"] = world_size()
+    return {"stage": stage, "model": model, "rows": digest[:16]} | settings
+
+
+def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
+    """Open the folder of a stage; settings are fixed from its first optimizer step on.
+
+    Until then (it ran out of memory, say) a run takes new settings, and what a preflight left under the old ones goes.
+
+    Raises:
+        ValueError: see `record.open_run`.
+    """
+    folder = Path(folder)
+    record, begun = folder / "run.json", True
+    if record.exists() and not (folder / METRICS).exists():
+        recorded = read_json(record)["settings"]
+        begun = recorded == json.loads(json.dumps(settings)) or recorded.get("stage") != settings["stage"]  # fmt: skip
+    if not begun:
+        logger.info("%s has trained no step yet, so it takes the new settings.", folder)
+        for file in folder.glob("preflight.*"):
+            file.unlink()
+    free = {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
+    open_run(folder, settings, begun=begun, model_path=str(model_path), free_settings=free)
+
+
+def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
+    """There must be rows, each with a non-empty text in each column.
+
+    Raises:
+        ValueError: naming the row, the column, and what the row has instead.
+    """
+    if not rows:
+        raise ValueError("training needs at least one row; got none")
+    check_columns(rows, columns)
+
+
+def read_metrics(folder: str | Path) -> list[dict]:
+    """The rows of a training run's `metrics.jsonl`, one per optimizer step; a repeated step counts as last written."""
+    rows = {row["step"]: row for row in read_jsonl(Path(folder) / METRICS)}
+    return [rows[step] for step in sorted(rows)]
+
+
+def forget_after(path: Path, resume: Path | None) -> None:
+    """Cuts off a file's rows of steps after the checkpoint `resume`, which are trained again; all of them for None."""
+    if not path.exists():
+        return
+    rows, last = read_jsonl(path), 0 if resume is None else step_of(resume)
+    kept = next((i for i, row in enumerate(rows) if row["step"] > last), None)
+    if kept is not None:
+        with path.open("rb+") as file:
+            file.truncate(sum(len(file.readline()) for _ in range(kept)))
+
+
+def check_tracker(report_to: str) -> None:
+    """Raises ValueError where `report_to` is none of TRACKERS, or is not installed."""
+    import importlib.util
+
+    if report_to not in TRACKERS:
+        raise ValueError(f"report_to must be one of {', '.join(TRACKERS)}; got {report_to!r}")
+    if report_to != "none" and importlib.util.find_spec(report_to) is None:
+        raise ValueError(
+            f"report_to={report_to!r} needs that package; it is not installed; pip install {report_to}, or leave it out: "
+            f"every metric is in {METRICS} anyway"
+        )
+
+
+def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str, Any]:
+    """What the trainers of both stages get."""
+    arguments = {
+        "output_dir": str(folder / "checkpoints"),
+        "logging_steps": 1,
+        "report_to": report_to,
+        "run_name": folder.name,
+        "save_strategy": "steps",
+        "save_steps": save_steps,
+        "save_total_limit": None,  # `checkpoints.keep_newest` deletes
+        "lr_scheduler_type": "linear",
+        "optim": "adamw_8bit" if has_gpu() else "adamw_torch",
+        "use_cpu": not has_gpu(),
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,  # on a GPU Unsloth's own is in the model
+        "dataloader_pin_memory": has_gpu(),
+        "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
+    }
+    if not has_gpu():
+        arguments |= {"bf16": False, "fp16": False}
+    if report_to == "tensorboard":
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+    return arguments
+
+
+def train(
+    trainer: Any,
+    folder: Path,
+    name: str,
+    *,
+    resume: Path | None,
+    extra: Callable[[int, dict], dict] = lambda step, logs: {},
+) -> None:
+    """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step.
+
+    SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint (`stopping.finishing`). Of several processes the first
+    writes, and all end once one of them is asked to.
+
+    Args:
+        trainer: of either stage.
+        folder: gets `metrics.jsonl`.
+        name: on the progress bar.
+        resume: checkpoint to go on from.
+        extra: called with the step and the trainer's metrics before they are written, in every process; what it returns is
+            written beside them.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
+        Terminated: the same by SIGTERM or SIGHUP.
+    """
+    from tqdm.auto import tqdm
+    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+    def agree() -> None:
+        """What one process was asked, all are; a signal that comes meanwhile is not lost."""
+        asked = [signum for signum in gathered([stop.asked]) if signum is not None]
+        if asked:
+            stop.asked = asked[0]
+
+    class Log(TrainerCallback):
+        bar: Any = None
+        started = 0.0
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.bar = tqdm(
+                total=state.max_steps, initial=state.global_step, desc=name, unit="step",
+                disable=not state.is_world_process_zero,
+            )  # fmt: skip
+            self.first = state.global_step + 1
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            self.started = time.perf_counter()
+
+        def on_step_end(self, args, state, control, **kwargs):
+            agree()
+            if stop.asked is not None:
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args, state, control, **kwargs):
+            stop.saved = f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"  # fmt: skip
+            if stop.asked is not None and world_size() == 1:  # while the checkpoint was written
+                control.should_training_stop = True
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if "loss" not in logs:
+                return
+            seconds = time.perf_counter() - self.started
+            # The trainer keeps every row, and writes all of them into each checkpoint; here they are on disk.
+            del state.log_history[:-1]
+            row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
+            row |= extra(state.global_step, row)
+            if not state.is_world_process_zero:
+                return
+            append_jsonl(folder / METRICS, [row])
+            logs.update(row)  # for the trackers, whose callbacks come after this one
+            shown = {title: row[key] for key, title in SHOWN.items() if key in row}
+            self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
+            self.bar.update(state.global_step - self.bar.n)
+            if state.global_step == self.first and state.max_steps > self.first:
+                left = state.max_steps - state.global_step
+                logger.info(
+                    "%s: the first step took %.1f s; at its pace %d more take %s (it also warms up; the bar shows the pace).",
+                    name, seconds, left, duration(seconds * left),
+                )  # fmt: skip
+
+        def on_train_end(self, args, state, control, **kwargs):
+            self.bar.close()
+
+    if resume is not None and world_size() > 1 and not has_gpu():
+        read_numbered_cpus()
+    for noisy in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(noisy)
+    trainer.callback_handler.callbacks.insert(0, Log())
+    trainer.add_callback(keeper())
+    if rank() == 0:
+        forget_after(folder / METRICS, resume)
+    with finishing("the optimizer step in flight") as stop:
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        agree()  # one that was asked while the last checkpoint was written must not leave the others waiting
+
+
+def _numbers(logs: dict) -> dict[str, float]:
+    """Trainers log some numbers as text, for display; the file holds numbers."""
+    result = {}
+    for key, value in logs.items():
+        try:
+            result[key] = float(value)
+        except (TypeError, ValueError):
+            result[key] = value
+    return result

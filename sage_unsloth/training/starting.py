@@ -1,0 +1,180 @@
+"""What a run starts from and with: the model below the adapter, and the settings that its preset and the card decide."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.planning import plan
+from sage_unsloth.planning.memory import Setup, setup_for
+from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
+from sage_unsloth.quickstart import QuickstartConfig
+from sage_unsloth.runs.files import read_json
+from sage_unsloth.sampling.engine_choice import why_no_vllm
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft import SftConfig
+from sage_unsloth.training.stage import METRICS
+
+EMBEDDED = BASE_MODEL  # its preset is named after its folder
+SMOKE = {
+    "sft": {"max_steps": 2, "batch_size": 4, "save_steps": 1},
+    "rlvr": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1, "preflight_prompts": 4,
+             "sample_steps": 1},
+}  # fmt: skip
+"""Settings of a run that only shows that everything works; its figures mean nothing."""
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """What RL starts from.
+
+    Attributes:
+        preset: the model's sizes and how the paper trains it.
+        model: folder or hub id of the model below the adapter; π_ref.
+        adapter: goes on being trained, or None for a fresh one.
+    """
+
+    preset: ModelPreset
+    model: str
+    adapter: Path | None = None
+
+
+def starting_point(start: str | Path, reference: str) -> StartingPoint:
+    """Where RL starts and what its reference is.
+
+    From an SFT run with reference "sft": the merged model with a fresh adapter. With "base": the model that SFT started from
+    with SFT's adapter on it, so that π_ref is the model before SFT. A model that is no SFT run is its own reference.
+
+    Raises:
+        ValueError: not an SFT run that is complete; or reference "base" where there was no SFT.
+    """
+    folder = Path(start)
+    if not (folder / "run.json").is_file():
+        if reference == "base":
+            raise ValueError(
+                f"reference='base' is the model before SFT, so RL must start from an SFT run; got {start}; give the folder of "
+                "an SFT run, or reference='sft', which is the model itself"
+            )
+        preset = model_preset(start)
+        return StartingPoint(preset, model_path(preset))
+    run = read_json(folder / "run.json")
+    if run["settings"].get("stage") != "sft":
+        raise ValueError(
+            f"RL starts from an SFT run or a model; {start} is a run of {run['settings'].get('stage')!r}; give another folder"
+        )
+    if not (folder / "model").is_dir():
+        raise ValueError(
+            f"SFT must be complete before RL; {start} has no model yet; run its command again, it goes on where it stopped"
+        )
+    below = run["model_path"]
+    if Path(below) == data_folder() / EMBEDDED:
+        below = EMBEDDED
+    preset = model_preset(below)
+    if reference == "base":
+        return StartingPoint(preset, model_path(preset), folder / "adapter")
+    return StartingPoint(preset, str(folder / "model"))
+
+
+def model_path(preset: ModelPreset) -> str:
+    """Folder or hub id of a preset; the embedded model lies with the project's data."""
+    return str(data_folder() / EMBEDDED) if preset.name == EMBEDDED else preset.hub_id
+
+
+def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
+    """Table 7 at the preset's length, in 4 bit on a card that needs it, or as `recorded`; `settings` come last."""
+    if preset.name == EMBEDDED:
+        return replace(QuickstartConfig().sft, **settings)
+    gib = plan.memory_of_card(None)
+    four_bit = gib is not None and nearest_card(gib).load_in_4bit
+    if recorded is not None:
+        four_bit = recorded["load_in_4bit"]
+    config = SftConfig(max_length=preset.sft_max_length, load_in_4bit=four_bit)
+    return replace(config, **settings)
+
+
+CARD_SETTINGS = ("load_in_4bit", "micro_batch_size", "recompute_logits", "gpu_memory_utilization")
+"""What the card decides, unless it is given; a run that goes on keeps what its first card decided."""
+
+
+def rlvr_config(
+    preset: ModelPreset, gib: float | None = None, recorded: dict | None = None, **settings: Any
+) -> RlvrConfig:
+    """Table 8 at the preset's lengths, with what a card of `gib` GiB needs.
+
+    Args:
+        gib: memory of the card; None leaves the defaults.
+        recorded: settings of the run that goes on; what a card decides comes from there.
+        settings: come last.
+    """
+    if preset.name == EMBEDDED:
+        return replace(QuickstartConfig().rlvr, **({"preflight_prompts": 32} | settings))
+    config = RlvrConfig(
+        max_prompt_length=preset.max_prompt_length,
+        max_completion_length=preset.max_completion_length,
+        full_finetuning=preset.full_finetuning,
+    )
+    config = replace(config, **settings)
+    if recorded is not None:
+        kept = {name: recorded[name] for name in CARD_SETTINGS if name not in settings}
+        return replace(config, **kept)
+    if gib is None:
+        return config
+    card = nearest_card(gib)
+    setup = replace(
+        setup_of(preset, config, gib),
+        micro_batch=config.micro_batch_size or min(card.micro_batch, config.completions_per_step),
+        recompute_logits=settings.get("recompute_logits", card.recompute_logits),
+        weight_bits=_bits(config.full_finetuning, config.load_in_4bit or card.load_in_4bit),
+    )
+    fixed = [field for name, field in {"load_in_4bit": "weight_bits", "micro_batch_size": "micro_batch",
+                                       "recompute_logits": "recompute_logits"}.items() if name in settings]  # fmt: skip
+    setup = plan.settled(setup, gib, fixed)
+    decided = {
+        "load_in_4bit": setup.weight_bits == 4,
+        "micro_batch_size": math.gcd(setup.micro_batch, config.completions_per_step),
+        "recompute_logits": setup.recompute_logits,
+        "gpu_memory_utilization": card.gpu_memory_utilization or config.gpu_memory_utilization,
+    }
+    return replace(config, **(decided | settings))
+
+
+def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
+    """Of a weight: full fine-tuning keeps them in 32, since small steps are lost in 16."""
+    return 32 if full_finetuning else 4 if load_in_4bit else 16
+
+
+def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
+    """What the plan's arithmetic needs to know of a run."""
+    full = config.full_finetuning
+    card = None if gib is None else nearest_card(gib)
+    bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
+    vllm = config.rollouts != "transformers" and not full and (
+        card.use_vllm if card is not None and not has_gpu() else why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
+    )  # fmt: skip
+    return setup_for(
+        preset,
+        None,
+        lora_rank=None if full else config.lora.rank,
+        lora_targets=config.lora.targets,
+        beta=config.beta,
+        max_prompt_length=config.max_prompt_length,
+        max_completion_length=config.max_completion_length,
+        prompts_per_step=config.prompts_per_step,
+        num_generations=config.num_generations,
+        micro_batch=config.micro_batch_size or config.completions_per_step,
+        recompute_logits=config.recompute_logits,
+        use_vllm=vllm,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        **bits,
+    )
+
+
+def recorded_settings(out: str | Path, stage: str) -> dict | None:
+    """The settings of a run of this stage that has trained a step already."""
+    file = Path(out) / "run.json"
+    if not file.is_file() or not (Path(out) / METRICS).is_file():
+        return None
+    run = read_json(file)
+    return run["settings"] | run["free_settings"] if run["settings"].get("stage") == stage else None

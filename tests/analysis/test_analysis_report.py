@@ -1,0 +1,189 @@
+"""The command `analyze` on folders as the stages leave them: what it finds, writes, prints, and refuses."""
+
+import json
+
+import pytest
+
+from sage_unsloth.__main__ import main
+from sage_unsloth.analysis.report import phase_rows
+from sage_unsloth.analysis.sources import find_sources, problem_texts
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.weights import model_identity
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.runs.files import append_jsonl
+
+BASE = data_folder() / BASE_MODEL
+ROWS = [row for row in arithmetic.problems("test") if row["family"] == "rare"][:3]
+RIGHT = "17=20-3;<end_working_out><SOLUTION>1</SOLUTION>"
+WRONG = "17=10+7;<end_working_out><SOLUTION>2</SOLUTION>"
+
+
+def write_set(file, model, correct, n=4, benchmark="arithmetic", **identity):
+    """A record set; of problem i the first correct[i] of n samples are right, by the rare way."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    settings = {"model": model, "benchmark": benchmark, "engine": "transformers", "sampling": {"temperature": 1.0}} | identity  # fmt: skip
+    file.with_suffix(".settings.json").write_text(json.dumps({"format": 2, "settings": settings}))
+    append_jsonl(file, [
+        {"model": model, "problem_id": row["id"], "sample": s, "gold": row["answer"], "grader": "g", "num_tokens": 9,
+         "completion": RIGHT if s < count else WRONG, "finish_reason": "stop", "grade": "correct" if s < count else "wrong"}
+        for row, count in zip(ROWS, correct, strict=True) for s in range(n)
+    ])  # fmt: skip
+    return file
+
+
+def write_run(folder, steps=6, touched=0.5, guide="BranchGuide(ratio=0.3, threshold=0.0, q_min=0.6, q_max=1.4)"):  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    append_jsonl(folder / "metrics.jsonl", [
+        {"step": s, "reward": 0.1 * s, "grad_norm": 1.0, "kl/ref_k3": 0.01, "sage/share_touched": touched}
+        for s in range(1, steps + 1)
+    ])  # fmt: skip
+    settings = {"stage": "rlvr", "guide": guide, "temperature": 1.0, "max_steps": steps, "seed": 1}
+    (folder / "run.json").write_text(json.dumps({"settings": settings, "model_path": str(BASE)}))
+    return folder
+
+
+def add_adapter(folder):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(BASE), lora).save_pretrained(folder / "adapter")  # fmt: skip
+
+
+@pytest.fixture
+def quickstart(unsloth_module, tmp_path):
+    """What a quickstart leaves, of records and logs."""
+    run = tmp_path / "quick"
+    for model, correct in {"SFT": [1, 1, 1], "GRPO": [4, 0, 2], "SAGE-Branch": [4, 3, 2]}.items():
+        write_set(run / "samples" / f"{model.lower()}.jsonl", model, correct)
+    write_run(run / "grpo", touched=0.0)
+    write_run(run / "sage-branch")
+    (run / "sft").mkdir()
+    append_jsonl(run / "sft" / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+    write_set(run / "grpo" / "preflight.jsonl", "policy", [0, 0, 0], benchmark="preflight")
+    write_set(run / "sft" / "held-out" / "before.jsonl", "before", [0, 0, 0], benchmark="held-out")
+    return run
+
+
+def test_sources_of_a_quickstart(quickstart):
+    found = find_sources([quickstart, quickstart / "grpo"])
+    assert {name: folder.name for name, folder in found.runs.items()} == {"GRPO": "grpo", "SAGE-Branch": "sage-branch"}  # fmt: skip
+    assert list(found.samples) == ["arithmetic"], "neither preflight nor held-out rows"
+    assert list(found.samples["arithmetic"]) == ["SFT", "GRPO", "SAGE-Branch"]
+
+
+def test_runs_take_the_name_under_which_their_weights_were_evaluated(unsloth_module, tmp_path):
+    run = write_run(tmp_path / "runs" / "sage-branch")
+    add_adapter(run)
+    digest = model_identity(run / "adapter")["weights"]
+    write_set(tmp_path / "e" / "a.jsonl", "ours", [1, 1, 1], weights="w", adapter=digest)
+    write_set(tmp_path / "e" / "b.jsonl", "sage-branch", [1, 1, 1], weights="w", adapter="other")
+    write_set(tmp_path / "e" / "c.jsonl", "ours", [1, 1, 1], weights="w", adapter="seed 2")
+    found = find_sources([tmp_path])
+    assert list(found.runs) == ["ours"]
+    assert set(found.samples["arithmetic"]) == {"ours", "ours #2", "sage-branch"}
+
+
+@pytest.mark.slow
+def test_the_command_leaves_what_it_says(quickstart, tmp_path, capsys):
+    add_adapter(quickstart / "sage-branch")
+    out = tmp_path / "analysis"
+    command = ["analyze", str(quickstart), "--out", str(out), "--against", "GRPO", "--pattern", "tag=<SOLUTION>"]  # fmt: skip
+    command += ["--page", "--perplexity", str(BASE), "--responses", "2"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    for name in ("patterns.png", "patterns.csv", "dynamics.png", "dynamics_phases.csv", "perplexity.png", "perplexity.csv",
+                 "cases.html", "tokens.html", "tokens.png", "analysis.json"):  # fmt: skip
+        assert (out / name).stat().st_size > 100 and name in text, name
+    result = json.loads((out / "analysis.json").read_text())
+    found = result["benchmarks"]["arithmetic"]
+    frequencies = {(row["pattern"], row["model"]): row for row in found["patterns"]["frequencies"]}
+    rare = frequencies["rounding up (the rare way)", "GRPO"]
+    assert (rare["frequency"]["mean"], rare["correct"], rare["problems"]) == (1.0, 6, 2)
+    assert frequencies["tag", "SFT"]["shown"] == 3
+    assert frequencies["splitting at the ten", "SFT"]["frequency"]["mean"] == 0
+    assert found["pass_at_k"]["SAGE-Branch"]["1"]["mean"] == pytest.approx((1 + 3 / 4 + 2 / 4) / 3)
+    assert found["cases"][0]["problem_id"] == ROWS[1]["id"], "3 against 0"
+    assert found["perplexity"]["table"][0]["responses"] == 3 * 2
+    lines = (out / "perplexity" / "GRPO.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    page = (out / "tokens.html").read_text()
+    assert "SAGE-Branch, " in page and "GRPO, " not in page, "GRPO's guide changed nothing"
+    assert "largest difference between SAGE-Branch and GRPO" in text
+    assert "GRPO         1.000 [1.000, 1.000]  6 of 6" in text
+    # A second time nothing is scored again.
+    assert main(command) == 0
+    assert (out / "perplexity" / "GRPO.jsonl").read_text().splitlines() == lines
+
+
+def test_training_logs_alone_are_enough(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "one")
+    assert main(["analyze", str(tmp_path / "runs" / "one"), "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "reward" in text and "0.1500 [" in text and "0.5500 [" in text
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "analysis.json", "dynamics.csv", "dynamics.png", "dynamics_phases.csv"]  # fmt: skip
+
+
+def test_records_alone_are_enough_and_benchmarks_stay_apart(tmp_path, capsys):
+    write_set(tmp_path / "e" / "a.jsonl", "a", [1, 2, 3])
+    write_set(tmp_path / "e" / "b.jsonl", "a", [1, 2, 3], benchmark="my/own")
+    assert main(["analyze", str(tmp_path / "e"), "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert (tmp_path / "out" / "my-own" / "patterns.png").exists()
+    assert (tmp_path / "out" / "arithmetic" / "patterns.png").exists()
+    assert "proof by contradiction" in text and "rounding up" in text
+    assert "Next: python -m sage_unsloth analyze" in text and "--perplexity BASELINE" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--against", "nobody"], "--against must be one of SFT, GRPO, SAGE-Branch; got 'nobody'"),
+        (["--pattern", "let"], "--pattern takes NAME=REGEX; got 'let'"),
+        (["--pattern", "let=("], "which is none"),
+        (["--responses", "0"], "--responses must be >= 1; got 0"),
+        (["--page"], "must be complete to be scored"),
+        (["--perplexity", "none/there"], "could not be loaded"),
+    ],
+)
+def test_bad_input_is_a_message_and_exit_code_2(quickstart, options, message, tmp_path, capsys):
+    command = ["analyze", str(quickstart), "--out", str(tmp_path / "out"), *options]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_folders_with_nothing_to_analyse_are_refused(tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "none"):
+        assert main(["analyze", str(path), "--out", str(tmp_path / "out")]) == 2
+        assert "there are none in" in capsys.readouterr().err
+    run = write_run(tmp_path / "run")
+    assert main(["analyze", str(run), "--page", "--out", str(tmp_path / "out")]) == 2
+    assert "no record set among the folders" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    write_run(tmp_path / "a" / "grpo"), write_run(tmp_path / "b" / "grpo")
+    with pytest.raises(ValueError, match="must have different names"):
+        find_sources([tmp_path])
+
+
+def test_problems_must_be_those_that_were_sampled():
+    record = {"problem_id": ROWS[0]["id"], "gold": "0"}
+    with pytest.raises(ValueError, match=f"answer '0', and arithmetic here has the answer '{ROWS[0]['answer']}'"):  # fmt: skip
+        problem_texts("arithmetic", {"m": [record]})
+    with pytest.raises(ValueError, match="has no such problem"):
+        problem_texts("arithmetic", {"m": [record | {"problem_id": "x"}]})
+
+
+def test_phases_stand_beside_each_other():
+    rows = [
+        {"run": run, "phase": phase, "metric": metric, "mean": 1.0, "low": 0.5, "high": 2.0}
+        for run in ("a", "b") for metric in ("grad_norm", "reward") for phase in ("early", "late")
+        if not (run == "b" and phase == "late" and metric == "reward")
+    ]  # fmt: skip
+    table = phase_rows(rows)
+    assert [(row["metric"], row["run"]) for row in table] == [
+        ("reward", "a"), ("reward", "b"), ("gradient norm", "a"), ("gradient norm", "b")]  # fmt: skip
+    assert table[0]["early"] == "1.0000 [0.5000, 2.0000]" and table[1]["late"] == "-"

@@ -1,0 +1,571 @@
+"""The grader: what it accepts, what it must not, and that nothing a model writes can stop it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sage_unsloth.grading import grader as rewards
+from sage_unsloth.grading import workers
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.extraction import extract_answer
+from sage_unsloth.grading.grader import Grader, grade
+from sage_unsloth.grading.mathematics import normalise, plain_number
+from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.models.embedded import data_folder
+from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, solution_text
+from sage_unsloth.runs.files import read_jsonl
+
+TIME_LIMIT = 1.0
+SLACK = 1.5  # seconds on a busy machine, beside the limit
+
+NO_WORKER = [  # answer, gold: equal, and plain enough to need no algebra
+    ("42", "42"),
+    ("025", "25"),
+    ("25", "025"),
+    ("42.0", "42"),
+    ("27", "27.0"),
+    ("42.", "42"),
+    ("+5", "5"),
+    ("\u22125", "-5"),
+    ("\u20135", "-5"),
+    ("- 5", "-5"),
+    ("-0", "0"),
+    ("\uff11\uff12", "12"),
+    ("$42$", "42"),
+    ("$$42$$", "42"),
+    ("**42**", "42"),
+    (r"\boxed{42}", "42"),
+    ("**$42$.**", "42"),
+    ("1,000", "1000"),
+    ("1 000 000", "1000000"),
+    (r"10,\!000", "10000"),
+    (r"1\,000", "1000"),
+    ("1{,}000", "1000"),
+    ("1\u202f000", "1000"),
+    ("1e3", "1000"),
+    ("1.5E-3", "0.0015"),
+    (r"6.02 \times 10^{23}", "6.02e23"),
+    (r"3 \cdot 10^8", "300000000"),
+    ("1 3/4", "7/4"),
+    ("-1 3/4", "-7/4"),
+    ("84/2", "42"),
+    (".5", "1/2"),
+    ("42 dollars", "42"),
+    ("1 point", "1"),
+    (r"\frac{1}{2}", "0.5"),
+    ("0.5", r"\frac12"),
+    ("1 3/4", r"\frac{7}{4}"),
+    (r"\dfrac{84}{2}", "42"),
+    (r"-\tfrac { 7 } {4}", "-1.75"),
+    (r"\frac{-7}{4}", "-7/4"),
+]
+NO_WORKER_WRONG = [
+    ("42", "4.2"),
+    ("42", "43"),
+    ("42", "-42"),
+    ("420", "42"),
+    ("42.0000001", "42"),
+    ("0.333333", "1/3"),
+    ("1 3/4", "13/4"),
+    ("1 3/4", "3/4"),
+    ("1e3", "13"),
+    ("1e-3", "1000"),
+    (r"2 \times 10^{-19}", r"1 \times 10^{-19}"),  # math-verify rounds both to 0.000000
+    ("1,000", "1"),
+    ("42 dollars", "43"),
+    ("> 42", "42"),
+    (r"x \neq 42", "42"),
+    ("43 = 42", "42"),
+    (r"42 \approx 42.1", "42"),
+    (r"42 \text{ thousand}", "42"),
+    ("42 million", "42"),
+    (r"\frac{1}{2}", "2"),
+    (r"\frac12", "12"),
+    (r"\frac{1}{3}", "0.333333"),
+    (r"\frac{2}{1}", r"\frac{1}{2}"),
+]
+BY_WORKER = [
+    (r"1\frac{3}{4}", "7/4"),
+    (r"**\frac{1}{2}**.", "0.5"),
+    ("x = 42", "42"),
+    ("x = 42", "x=42"),
+    ("42 cm", "42"),
+    ("(-42)", "-42"),
+    ("6^2 + 6", "42"),
+    ("(1, 2)", "(1,2)"),
+    ("[0, 1)", "[0,1)"),
+    (r"\{2, 1\}", r"\{1, 2\}"),
+    ("2, 1", "1, 2"),
+    ("2i + 1", "1+2i"),
+    (r"\sqrt{117}", r"3\sqrt{13}"),
+    (r"\frac{\pi}{2}", r"\pi/2"),
+    ("(3, \\pi/2)", r"\left( 3, \frac{\pi}{2} \right)"),
+    ("east", r"\text{east}"),
+    ("90", r"90^\circ"),
+    # A percent sign is neither required nor forbidden: a question may ask for the number alone.
+    ("25%", "25"),
+    ("25", r"25\%"),
+    ("0.25", r"25\%"),
+    (r"\left\{ 1, 2 \right\}.", r"\{1,2\}"),
+]
+BY_WORKER_WRONG = [
+    ("42 or 43", "42"),
+    ("42, 43", "42"),
+    ("1 00", "100"),
+    ("1,00", "100"),
+    ("1 000,000", "1000000"),
+    ("12 34", "1234"),
+    ("0,025", "25"),
+    ("1 3", "13"),
+    ("1 7/4", "11/4"),
+    ("1e3 1", "1000"),
+    ("2**5", "25"),
+    ("$42$ or $43$", "42"),
+    ("5-", "-5"),
+    ("42i", "42"),
+    ("42 x", "42"),
+    ("42 dozen", "504"),
+    ("0.25", "25"),
+    (r"\pm 5", "5"),
+    ("(2, 1)", "(1,2)"),
+    ("(0, 1)", "[0,1)"),
+    ("[0, 1]", "[0,1)"),
+    (r"\{1, 3\}", r"\{1, 2\}"),
+    ("1-2i", "1+2i"),
+    ("west", r"\text{east}"),
+    (r"\sqrt{118}", r"3\sqrt{13}"),
+    ("1.414214", r"\sqrt{2}"),
+]
+UNPARSABLE = ["", " ", "\n", "$$", "****", "...", "42..", "4²", "42}", "{42", "42}{", "?", "\\"]
+UNPARSABLE += ["43 \\boxed{42}", r"\boxed{43}, \boxed{42}", r"42}\boxed{"]
+UNPARSABLE += ["{" * 100_000, "9" * 2_001, "1 " * 20_000]
+HOSTILE = [
+    r"10^{10^{10}}",
+    r"9^{9^{9^{9}}}",
+    r"7^{123456789}",
+    r"10^{1000000000}",
+    r"10000000!",
+    r"\dfrac{5^{(5^{(5^{(5^5)})}-4)}-5}{16}",
+    r"\frac{1}{1+" * 60 + "1" + "}" * 60,
+    r"\frac{" * 60 + "1" + "}{2}" * 60,
+]
+
+
+def tagged(answer):
+    return f"{SOLUTION_START}{answer}{SOLUTION_END}"
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader(time_limit=TIME_LIMIT) as grader:
+        yield grader
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (solution_text("41 + 1", "42"), "42"),
+        (tagged(" 42\n"), "42"),
+        (tagged(""), ""),
+        (tagged("42") + tagged("43"), "43"),
+        (tagged("42") + SOLUTION_START + "43", "42"),
+        (SOLUTION_START + tagged("42"), "42"),
+        (tagged("42") + SOLUTION_END, "42"),
+        (SOLUTION_END + tagged("42"), "42"),
+        ("42", None),
+        ("", None),
+        (SOLUTION_START + "42", None),
+        ("42" + SOLUTION_END, None),
+        (SOLUTION_END + SOLUTION_START, None),
+        (r"\boxed{42}", None),
+    ],
+)
+def test_extract_answer(completion, answer):
+    assert extract_answer(completion) == answer
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (r"so \boxed{1} and \boxed{ \frac{1}{2} }.", r"\frac{1}{2}"),
+        (r"\boxed{\{1\}, \}}", r"\{1\}, \}"),
+        (r"\boxed{1}" + tagged("2"), "2"),
+        (r"\boxed{1", None),
+        ("42}", None),
+        ("{42}", None),
+    ],
+)
+def test_extract_answer_from_the_last_box(completion, answer):
+    assert extract_answer(completion, boxed=True) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("-1 3/4", "-7/4"), ("1 000.5", "2001/2"), ("2e-2", "1/50"), ("\u0664\u0662", "42")]
+    + [
+        (text, None)
+        for text in (
+            "1/0",
+            r"\frac{1}{0}",
+            r"\frac123",
+            r"1\frac{3}{4}",
+            r"\frac{1.5}{2}",
+            r"\frac{1}{-2}",
+            "1 4/3",
+            "1 234/5",
+            "1 000/3",
+            "0,025",
+            "1e1000",
+            "42 x",
+            "",
+            ".",
+        )
+    ]
+    + [
+        (text, None)
+        for text in ("4²", "½", "1½", "0x1A", "1_000", "inf", "nan", "--5", "5-", "1.2.3")
+    ],
+)
+def test_plain_number(text, number):
+    assert plain_number(text) == (None if number is None else Fraction(number))
+
+
+@pytest.mark.parametrize("text", [r"\left\{ x \right.", "1..", "a $b$ c", r"\{1\}", "**1", "2**3"])
+def test_normalise_leaves_alone_what_is_no_wrapper(text):
+    assert normalise(text) == text
+
+
+@given(st.text() | st.text("0123456789.,+-/eE$*{}\\ \n²½٤") | st.text().map(tagged))
+@settings(deadline=None, max_examples=300)
+def test_no_text_makes_extraction_or_normalising_raise(text):
+    extract_answer(text, boxed=True)
+    extract_answer(text)
+    normal = normalise(text)
+    assert normal is None or normalise(normal) is not None
+
+
+@pytest.mark.parametrize(("answer", "gold"), NO_WORKER)
+def test_plain_numbers_are_right_without_a_worker(answer, gold):
+    with Grader() as grader:
+        assert grader.grade_many([tagged(answer)], [gold]) == [Grade.CORRECT]
+        assert grader._workers.all[0].process is None
+
+
+@pytest.mark.parametrize(("answer", "gold"), NO_WORKER_WRONG)
+def test_plain_numbers_are_wrong_without_a_worker(answer, gold):
+    with Grader() as grader:
+        assert grader.grade_many([tagged(answer)], [gold]) == [Grade.WRONG]
+        assert grader._workers.all[0].process is None
+
+
+@pytest.mark.parametrize(("answer", "gold"), BY_WORKER)
+def test_right_by_algebra(grader, answer, gold):
+    assert grader.grade_many([tagged(answer)], [gold]) == [Grade.CORRECT]
+
+
+@pytest.mark.parametrize(("answer", "gold"), BY_WORKER_WRONG)
+def test_wrong_by_algebra(grader, answer, gold):
+    assert grader.grade_many([tagged(answer)], [gold])[0] in (Grade.WRONG, Grade.UNPARSABLE)
+
+
+@pytest.mark.parametrize("answer", UNPARSABLE, ids=lambda text: repr(text[:12]))
+def test_unparsable(grader, answer):
+    started = time.monotonic()
+    assert grader.grade_many([tagged(answer)], ["42"]) == [Grade.UNPARSABLE]
+    assert time.monotonic() - started < TIME_LIMIT + SLACK
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("42 " + tagged("43"), Grade.WRONG),
+        (tagged("42") + tagged("43"), Grade.WRONG),
+        (tagged("43") + " 42", Grade.WRONG),
+        (r"\boxed{42}", Grade.UNPARSABLE),
+        ("the answer is 42", Grade.UNPARSABLE),
+        (SOLUTION_START + "42", Grade.UNPARSABLE),
+    ],
+)
+def test_only_the_inside_of_the_tag_counts(grader, completion, expected):
+    assert grader.grade_many([completion], ["42"]) == [expected]
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=lambda text: text[:12])
+def test_hostile_answers_end_at_the_limit_and_the_next_is_graded(grader, answer):
+    grader.grade_many([tagged(r"\frac{6}{3}")], ["2"])  # a worker is up
+    started = time.monotonic()
+    assert grader.grade_many([tagged(answer)], ["42"])[0] is not Grade.CORRECT
+    assert time.monotonic() - started < TIME_LIMIT + SLACK
+    grader._cache.clear()
+    assert grader.grade_many([tagged(r"\frac{6}{3}")], ["2"]) == [Grade.CORRECT]
+
+
+def test_a_power_tower_times_out(grader):
+    assert grader.grade_many([tagged(HOSTILE[0])], ["41"]) == [Grade.TIMED_OUT]
+
+
+def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
+    grader.grade_many([tagged("x + 1")], ["y"])
+    process = grader._workers.all[0].process
+    os.kill(process.pid, signal.SIGSTOP)  # it cannot answer before it dies
+    threading.Timer(0.2, process.kill).start()
+    assert grader.grade_many([tagged("x + 2")], ["2 + x"]) == [Grade.TIMED_OUT]
+    assert grader.grade_many([tagged("x + 3")], ["3 + x"]) == [Grade.CORRECT]
+    idle = grader._workers.all[0].process
+    idle.kill()
+    idle.wait()
+    assert grader.grade_many([tagged("x + 4")], ["4 + x"]) == [Grade.CORRECT]
+
+
+def worker_that(compare, monkeypatch):
+    """Replaces what the next workers run for each pair, after the warm-up on ("x", "x")."""
+    body = f"r.compare_math = lambda a, g: None if a == 'x' else {compare}"
+    code = workers._START.replace(
+        "; serve(", f"; import os, sage_unsloth.grading.grader as r; {body}; serve("
+    )
+    assert "r.compare_math" in code
+    monkeypatch.setattr(workers, "_START", code)
+
+
+def test_running_out_of_memory_counts_as_timed_out(monkeypatch):
+    worker_that("str(len(bytearray(2**30)))", monkeypatch)
+    with Grader(memory_limit_gib=0.5) as grader:
+        assert grader.grade_many([tagged("y")], ["z"]) == [Grade.TIMED_OUT]
+
+
+def test_broken_code_raises_and_is_no_grade(monkeypatch):
+    worker_that("undefined_name", monkeypatch)
+    with Grader() as grader, pytest.raises(RuntimeError, match="undefined_name"):
+        grader.grade_many([tagged("y")], ["z"])
+
+
+def test_a_worker_that_cannot_start_raises(monkeypatch):
+    monkeypatch.setattr(workers, "_START", "raise SystemExit('no such package')")
+    with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
+        grader.grade_many([tagged("y")], ["z"])
+
+
+def test_what_a_worker_prints_is_no_reply(monkeypatch):
+    worker_that("print('noise') or 'wrong'", monkeypatch)
+    with Grader() as grader:
+        assert grader.grade_many([tagged("y")], ["z"]) == [Grade.WRONG]
+
+
+def test_workers_are_replaced_before_they_grow_old(monkeypatch):
+    monkeypatch.setattr(workers, "QUESTIONS_PER_WORKER", 2)
+    worker_that("['wrong', 'correct'][os.getpid() == int(g)]", monkeypatch)
+    with Grader() as grader:
+        assert grader.grade_many([tagged("y")], ["0"]) == [Grade.WRONG]
+        first = str(grader._workers.all[0].process.pid)
+        twice = grader.grade_many([tagged("y"), tagged("z")], [first, first])
+    assert twice == [Grade.CORRECT, Grade.WRONG]
+
+
+def test_a_worker_whose_caller_is_gone_ends_itself():
+    script = """
+        from sage_unsloth.grading.workers import Worker
+        worker = Worker("sage_unsloth.grading.mathematics:compare_math", 0.5, 1.0)
+        worker.start()
+        print(worker.process.pid, flush=True)
+        worker.process.stdin.write('["10^{10^{10}}", "42"]\\n')
+        worker.process.stdin.flush()
+        import os; os._exit(1)
+    """
+    worker = int(run_script(script).stdout)
+    deadline = time.monotonic() + 10
+    while is_running(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def run_script(text):
+    """Runs a script, which has no `__main__` guard, in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+def test_a_script_without_a_main_guard(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "print('once')\n"
+        "from sage_unsloth.grading.grader import Grader\n"
+        "with Grader() as grader:\n"
+        f"    print(*grader.grade_many([{tagged('x+1')!r}, {tagged('x+2')!r}], ['1+x', '1+x']))\n"
+    )
+    output = run_script(
+        f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    ).stdout
+    assert output.split() == ["once", "correct", "wrong"]
+
+
+def test_grading_imports_no_torch():
+    script = "import sys, sage_unsloth.grading.grader; print('torch' in sys.modules, 'sympy' in sys.modules)"
+    assert run_script(script).stdout.split() == ["False", "False"]
+
+
+def test_off_the_main_thread_and_from_several_at_once(grader):
+    grades = {}
+
+    def work(number):
+        grades[number] = grader.grade_many([tagged(f"x+{number}")] * 2, [f"{number}+x", "x"])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20, 24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert grades == {n: [Grade.CORRECT, Grade.WRONG] for n in range(20, 24)}
+
+
+def test_order_is_kept_over_two_workers():
+    completions = [tagged(f"x+{number % 5}") for number in range(20)]
+    with Grader(workers=2) as grader:
+        grades = grader.grade_many(completions, ["x+3"] * 20)
+    assert [grade is Grade.CORRECT for grade in grades] == [n % 5 == 3 for n in range(20)]
+
+
+def test_equal_pairs_are_graded_once(grader, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        grader._workers, "ask", lambda pairs: [asked.append(p) or "wrong" for p in pairs]
+    )
+    completions = [tagged("a+b"), "other words " + tagged("a+b"), tagged("a+c")]
+    for _ in range(2):
+        assert grader.grade_many(completions, ["a", "a", "a"]) == [Grade.WRONG] * 3
+    assert asked == [("a+b", "a"), ("a+c", "a")]
+
+
+def test_the_cache_forgets_the_least_recently_used(monkeypatch):
+    monkeypatch.setattr(rewards, "CACHED_PAIRS", 2)
+    grader = Grader()
+    for answer in ("1", "2", "1", "3"):
+        grader.grade_many([tagged(answer)], ["9"])
+    assert list(grader._cache) == [("1", "9"), ("3", "9")]
+
+
+def test_grade_of_one_completion():
+    assert grade(tagged("(x+1)^2"), "x^2+2x+1", time_limit=TIME_LIMIT) is Grade.CORRECT
+    assert grade(tagged(HOSTILE[1]), "42", time_limit=TIME_LIMIT) is Grade.TIMED_OUT
+
+
+@pytest.mark.parametrize("gold", [None, "", "  ", 42, "42}", "1" * 2001, "?", r"\frac{", "hello)("])
+def test_a_bad_gold_raises_and_is_named(grader, gold):
+    with pytest.raises(ValueError, match="gold answer must") as error:
+        grader.grade_many([tagged("42")], [gold])
+    assert repr(gold)[:50] in str(error.value)
+    assert "drop or repair" in str(error.value)
+
+
+def test_a_bad_gold_raises_even_if_there_is_no_answer(grader):
+    with pytest.raises(ValueError, match="gold answer must"):
+        grader.grade_many(["no tag"], [""])
+
+
+def test_lengths_must_agree(grader):
+    with pytest.raises(ValueError, match="shorter"):
+        grader.grade_many([tagged("42")] * 2, ["42"])
+
+
+@pytest.mark.parametrize("limits", [{"workers": 0}, {"time_limit": 0}, {"memory_limit_gib": -1.0}])
+def test_limits_must_be_positive(limits):
+    name, value = next(iter(limits.items()))
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        Grader(**limits)
+
+
+def test_the_reward_as_trl_calls_it(grader):
+    reward = SolutionReward(grader)
+    assert reward.__name__ == "solution_reward"
+    texts = [tagged("42"), tagged("43"), "no tag", tagged(r"9^{9^{9^{9}}}")]
+    values = reward(
+        prompts=["?"] * 4, completions=texts, answer=["42"] * 4, completion_ids=[[1]] * 4
+    )
+    assert values == [1.0, 0.0, 0.0, 0.0]
+    chats = [[{"role": "assistant", "content": text}] for text in texts[:2]]
+    assert reward(prompts=[[]] * 2, completions=chats, answer=["42", "42"]) == [1.0, 0.0]
+    assert reward.pop_counts() == {"correct": 2, "wrong": 2, "unparsable": 1, "timed out": 1}
+    assert reward.pop_counts() == {"correct": 0, "wrong": 0, "unparsable": 0, "timed out": 0}
+
+
+def test_a_data_set_without_answers(grader):
+    with pytest.raises(ValueError, match="no column `answer`; rename"):
+        SolutionReward(grader)(prompts=["?"], completions=[tagged("42")])
+
+
+ADVERSARIAL = read_jsonl(data_folder() / "adversarial_answers.jsonl")
+
+
+@pytest.mark.slow
+def test_every_answer_of_the_published_list_has_the_grade_it_should():
+    """Within the limit, in bounded memory. `tagged_times`: the text so often, in one tag."""
+    assert len(ADVERSARIAL) > 140 and len({row["kind"] for row in ADVERSARIAL}) > 15
+    wrong, largest = [], 0.0
+    with Grader(time_limit=TIME_LIMIT, memory_limit_gib=1.0, boxed=True) as grader:
+        grader.grade_many([tagged(r"\frac{6}{3}")], ["2"])  # a worker is up
+        for row in ADVERSARIAL:
+            text, times = row["completion"], row.get("tagged_times")
+            started = time.monotonic()
+            grades = grader.grade_many([tagged(text * times) if times else text], [row["gold"]])
+            seconds = time.monotonic() - started
+            right = (
+                grades[0] is not Grade.CORRECT
+                if row["grade"] == "not correct"
+                else grades[0] == row["grade"]
+            )
+            # A killed worker's successor starts with the next pair.
+            if not right or seconds > 2 * TIME_LIMIT + 2 * SLACK:
+                wrong.append((row["kind"], text[:80], row["gold"], grades[0], round(seconds, 1)))
+            largest = max([largest, *map(peak_gib, grader._workers.all)])
+    assert not wrong
+    assert 0 < largest < 1.0, f"a worker took {largest:.2f} GiB"
+
+
+def peak_gib(worker):
+    """The most memory that a worker has held, GiB; 0 for one that was killed."""
+    if worker.process is None or worker.process.poll() is not None:
+        return 0.0
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
+
+
+def test_answers_of_one_normal_form_are_compared_once(grader, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        grader._workers, "ask", lambda pairs: [asked.append(p) or "correct" for p in pairs]
+    )
+    grader.grade_many([tagged(text) for text in ("a+d", "$a+d$", "**a+d**.")], ["d+a"] * 3)
+    assert asked == [("a+d", "d+a")]
+
+
+def test_another_checker_has_its_own_say():
+    odd = Checker(
+        name="odd", version=3, packages=("math-verify", "no-such-package"),
+        plainly=lambda answer, gold: Grade.CORRECT if answer == gold[::-1] else Grade.WRONG,
+    )  # fmt: skip
+    with Grader(checker=odd) as grader:
+        assert grader.grade_many([tagged("ab"), tagged("ba")], ["ba", "ba"]) == ["correct", "wrong"]
+    assert odd.label == f"odd 3, math-verify {version('math-verify')}, no-such-package None"

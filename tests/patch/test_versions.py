@@ -1,0 +1,90 @@
+"""An upgrade is noticed: loss and gradient at q ≡ 1 are Unsloth's own, and what they were, to the last bit."""
+
+import copy
+import json
+from pathlib import Path
+
+import golden_loss
+import pytest
+import torch
+
+from sage_unsloth.patch import unsloth_names
+
+pytestmark = pytest.mark.usefixtures("unsloth_module")
+RESULTS = Path(__file__).parents[2] / "data" / "results" / "reliability"
+ONE_STEP = dict(max_steps=1, gradient_accumulation_steps=1)
+
+
+@pytest.fixture(scope="module")
+def found(unsloth_module, tmp_path_factory):
+    from conftest import build_trainer
+
+    trainer = build_trainer(str(tmp_path_factory.mktemp("golden")), **ONE_STEP)
+    return golden_loss.measure(unsloth_module, trainer)
+
+
+def test_the_loss_is_what_it_was(found):
+    records = golden_loss.read()
+    assert records, "no record; python tests/golden_loss.py --record"
+    assert golden_loss.compare(found, records) in ("bits", "tolerance")
+
+
+def test_q_of_one_is_the_same_bits(found, make_trainer):
+    guided = golden_loss.trainer_values(make_trainer(**ONE_STEP), golden_loss.Ones())
+    assert golden_loss.bits(guided) == found["trainer"]
+    assert len(guided) > 6 and any(row[1] > 0 for name, row in guided.items() if name != "loss")
+
+
+def test_one_ulp_is_noticed(found, unsloth_module):
+    """In Unsloth's own function: the smallest change of the loss, or of one token's gradient, that float32 can hold."""
+    own = unsloth_module.grpo_compute_loss
+
+    def next_loss(*arguments, **settings):
+        loss, *rest = own(*arguments, **settings)
+        return loss + (torch.nextafter(loss, loss + 1) - loss).detach(), *rest
+
+    def next_gradient(ref, new, *arguments, **settings):
+        step = torch.zeros_like(new)
+        new.register_hook(lambda g: torch.where(step.index_fill(0, torch.tensor([0]), 1) > 0, torch.nextafter(g, g + 1), g))  # fmt: skip
+        return own(ref, new * 1, *arguments, **settings)
+
+    here = [{"versions": golden_loss.versions(), "cpu": golden_loss.cpu(), "bits": found}]
+    assert golden_loss.compare(found, here) == "bits"
+    for kernel in (next_loss, next_gradient):
+        other = found | {"kernel": golden_loss.bits(golden_loss.kernel_values(kernel))}
+        with pytest.raises(AssertionError, match=r"kernel .*bit for bit.*golden_loss\.py --record"):
+            golden_loss.compare(other, here)
+
+
+def test_an_upgrade_is_judged_by_its_bits(found):
+    """Other versions with the same bits pass; with another bit they fail, and the message names them."""
+    before = {"versions": golden_loss.versions() | {"trl": "0.0.1"}, "cpu": golden_loss.cpu(), "bits": copy.deepcopy(found)}  # fmt: skip
+    assert golden_loss.compare(found, [before]) == "bits"
+    digits = before["bits"]["trainer"]["loss"]
+    # The last bit of a float32, which is the 29th from the right of a double.
+    before["bits"]["trainer"]["loss"] = f"{int(digits, 16) ^ (1 << 29):016x}"
+    with pytest.raises(AssertionError, match=r"trainer loss was .*'trl': '0.0.1 -> "):
+        golden_loss.compare(found, [before])
+    elsewhere = before | {"cpu": "another"}
+    assert golden_loss.compare(found, [elsewhere]) == "tolerance"
+    far = golden_loss.numbers(digits)[0] * (1 + 3e-5)
+    elsewhere["bits"]["trainer"]["loss"] = golden_loss.bits({"loss": [far]})["loss"]
+    with pytest.raises(AssertionError, match="within 1e-05"):
+        golden_loss.compare(found, [elsewhere])
+
+
+def test_every_tested_version_is_recorded():
+    recorded = {record["versions"]["unsloth"] for record in golden_loss.read()}
+    assert recorded >= set(unsloth_names.TESTED_VERSIONS)
+
+
+def test_the_committed_matrix_holds_or_refuses():
+    matrix = json.loads((RESULTS / "versions.json").read_text())
+    outcomes = {row["versions"]["unsloth"]: row["outcome"] for row in matrix["rows"]}
+    assert set(outcomes) >= set(unsloth_names.TESTED_VERSIONS)
+    assert any(version.startswith("2026.9.") for version in outcomes)
+    for row in matrix["rows"]:
+        assert row["outcome"] in ("holds", "refuses", "does not import"), row
+        assert (row["outcome"] == "holds") is (row["failed"] == 0 and row["passed"] > 0), row
+        if row["versions"]["unsloth"] in unsloth_names.TESTED_VERSIONS and not row["beside"]:
+            assert row["outcome"] == "holds"

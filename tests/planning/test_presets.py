@@ -1,0 +1,158 @@
+"""Parameter counts against the models that transformers builds, without weights, from the same numbers."""
+
+import json
+
+import pytest
+
+from sage_unsloth.models.embedded import data_folder
+from sage_unsloth.models.loading import LORA_TARGETS
+from sage_unsloth.planning.presets import (
+    CARDS,
+    MODELS,
+    Architecture,
+    ModelPreset,
+    architecture_of,
+    model_preset,
+    nearest_card,
+)
+
+FAMILIES = {"qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "llama": "LlamaConfig"}
+
+
+def config_of(architecture, family="qwen2"):
+    import transformers
+
+    a = architecture
+    return getattr(transformers, FAMILIES[family])(
+        vocab_size=a.vocab_size, hidden_size=a.hidden_size, intermediate_size=a.intermediate_size,
+        num_hidden_layers=a.num_layers, num_attention_heads=a.num_heads, num_key_value_heads=a.num_kv_heads,
+        head_dim=a.head_dim, tie_word_embeddings=a.tied_embeddings, max_position_embeddings=a.max_position_embeddings,
+    )  # fmt: skip
+
+
+def meta_model(config):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+SMALL = dict(num_layers=3, hidden_size=24, intermediate_size=40, num_heads=6, num_kv_heads=2, vocab_size=31,
+             max_position_embeddings=64)  # fmt: skip
+SHAPES = {name: ("qwen2", preset.architecture) for name, preset in MODELS.items()} | {
+    "llama": ("llama", Architecture(**SMALL, head_dim=4, tied_embeddings=False, qkv_bias=False)),
+    "qwen3, heads of their own size": (
+        "qwen3",
+        Architecture(**SMALL, head_dim=16, tied_embeddings=True, qkv_bias=False, qk_norm=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_those_of_the_real_model(name):
+    family, architecture = SHAPES[name]
+    model = meta_model(config_of(architecture, family))
+    assert architecture.num_parameters == sum(p.numel() for p in model.parameters())
+    linear = [
+        p
+        for key, p in model.named_parameters()
+        if key.endswith(".weight") and "proj" in key and "lm_head" not in key
+    ]
+    assert architecture.linear_parameters == sum(p.numel() for p in linear)
+    assert architecture_of(model.config) == architecture
+
+
+def test_linear_layers_are_those_that_get_an_adapter():
+    assert tuple(MODELS["qwen2.5-math-7b"].architecture.linear_shapes) == LORA_TARGETS
+
+
+def test_published_sizes():
+    """The figures of the model cards, in billions."""
+    sizes = {
+        name: round(preset.architecture.num_parameters / 1e9, 2) for name, preset in MODELS.items()
+    }
+    assert sizes["qwen2.5-math-7b"] == sizes["r1-distill-qwen-7b"] == 7.62
+    assert sizes["qwen2.5-math-1.5b-instruct"] == 1.54
+    assert sizes["qwen2.5-3b-instruct"] == 3.09
+
+
+def test_the_embedded_model_is_the_one_on_disk():
+    preset = MODELS["arithmetic-base"]
+    found = model_preset(data_folder() / "arithmetic-base")
+    assert found.architecture == preset.architecture
+    assert found.name == "arithmetic-base"
+    pretrain = json.loads((data_folder() / "arithmetic-base" / "config.json").read_text())
+    assert pretrain["dtype"] == preset.dtype
+
+
+def test_paper_settings():
+    r1 = MODELS["r1-distill-qwen-7b"]
+    assert (r1.max_prompt_length, r1.max_completion_length, r1.sft_first) == (2048, 6144, False)
+    base = MODELS["qwen2.5-math-7b"]
+    assert base.sft_first and not base.full_finetuning and base.can_use_vllm
+    assert base.max_prompt_length + base.max_completion_length == base.sft_max_length == 2048
+    for name in ("qwen2.5-math-1.5b-instruct", "qwen2.5-3b-instruct"):
+        assert MODELS[name].full_finetuning and not MODELS[name].can_use_vllm
+
+
+def test_a_preset_by_its_hub_id():
+    assert model_preset("Qwen/Qwen2.5-Math-7B") is MODELS["qwen2.5-math-7b"]
+    assert all(model_preset(name) is preset for name, preset in MODELS.items())
+
+
+def test_longer_than_the_positions_is_refused():
+    architecture = MODELS["qwen2.5-math-7b"].architecture
+    with pytest.raises(ValueError, match=r"must fit the 4096 positions of x; got 2048 \+ 6144"):
+        ModelPreset(
+            name="x",
+            hub_id="x",
+            architecture=architecture,
+            max_prompt_length=2048,
+            max_completion_length=6144,
+        )
+
+
+def test_an_unknown_model_names_the_presets():
+    with pytest.raises(
+        OSError, match=r"must be one of qwen2.5-math-7b, .*; got no/such.*give the path"
+    ):
+        model_preset("no/such")
+
+
+def test_other_families_and_biases_are_refused():
+    with pytest.raises(ValueError, match="got model_type='gpt2'"):
+        architecture_of({"model_type": "gpt2"})
+    for option in ("attention_bias", "mlp_bias"):
+        with pytest.raises(ValueError, match="without biases"):
+            architecture_of({"model_type": "llama", option: True})
+
+
+@pytest.mark.parametrize(
+    ("memory", "card"), [(8, "16"), (14.6, "16"), (23.6, "24"), (39.5, "40"), (47.5, "48"), (139, "80")]
+)  # fmt: skip
+def test_nearest_card(memory, card):
+    assert nearest_card(memory).name == card
+
+
+def test_unsloths_standby_utilisation_is_the_cards():
+    """Unsloth's standby mode overrides the setting by the card's size; its source is read for the same figures."""
+    import importlib.util
+    import re
+    from pathlib import Path
+
+    source = Path(importlib.util.find_spec("unsloth_zoo").origin).with_name("vllm_utils.py")
+    text = source.read_text(encoding="utf-8")
+    text = text[text.index("# Lowered tiers for <= 24GB GPUs") :]
+    text = text[: text.index("if UNSLOTH_ENABLE_LOGGING")]
+    tiers = [
+        (float(size), float(share))
+        for size, share in re.findall(
+            r"if\s+ten_percent >= ([\d.]+): standby_target_gpu_util = ([\d.]+)", text
+        )
+    ]
+    assert len(tiers) == 5
+    for card in CARDS.values():
+        if card.use_vllm:
+            share = next(share for size, share in tiers if card.memory_gib / 10 >= size)
+            assert card.gpu_memory_utilization == pytest.approx(share * 0.95, abs=0.01)

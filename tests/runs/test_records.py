@@ -1,0 +1,275 @@
+"""Records survive kills at any byte, and a folder belongs to one run."""
+
+import errno
+import json
+import logging
+import os
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sage_unsloth.runs import record as records
+from sage_unsloth.runs.files import append_jsonl, read_jsonl, write_json
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.record import environment, open_run
+
+ROWS = [{"id": 1, "text": "a\nb"}, {"id": 2, "text": "é {x} \u2028"}]
+
+
+def test_write_json_and_back(tmp_path):
+    write_json(tmp_path / "a.json", {"a": [1, None, "é"]})
+    write_json(tmp_path / "a.json", {"b": 2})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"b": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("broken", ["dumps", "fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, broken):
+    def fail(*_):
+        raise OSError("no space left")
+
+    write_json(tmp_path / "a.json", {"old": 1})
+    if broken != "dumps":
+        monkeypatch.setattr(os, broken, fail)
+    with pytest.raises(TypeError if broken == "dumps" else OSError):
+        write_json(tmp_path / "a.json", {"new": object() if broken == "dumps" else 2})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_file_and_folder_reach_the_disk_before_and_after_the_name(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append("fsync") or fsync(file))
+    monkeypatch.setattr(os, "replace", lambda a, b: calls.append("replace") or replace(a, b))
+    write_json(tmp_path / "a.json", 1)
+    assert calls == ["fsync", "replace", "fsync"]
+    append_jsonl(tmp_path / "a.jsonl", ROWS)
+    assert calls[3:] == ["fsync"]
+
+
+def test_jsonl_and_back(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_jsonl(path, [])
+    assert read_jsonl(path) == []
+    append_jsonl(path, ROWS)
+    append_jsonl(path, iter(ROWS[:1]))
+    assert read_jsonl(path) == [*ROWS, ROWS[0]]
+
+
+def test_a_failed_append_writes_nothing(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_jsonl(path, ROWS)
+    with pytest.raises(TypeError):
+        append_jsonl(path, [{"id": 3}, {"id": object()}])
+    assert read_jsonl(path) == ROWS
+
+
+def test_a_kill_at_any_byte_of_the_last_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    first, second = (json.dumps(row, ensure_ascii=False).encode() for row in ROWS)
+    for cut in range(len(second) + 1):
+        path.write_bytes(first + b"\n" + second[:cut])
+        whole = ROWS if cut == len(second) else ROWS[:1]
+        assert read_jsonl(path) == whole
+        append_jsonl(path, [{"id": 3}])
+        assert read_jsonl(path) == [*whole, {"id": 3}]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"id": 1', b"nul"])
+def test_a_kill_in_the_only_line(tmp_path, content):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    assert read_jsonl(path) == []
+    append_jsonl(path, ROWS)
+    assert read_jsonl(path) == ROWS
+
+
+@pytest.mark.parametrize("length", [65_535, 65_536, 65_537, 200_000])
+def test_a_long_cut_line(tmp_path, length):
+    path = tmp_path / "rows.jsonl"
+    append_jsonl(path, ROWS)
+    with path.open("a") as file:
+        file.write('{"text": "'.ljust(length, "x"))
+    append_jsonl(path, ROWS)
+    assert read_jsonl(path) == ROWS * 2
+
+
+@pytest.mark.parametrize("line", ['{"id": ', "", "[1]", "7", "{} {}", "\udcff"])
+@pytest.mark.parametrize("rest", ["", '{"id": 3}\n'])
+def test_a_corrupt_line_that_has_an_end_is_an_error(tmp_path, line, rest):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"id": 1}\n' + f"{line}\n{rest}".encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"line 2 of .*rows\.jsonl; repair"):
+        read_jsonl(path)
+
+
+def test_environment():
+    here = environment()
+    assert here["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert set(here["packages"]) == set(records.PACKAGES)
+    assert here["packages"]["math-verify"].count(".") == 2
+    assert here["cpu_count"] >= 1
+    assert here["date"].endswith("+00:00")
+    assert json.loads(json.dumps(here)) == here
+
+
+def test_a_missing_package_has_no_version(monkeypatch):
+    monkeypatch.setattr(records, "PACKAGES", ("no-such-package-anywhere",))
+    assert environment()["packages"] == {"no-such-package-anywhere": None}
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    module = tmp_path / "record.py"
+    monkeypatch.setattr(records, "__file__", str(module))
+    assert environment()["commit"] is None  # no repository
+    git("init")
+    module.write_text("1\n")
+    (tmp_path / "other").write_text("1\n")
+    git("add", "other")
+    git("commit", "-m", "m")
+    assert environment()["commit"] is None  # installed inside somebody else's repository
+    git("add", "record.py")
+    git("commit", "-m", "m")
+    head = git("rev-parse", "HEAD")
+    assert environment()["commit"] == head
+    module.write_text("2\n")
+    assert environment()["commit"] == head + "-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert environment()["commit"] is None  # no git
+
+
+def test_environment_imports_no_torch():
+    code = "import sys; from sage_unsloth.runs.record import environment; environment(); "
+    code += "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    root = Path(__file__).parents[2]
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=root)
+    assert output.split() == ["False", "False"]
+
+
+def test_open_run_makes_the_folder_and_resumes(tmp_path, caplog):
+    settings = {"steps": 10, "betas": (0.9, 0.99), "threshold": float("nan"), 7: "seven"}
+    folder = open_run(tmp_path / "deep" / "run", settings)
+    before = (folder / "run.json").read_bytes()
+    record = json.loads(before)
+    assert record["settings"]["betas"] == [0.9, 0.99]
+    assert set(record) == {"settings", "environment"}
+    append_jsonl(folder / "samples.jsonl", ROWS)
+    assert open_run(str(folder), settings) == folder
+    assert (folder / "run.json").read_bytes() == before
+    assert not caplog.records
+
+
+def test_open_run_names_each_setting_that_differs(tmp_path):
+    open_run(tmp_path, {"steps": 10, "lr": 0.1, "same": 1, "guide": {"beta": 1}, "old": None})
+    with pytest.raises(ValueError, match="choose another --out, or delete the folder") as error:
+        open_run(tmp_path, {"steps": 20, "lr": "0.1", "same": 1, "guide": {"beta": 2}, "new": 3})
+    for text in (
+        "steps was 10 and is 20",
+        'lr was 0.1 and is "0.1"',
+        "guide.beta was 1 and is 2",
+        "old was null and is absent",
+        "new was absent and is 3",
+        str(tmp_path),
+    ):
+        assert text in str(error.value)
+    assert "same" not in str(error.value)
+
+
+def test_open_run_warns_of_other_versions(tmp_path, caplog):
+    open_run(tmp_path, {})
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["environment"]["packages"]["trl"] = "0.0.1"
+    record["environment"]["date"] = "long ago"
+    write_json(tmp_path / "run.json", record)
+    with caplog.at_level(logging.WARNING):
+        open_run(tmp_path, {})
+    assert len(caplog.records) == 1
+    assert 'trl was "0.0.1" and is' in caplog.text
+
+
+def test_open_run_refuses_a_folder_of_something_else(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match=r"holds 'thesis\.tex' and no run\.json; choose another"):
+        open_run(tmp_path, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_open_run_forgives_a_kill_while_it_wrote(tmp_path):
+    (tmp_path / ".run.json.123.tmp").write_text('{"sett')
+    assert open_run(tmp_path, {"a": 1}) == tmp_path
+
+
+def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
+    target = tmp_path / "new" / "run"
+    code = f"from sage_unsloth.runs.record import locked\nwith locked({str(target)!r}): print('held', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert process.stdout.readline() == "held\n"
+    with (
+        pytest.raises(
+            ValueError, match=rf"write to .*new/run; process {process.pid} on .*wait for"
+        ),
+        locked(target),
+    ):
+        pytest.fail("two processes hold it")
+    process.kill()  # without any chance to tidy up
+    process.communicate()
+    with locked(target):
+        pass
+    with locked(target):  # and again, for a plain end frees too
+        assert not target.exists()
+
+
+def test_a_lock_is_on_one_path(tmp_path):
+    with locked(tmp_path / "a"), locked(tmp_path / "b"):
+        with (
+            pytest.raises(ValueError, match="one process at a time"),
+            locked(tmp_path / "x" / ".." / "a"),
+        ):
+            pass
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".a.lock", ".b.lock"]
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog, number):
+    def flock(*_):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="no"), locked(tmp_path / "a"):
+            pass
+    else:
+        with locked(tmp_path / "a"):
+            assert "knows no locks" in caplog.text
+
+
+def test_a_disk_that_fills_up_keeps_every_row_before(tmp_path):
+    """A limit on the size of a file stands for the full disk: the same OSError, from the same write."""
+    import fcntl
+import subprocess
+    import sys
+
+    path = tmp_path / "metrics.jsonl"
+    code = (
+        "import resource, sys\nfrom sage_unsloth.runs.record import append_jsonl\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "for step in range(100):\n    append_jsonl(sys.argv[1], [{'step': step, 'text': 'x' * 100}])\n    print(step)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert done.returncode == 1 and "OSError" in done.stderr
+    written = int(done.stdout.split()[-1])
+    assert [row["step"] for row in read_jsonl(path)] == list(range(written + 1))
+    append_jsonl(path, [{"step": -1}])  # after space was made
+    assert [row["step"] for row in read_jsonl(path)] == [*range(written + 1), -1]

@@ -1,0 +1,208 @@
+"""Drawing: exact distribution, a stream of one's own, settings; and the names of vLLM that are relied on."""
+
+import dataclasses
+import inspect
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.sampling import engines
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine, invert, row_uniforms
+from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
+
+CONFIG = SamplingConfig(temperature=1.0, min_p=0.0, max_completion_length=32)
+
+
+@pytest.fixture(scope="module")
+def engine(unsloth_module):
+    return TransformersEngine(*load_policy(data_folder() / BASE_MODEL))
+
+
+def drawn(engine, problems, samples, config=CONFIG):
+    """(problem, sample) -> completion, all in one batch."""
+    pairs = [(row, sample) for row in problems for sample in samples]
+    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row, _ in pairs]
+    seeds = [sample_seed(config.seed, row["id"], sample) for row, sample in pairs]
+    return {
+        (row["id"], sample): completion
+        for (row, sample), completion in zip(
+            pairs, engine.draw(prompts, seeds, config), strict=True
+        )
+    }
+
+
+def test_inversion_by_hand():
+    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]] * 6)
+    uniforms = torch.tensor([0.0, 0.2499, 0.25, 0.5, 0.9999, 1 - 2**-53], dtype=torch.float64)
+    assert invert(probabilities, uniforms).tolist() == [1, 1, 3, 3, 3, 3]
+
+
+def test_no_rounding_draws_a_token_of_probability_0():
+    # Sums that are not 1, and the largest u there is, with nothing but zeros behind.
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(1000, 7, generator=generator) * 1.7
+    probabilities[:, 4:] = 0
+    uniforms = torch.full((1000,), 1 - 2**-53, dtype=torch.float64)
+    assert (invert(probabilities, uniforms) == 3).all()
+
+
+def test_a_rows_stream_is_its_own():
+    several = row_uniforms([3, 5, 3], 10)
+    assert several.shape == (3, 10)
+    assert (several[0] == several[2]).all() and (several[0] != several[1]).any()
+    assert (row_uniforms([5], 4)[0] == several[1, :4]).all()
+    assert several[1, 0] == pytest.approx(np.random.Generator(np.random.Philox(5)).random())
+
+
+def test_each_token_takes_the_next_number_of_its_row():
+    draw = engines._Draw(torch.tensor([[0.1, 0.9, 0.3], [0.6, 0.1, 0.9]], dtype=torch.float64), 5)
+    steps = [draw(torch.zeros(2, 5 + step), torch.zeros(2, 4)) for step in range(3)]
+    assert [scores.argmax(-1).tolist() for scores in steps] == [[0, 2], [3, 0], [1, 3]]
+    assert all(torch.isfinite(scores).sum() == 2 for scores in steps)
+
+
+def test_tokens_follow_the_models_distribution(engine):
+    """4,000 tokens at temperature .7 against the model's own probabilities, by chi-squared."""
+    config = dataclasses.replace(CONFIG, temperature=0.7, max_completion_length=1)
+    ids = engine.tokenizer("17=", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        logits = engine.model(torch.tensor([ids])).logits[0, -1].double()
+    logits[engine.tokenizer.pad_token_id] = -torch.inf
+    expected = 4000 * torch.softmax(logits / 0.7, -1)
+    texts = [c.text for c in engine.draw([ids] * 4000, range(4000), config)]
+    likely = [token for token in range(len(expected)) if expected[token] >= 5]
+    assert len(likely) >= 5
+    chi = sum(
+        (texts.count(engine.tokenizer.decode([token])) - float(expected[token])) ** 2
+        / float(expected[token])
+        for token in likely
+    )
+    assert chi < 3 * len(likely) + 15  # far above the 99.9 % quantile of so many degrees
+
+
+def test_a_completion_does_not_depend_on_its_batch(engine):
+    """Alone, or among others of other lengths: equal texts up to rare rounding, which is measured in the benchmark."""
+    rows = arithmetic.problems("test")[:3]
+    longer = rows[0] | {"id": "longer", "problem": "What is, please, " + rows[0]["problem"]}
+    together = drawn(engine, [*rows, longer], range(8))
+    alone = [drawn(engine, [row], [sample]) for row in rows for sample in range(8)]
+    differ = sum(together[key] != one[key] for one in alone for key in one)
+    assert differ <= 1
+    assert len({c.text for c in together.values()}) > 20
+
+
+def test_a_prompt_that_all_rows_share_is_computed_once(engine, monkeypatch):
+    """The cache holds it but for its last token; what is drawn is the same up to rare rounding, and prompts that differ share none."""
+    rows = arithmetic.problems("test")[:2]
+    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row in rows]
+    cache = engine._shared_prompt([prompts[0]] * 3)
+    assert cache.get_seq_length() == len(prompts[0]) - 1 and cache.layers[0].keys.shape[0] == 3
+    assert engine._shared_prompt(prompts) is None and engine._shared_prompt(prompts[:1]) is None
+    shared = [drawn(engine, [row], range(16)) for row in rows]
+    monkeypatch.setattr(TransformersEngine, "_shared_prompt", lambda self, prompts: None)
+    plain = [drawn(engine, [row], range(16)) for row in rows]
+    differ = sum(a[key] != b[key] for a, b in zip(shared, plain, strict=True) for key in a)
+    assert differ <= 1
+    assert len({completion.text for found in shared for completion in found.values()}) > 10
+
+
+def test_min_p_top_k_and_top_p_leave_out_what_they_should(engine):
+    row = arithmetic.problems("test")[0]
+    greedy = {
+        c.text
+        for c in drawn(engine, [row], range(20), dataclasses.replace(CONFIG, top_k=1)).values()
+    }
+    assert len(greedy) == 1
+    for settings in ({"min_p": 0.999}, {"top_p": 1e-6}, {"temperature": 0.001}):
+        config = dataclasses.replace(CONFIG, **settings)
+        assert {c.text for c in drawn(engine, [row], range(20), config).values()} == greedy
+
+
+def test_a_models_own_generation_config_has_no_say(engine, monkeypatch):
+    rows = arithmetic.problems("test")[:2]
+    before = drawn(engine, rows, range(4))
+    own = engine.model.generation_config
+    for name, value in {
+        "repetition_penalty": 5.0,
+        "temperature": 0.01,
+        "min_new_tokens": 30,
+        "num_beams": 2,
+    }.items():
+        monkeypatch.setattr(own, name, value)
+    assert drawn(engine, rows, range(4)) == before
+
+
+def test_completions_end_at_eos_or_at_the_limit(engine):
+    completions = drawn(engine, arithmetic.problems("test")[:4], range(16)).values()
+    assert {c.finish_reason for c in completions} == {"stop", "length"}
+    for completion in completions:
+        assert (completion.finish_reason == "stop") or completion.num_tokens == 32
+        assert engine.tokenizer.eos_token not in completion.text
+        assert engine.tokenizer.pad_token not in completion.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0}, "temperature must be > 0 .* got 0; take .01"),
+        ({"num_samples": 0}, "num_samples must be >= 1; got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"min_p": 1.0}, "min_p=1.0"),
+        ({"top_k": 0}, "top_k=0"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SamplingConfig(**settings)
+
+
+def test_the_defaults_are_the_papers_evaluation():
+    config = SamplingConfig()
+    assert (config.num_samples, config.temperature, config.top_p, config.top_k, config.min_p) == (
+        256, 0.3, 1.0, -1, 0.01,
+    )  # fmt: skip
+
+
+def adapter(folder, rank):
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    return folder
+
+
+@pytest.mark.vllm
+def test_vllm_takes_what_it_is_given(tmp_path):
+    """Run it alone where vLLM does not load fully: Unsloth, once imported, hides such a vLLM."""
+    vllm = pytest.importorskip("vllm")
+    from vllm.config.lora import LoRAConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.outputs import CompletionOutput
+
+    tokenizer = load_tokenizer(data_folder() / BASE_MODEL)
+    adapters = [adapter(tmp_path / "a", 8), adapter(tmp_path / "b", 20)]
+    arguments = engines.engine_arguments(adapters, 2048, 0.8)
+    parameters = inspect.signature(vllm.LLM.__init__).parameters
+    fields = {field.name for field in dataclasses.fields(EngineArgs)}
+    assert {*arguments, "model"} <= fields | set(parameters)
+    assert arguments["max_lora_rank"] == 32
+    LoRAConfig(max_lora_rank=32, max_loras=1, max_cpu_loras=2)
+    assert {"lora_request", "use_tqdm", "sampling_params"} <= set(
+        inspect.signature(vllm.LLM.generate).parameters
+    )
+    assert "token_ids" in {field.name for field in dataclasses.fields(CompletionOutput)}
+
+    config, stops = SamplingConfig(num_samples=2, top_k=20, top_p=0.9), [tokenizer.eos_token_id, 5]
+    given = engines.request_parameters(tokenizer, stops, 2**52 - 1, config)
+    assert (given.n, given.seed, given.temperature, given.min_p) == (1, 2**52 - 1, 0.3, 0.01)
+    assert (given.top_k, given.top_p, given.max_tokens) == (20, 0.9, 1024)
+    assert given.stop_token_ids == stops
+    assert given.logit_bias == {tokenizer.pad_token_id: -100.0}
+    engines.request_parameters(tokenizer, stops, 1, SamplingConfig())  # top_k -1 too
+    second = engines.lora_request([str(a) for a in adapters], adapters[1])
+    assert (second.lora_int_id, second.lora_path) == (2, str(adapters[1]))

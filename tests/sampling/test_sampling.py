@@ -1,0 +1,332 @@
+"""Record sets: seeds, resuming after a kill at any byte, growing, grading again, refusals."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.grader import grade
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.prompts import render_prompt
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.sampling.engines import Completion, SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_sets import (
+    EngineError,
+    correct_counts,
+    prompt_ids,
+    read_samples,
+    read_settings,
+    sample_and_grade,
+    sample_seed,
+    settings_path,
+)
+
+CONFIG = SamplingConfig(
+    num_samples=6, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=8
+)
+ROWS = arithmetic.problems("test")[:4]
+BASE = data_folder() / BASE_MODEL
+
+
+@pytest.fixture(scope="module")
+def engine(unsloth_module):
+    return TransformersEngine(*load_policy(BASE))
+
+
+def draw(config, engine, rows, path, **options):
+    options = {"model": "base", "benchmark": "arithmetic"} | options
+    return sample_and_grade(config, engine, rows, path, **options)
+
+
+@pytest.fixture(scope="module")
+def records(engine, tmp_path_factory):
+    return draw(CONFIG, engine, ROWS, tmp_path_factory.mktemp("samples") / "samples.jsonl")
+
+
+class Table:
+    """An engine that looks its completions up: what is drawn is a function of prompt and seed, and the file is what is tested."""
+
+    name = "table"
+
+    def __init__(self, fail_at=None, text="<SOLUTION>{}</SOLUTION>"):
+        self.tokenizer = load_tokenizer(BASE)
+        self.fail_at, self.text, self.drawn = fail_at, text, Counter()
+
+    def draw(self, prompts, seeds, config):
+        if self.fail_at is not None and self.drawn.total() >= self.fail_at:
+            raise MemoryError("out of GPU memory")
+        self.drawn.update(seeds)
+        return [Completion(self.text.format(seed % 10), 7, "stop") for seed in seeds]
+
+
+def test_every_problem_gets_every_sample_once(records):
+    assert [(r["problem_id"], r["sample"]) for r in records] == [
+        (row["id"], sample) for row in ROWS for sample in range(6)
+    ]
+    assert len({r["completion"] for r in records}) > 6, "samples differ"
+
+
+def test_records_hold_what_was_sampled_and_its_grade(records, engine):
+    answers = {row["id"]: row["answer"] for row in ROWS}
+    for record in records:
+        assert list(record) == [
+            "run", "model", "benchmark", "problem_id", "sample", "seed", "completion", "num_tokens", "finish_reason",
+            "gold", "extracted", "grade", "grader",
+        ]  # fmt: skip
+        assert record["gold"] == answers[record["problem_id"]]
+        assert record["grade"] == grade(record["completion"], record["gold"])
+        assert record["finish_reason"] == "stop" or record["num_tokens"] == 48
+        assert 0 < record["num_tokens"] <= len(record["completion"]) + 1
+        assert record["seed"] == sample_seed(CONFIG.seed, record["problem_id"], record["sample"])
+    assert records[0]["grader"].startswith("math 2, math-verify 0.")
+
+
+def test_the_seed_of_a_completion_by_hand():
+    digest = hashlib.sha256(b'[3407, "aime24/60", 5]').hexdigest()
+    assert sample_seed(3407, "aime24/60", 5) == int(digest, 16) >> (256 - 52)
+    seeds = {sample_seed(s, p, i) for s in (1, 2) for p in ("a", "b", "1") for i in range(100)}
+    assert len(seeds) == 600
+
+
+def test_the_prompt_is_that_of_training_byte_for_byte(engine, unsloth_module):
+    from sage_unsloth.prompts import prompt_messages
+
+    tokenizer = engine.tokenizer
+    trained = tokenizer.apply_chat_template(  # as TRL's trainer renders a row's `prompt`
+        prompt_messages(ROWS[0]["problem"]),
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+    )
+    ids = prompt_ids(tokenizer, ROWS[0]["problem"])
+    assert ids == trained
+    assert tokenizer.decode(ids) == render_prompt(tokenizer, ROWS[0]["problem"])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.999])
+def test_a_run_cut_anywhere_ends_the_same(engine, records, tmp_path, share):
+    path = tmp_path / "samples.jsonl"
+    whole = draw(CONFIG, engine, ROWS, path)
+    assert whole == records
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    again = draw(CONFIG, engine, ROWS, path)
+    assert [r["problem_id"] for r in again] == [r["problem_id"] for r in records]
+    # Batches begin elsewhere now, and rounding may tip a completion over.
+    assert sum(a != b for a, b in zip(again, records, strict=True)) <= 1
+
+
+def test_a_kill_at_any_byte_loses_no_more_than_the_cut_line(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    whole = draw(CONFIG, Table(), ROWS[:2], path)
+    data = path.read_bytes()
+    for cut in range(0, len(data), 97):
+        path.write_bytes(data[:cut])
+        engine = Table()
+        assert draw(CONFIG, engine, ROWS[:2], path) == whole
+        assert engine.drawn.total() == len(whole) - data[:cut].count(b"\n") - (
+            data[cut : cut + 1] == b"\n"
+        )
+
+
+def test_only_what_is_missing_is_drawn(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    first = draw(CONFIG, Table(), ROWS[:2], path)
+    more = Table()
+    grown = draw(replace(CONFIG, num_samples=9, batch_size=5), more, ROWS, path)
+    assert more.drawn.total() == 4 * 9 - 2 * 6 and max(more.drawn.values()) == 1
+    assert [r for r in grown if r in first] == first
+    nothing = Table()
+    fewer = draw(replace(CONFIG, num_samples=3), nothing, ROWS[1:3], path)
+    assert not nothing.drawn
+    assert {(r["problem_id"], r["sample"]) for r in fewer} == {
+        (row["id"], sample) for row in ROWS[1:3] for sample in range(3)
+    }
+
+
+def test_an_engine_that_dies_keeps_what_was_drawn(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    with pytest.raises(
+        EngineError, match=r"MemoryError: out of GPU memory; .* kept in .*same command again"
+    ):
+        draw(CONFIG, Table(fail_at=16), ROWS, path)
+    assert len(read_samples(path)) == 16
+    rest = Table()
+    assert len(draw(CONFIG, rest, ROWS, path)) == 24
+    assert rest.drawn.total() == 8
+
+
+def test_a_kill_of_the_process_keeps_what_was_drawn(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    code = (
+        "import os, sys; sys.path.insert(0, 'tests'); import test_sampling as t\n"
+        "class Dying(t.Table):\n"
+        "    def draw(self, *a):\n"
+        "        if self.drawn.total() >= 16: os.kill(os.getpid(), 9)\n"
+        "        return super().draw(*a)\n"
+        f"t.draw(t.CONFIG, Dying(), t.ROWS, {str(path)!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr.decode()[-2000:]
+    assert len(read_samples(path)) == 16
+    assert len(draw(CONFIG, Table(), ROWS, path)) == 24
+
+
+def test_another_seed_draws_other_samples(engine, records, tmp_path):
+    other = draw(replace(CONFIG, seed=1), engine, ROWS, tmp_path / "samples.jsonl")
+    assert [r["completion"] for r in other] != [r["completion"] for r in records]
+
+
+def test_another_set_is_refused(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    draw(CONFIG, Table(), ROWS, path)
+    for field in dataclasses.fields(SamplingConfig):
+        if field.name in ("num_samples", "batch_size", "grade_seconds"):
+            continue
+        changed = {
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 5,
+            "min_p": 0.1,
+            "max_completion_length": 9,
+            "seed": 1,
+        }
+        with pytest.raises(
+            ValueError, match=rf"sampling\.{field.name} was .* and is {changed[field.name]}"
+        ):
+            draw(replace(CONFIG, **{field.name: changed[field.name]}), Table(), ROWS, path)
+    for options in ({"model": "other"}, {"benchmark": "other"}, {"identity": {"weights": "abc"}}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}|weights was absent"):
+            draw(CONFIG, Table(), ROWS, path, **options)
+    with pytest.raises(
+        ValueError, match=r"1 differ from those of this run, 'arithmetic-.* the first"
+    ):
+        draw(CONFIG, Table(), [ROWS[0] | {"problem": "1*1=?"}], path)
+    other = Table()
+    other.name = "vllm"
+    with pytest.raises(ValueError, match=r'engine was "table" and is "vllm"'):
+        draw(CONFIG, other, ROWS, path)
+
+
+def test_a_set_is_graded_again_without_drawing(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    before = draw(CONFIG, Table(), ROWS, path)
+    size = path.stat().st_size
+    rows = [ROWS[0] | {"answer": before[0]["extracted"]}, *ROWS[1:]]  # a gold that was repaired
+    newer = replace(MATH, version=99)
+    engine = Table()
+    after = draw(CONFIG, engine, rows, path, checker=newer)
+    assert not engine.drawn
+    assert path.stat().st_size > size, "the file only grows"
+    assert [r["completion"] for r in after] == [r["completion"] for r in before]
+    assert after[0]["grade"] == "correct" and before[0]["grade"] == "wrong"
+    assert {r["grader"] for r in after} == {newer.label}
+    lines = read_jsonl(path)
+    assert len(lines) == 48 and set(lines[-1]) == {
+        "problem_id",
+        "sample",
+        "extracted",
+        "gold",
+        "grade",
+        "grader",
+    }
+    size = path.stat().st_size
+    assert draw(CONFIG, Table(), rows, path, checker=newer) == after
+    assert path.stat().st_size == size, "and once is enough"
+
+
+def test_a_repaired_gold_alone_grades_again(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    before = draw(CONFIG, Table(), ROWS, path)
+    row = ROWS[2] | {
+        "answer": next(r["extracted"] for r in before if r["problem_id"] == ROWS[2]["id"])
+    }
+    after = draw(CONFIG, Table(), [*ROWS[:2], row, ROWS[3]], path)
+    changed = [b["problem_id"] for a, b in zip(before, after, strict=True) if a != b]
+    assert changed == [row["id"]] * 6
+    assert "correct" in {r["grade"] for r in after}
+    assert len(read_jsonl(path)) == 24 + 6
+
+
+def test_two_processes_on_one_set_are_refused(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    with (
+        locked(path),
+        pytest.raises(ValueError, match=r"one process at a time may write to .*samples\.jsonl"),
+    ):
+        draw(CONFIG, Table(), ROWS, path)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(3, "upgrade sage_unsloth"), (1, "choose another --out")]
+)
+def test_other_formats_are_refused(tmp_path, number, remedy):
+    path = tmp_path / "samples.jsonl"
+    draw(CONFIG, Table(), ROWS, path)
+    recorded = json.loads(settings_path(path).read_text())
+    settings_path(path).write_text(json.dumps(recorded | {"format": number}))
+    with pytest.raises(ValueError, match=rf"format 2; .* is of format {number}; {remedy}"):
+        draw(CONFIG, Table(), ROWS, path)
+
+
+def test_samples_without_settings_are_refused(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    draw(CONFIG, Table(), ROWS, path)
+    assert read_settings(path)["settings"]["sampling"]["temperature"] == 1.0
+    settings_path(path).unlink()
+    with pytest.raises(ValueError, match=r"there is no .*samples\.settings\.json"):
+        draw(CONFIG, Table(), ROWS, path)
+
+
+def test_a_box_counts_where_there_is_no_tag(tmp_path):
+    records = draw(CONFIG, Table(text=r"so \boxed{{{}}}"), ROWS[:1], tmp_path / "s.jsonl")
+    assert {r["extracted"] for r in records} == {str(r["seed"] % 10) for r in records}
+    assert {r["grade"] for r in records} <= {"wrong", "correct"}
+
+
+def test_counts_by_hand():
+    rows = [{"id": "a"}, {"id": "b"}]
+    grades = {"a": [Grade.CORRECT, Grade.WRONG], "b": [Grade.TIMED_OUT, Grade.UNPARSABLE]}
+    records = [
+        {"problem_id": p, "sample": i, "grade": g.value}
+        for p, gs in grades.items()
+        for i, g in enumerate(gs)
+    ]
+    assert correct_counts(records, rows, 2).tolist() == [1, 0]
+    with pytest.raises(ValueError, match="'b' has 1; run the same command again"):
+        correct_counts(records[:-1], rows, 2)
+
+
+def test_what_was_drawn_is_kept_where_grading_fails(tmp_path, monkeypatch):
+    from sage_unsloth.grading.grader import Grader
+
+    def broken(self, completions, answers):
+        raise RuntimeError("a worker does not start")
+
+    path, table = tmp_path / "samples.jsonl", Table()
+    monkeypatch.setattr(Grader, "grade_many", broken)
+    with pytest.raises(RuntimeError, match="does not start"):
+        draw(CONFIG, table, ROWS, path)
+    kept = read_samples(path)
+    assert len(kept) == CONFIG.batch_size and "grade" not in kept[0]
+    monkeypatch.undo()
+    found = draw(CONFIG, table, ROWS, path)
+    assert len(found) == len(ROWS) * CONFIG.num_samples
+    assert all(record["grade"] and record["grader"] for record in found)
+    assert max(table.drawn.values()) == 1, "nothing is drawn twice"

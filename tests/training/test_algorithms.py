@@ -1,0 +1,187 @@
+"""The table of algorithms: its rows, that each row's settings reach Unsloth's trainer, and that each trains."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
+from sage_unsloth.objective.kl import PENALTIES
+from sage_unsloth.objective.teacher_guide import TeacherGuide
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.quickstart import QuickstartConfig, smoke_config
+from sage_unsloth.training import rlvr as stage
+from sage_unsloth.training.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    changes,
+    get_algorithm,
+    listing,
+    markdown_table,
+)
+from sage_unsloth.training.rlvr import rlvr
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft import sft
+from sage_unsloth.training.stage import read_metrics
+
+EXACT = {"loss_type": "dr_grpo", "scale_rewards": "none", "kl_estimator": "k3-is", "credit": "sequence"}  # fmt: skip
+# Written out once more: a row that changes by accident is noticed here.
+EXPECTED = {
+    "grpo": {},
+    "grpo-no-kl": {"beta": 0.0},
+    "grpo-forward-kl": {"kl_estimator": "forward-kl"},
+    "grpo-forward-kl-naive": {"kl_estimator": "forward-kl-naive"},
+    "grpo-reverse-kl": {"kl_estimator": "k3-is"},
+    "sage-random": {"guide": RandomGuide()},
+    "sage-token": {"guide": TokenGuide()},
+    "sage-branch": {"guide": BranchGuide(ratio=0.3, threshold=1.2)},
+    "sage-branch-reference": {"guide": BranchGuide(source="reference")},
+    "sage-branch-adaptive": {"guide": AdaptiveGuide(BranchGuide(), target=0.01)},
+    "sage-token-causal": {"guide": TokenGuide(norm="causal")},
+    "sage-teacher": {"guide": TeacherGuide()},
+    "grpo-exact": EXACT,
+    "sage-branch-exact": EXACT | {"guide": BranchGuide(source="reference")},
+    "sage-token-exact": EXACT | {"guide": TokenGuide(norm="causal", source="reference")},
+    "bnpo": {"loss_type": "bnpo"},
+    "bnpo-no-kl": {"loss_type": "bnpo", "beta": 0.0},
+    "bnpo-sage-branch": {"loss_type": "bnpo", "guide": BranchGuide()},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "dapo-no-kl": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0},
+    "dapo-sage-branch": {"loss_type": "dapo", "epsilon_high": 0.28, "guide": BranchGuide()},
+}
+NOT_IN_THE_PAPER = {
+    "grpo-reverse-kl", "bnpo", "dapo", "sage-branch-reference", "sage-branch-adaptive", "sage-token-causal", "sage-teacher",
+    "grpo-exact", "sage-branch-exact", "sage-token-exact",
+}  # fmt: skip
+
+
+def test_rows_are_these():
+    assert list(ALGORITHMS) == list(EXPECTED)
+    for name, expected in EXPECTED.items():
+        algorithm = get_algorithm(name)
+        assert algorithm.name == name
+        assert changes(algorithm) == expected
+        assert (algorithm.paper_row is None) == (name in NOT_IN_THE_PAPER)
+        assert algorithm.description and "\n" not in algorithm.description
+        if algorithm.loss_type == "dapo":
+            for missing in ("dynamic sampling", "overlong shaping"):
+                assert missing in algorithm.description
+    grpo = ALGORITHMS["grpo"]
+    assert (grpo.loss_type, grpo.epsilon_high, grpo.beta, grpo.kl_estimator, grpo.guide) == (
+        "grpo", 0.2, 0.05, "k3", None,
+    )  # fmt: skip
+
+
+def test_configure_changes_the_rows_settings_and_nothing_else():
+    config = RlvrConfig(max_steps=7, seed=1, beta=0.5, epsilon_high=0.9, kl_estimator="k2")
+    found = ALGORITHMS["dapo-no-kl"].configure(config)
+    assert found == RlvrConfig(
+        max_steps=7, seed=1, loss_type="dapo", epsilon_high=0.28, beta=0.0, kl_estimator="k3"
+    )
+
+
+def test_an_unknown_name_is_answered_with_the_names():
+    with pytest.raises(ValueError, match=r"one of grpo, .*dapo-sage-branch; got 'SAGE_branch'.* mean 'sage-branch'"):  # fmt: skip
+        get_algorithm("SAGE_branch")
+    with pytest.raises(ValueError, match=r"got 'zzz'$"):
+        get_algorithm("zzz")
+
+
+def test_an_algorithm_of_ones_own():
+    mine = replace(ALGORITHMS["sage-branch"], name="mine", guide=BranchGuide(ratio=0.5), beta=0.1)
+    assert changes(mine) == {"guide": BranchGuide(ratio=0.5), "beta": 0.1}
+    assert changes(mine, ALGORITHMS["sage-branch"]) == changes(mine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"loss_type": "ppo"}, ValueError, "loss_type must be one of"),
+        ({"kl_estimator": "k4"}, ValueError, "kl_estimator must be one of"),
+        ({"kl_estimator": "k2", "beta": 0.0}, ValueError, "beta must not be 0"),
+        ({"guide": BranchGuide(), "beta": 0.0}, ValueError, "beta must not be 0"),
+        ({"guide": "branch"}, TypeError, "a guide must have"),
+        ({"credit": "sequence"}, ValueError, "kl_estimator must be one of"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(settings, error, message):
+    with pytest.raises(error, match=message):
+        Algorithm(name="mine", description="", **settings)
+
+
+def test_the_listing_names_every_row_and_what_it_changes():
+    lines = listing().splitlines()
+    assert len(lines) == 2 * len(ALGORITHMS)
+    for (name, algorithm), first, second in zip(
+        ALGORITHMS.items(), lines[::2], lines[1::2], strict=True
+    ):
+        assert first.split()[0] == name
+        for key in EXPECTED[name]:
+            assert f"{key}=" in first
+        assert second.strip() == algorithm.description
+    assert lines[0].split() == ["grpo", "nothing"]
+
+
+def test_the_readme_has_the_table_of_the_code():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"<!-- algorithms -->\n{markdown_table()}\n<!-- /algorithms -->" in readme
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory, unsloth_module):
+    """A few steps of SFT: a model that solves some problems, so that there is a gradient."""
+    config = replace(QuickstartConfig().sft, max_steps=8)
+    rows = arithmetic.problems("sft")
+    return sft(config, data_folder() / BASE_MODEL, rows, tmp_path_factory.mktemp("sft"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_path, monkeypatch):
+    """Two real optimizer steps of the embedded model through `rlvr`; what the trainer was given is read off the trainer."""
+    algorithm, seen = get_algorithm(name), {}
+    real = stage.train
+
+    def watched(trainer, *args, **kwargs):
+        seen["args"] = trainer.args
+        seen["patched"] = "_sage_unsloth_apply" in vars(unsloth_module)
+        real(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(stage, "train", watched)
+    config = replace(smoke_config().rlvr, learning_rate=5e-3, prompts_per_step=4, log_entropy=False)
+    if name == "sage-teacher":
+        config = replace(config, teacher=str(data_folder() / BASE_MODEL))
+    with torch.compiler.set_stance("force_eager"):
+        rlvr(algorithm.configure(config), merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)  # fmt: skip
+
+    args = seen["args"]
+    expected = {"loss_type": "grpo", "epsilon_high": 0.2, "beta": 0.05} | EXPECTED[name]
+    estimator = expected.pop("kl_estimator", "k3")
+    guide = expected.pop("guide", None)
+    credit = expected.pop("credit", "token")
+    assert {key: getattr(args, key) for key in expected} == expected
+    assert args.use_bias_correction_kl is (estimator == "k3-is")
+    assert seen["patched"] == (guide is not None or estimator in PENALTIES or credit == "sequence")
+    assert args.scale_rewards == expected.get("scale_rewards", "group")
+    recorded = json.loads((tmp_path / "run.json").read_text())["settings"]
+    assert recorded["kl_estimator"] == estimator
+    assert recorded["guide"] == repr(guide)
+    assert recorded["credit"] == credit
+
+    metrics = read_metrics(tmp_path)
+    assert [row["step"] for row in metrics] == [1, 2]
+    for row in metrics:
+        assert math.isfinite(row["loss"]) and row["grad_norm"] > 0
+        assert ("sage/guide_mean" in row) == (guide is not None)
+        assert ("kl/ref_k3" in row) == seen["patched"]
+        assert ("sage/credit_abs" in row) == (credit == "sequence")
+        assert ("sage/strength" in row) == isinstance(guide, AdaptiveGuide)
+    # At step 1 the policy is the reference; the guide's shift of the anchor is all that can be in the kl.
+    assert guide is not None or abs(metrics[0]["kl"]) < 1e-7
+    if algorithm.beta:
+        assert metrics[1]["kl"] > 1e-6

@@ -1,0 +1,113 @@
+"""The shares of a preflight by hand, and the advice for each way in which a signal can be missing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sage_unsloth.training.preflight import remedies, signal
+
+
+def record(problem, grade, *, tag=True, finished=True, tokens=10):
+    extracted = "1" if tag else None
+    return {"problem_id": problem, "grade": grade, "extracted": extracted, "finish_reason": "stop" if finished else "length", "num_tokens": tokens}  # fmt: skip
+
+
+def test_shares_by_hand():
+    records = [
+        record(0, "correct"),
+        record(0, "wrong", tokens=30),
+        record(1, "wrong"),
+        record(1, "unparsable", tag=False, finished=False, tokens=50),
+        record(2, "correct"),
+        record(2, "correct"),
+        record(3, "timed out"),
+        record(3, "wrong"),
+    ]
+    assert signal(records) == {
+        "solve_rate": 3 / 8,
+        "format_rate": 7 / 8,
+        "parsed_rate": 6 / 8,
+        "truncation_rate": 1 / 8,
+        "dead_groups": 3 / 4,  # all but problem 0
+        "mean_tokens": 140 / 8,
+    }
+    with pytest.raises(ValueError, match="at least one completion"):
+        signal([])
+
+
+HEALTHY = {"solve_rate": 0.4, "format_rate": 0.9, "truncation_rate": 0.1, "dead_groups": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({}, []),
+        ({"truncation_rate": 0.6}, ["60% of the completions were cut at 64 tokens"]),
+        ({"format_rate": 0.2}, ["only 20% .* run SFT first"]),
+        ({"dead_groups": 0.9}, ["90% of the groups .* easier problems or more SFT"]),
+        ({"dead_groups": 0.9, "solve_rate": 0.95}, ["90% of the groups .* harder problems"]),
+        ({"format_rate": 0.0, "truncation_rate": 1.0}, ["100% .* cut", "only 0%"]),
+    ],
+)
+def test_advice(changes, advice):
+    import re
+
+    found = remedies(HEALTHY | changes, 64)
+    assert len(found) == len(advice)
+    assert all(re.search(pattern, text) for pattern, text in zip(advice, found, strict=True))
+
+
+class Boxes:
+    """An engine that answers rightly, but in a box, which RL does not reward."""
+
+    name = "boxes"
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def draw(self, prompts, seeds, config):
+        from sage_unsloth.sampling.engines import Completion
+
+        return [Completion(r"thus \boxed{2}", 5, "stop") for _ in prompts]
+
+
+def test_a_preflight_grades_as_rl_rewards(tmp_path, unsloth_module):
+    from sage_unsloth.models.embedded import data_folder
+    from sage_unsloth.models.tokenizers import load_tokenizer
+    from sage_unsloth.quickstart import smoke_config
+    from sage_unsloth.training.preflight import preflight
+
+    engine = Boxes(load_tokenizer(data_folder() / "arithmetic-base"))
+    rows = [{"problem": "1+1=?", "answer": "2"}, {"problem": "4-2=?", "answer": "2"}]
+    config = replace(smoke_config().rlvr, preflight_prompts=2)
+    found = preflight(config, engine, rows, tmp_path)
+    assert found["solve_rate"] == found["format_rate"] == found["parsed_rate"] == 0
+    assert found["dead_groups"] == 1
+
+
+def test_a_preflight_leaves_its_completions_and_does_not_change_training(
+    unsloth_module, tmp_path, caplog
+):
+    from sage_unsloth.models.embedded import data_folder
+    from sage_unsloth.problems import arithmetic
+    from sage_unsloth.quickstart import smoke_config
+    from sage_unsloth.training.rlvr import rlvr
+    from sage_unsloth.training.stage import read_metrics
+
+    caplog.set_level("INFO")
+    base = data_folder() / "arithmetic-base"
+    config = replace(smoke_config().rlvr, max_steps=2, max_completion_length=8, learning_rate=1e-3)
+    rewards = {}
+    for prompts in (0, 4):
+        folder = tmp_path / str(prompts)
+        rlvr(replace(config, preflight_prompts=prompts), base, arithmetic.problems("train"), folder)
+        rewards[prompts] = [(row["loss"], row["grad_norm"]) for row in read_metrics(folder)]
+    assert rewards[0] == rewards[4]
+    assert not (tmp_path / "0" / "preflight.json").exists()
+    report = json.loads((tmp_path / "4" / "preflight.json").read_text())
+    assert report["prompts"] == 4 and report["truncation_rate"] > 0.5
+    assert len((tmp_path / "4" / "preflight.jsonl").read_text().splitlines()) == 16
+    assert "were cut at 8 tokens" in report["warnings"][0]
+    assert "Preflight: " in caplog.text and report["warnings"][0] in caplog.text
+    assert rewards[0][-1][1] == 0 and "The adapter is still zero" in caplog.text

@@ -1,0 +1,153 @@
+"""Stage 1 on the shipped base model: what is learned, what is left on disk, and that a killed run goes on."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.quickstart import smoke_config
+from sage_unsloth.training.sft import SftConfig, sft
+from sage_unsloth.training.stage import read_metrics
+
+BASE = data_folder() / BASE_MODEL
+CONFIG = replace(smoke_config().sft, max_steps=4, save_steps=2)
+ROWS = arithmetic.problems("sft")
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory, unsloth_module):
+    folder = tmp_path_factory.mktemp("sft")
+    sft(CONFIG, BASE, ROWS, folder)
+    return folder
+
+
+def test_leaves_an_adapter_and_a_merged_model_that_differs_from_the_base(whole_run):
+    before, _ = load_policy(BASE)
+    after, tokenizer = load_policy(whole_run / "model")
+    changed = [
+        n for n, p in after.state_dict().items() if not torch.equal(p, before.state_dict()[n])
+    ]
+    assert any("q_proj" in name for name in changed)
+    assert not any("lora" in name for name in after.state_dict())
+    assert [row["step"] for row in read_metrics(whole_run)] == [1, 2, 3, 4]
+    assert not (whole_run / "checkpoints").exists()
+    with_adapter, _ = load_policy(BASE, adapter=whole_run / "adapter")
+    ids = torch.tensor([tokenizer("17*6=?")["input_ids"]])
+    with torch.no_grad():
+        merged, apart = after(input_ids=ids).logits, with_adapter(input_ids=ids).logits
+    torch.testing.assert_close(merged, apart, rtol=0, atol=1e-4)
+
+
+class Stop(Exception):
+    """Raised by a test in place of training."""
+
+
+def first_batch(monkeypatch, config, rows, folder):
+    """The collated batch that training would begin with."""
+    from sage_unsloth.training import sft as module
+
+    seen = {}
+
+    def stop(trainer, *args, **kwargs):
+        seen["batch"] = trainer.data_collator([trainer.train_dataset[0]])
+        raise Stop
+
+    monkeypatch.setattr(module, "train", stop)
+    with pytest.raises(Stop):
+        sft(config, BASE, rows, folder)
+    return seen["batch"]["input_ids"][0], seen["batch"]["labels"][0]
+
+
+def test_learns_the_completion_only_and_its_eos(unsloth_module, tmp_path, monkeypatch):
+    ids, labels = first_batch(monkeypatch, CONFIG, ROWS[:4], tmp_path)
+    tokenizer = load_tokenizer(BASE)
+    row = ROWS[0]
+    expected = f"{row['solution']}<end_working_out><SOLUTION>{row['answer']}</SOLUTION>{tokenizer.eos_token}"
+    assert tokenizer.decode(ids[labels != -100]) == expected
+    shown = tokenizer.decode(ids[labels == -100])
+    assert shown.startswith("You are given a problem.") and shown.endswith("<start_working_out>")
+
+
+def test_learns_the_whole_sequence_where_asked(unsloth_module, tmp_path, monkeypatch):
+    config = replace(CONFIG, completion_only_loss=False)
+    ids, labels = first_batch(monkeypatch, config, ROWS[:4], tmp_path)
+    assert torch.equal(ids, labels)
+    assert load_tokenizer(BASE).decode(labels).startswith("You are given a problem.")
+
+
+def test_killed_run_goes_on_to_the_same_weights(whole_run, tmp_path, monkeypatch):
+    from transformers import Trainer
+
+    steps = []
+    step = Trainer.training_step
+
+    def dies_in_the_fourth(self, *args, **kwargs):
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "training_step", dies_in_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        sft(CONFIG, BASE, ROWS, tmp_path)
+    assert (tmp_path / "checkpoints" / "checkpoint-2").exists()
+    sft(CONFIG, BASE, ROWS, tmp_path)
+    assert len(steps) == 4 + 2, "the second run trains steps 3 and 4 alone"
+    for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
+        found, expected = load_file(tmp_path / name), load_file(whole_run / name)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    again, whole = read_metrics(tmp_path), read_metrics(whole_run)
+    assert [row["loss"] for row in again] == [row["loss"] for row in whole]
+
+
+def test_killed_while_merging_only_merges(whole_run, tmp_path, monkeypatch):
+    from sage_unsloth.training import sft as module
+
+    folder = tmp_path / "run"
+    shutil.copytree(whole_run, folder)
+    shutil.rmtree(folder / "model")
+    monkeypatch.setattr(module, "train", lambda *a, **k: pytest.fail("nothing is to be trained"))
+    sft(CONFIG, BASE, ROWS, folder)
+    found = load_file(folder / "model" / "model.safetensors")
+    expected = load_file(whole_run / "model" / "model.safetensors")
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_complete_folder_returns_at_once_and_another_run_is_refused(whole_run, monkeypatch):
+    from sage_unsloth.training import sft as module
+
+    monkeypatch.setattr(
+        module, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
+    )
+    assert sft(CONFIG, BASE, ROWS, whole_run) == whole_run / "model"
+    with pytest.raises(ValueError, match=r"learning_rate was 0.0005 and is 1.0"):
+        sft(replace(CONFIG, learning_rate=1.0), BASE, ROWS, whole_run)
+    with pytest.raises(ValueError, match=r"model was \"arithmetic-base .* and is \"model "):
+        sft(CONFIG, whole_run / "model", ROWS, whole_run)
+
+
+def test_a_row_that_is_cut_before_its_eos_is_refused(unsloth_module, tmp_path):
+    rows = [dict(row) for row in ROWS[:4]]
+    rows[2]["solution"] *= 6
+    with pytest.raises(ValueError, match=r"row 2 ends in .* raise max_length"):
+        sft(CONFIG, BASE, rows, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(max_steps=0), "max_steps must be >= 1, or -1"),
+        (dict(epochs=0), "epochs must be > 0; got 0"),
+        (dict(learning_rate=-1.0), "learning_rate must be > 0"),
+        (dict(save_steps=0), "save_steps must be > 0"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        SftConfig(**changes)

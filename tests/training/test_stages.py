@@ -1,0 +1,235 @@
+"""Both stages as the command line starts them, one after the other, on local files in the hub's columns."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sage_unsloth.__main__ import main
+from sage_unsloth.models.embedded import data_folder
+from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.models.weights import model_identity
+from sage_unsloth.planning.presets import MODELS
+from sage_unsloth.problems.corpora import hold_out, sft_corpus
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.training.algorithms import get_algorithm
+from sage_unsloth.training.recipes import course, run_rlvr
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.stage import read_metrics
+from sage_unsloth.training.starting import rlvr_config, sft_config, starting_point
+
+SMOKE = data_folder() / "smoke"
+SEVEN_B = MODELS["qwen2.5-math-7b"]
+
+
+@pytest.fixture(scope="module")
+def sft_run(tmp_path_factory, unsloth_module):
+    out = tmp_path_factory.mktemp("runs") / "sft"
+    command = ["sft", "--model", "arithmetic-base", "--path", str(SMOKE / "openmathreasoning-mini.jsonl"),
+               "--held-out", "4", "--smoke", "--out", str(out)]  # fmt: skip
+    assert main(command) == 0
+    return out
+
+
+def train(sft_run, out, *more):
+    return main(["train", "--algorithm", "sage-branch", "--from", str(sft_run), "--out", str(out), "--smoke",
+                 "--path", str(SMOKE / "dapo-math-17k.jsonl"), *more])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rl_run(sft_run):
+    out = sft_run.parent / "sage-branch"
+    assert train(sft_run, out) == 0
+    return out
+
+
+def test_sft_compares_before_and_after(sft_run):
+    table = json.loads((sft_run / "before_after.json").read_text())
+    assert [row["model"] for row in table] == ["before SFT", "after SFT"]
+    assert all(0 <= float(row["in format"]) <= 1 for row in table)
+    before = read_jsonl(sft_run / "held-out" / "before.jsonl")
+    assert len(before) == 4 * 4
+    run = json.loads((sft_run / "run.json").read_text())
+    assert run["settings"]["max_steps"] == 2
+
+
+def test_held_out_problems_are_not_trained_on(sft_run, unsloth_module, monkeypatch, tmp_path):
+    from sage_unsloth.training import recipes as stages
+
+    seen = {}
+
+    def stop(config, start, rows, out):
+        seen["rows"] = rows
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "sft", stop)
+    with pytest.raises(KeyboardInterrupt):
+        stages.run_sft(tmp_path, model="arithmetic-base", held_out=8)
+    corpus = sft_corpus(load_tokenizer(data_folder() / "arithmetic-base"), 160, data="arithmetic")
+    _, kept = hold_out(corpus.rows, 8)
+    trained_on = {row["problem"] for row in seen["rows"]}
+    assert trained_on and not trained_on & {row["problem"] for row in kept}
+
+
+def test_rl_trains_from_the_sft_run(sft_run, rl_run, capsys):
+    run = json.loads((rl_run / "run.json").read_text())
+    assert run["model_path"] == str(sft_run / "model")
+    assert "BranchGuide" in run["settings"]["guide"]
+    assert [row["step"] for row in read_metrics(rl_run)] == [1, 2]
+    for name in ("adapter/adapter_model.safetensors", "training.png", "completions.jsonl", "preflight.json"):  # fmt: skip
+        assert (rl_run / name).exists(), name
+
+
+def test_a_second_run_only_reports(sft_run, rl_run, capsys, monkeypatch):
+    from sage_unsloth.training import rlvr as module
+
+    monkeypatch.setattr(module, "load_policy", lambda *a, **k: pytest.fail("nothing to load"))
+    assert train(sft_run, rl_run) == 0
+    out = capsys.readouterr().out
+    assert "first 1" in out and "dead groups" in out and "Next: " in out
+
+
+def test_changed_settings_are_refused_by_name(sft_run, rl_run, capsys):
+    assert train(sft_run, rl_run, "--set", "beta=0.5") == 2
+    assert "beta was 0.05 and is 0.5" in capsys.readouterr().err
+
+
+def test_a_run_that_trained_no_step_takes_new_settings(sft_run, tmp_path, monkeypatch, capsys):
+    """As after running out of memory in the first step: the remedy is another setting."""
+    from sage_unsloth.training import rlvr as module
+
+    def out_of_memory(*args, **kwargs):
+        raise ValueError("no memory left")
+
+    monkeypatch.setattr(module, "train", out_of_memory)
+    assert train(sft_run, tmp_path / "run") == 2
+    monkeypatch.undo()
+    assert train(sft_run, tmp_path / "run", "--set", "micro_batch_size=4") == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["settings"]["micro_batch_size"] == 4
+    assert run["settings"]["rollouts"] == "transformers", "what ran, not what was asked for"
+
+
+def test_what_no_result_depends_on_may_change(sft_run, rl_run):
+    assert train(sft_run, rl_run, "--set", "save_steps=2", "sample_steps=3") == 0
+
+
+def test_the_base_model_can_be_the_reference(sft_run, tmp_path):
+    assert train(sft_run, tmp_path / "run", "--set", "reference=base") == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["model_path"] == str(data_folder() / "arithmetic-base")
+    expected = model_identity(run["model_path"], sft_run / "adapter")["adapter"]
+    assert run["settings"]["adapter"] == expected
+
+
+def test_starting_points(sft_run, rl_run, tmp_path):
+    point = starting_point(sft_run, "sft")
+    assert (point.preset.name, point.adapter) == ("arithmetic-base", None)
+    assert starting_point("qwen2.5-math-7b", "sft").model == "Qwen/Qwen2.5-Math-7B"
+    with pytest.raises(ValueError, match="the model before SFT, so RL must start from an SFT run"):
+        starting_point("qwen2.5-math-7b", "base")
+    with pytest.raises(ValueError, match="is a run of 'rlvr'; give another folder"):
+        starting_point(rl_run, "sft")
+    (tmp_path / "run.json").write_text((sft_run / "run.json").read_text())
+    with pytest.raises(ValueError, match="SFT must be complete before RL"):
+        starting_point(tmp_path, "sft")
+
+
+def test_the_papers_tables_are_the_defaults_of_its_model():
+    sft = sft_config(SEVEN_B)
+    assert (sft.epochs, sft.batch_size, sft.learning_rate, sft.warmup_steps, sft.weight_decay) == (2, 1, 2e-4, 5, 0.01)  # fmt: skip
+    assert (sft.max_length, sft.seed, sft.lora.rank, sft.lora.alpha) == (2048, 3407, 8, 16)
+    rl = rlvr_config(SEVEN_B)
+    assert (rl.max_steps, rl.completions_per_step, rl.num_generations) == (1000, 8, 8)
+    assert (rl.learning_rate, rl.warmup_ratio, rl.weight_decay, rl.beta) == (5e-6, 0.1, 0.01, 0.05)
+    assert (rl.temperature, rl.min_p, rl.top_p, rl.epsilon, rl.epsilon_high) == (1.0, 0.01, 1.0, 0.2, 0.2)  # fmt: skip
+    distill = rlvr_config(MODELS["r1-distill-qwen-7b"])
+    assert (distill.max_prompt_length, distill.max_completion_length) == (2048, 6144)
+    assert rlvr_config(MODELS["qwen2.5-3b-instruct"]).full_finetuning
+
+
+def test_the_card_decides_what_is_not_given():
+    small, large = rlvr_config(SEVEN_B, 14.5), rlvr_config(SEVEN_B, 79.1)
+    assert small.load_in_4bit and not large.load_in_4bit
+    assert small.micro_batch_size < large.micro_batch_size == 8
+    assert rlvr_config(SEVEN_B, 14.5, micro_batch_size=2).micro_batch_size == 2
+    assert not rlvr_config(SEVEN_B, 14.5, load_in_4bit=False).load_in_4bit
+
+
+def test_a_run_that_goes_on_keeps_what_its_first_card_decided():
+    first = vars(rlvr_config(SEVEN_B, 14.5))
+    again = rlvr_config(SEVEN_B, 79.1, recorded=first)
+    assert again == RlvrConfig(**first)
+    assert rlvr_config(SEVEN_B, 79.1, recorded=first, load_in_4bit=False).load_in_4bit is False
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_loaded(
+    sft_run, tmp_path, monkeypatch, capsys
+):
+    from sage_unsloth.training import recipes as stages
+
+    distill = replace(MODELS["r1-distill-qwen-7b"])
+    point = stages.StartingPoint(distill, starting_point(sft_run, "sft").model)
+    monkeypatch.setattr(stages, "starting_point", lambda *a: point)
+    monkeypatch.setattr(stages, "rlvr", lambda *a, **k: pytest.fail("nothing is to be trained"))
+    with pytest.raises(ValueError, match=r"(?s)must fit the card's 8.0 GiB.*What to change"):
+        run_rlvr(tmp_path / "run", algorithm="grpo", start="x", memory=8.0, data="arithmetic")
+
+
+def test_a_course_is_the_first_and_the_last_tenth():
+    metrics = [{"step": i, "reward": float(i > 10)} for i in range(1, 21)]
+    assert course(metrics) == [
+        {"steps": "first 2", "reward": "0.000"},
+        {"steps": "last 2", "reward": "1.000"},
+    ]
+
+
+def test_an_algorithm_of_ones_own(sft_run, tmp_path):
+    own = replace(get_algorithm("grpo"), name="mine", beta=0.1)
+    run_rlvr(tmp_path / "run", algorithm=own, start=sft_run, smoke=True, preflight_prompts=0)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["beta"] == 0.1
+
+
+@pytest.mark.slow
+def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
+    """Real processes: one runs through, one is killed after its third step and started again."""
+    import os
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    from safetensors.torch import load_file
+
+    def start(out):
+        command = [sys.executable, "-m", "sage_unsloth", "train", "--algorithm", "sage-token", "--from", str(sft_run),
+                   "--smoke", "--out", str(out), "--set", "max_steps=6", "save_steps=2", "learning_rate=5e-3"]  # fmt: skip
+        log = (tmp_path / "log.txt").open("ab")
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+
+    assert start(tmp_path / "whole").wait() == 0
+    process = start(tmp_path / "killed")
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
+        assert process.poll() is None and time.monotonic() < deadline, (
+            tmp_path / "log.txt"
+        ).read_text()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "adapter").exists()
+    assert start(tmp_path / "killed").wait() == 0
+    found, expected = (
+        load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+        for name in ("killed", "whole")
+    )
+    assert all((found[name] == expected[name]).all() for name in expected)
+    keys = ("step", "reward", "kl", "sage/guide_mean", "grad_norm")
+    whole, killed = (
+        [[row[k] for k in keys] for row in read_metrics(tmp_path / name)]
+        for name in ("whole", "killed")
+    )
+    assert killed == whole

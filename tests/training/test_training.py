@@ -1,0 +1,88 @@
+"""What both stages share: rows, settings, trackers, checkpoints."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sage_unsloth.runs.checkpoints import last_checkpoint
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.training.stage import check_rows, check_tracker, read_metrics
+
+
+def test_metrics_after_a_resume_count_once(tmp_path):
+    lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 3.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_metrics(tmp_path) == [lines[0], lines[2]]
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "at least one row"),
+        ([{"problem": "1+1"}], r"row 0 lacks 'answer' and has \['problem'\]; rename"),
+        ([{"question": "1+1", "answer": "2"}], r"lacks 'problem' and has \['answer', 'question'\]"),
+        (
+            [{"problem": "1", "answer": "2"}, {"problem": "1", "answer": ""}],
+            "'answer' must be a non-empty text; row 1 has ''",
+        ),
+        ([{"problem": "1", "answer": 2}], "row 0 has 2"),
+        ([{"problem": None, "answer": "2"}], "row 0 has None"),
+    ],
+)
+def test_bad_rows_are_named(rows, message):
+    with pytest.raises(ValueError, match=message):
+        check_rows(rows, ("problem", "answer"))
+
+
+def checkpoint(folder, step, weights="adapter_model.safetensors", state='{"global_step": 1}'):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"step": step}, path / name)
+    save_file({"weight": torch.ones(1000)}, path / weights)
+    (path / "trainer_state.json").write_text(state)
+    return path
+
+
+def test_the_newest_complete_checkpoint_counts(tmp_path, caplog):
+    assert last_checkpoint(tmp_path) is None
+    checkpoint(tmp_path, 9)
+    ten = checkpoint(tmp_path, 10, weights="model.safetensors")
+    (checkpoint(tmp_path, 11) / "optimizer.pt").unlink()
+    checkpoint(tmp_path, 12, state='{"global')
+    (tmp_path / "checkpoint-other").mkdir()
+    assert last_checkpoint(tmp_path) == ten, "by number, not by name"
+    assert caplog.text.count("is incomplete and is passed over") == 2
+    (ten / "model.safetensors").unlink()
+    assert last_checkpoint(tmp_path).name == "checkpoint-9"
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors"]
+)
+def test_a_file_cut_short_makes_a_checkpoint_incomplete(tmp_path, name):
+    older, newer = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
+    assert last_checkpoint(tmp_path) == newer
+    content = (newer / name).read_bytes()
+    (newer / name).write_bytes(content[: len(content) // 2])
+    assert last_checkpoint(tmp_path) == older
+
+
+def test_a_missing_shard_makes_a_checkpoint_incomplete(tmp_path):
+    path = checkpoint(tmp_path, 1, weights="model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert last_checkpoint(tmp_path) is None
+    save_file({"weight": torch.ones(10)}, path / "model-00002-of-00002.safetensors")
+    assert last_checkpoint(tmp_path) == path
+
+
+def test_trackers_are_checked_before_anything_is_loaded():
+    check_tracker("none")
+    with pytest.raises(ValueError, match="one of none, tensorboard, trackio, wandb; got 'mlflow'"):
+        check_tracker("mlflow")
+    with pytest.raises(ValueError, match="pip install trackio, or leave it out"):
+        check_tracker("trackio")
