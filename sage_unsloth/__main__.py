@@ -110,7 +110,7 @@ def _add_sft(commands) -> None:
 
 def _sft(options: argparse.Namespace) -> int:
     from sage_unsloth.training.recipes import run_sft
-    from sage_unsloth.training.sft import SftConfig
+    from sage_unsloth.training.sft_stage import SftConfig
 
     run_sft(
         options.out,
@@ -242,12 +242,11 @@ def _add_evaluate(commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from sage_unsloth.evaluation import evaluate
     from sage_unsloth.evaluation.report import summary
     from sage_unsloth.sampling.engines import SamplingConfig
 
-    models = [evaluate.parse_model(text) for text in options.models]
-    engine = evaluate.choose_engine(options.engine)
+    models = [evaluator.parse_model(text) for text in options.models]
+    engine = evaluator.choose_engine(options.engine)
     config = SamplingConfig(
         num_samples=options.n,
         temperature=options.temperature,
@@ -255,12 +254,12 @@ def _evaluate(options: argparse.Namespace) -> int:
         top_k=options.top_k,
         min_p=options.min_p,
         max_completion_length=options.max_tokens,
-        batch_size=options.batch or evaluate.BATCH_SIZES[engine],
+        batch_size=options.batch or evaluator.BATCH_SIZES[engine],
         seed=options.seed,
     )
-    result = evaluate.evaluate(
+    result = evaluator.evaluate(
         models,
-        [evaluate.parse_benchmark(t, options.data, options.problems) for t in options.benchmarks],
+        [evaluator.parse_benchmark(t, options.data, options.problems) for t in options.benchmarks],
         options.out,
         config,
         engine=engine,
@@ -519,7 +518,7 @@ def _export(options: argparse.Namespace) -> int:
     import json
     from pathlib import Path
 
-    from sage_unsloth.export import export as stage
+    from sage_unsloth.export import exporter as stage
     from sage_unsloth.export.hub import push
 
     hub = options.to == "hub"

@@ -27,9 +27,9 @@ from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import correct_counts, sample_and_grade
 from sage_unsloth.training.figures import plot_training
-from sage_unsloth.training.rlvr import rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import SftConfig, sft
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import read_metrics
 
 # GRPO runs under a guide of 1 (ratio 0): the same loss to the last bits, with its entropy measured as well.

@@ -7,7 +7,7 @@ import pytest
 from sage_unsloth.__main__ import main, parse_settings
 from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import SftConfig
+from sage_unsloth.training.sft_stage import SftConfig
 
 
 def test_settings_have_the_type_of_their_default():

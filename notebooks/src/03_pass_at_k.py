@@ -80,7 +80,7 @@ if MODELS is None:
 # embedded training set?
 
 # %%
-from sage_unsloth.evaluation.evaluate import parse_benchmark
+from sage_unsloth.evaluation.evaluator import parse_benchmark
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.overlap import overlap
 
@@ -99,7 +99,7 @@ for benchmark in benchmarks:
 # %%
 import time
 
-from sage_unsloth.evaluation.evaluate import choose_engine, evaluate, parse_model
+from sage_unsloth.evaluation.evaluator import choose_engine, evaluate, parse_model
 from sage_unsloth.evaluation.report import summary
 from sage_unsloth.sampling.engines import SamplingConfig
 

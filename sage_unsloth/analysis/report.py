@@ -294,7 +294,7 @@ def _perplexity(
     from tqdm.auto import tqdm
 
     from sage_unsloth.analysis import perplexity
-    from sage_unsloth.evaluation.evaluate import parse_model
+    from sage_unsloth.evaluation.evaluator import parse_model
     from sage_unsloth.models.weights import model_identity
 
     spec = parse_model(f"baseline={baseline}")

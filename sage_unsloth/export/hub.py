@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from sage_unsloth.export.export import RECORD
+from sage_unsloth.export.exporter import RECORD
 
 
 def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:

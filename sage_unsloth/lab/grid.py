@@ -35,8 +35,8 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_sets import correct_counts, sample_and_grade
-from sage_unsloth.training.rlvr import rlvr
-from sage_unsloth.training.sft import sft
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
 
 THRESHOLDS = (0.8, 1.2, 2.0)
 RATIOS = (0.1, 0.3, 0.5)

@@ -23,8 +23,8 @@ from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.preflight import REPORT, SHARES, signal
-from sage_unsloth.training.rlvr import rlvr
-from sage_unsloth.training.sft import SftConfig, sft
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import read_metrics
 from sage_unsloth.training.starting import (
     EMBEDDED,

@@ -14,7 +14,7 @@ from sage_unsloth.quickstart import QuickstartConfig
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.sampling.engine_choice import why_no_vllm
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import SftConfig
+from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.stage import METRICS
 
 EMBEDDED = BASE_MODEL  # its preset is named after its folder

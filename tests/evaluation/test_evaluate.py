@@ -11,9 +11,8 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.evaluation import evaluate
 from sage_unsloth.evaluation import report as compare
-from sage_unsloth.evaluation.evaluate import ModelSpec, parse_benchmark, parse_model
+from sage_unsloth.evaluation.evaluator import ModelSpec, parse_benchmark, parse_model
 from sage_unsloth.evaluation.figures import plot_differences
 from sage_unsloth.evaluation.metrics import Difference, pass_at_k
 from sage_unsloth.evaluation.record_tables import record_set
@@ -341,7 +340,7 @@ def test_the_order_of_problems_does_not_matter(tmp_path):
     a = samples([[1, 0], [0, 0], [1, 1]], "a")
     b = samples([[1, 1], [0, 0], [1, 0]], "b")
     order = [2, 0, 1]
-    shuffled = evaluate.replace(
+    shuffled = evaluator.replace(
         b, problems=tuple(b.problems[i] for i in order), correct=b.correct[order]
     )
     assert report([a, b], tmp_path)["differences"] == report([a, shuffled], tmp_path)["differences"]
@@ -372,7 +371,7 @@ def test_difference_figure_is_drawn_from_its_table(tmp_path):
 
 
 def test_the_engine_chosen_here():
-    assert evaluate.choose_engine() in evaluate.BATCH_SIZES
+    assert evaluator.choose_engine() in evaluator.BATCH_SIZES
     assert SamplingConfig().num_samples == 256
 
 

@@ -17,7 +17,7 @@ from sage_unsloth.export.adapter_checks import (
     check_parity,
     greedy_answers,
 )
-from sage_unsloth.export.export import export, is_export, origin, read_run
+from sage_unsloth.export.exporter import export, is_export, origin, read_run
 from sage_unsloth.export.hub import push
 from sage_unsloth.export.model_card import final_metrics, model_card
 from sage_unsloth.models import loading as models
@@ -27,7 +27,7 @@ from sage_unsloth.models.merging import save_merged
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
-from sage_unsloth.training.rlvr import rlvr
+from sage_unsloth.training.rlvr_stage import rlvr
 
 BASE = data_folder() / BASE_MODEL
 TOKEN = "hf_secretsecretsecret"

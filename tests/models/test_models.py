@@ -13,7 +13,7 @@ from sage_unsloth.models.tokenizers import PAD_TOKEN, load_tokenizer
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
-from sage_unsloth.training.rlvr import rlvr
+from sage_unsloth.training.rlvr_stage import rlvr
 
 BASE = data_folder() / BASE_MODEL
 RLVR = replace(smoke_config().rlvr, max_steps=1, learning_rate=5e-3)

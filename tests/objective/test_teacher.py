@@ -15,8 +15,8 @@ from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import QuickstartConfig, smoke_config
-from sage_unsloth.training.rlvr import rlvr
-from sage_unsloth.training.sft import sft
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
 BASE = data_folder() / BASE_MODEL

@@ -25,8 +25,8 @@ from sage_unsloth.patch.unsloth_names import CALL_HOOK
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_json
-from sage_unsloth.training.rlvr import rlvr
-from sage_unsloth.training.sft import sft
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
 
 GUIDES = {
     "none": None,

@@ -31,9 +31,9 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.stopping import Terminated, ending, finishing
 from sage_unsloth.sampling.engines import Completion, SamplingConfig
 from sage_unsloth.sampling.record_sets import sample_and_grade
-from sage_unsloth.training.rlvr import rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import SftConfig, sft
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import METRICS, forget_after, read_metrics
 
 BASE = data_folder() / "arithmetic-base"
@@ -467,7 +467,7 @@ before = dict(vars(module))
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.grading.checker import Grade; from sage_unsloth.grading.grader import Grader
-from sage_unsloth.training.rlvr_config import RlvrConfig; from sage_unsloth.training.rlvr import rlvr
+from sage_unsloth.training.rlvr_config import RlvrConfig; from sage_unsloth.training.rlvr_stage import rlvr
 config = RlvrConfig(max_steps={steps}, prompts_per_step=1, max_completion_length=16, max_prompt_length=64, num_generations=2,
                     preflight_prompts=0)
 """

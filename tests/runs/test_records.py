@@ -1,10 +1,10 @@
 """Records survive kills at any byte, and a folder belongs to one run."""
 
 import errno
+import fcntl
 import json
 import logging
 import os
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -257,8 +257,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog, numb
 
 def test_a_disk_that_fills_up_keeps_every_row_before(tmp_path):
     """A limit on the size of a file stands for the full disk: the same OSError, from the same write."""
-    import fcntl
-import subprocess
+    import subprocess
     import sys
 
     path = tmp_path / "metrics.jsonl"

@@ -15,7 +15,7 @@ from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import QuickstartConfig, smoke_config
-from sage_unsloth.training import rlvr as stage
+from sage_unsloth.training import rlvr_stage as stage
 from sage_unsloth.training.algorithms import (
     ALGORITHMS,
     Algorithm,
@@ -24,9 +24,9 @@ from sage_unsloth.training.algorithms import (
     listing,
     markdown_table,
 )
-from sage_unsloth.training.rlvr import rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import sft
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
 EXACT = {"loss_type": "dr_grpo", "scale_rewards": "none", "kl_estimator": "k3-is", "credit": "sequence"}  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     from sage_unsloth.models.embedded import data_folder
     from sage_unsloth.problems import arithmetic
     from sage_unsloth.quickstart import smoke_config
-    from sage_unsloth.training.rlvr import rlvr
+    from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.stage import read_metrics
 
     caplog.set_level("INFO")

@@ -16,9 +16,9 @@ from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.training.rlvr import _guide_text, rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import sft
+from sage_unsloth.training.rlvr_stage import _guide_text, rlvr
+from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
 BASE = data_folder() / BASE_MODEL
@@ -70,7 +70,7 @@ def test_rlvr_trains_an_adapter_and_logs_every_step(whole_run):
 
 
 def test_complete_stages_return_at_once(merged, whole_run, monkeypatch):
-    from sage_unsloth.training import rlvr as module
+    from sage_unsloth.training import rlvr_stage as module
 
     monkeypatch.setattr(
         module, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
@@ -188,7 +188,7 @@ def test_same_data_order_for_every_algorithm(merged, tmp_path, monkeypatch):
 
 
 def test_guide_without_kl_is_refused_before_anything_is_loaded(merged, tmp_path, monkeypatch):
-    from sage_unsloth.training import rlvr as module
+    from sage_unsloth.training import rlvr_stage as module
 
     monkeypatch.setattr(
         module, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")
@@ -212,7 +212,7 @@ def test_a_penalty_that_cannot_be_is_refused_by_the_config(change, message):
 
 def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, monkeypatch):
     """Unsloth fills in None by loss type (DAPO: truncated completions masked, epsilon_high .28); ours are explicit."""
-    from sage_unsloth.training import rlvr as module
+    from sage_unsloth.training import rlvr_stage as module
 
     seen = {}
 
@@ -248,7 +248,7 @@ def test_every_other_setting_reaches_trainer_adapter_and_unsloth(merged, tmp_pat
     """Values that are nobody's default, so that one that is dropped on the way is seen."""
     import os
 
-    from sage_unsloth.training import rlvr as module
+    from sage_unsloth.training import rlvr_stage as module
 
     seen = {}
 
@@ -322,7 +322,7 @@ def test_contradictory_references_are_refused(merged, tmp_path):
 
 def test_a_first_kl_that_is_not_zero_stops_the_run(merged, tmp_path, monkeypatch):
     """The worst case made real: a policy that is not its reference before the first step."""
-    from sage_unsloth.training import rlvr as module
+    from sage_unsloth.training import rlvr_stage as module
 
     load = module.load_policy
 
@@ -463,7 +463,7 @@ def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):
 
 
 def test_a_guide_that_prints_an_address_can_be_resumed():
-    from sage_unsloth.training.rlvr import _guide_text
+    from sage_unsloth.training.rlvr_stage import _guide_text
 
     class Lift:
         def __init__(self, factor):

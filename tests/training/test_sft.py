@@ -12,7 +12,7 @@ from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
-from sage_unsloth.training.sft import SftConfig, sft
+from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import read_metrics
 
 BASE = data_folder() / BASE_MODEL
@@ -50,7 +50,7 @@ class Stop(Exception):
 
 def first_batch(monkeypatch, config, rows, folder):
     """The collated batch that training would begin with."""
-    from sage_unsloth.training import sft as module
+    from sage_unsloth.training import sft_stage as module
 
     seen = {}
 
@@ -107,7 +107,7 @@ def test_killed_run_goes_on_to_the_same_weights(whole_run, tmp_path, monkeypatch
 
 
 def test_killed_while_merging_only_merges(whole_run, tmp_path, monkeypatch):
-    from sage_unsloth.training import sft as module
+    from sage_unsloth.training import sft_stage as module
 
     folder = tmp_path / "run"
     shutil.copytree(whole_run, folder)
@@ -120,7 +120,7 @@ def test_killed_while_merging_only_merges(whole_run, tmp_path, monkeypatch):
 
 
 def test_a_complete_folder_returns_at_once_and_another_run_is_refused(whole_run, monkeypatch):
-    from sage_unsloth.training import sft as module
+    from sage_unsloth.training import sft_stage as module
 
     monkeypatch.setattr(
         module, "load_policy", lambda *a, **k: pytest.fail("nothing is to be loaded")

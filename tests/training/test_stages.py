@@ -81,7 +81,7 @@ def test_rl_trains_from_the_sft_run(sft_run, rl_run, capsys):
 
 
 def test_a_second_run_only_reports(sft_run, rl_run, capsys, monkeypatch):
-    from sage_unsloth.training import rlvr as module
+    from sage_unsloth.training import rlvr_stage as module
 
     monkeypatch.setattr(module, "load_policy", lambda *a, **k: pytest.fail("nothing to load"))
     assert train(sft_run, rl_run) == 0
@@ -96,7 +96,7 @@ def test_changed_settings_are_refused_by_name(sft_run, rl_run, capsys):
 
 def test_a_run_that_trained_no_step_takes_new_settings(sft_run, tmp_path, monkeypatch, capsys):
     """As after running out of memory in the first step: the remedy is another setting."""
-    from sage_unsloth.training import rlvr as module
+    from sage_unsloth.training import rlvr_stage as module
 
     def out_of_memory(*args, **kwargs):
         raise ValueError("no memory left")

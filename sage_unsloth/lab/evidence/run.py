@@ -293,7 +293,7 @@ def work(out: Path, sft_only: bool = False) -> None:
     """One worker: SFT alone, or every run that no other worker holds."""
     from sage_unsloth.models.embedded import settle_process
     from sage_unsloth.patch.loading import load_unsloth
-    from sage_unsloth.training.sft import sft
+    from sage_unsloth.training.sft_stage import sft
 
     recorded = json.loads((out / "benchmark.json").read_text())
     config = BenchmarkConfig(
@@ -325,7 +325,7 @@ def carry_out(task: Task, run: Run | None, out: Path, beta: float | None) -> dic
     from sage_unsloth.models.loading import load_policy
     from sage_unsloth.sampling.engines import TransformersEngine
     from sage_unsloth.sampling.record_sets import sample_and_grade
-    from sage_unsloth.training.rlvr import rlvr
+    from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.stage import read_metrics
 
     merged, adapter, name = out / "sft" / "model", None, SFT if run is None else run.name

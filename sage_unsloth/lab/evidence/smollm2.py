@@ -21,7 +21,7 @@ from sage_unsloth.prompts import REASONING_END
 from sage_unsloth.runs.record import package_version
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import SftConfig
+from sage_unsloth.training.sft_stage import SftConfig
 
 __all__ = ["checker", "fetch_model", "problems", "rlvr_config", "route", "sampling_config", "sft_config"]  # fmt: skip
 

@@ -12,7 +12,7 @@ from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.sft import SftConfig
+from sage_unsloth.training.sft_stage import SftConfig
 
 
 @dataclass(frozen=True, kw_only=True)

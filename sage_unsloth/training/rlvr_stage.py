@@ -22,9 +22,9 @@ from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter
 from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.guides import Guide
-from sage_unsloth.patch.dynamic_sampling import dynamic_sampling
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.patch.settings import check_causal, check_guide, check_teacher
 from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
