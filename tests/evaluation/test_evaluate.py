@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from sage_unsloth.__main__ import main
+from sage_unsloth.evaluation import evaluator
 from sage_unsloth.evaluation import report as compare
 from sage_unsloth.evaluation.evaluator import ModelSpec, parse_benchmark, parse_model
 from sage_unsloth.evaluation.figures import plot_differences

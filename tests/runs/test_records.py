@@ -210,7 +210,7 @@ def test_open_run_forgives_a_kill_while_it_wrote(tmp_path):
 
 def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
     target = tmp_path / "new" / "run"
-    code = f"from sage_unsloth.runs.record import locked\nwith locked({str(target)!r}): print('held', flush=True); input()"
+    code = f"from sage_unsloth.runs.locks import locked\nwith locked({str(target)!r}): print('held', flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[2],

@@ -61,7 +61,7 @@ def test_an_error_and_a_kill_leave_no_result(tmp_path):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
     killed = (
-        "import os, sys\nfrom sage_unsloth.runs.record import whole_folder\n"
+        "import os, sys\nfrom sage_unsloth.runs.files import whole_folder\n"
         "with whole_folder(sys.argv[1]) as partial:\n    partial.mkdir()\n    (partial / 'old').touch()\n    os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", killed, str(tmp_path / "result")], check=False)
@@ -399,7 +399,7 @@ def test_what_our_errors_quote_of_the_disk_hides_them_not():
 def test_a_limit_on_file_sizes_is_said(tmp_path):
     code = (
         "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "from sage_unsloth.runs.record import append_jsonl, locked\n"
+        "from sage_unsloth.runs.files import append_jsonl; from sage_unsloth.runs.locks import locked\n"
         "with locked(sys.argv[1]):\n    append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])\n    append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])"
     )
     path = tmp_path / "rows.jsonl"
