@@ -242,8 +242,8 @@ def _add_evaluate(commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from sage_unsloth.evaluation.report import summary
     from sage_unsloth.evaluation import evaluator
+    from sage_unsloth.evaluation.report import summary
     from sage_unsloth.sampling.engines import SamplingConfig
 
     models = [evaluator.parse_model(text) for text in options.models]
