@@ -17,16 +17,22 @@ HERE = Path(__file__).parent
 DATA = HERE.resolve().parent / "data" / "smoke"
 SOURCES = sorted((HERE / "src").glob("*.py"))
 
-# What each notebook is given at smoke size; they run in one folder, in order, as a user would run them.
+# What each notebook is given at smoke size; they run in one folder, in order, as a user would run
+# them.
 SMOKE = {
     "00_quickstart": "SMOKE = True\nOUT = '00_quickstart'",
-    "01_sft": "from pathlib import Path\nSMOKE = True\nMODEL = 'arithmetic-base'\nOUT = Path('01_sft')\n"
+    "01_sft": "from pathlib import Path\nSMOKE = True\nMODEL = 'arithmetic-base'\nOUT = "
+    "Path('01_sft')\n"
     f"DATA_FILE = {str(DATA / 'openmathreasoning-mini.jsonl')!r}",
-    "02_rlvr": "from pathlib import Path\nSMOKE = True\nSTART = Path('01_sft')\nOUT = Path('02_rlvr')\n"
+    "02_rlvr": "from pathlib import Path\nSMOKE = True\nSTART = Path('01_sft')\nOUT = "
+    "Path('02_rlvr')\n"
     f"DATA_FILE = {str(DATA / 'dapo-math-17k.jsonl')!r}",
-    "03_pass_at_k": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT = Path('03_pass_at_k')\n"
+    "03_pass_at_k": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT "
+    "= "
+    "Path('03_pass_at_k')\n"
     "SAMPLES, PROBLEMS = 4, 4",
-    "04_analysis": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT = Path('04_analysis')\n"
+    "04_analysis": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT = "
+    "Path('04_analysis')\n"
     "GRID = Path('04_grid')",
     "05_theory": "OUT = '05_theory'\nTREES, DRAWS, RUNS, STEPS = 50, 40, 20, 20",
 }
@@ -46,7 +52,9 @@ def cells(notebook: nbformat.NotebookNode) -> list[tuple[str, str]]:
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    """Run every cell in `folder`; progress bars, library banners (stderr) and this machine's paths are not kept."""
+    """Run every cell in `folder`; progress bars, library banners (stderr) and this machine's paths
+    are not kept.
+    """
     NotebookClient(
         notebook, timeout=3600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     ).execute()

@@ -1,4 +1,6 @@
-"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | analyze | benchmark | grid | plan | bench | export | doctor`."""
+"""The command line: `python -m sage_unsloth quickstart | sft | train | evaluate | compare | analyze
+| benchmark | grid | plan | bench | export | doctor`.
+"""
 
 import argparse
 import ast
@@ -12,9 +14,11 @@ from sage_unsloth.runs.text import log_to_terminal, printable, without_secrets
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+    """Parse and run; 0 for success, 1 for a failed check, 2 for bad input (the message says what to
+    do), 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 
-    After a signal, an optimizer step or a batch of completions in flight is finished and saved first; a second one ends at once.
+    After a signal, an optimizer step or a batch of completions in flight is finished and saved
+    first; a second one ends at once.
     """
     parser = argparse.ArgumentParser(prog="python -m sage_unsloth", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -41,10 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
             return options.act(options)
     except (KeyboardInterrupt, Terminated) as stop:
         again = shlex.join(sys.argv[1:] if arguments is None else arguments)
-        print(f"\n{str(stop) or 'stopped'}; to go on: python -m sage_unsloth {again}", file=sys.stderr)  # fmt: skip
+        print(
+            f"\n{str(stop) or 'stopped'}; to go on: python -m sage_unsloth {again}", file=sys.stderr
+        )
         return stop.code if isinstance(stop, Terminated) else 130
     except (ValueError, OSError, RuntimeError) as error:
-        # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other is a defect to trace.
+        # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other
+        # is a defect to trace.
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith(
             "sage_unsloth"
         ):
@@ -80,18 +87,28 @@ def _add_stage(commands, name: str, help: str, out: str, corpus: str) -> argpars
     """What both stages are told."""
     parser = commands.add_parser(name, help=help)
     parser.add_argument(
-        "--out", default=out, help="folder of the run; the same command goes on where it stopped (default: %(default)s)"
-    )  # fmt: skip
+        "--out",
+        default=out,
+        help="folder of the run; the same command goes on where it stopped (default: %(default)s)",
+    )
     parser.add_argument(
         "--data", help=f"{corpus} or arithmetic (default: {corpus}; the embedded model has its own)"
     )
     parser.add_argument(
-        "--path", metavar="FILE", help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns"
-    )  # fmt: skip
+        "--path",
+        metavar="FILE",
+        help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns",
+    )
     parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="settings",
-        help="settings in place of the preset's, such as max_steps=200 learning_rate=1e-5 lora.rank=16",
-    )  # fmt: skip
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="settings",
+        help="settings in place of the preset's, such as max_steps=200 learning_rate=1e-5 "
+        "lora.rank=16",
+    )
     parser.add_argument(
         "--smoke", action="store_true", help="seconds, and only shows that everything works"
     )
@@ -102,9 +119,20 @@ def _add_sft(commands) -> None:
     parser = _add_stage(
         commands, "sft", "stage 1: fine-tune on worked solutions", "runs/sft", "openmath"
     )
-    parser.add_argument("--model", default="qwen2.5-math-7b", help="a preset, a folder or a hub id (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--limit", type=int, help="keep the first so many of the rows that pass the filters")  # fmt: skip
-    parser.add_argument("--held-out", type=int, default=32, help="rows for the comparison before and after (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--model",
+        default="qwen2.5-math-7b",
+        help="a preset, a folder or a hub id (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--limit", type=int, help="keep the first so many of the rows that pass the filters"
+    )
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        default=32,
+        help="rows for the comparison before and after (default: %(default)s)",
+    )
     parser.set_defaults(act=_sft)
 
 
@@ -127,13 +155,31 @@ def _sft(options: argparse.Namespace) -> int:
 
 def _add_train(commands) -> None:
     parser = _add_stage(
-        commands, "train", "stage 2: RL with verifiable rewards, by any algorithm", "runs/train", "dapo"
-    )  # fmt: skip
+        commands,
+        "train",
+        "stage 2: RL with verifiable rewards, by any algorithm",
+        "runs/train",
+        "dapo",
+    )
     parser.add_argument("--list", action="store_true", help="print the algorithms, and stop")
-    parser.add_argument("--algorithm", default="sage-branch", help="a row of --list (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--from", default="runs/sft", dest="start", help="folder of an SFT run, or a preset, a model folder or a hub id (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--limit", type=int, default=2000, help="rows of the data that are looked at (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--memory", type=float, help="of the card, GiB, for the plan (default: this machine's)")  # fmt: skip
+    parser.add_argument(
+        "--algorithm", default="sage-branch", help="a row of --list (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--from",
+        default="runs/sft",
+        dest="start",
+        help="folder of an SFT run, or a preset, a model folder or a hub id (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=2000,
+        help="rows of the data that are looked at (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory", type=float, help="of the card, GiB, for the plan (default: this machine's)"
+    )
     parser.set_defaults(act=_train)
 
 
@@ -166,12 +212,15 @@ def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
     """`["max_steps=200", "lora.rank=16"]` as fields of a config, each of the type of its default.
 
     Raises:
-        ValueError: not NAME=VALUE, an unknown name (with the names that there are), or a value of another type.
+        ValueError: not NAME=VALUE, an unknown name (with the names that there are), or a value of
+            another type.
     """
     from dataclasses import fields, replace
 
     known = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
-    known |= {f"lora.{field.name}": getattr(defaults.lora, field.name) for field in fields(defaults.lora)}  # fmt: skip
+    known |= {
+        f"lora.{field.name}": getattr(defaults.lora, field.name) for field in fields(defaults.lora)
+    }
     del known["lora"]
     found: dict[str, Any] = {}
     for text in texts:
@@ -202,14 +251,22 @@ def _add_evaluate(commands) -> None:
         help="pass@k with intervals of models on benchmarks; goes on where it was stopped",
     )
     parser.add_argument(
-        "--models", nargs="+", required=True, metavar="NAME=PATH[+ADAPTER]",
-        help="model folder or hub id, and a LoRA folder to put on it; one name twice: training seeds of one method",
-    )  # fmt: skip
+        "--models",
+        nargs="+",
+        required=True,
+        metavar="NAME=PATH[+ADAPTER]",
+        help="model folder or hub id, and a LoRA folder to put on it; one name twice: training "
+        "seeds of one method",
+    )
     parser.add_argument(
-        "--benchmarks", nargs="+", required=True, metavar="NAME[=FILE]",
-        help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, reasoning-gym:TASK and so on; "
+        "--benchmarks",
+        nargs="+",
+        required=True,
+        metavar="NAME[=FILE]",
+        help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, "
+        "reasoning-gym:TASK and so on; "
         "with a file: a local copy, or problems of your own",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--data", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
     )
@@ -218,8 +275,12 @@ def _add_evaluate(commands) -> None:
         "--n", type=int, default=256, help="samples of each problem (default: %(default)s)"
     )
     parser.add_argument("--problems", type=int, help="only the first so many of each benchmark")
-    parser.add_argument("--engine", choices=("auto", "vllm", "transformers"), default="auto",
-                        help="auto: vllm where there are a GPU and the package")  # fmt: skip
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "vllm", "transformers"),
+        default="auto",
+        help="auto: vllm where there are a GPU and the package",
+    )
     parser.add_argument("--batch", type=int, help="completions drawn together (64; with vllm 4096)")
     for name, kind, default, text in (
         ("temperature", float, 0.3, ""),
@@ -305,16 +366,49 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _add_analyze(commands) -> None:
     parser = commands.add_parser(
-        "analyze", help="patterns, training dynamics, case studies, perplexity and where the guide acts, of finished runs"
-    )  # fmt: skip
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of quickstart, train, grid or evaluate, or record sets (.jsonl)")  # fmt: skip
+        "analyze",
+        help="patterns, training dynamics, case studies, perplexity and where the guide acts, of "
+        "finished runs",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folders of quickstart, train, grid or evaluate, or record sets (.jsonl)",
+    )
     parser.add_argument("--out", default="runs/analysis", help="folder (default: %(default)s)")
-    parser.add_argument("--against", metavar="NAME", help="model that others are compared with (the first one)")  # fmt: skip
-    parser.add_argument("--pattern", nargs="+", action="extend", default=[], metavar="NAME=REGEX", help="further patterns to look for in correct solutions")  # fmt: skip
-    parser.add_argument("--perplexity", metavar="PATH[+ADAPTER]", help="score the responses under this baseline model; goes on where it was stopped")  # fmt: skip
-    parser.add_argument("--responses", type=int, default=64, help="of each problem and model that are scored (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--page", action="store_true", help="score the case studies under the runs that had a guide, and show its tokens")  # fmt: skip
-    parser.add_argument("--data", metavar="FOLDER", help="local copies of the benchmarks, for the texts of the problems")  # fmt: skip
+    parser.add_argument(
+        "--against", metavar="NAME", help="model that others are compared with (the first one)"
+    )
+    parser.add_argument(
+        "--pattern",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=REGEX",
+        help="further patterns to look for in correct solutions",
+    )
+    parser.add_argument(
+        "--perplexity",
+        metavar="PATH[+ADAPTER]",
+        help="score the responses under this baseline model; goes on where it was stopped",
+    )
+    parser.add_argument(
+        "--responses",
+        type=int,
+        default=64,
+        help="of each problem and model that are scored (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="score the case studies under the runs that had a guide, and show its tokens",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        help="local copies of the benchmarks, for the texts of the problems",
+    )
     parser.set_defaults(act=_analyze)
 
 
@@ -341,17 +435,62 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _add_benchmark(commands) -> None:
-    parser = commands.add_parser("benchmark", help="every algorithm over training seeds, with a verdict on each claim of the paper")  # fmt: skip
-    parser.add_argument("--model", default="arithmetic", help="the task: arithmetic, or smollm2 with problems of reasoning-gym (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--algorithms", nargs="+", default=[], metavar="NAME", help="rows of train --list, or all; grpo must be among them (default: the task's, which two cores train in 100 minutes)")  # fmt: skip
-    parser.add_argument("--seeds", type=int, metavar="COUNT", help="training seeds of each (default: the task's, 8 for arithmetic and 1 for smollm2)")  # fmt: skip
-    parser.add_argument("--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--grid-seeds", type=int, metavar="COUNT", help="of these, how many train the threshold x ratio grid (default: the task's; 0 for none)")  # fmt: skip
-    parser.add_argument("--beta", type=float, help="KL coefficient of all algorithms that have a KL term (default: the paper's 0.05)")  # fmt: skip
-    parser.add_argument("--workers", type=int, help="processes (default: one for each core, or one where there is a GPU)")  # fmt: skip
-    parser.add_argument("--out", help="folder; the same command goes on where it stopped, and takes more seeds and algorithms (default: runs/benchmark-MODEL)")  # fmt: skip
-    parser.add_argument("--report", action="store_true", help="only report on the seeds that are complete")  # fmt: skip
-    parser.add_argument("--smoke", action="store_true", help="two steps of each, and only shows that everything works")  # fmt: skip
+    parser = commands.add_parser(
+        "benchmark",
+        help="every algorithm over training seeds, with a verdict on each claim of the paper",
+    )
+    parser.add_argument(
+        "--model",
+        default="arithmetic",
+        help="the task: arithmetic, or smollm2 with problems of reasoning-gym (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="rows of train --list, or all; grpo must be among them (default: the task's, which "
+        "two cores train in 100 minutes)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        metavar="COUNT",
+        help="training seeds of each (default: the task's, 8 for arithmetic and 1 for smollm2)",
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--grid-seeds",
+        type=int,
+        metavar="COUNT",
+        help="of these, how many train the threshold x ratio grid (default: the task's; 0 for none)",
+    )
+    parser.add_argument(
+        "--beta",
+        type=float,
+        help="KL coefficient of all algorithms that have a KL term (default: the paper's 0.05)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes (default: one for each core, or one where there is a GPU)",
+    )
+    parser.add_argument(
+        "--out",
+        help="folder; the same command goes on where it stopped, and takes more seeds and "
+        "algorithms (default: runs/benchmark-MODEL)",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="only report on the seeds that are complete"
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="two steps of each, and only shows that everything works",
+    )
     parser.set_defaults(act=_benchmark)
 
 
@@ -384,15 +523,53 @@ def _benchmark(options: argparse.Namespace) -> int:
 
 
 def _add_grid(commands) -> None:
-    parser = commands.add_parser("grid", help="threshold x ratio of the Branch guide on the embedded task, beside plain GRPO")  # fmt: skip
-    parser.add_argument("--out", default="runs/grid", help="folder; the same command goes on where it stopped, and takes cells that are there (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.8, 1.2, 2.0], help="nats (default: the paper's, %(default)s)")  # fmt: skip
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.3, 0.5], help="per nat (default: the paper's, %(default)s)")  # fmt: skip
-    parser.add_argument("--seeds", type=int, nargs="+", default=[3407], help="training seeds of every cell (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--floor-seeds", type=int, default=3, metavar="COUNT", help="training seeds of plain GRPO, the cells' own and more: its spread is the noise (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--steps", type=int, help="optimizer steps of each run (default: the quickstart's 100)")  # fmt: skip
-    parser.add_argument("--n", type=int, help="samples of each problem (default: the quickstart's 64)")  # fmt: skip
-    parser.add_argument("--smoke", action="store_true", help="a minute or two, and only shows that everything works")  # fmt: skip
+    parser = commands.add_parser(
+        "grid", help="threshold x ratio of the Branch guide on the embedded task, beside plain GRPO"
+    )
+    parser.add_argument(
+        "--out",
+        default="runs/grid",
+        help="folder; the same command goes on where it stopped, and takes cells that are there "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--thresholds",
+        type=float,
+        nargs="+",
+        default=[0.8, 1.2, 2.0],
+        help="nats (default: the paper's, %(default)s)",
+    )
+    parser.add_argument(
+        "--ratios",
+        type=float,
+        nargs="+",
+        default=[0.1, 0.3, 0.5],
+        help="per nat (default: the paper's, %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[3407],
+        help="training seeds of every cell (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--floor-seeds",
+        type=int,
+        default=3,
+        metavar="COUNT",
+        help="training seeds of plain GRPO, the cells' own and more: its spread is the noise "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, help="optimizer steps of each run (default: the quickstart's 100)"
+    )
+    parser.add_argument(
+        "--n", type=int, help="samples of each problem (default: the quickstart's 64)"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a minute or two, and only shows that everything works"
+    )
     parser.set_defaults(act=_grid)
 
 
@@ -422,16 +599,38 @@ def _grid(options: argparse.Namespace) -> int:
 
 
 def _add_plan(commands) -> None:
-    plan = commands.add_parser("plan", help="what an RL run needs and whether it fits, before anything is loaded")  # fmt: skip
-    plan.add_argument("--model", help="a preset, a folder or a hub id; without it, the table of all presets and cards")  # fmt: skip
-    plan.add_argument("--memory", type=float, help="of the card, GiB; 16, 24, 40, 48 and 80 mean such a card (default: this machine's)")  # fmt: skip
-    plan.add_argument("--steps", type=int, default=1000, help="optimizer steps (default: %(default)s)")  # fmt: skip
+    plan = commands.add_parser(
+        "plan", help="what an RL run needs and whether it fits, before anything is loaded"
+    )
+    plan.add_argument(
+        "--model",
+        help="a preset, a folder or a hub id; without it, the table of all presets and cards",
+    )
+    plan.add_argument(
+        "--memory",
+        type=float,
+        help="of the card, GiB; 16, 24, 40, 48 and 80 mean such a card (default: this machine's)",
+    )
+    plan.add_argument(
+        "--steps", type=int, default=1000, help="optimizer steps (default: %(default)s)"
+    )
     plan.add_argument("--rows", type=int, help="of the training data")
     plan.add_argument("--first-step-seconds", type=float, help="measured, for the time of the run")
-    for name in ("prompts-per-step", "num-generations", "max-prompt-length", "max-completion-length", "micro-batch", "lora-rank"):  # fmt: skip
+    for name in (
+        "prompts-per-step",
+        "num-generations",
+        "max-prompt-length",
+        "max-completion-length",
+        "micro-batch",
+        "lora-rank",
+    ):
         plan.add_argument(f"--{name}", type=int, help="instead of the preset's")
-    plan.add_argument("--weight-bits", type=int, choices=(4, 16, 32), help="instead of the preset's")  # fmt: skip
-    plan.add_argument("--rollouts", choices=("vllm", "transformers"), help="instead of the preset's")  # fmt: skip
+    plan.add_argument(
+        "--weight-bits", type=int, choices=(4, 16, 32), help="instead of the preset's"
+    )
+    plan.add_argument(
+        "--rollouts", choices=("vllm", "transformers"), help="instead of the preset's"
+    )
     plan.set_defaults(act=_plan)
 
 
@@ -443,30 +642,66 @@ def _plan(options: argparse.Namespace) -> int:
     if options.model is None:
         show_table(plan.what_fits())
         return 0
-    names = ("prompts_per_step", "num_generations", "max_prompt_length", "max_completion_length", "micro_batch", "lora_rank", "weight_bits")  # fmt: skip
+    names = (
+        "prompts_per_step",
+        "num_generations",
+        "max_prompt_length",
+        "max_completion_length",
+        "micro_batch",
+        "lora_rank",
+        "weight_bits",
+    )
     changes = {name: getattr(options, name) for name in names}
     if options.rollouts is not None:
         changes["use_vllm"] = options.rollouts == "vllm"
     model = model_preset(options.model)
     memory = plan.memory_of_card(options.memory)
     setup = plan.plan_setup(model, memory, **changes)
-    print(plan.report(setup, model.name, memory, options.steps, options.rows, options.first_step_seconds))  # fmt: skip
+    print(
+        plan.report(
+            setup, model.name, memory, options.steps, options.rows, options.first_step_seconds
+        )
+    )
     if memory is not None:
         plan.check_fits(setup, memory)
     return 0
 
 
 def _add_bench(commands) -> None:
-    bench = commands.add_parser("bench", help="what a guide costs in time and memory, beside GRPO and a loss that keeps all logits")  # fmt: skip
-    bench.add_argument("--small", action="store_true", help="minutes on a CPU (the default without a GPU): hidden 256, length 128")  # fmt: skip
+    bench = commands.add_parser(
+        "bench",
+        help="what a guide costs in time and memory, beside GRPO and a loss that keeps all logits",
+    )
+    bench.add_argument(
+        "--small",
+        action="store_true",
+        help="minutes on a CPU (the default without a GPU): hidden 256, length 128",
+    )
     bench.add_argument("--hidden", type=int, nargs="+", help="hidden sizes (3584 on a GPU)")
     bench.add_argument("--length", type=int, nargs="+", help="completion tokens (2048 on a GPU)")
     bench.add_argument("--vocabulary", type=int, nargs="+", help="tokens (151936)")
     bench.add_argument("--batch", type=int, nargs="+", help="completions of a pass (8)")
-    bench.add_argument("--variants", nargs="+", metavar="NAME", help="algorithms beside grpo, and materialised (default: the paper's guides, and materialised)")  # fmt: skip
-    bench.add_argument("--rounds", type=int, default=4, help="over all variants (default: %(default)s)")  # fmt: skip
-    bench.add_argument("--steps", type=int, default=2, help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)")  # fmt: skip
-    bench.add_argument("--growth", action="store_true", help="also how cost grows with length, batch, vocabulary, iterations, accumulation")  # fmt: skip
+    bench.add_argument(
+        "--variants",
+        nargs="+",
+        metavar="NAME",
+        help="algorithms beside grpo, and materialised (default: the paper's guides, and "
+        "materialised)",
+    )
+    bench.add_argument(
+        "--rounds", type=int, default=4, help="over all variants (default: %(default)s)"
+    )
+    bench.add_argument(
+        "--steps",
+        type=int,
+        default=2,
+        help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)",
+    )
+    bench.add_argument(
+        "--growth",
+        action="store_true",
+        help="also how cost grows with length, batch, vocabulary, iterations, accumulation",
+    )
     bench.add_argument(
         "--log-entropy",
         action="store_true",
@@ -488,7 +723,16 @@ def _bench(options: argparse.Namespace) -> int:
     fields = ("hidden", "vocabulary", "length", "batch")
     values = (getattr(options, name) or [getattr(default, name)] for name in fields)
     sizes = [bench.Size(**dict(zip(fields, row, strict=True))) for row in product(*values)]
-    report = bench.run(options.out, sizes, names=options.variants, rounds=options.rounds, steps=options.steps, growth=options.growth, threads=options.threads, log_entropy=options.log_entropy)  # fmt: skip
+    report = bench.run(
+        options.out,
+        sizes,
+        names=options.variants,
+        rounds=options.rounds,
+        steps=options.steps,
+        growth=options.growth,
+        threads=options.threads,
+        log_entropy=options.log_entropy,
+    )
     print(f"\n{bench_report.conditions(report)}\n")
     for title, rows in bench_report.tables(report).items():
         print(title)
@@ -501,16 +745,25 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _add_export(commands) -> None:
-    export = commands.add_parser("export", help="a run's result as an adapter, a merged model, GGUF, or on the hub")  # fmt: skip
+    export = commands.add_parser(
+        "export", help="a run's result as an adapter, a merged model, GGUF, or on the hub"
+    )
     export.add_argument("run", help="folder of an SFT or RL run")
     export.add_argument("--to", required=True, choices=("adapter", "merged", "gguf", "hub"))
     export.add_argument("--out", help="new folder (default: export-KIND in the run's)")
-    export.add_argument("--model", help="the model that the run started from, where run.json does not name it")  # fmt: skip
+    export.add_argument(
+        "--model", help="the model that the run started from, where run.json does not name it"
+    )
     export.add_argument("--base-id", help="hub id of the model that the adapter belongs on")
     export.add_argument("--report", help="an evaluation's report.json, for the model card")
     export.add_argument("--quantization", default="q4_k_m", help="of GGUF (default: %(default)s)")
     export.add_argument("--repo-id", help="for --to hub: owner/name")
-    export.add_argument("--kind", default="adapter", choices=("adapter", "merged", "gguf"), help="for --to hub: what is pushed (default: %(default)s)")  # fmt: skip
+    export.add_argument(
+        "--kind",
+        default="adapter",
+        choices=("adapter", "merged", "gguf"),
+        help="for --to hub: what is pushed (default: %(default)s)",
+    )
     export.add_argument("--public", action="store_true", help="for --to hub: visible to everyone")
     export.set_defaults(act=_export)
 
@@ -530,8 +783,16 @@ def _export(options: argparse.Namespace) -> int:
     # A push that failed goes on from the export that it made.
     if not (hub and stage.is_export(out, kind, options.repo_id)):
         run = stage.read_run(options.run, options.model)
-        report = None if options.report is None else json.loads(Path(options.report).read_text())  # fmt: skip
-        stage.export(run, kind, out, name=options.repo_id, base_id=options.base_id, report=report, quantization=options.quantization)  # fmt: skip
+        report = None if options.report is None else json.loads(Path(options.report).read_text())
+        stage.export(
+            run,
+            kind,
+            out,
+            name=options.repo_id,
+            base_id=options.base_id,
+            report=report,
+            quantization=options.quantization,
+        )
     print(f"written to {out}")
     if hub:
         print(push(out, options.repo_id, private=not options.public))

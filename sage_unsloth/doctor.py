@@ -1,4 +1,6 @@
-"""`python -m sage_unsloth doctor`: what this machine has, what is missing, and what to do, before any model is loaded."""
+"""`python -m sage_unsloth doctor`: what this machine has, what is missing, and what to do, before
+any model is loaded.
+"""
 
 import importlib.metadata
 import os
@@ -134,7 +136,11 @@ def _grader() -> Check:
         return Check(FAIL, "grader", str(error), "reinstall math-verify")
     if found is Grade.CORRECT:
         closed = [name for name, layer in LAYERS.items() if layer in kept_from]
-        kernel = f"the kernel denies it {', '.join(closed)}" if closed else "the kernel denies it nothing, Python alone does"  # fmt: skip
+        kernel = (
+            f"the kernel denies it {', '.join(closed)}"
+            if closed
+            else "the kernel denies it nothing, Python alone does"
+        )
         return Check(OK, "grader", f"math-verify grades in a worker process; {kernel}")
     return Check(FAIL, "grader", f"2/4 against 1/2 came out {found.value}", "reinstall math-verify")
 
@@ -150,7 +156,10 @@ def _device() -> Iterator[Check]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         major, minor = properties.major, properties.minor
-        name = f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, compute capability {major}.{minor}"
+        name = (
+            f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, compute capability "
+            f"{major}.{minor}"
+        )
         if major < 7:
             yield Check(
                 FAIL, f"cuda:{index}", name, "Unsloth needs compute capability 7.0 or newer"

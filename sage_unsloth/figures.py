@@ -1,4 +1,5 @@
-"""Figures, each drawn from a table that is saved beside it: a PNG for looking, a CSV for anything else.
+"""Figures, each drawn from a table that is saved beside it: a PNG for looking, a CSV for anything
+else.
 
 Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ too.
 """
@@ -47,7 +48,9 @@ def new_figure(panels: int):
 def save_figure(
     figure, axes, path: str | Path, rows: Sequence[Mapping], note: str, dpi: int = 130
 ) -> Path:
-    """The PNG, with the legend of its first axes above and the note below, and `rows` as a CSV beside it."""
+    """The PNG, with the legend of its first axes above and the note below, and `rows` as a CSV
+    beside it.
+    """
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     figure.supxlabel(note, fontsize=8, color="#555555")

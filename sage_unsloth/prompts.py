@@ -1,7 +1,8 @@
 """The one place for the tags, the system prompt and the chat template.
 
-Training, evaluation and grading all read them from here, so the prompt that a model is evaluated on is, byte for byte,
-the prompt that it was trained on. Wording and template follow the paper's two stages.
+Training, evaluation and grading all read them from here, so the prompt that a model is evaluated on
+is, byte for byte, the prompt that it was trained on. Wording and template follow the paper's two
+stages.
 """
 
 REASONING_START = "<start_working_out>"
@@ -39,11 +40,13 @@ def render_prompt(tokenizer, problem: str) -> str:
     """The text that generation continues, ending in the opened working-out tag.
 
     Raises:
-        ValueError: the tokenizer has no EOS token, which the template puts behind the system prompt.
+        ValueError: the tokenizer has no EOS token, which the template puts behind the system
+            prompt.
     """
     if tokenizer.eos_token is None:
         raise ValueError(
-            "the tokenizer must have an EOS token because the chat template ends each turn with it; got None; "
+            "the tokenizer must have an EOS token because the chat template ends each turn with "
+            "it; got None; "
             "set tokenizer.eos_token"
         )
     return tokenizer.apply_chat_template(

@@ -1,7 +1,9 @@
-"""The whole method in minutes on a CPU: SFT, then GRPO and SAGE-Branch side by side, then pass@k of each.
+"""The whole method in minutes on a CPU: SFT, then GRPO and SAGE-Branch side by side, then pass@k of
+each.
 
-The embedded arithmetic task and its tiny base model take the place of DAPO-Math-17K and Qwen2.5-Math-7B. The functions are those
-that a GPU run calls, and RL goes through Unsloth's generated trainer and fast loss, LoRA and graded rewards on either.
+The embedded arithmetic task and its tiny base model take the place of DAPO-Math-17K and
+Qwen2.5-Math-7B. The functions are those that a GPU run calls, and RL goes through Unsloth's
+generated trainer and fast loss, LoRA and graded rewards on either.
 """
 
 import json
@@ -32,7 +34,8 @@ from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import read_metrics
 
-# GRPO runs under a guide of 1 (ratio 0): the same loss to the last bits, with its entropy measured as well.
+# GRPO runs under a guide of 1 (ratio 0): the same loss to the last bits, with its entropy measured
+# as well.
 ALGORITHMS: dict[str, Guide] = {"GRPO": BranchGuide(ratio=0.0), "SAGE-Branch": BranchGuide()}
 
 
@@ -89,8 +92,8 @@ def smoke_config() -> QuickstartConfig:
 def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, Any]:
     """Run or resume the quickstart in the folder `out` and return the report.
 
-    Leaves `report.json`, `pass_at_k.png`, `training.png` (a CSV beside each), `samples/<model>.jsonl`, and the trained
-    models. A folder that is complete is only reported.
+    Leaves `report.json`, `pass_at_k.png`, `training.png` (a CSV beside each),
+    `samples/<model>.jsonl`, and the trained models. A folder that is complete is only reported.
 
     Raises:
         ValueError: the folder holds another run's settings, or another process writes to it.
@@ -144,7 +147,8 @@ def _run(out: str | Path, config: QuickstartConfig) -> dict[str, Any]:
     metrics = {name: read_metrics(out / name.lower()) for name in ALGORITHMS}
     report["training"] = {name: _training_summary(steps) for name, steps in metrics.items()}
     note = (
-        f"{len(rows)} held-out problems, {config.sampling.num_samples} samples each at T = {config.sampling.temperature:g}; "
+        f"{len(rows)} held-out problems, {config.sampling.num_samples} samples each at T = "
+        f"{config.sampling.temperature:g}; "
         "bands: 95 % bootstrap over problems; one training seed"
     )
     curves = {title: _curves(report, title) for title in report["pass_at_k"]}
@@ -157,7 +161,8 @@ def _run(out: str | Path, config: QuickstartConfig) -> dict[str, Any]:
     report["environment"] = environment()
     write_json(report_path, report)
     print(
-        f"\n{summary(report)}\n\nWritten to {out}: report.json, pass_at_k.png, training.png, samples/"
+        f"\n{summary(report)}\n\nWritten to {out}: report.json, pass_at_k.png, training.png, "
+        f"samples/"
     )
     return report
 
@@ -177,21 +182,26 @@ def plan(config: QuickstartConfig, out: Path) -> str:
     return "\n".join(
         [
             f"Quickstart -> {out}",
-            f"  1. SFT          {config.sft.max_steps} steps of {config.sft.batch_size} worked solutions",
+            f"  1. SFT          {config.sft.max_steps} steps of {config.sft.batch_size} worked "
+            f"solutions",
             *(
                 f"  {i}. {name:<12} {rlvr_config.max_steps} steps of {completions} completions "
                 f"({rlvr_config.prompts_per_step} problems x {rlvr_config.num_generations})"
                 for i, name in enumerate(ALGORITHMS, 2)
             ),
-            f"  {len(ALGORITHMS) + 2}. pass@k       {len(MODELS)} models x {problems} held-out problems x "
+            f"  {len(ALGORITHMS) + 2}. pass@k       {len(MODELS)} models x {problems} held-out "
+            f"problems x "
             f"{sampling.num_samples} samples = {total:,} completions",
-            f"Estimate: {max(1, round(estimate / 60))} min ({MEASURED_ON}); the bars show this machine's own pace.",
-            "Stop it whenever you like: the step in flight is saved first, and the same command goes on from there.\n",
+            f"Estimate: {max(1, round(estimate / 60))} min ({MEASURED_ON}); the bars show this "
+            f"machine's own pace.",
+            "Stop it whenever you like: the step in flight is saved first, and the same command "
+            "goes on from there.\n",
         ]
     )
 
 
-# Seconds of one SFT row, one completion in RL and one in the evaluation, as this program measured them (report.json, seconds_this_time), for the plan's estimate.
+# Seconds of one SFT row, one completion in RL and one in the evaluation, as this program measured
+# them (report.json, seconds_this_time), for the plan's estimate.
 MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
 
 
@@ -201,7 +211,9 @@ SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
 def make_report(
     config: QuickstartConfig, rows: list[dict], samples: dict[str, list[dict]]
 ) -> dict[str, Any]:
-    """pass@k with intervals for all problems and each family, paired differences, and how the problems were solved."""
+    """pass@k with intervals for all problems and each family, paired differences, and how the
+    problems were solved.
+    """
     n = config.sampling.num_samples
     ks = [2**i for i in range(n.bit_length()) if 2**i <= n]
     present = {row["family"] for row in rows}
@@ -312,14 +324,17 @@ def summary(report: dict[str, Any]) -> str:
         )
     lines.append("")
     lines.append(
-        "Intervals: 95 %, bootstrap over problems, paired for differences. Each method was trained with one seed,"
+        "Intervals: 95 %, bootstrap over problems, paired for differences. Each method was "
+        "trained with one seed,"
     )
     lines.append("so a difference between methods says nothing about other seeds.")
     return "\n".join(line.rstrip() for line in lines)
 
 
 def spread(rows: list[dict], count: int | None) -> list[dict]:
-    """`count` rows spread evenly over the list, so that every family is among them; all of them for None."""
+    """`count` rows spread evenly over the list, so that every family is among them; all of them for
+    None.
+    """
     if count is None or count >= len(rows):
         return rows
     by_family = sorted(rows, key=lambda row: row["family"])

@@ -1,4 +1,6 @@
-"""A tiny random model under Unsloth's own generated trainer: nothing that matters is replaced by a stand-in."""
+"""A tiny random model under Unsloth's own generated trainer: nothing that matters is replaced by a
+stand-in.
+"""
 
 import os
 import tempfile
@@ -26,7 +28,9 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz 0123456789+=?"]
 
 @pytest.fixture(scope="session", autouse=True)
 def no_secret_is_written(tmp_path_factory):
-    """Every run of the whole session has tokens in its environment: at the end they are in no file that it left."""
+    """Every run of the whole session has tokens in its environment: at the end they are in no file
+    that it left.
+    """
     yield
     found = files_with_canary(tmp_path_factory.getbasetemp())
     assert not found, f"a token was written to {found}"
@@ -54,7 +58,9 @@ def make_tokenizer():
 
 @pytest.fixture
 def make_trainer(unsloth_module, tmp_path):
-    """A factory of trainers over a two-layer Qwen2 with LoRA; keyword arguments go to GRPOConfig."""
+    """A factory of trainers over a two-layer Qwen2 with LoRA; keyword arguments go to
+    GRPOConfig.
+    """
     return partial(build_trainer, output_dir=str(tmp_path / "out"))
 
 
@@ -81,13 +87,29 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
     from sage_unsloth.patch.loading import prepare_for_cpu
 
     defaults = dict(
-        output_dir=output_dir, per_device_train_batch_size=8, num_generations=4, max_steps=4,
-        max_completion_length=12, logging_steps=1, report_to="none", beta=0.05, use_cpu=True, learning_rate=5e-3,
-        bf16=False, fp16=False, save_strategy="no", use_bias_correction_kl=False, seed=3407, disable_tqdm=True,
-        loss_type="grpo", gradient_checkpointing=False, max_grad_norm=0,
-        # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a different text.
+        output_dir=output_dir,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_steps=4,
+        max_completion_length=12,
+        logging_steps=1,
+        report_to="none",
+        beta=0.05,
+        use_cpu=True,
+        learning_rate=5e-3,
+        bf16=False,
+        fp16=False,
+        save_strategy="no",
+        use_bias_correction_kl=False,
+        seed=3407,
+        disable_tqdm=True,
+        loss_type="grpo",
+        gradient_checkpointing=False,
+        max_grad_norm=0,
+        # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a
+        # different text.
         generation_kwargs={"suppress_tokens": [1]},
-    )  # fmt: skip
+    )
     rows = [
         {"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)
     ]
@@ -104,17 +126,27 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
 
 
 def tiny_model(lora_noise):
-    """Qwen2, two layers of width 48, float32, with LoRA whose B is noise: a policy that differs from its reference."""
+    """Qwen2, two layers of width 48, float32, with LoRA whose B is noise: a policy that differs
+    from its reference.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(LETTERS) + 2, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.25, eos_token_id=0, pad_token_id=1,
+        vocab_size=len(LETTERS) + 2,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.25,
+        eos_token_id=0,
+        pad_token_id=1,
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
     model = get_peft_model(Qwen2ForCausalLM(config), lora)
     for name, parameter in model.named_parameters():
@@ -129,7 +161,9 @@ def _length_modulo_five(completions, **_):
 
 @pytest.fixture(scope="session")
 def exact_first_kl():
-    """How near 0 the first step's KL must be: exactly 0 where scoring and gradient pass run the same kernels."""
+    """How near 0 the first step's KL must be: exactly 0 where scoring and gradient pass run the
+    same kernels.
+    """
     import importlib.metadata
 
     from packaging.version import Version

@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 tests/distributed_worker.py FOLDER
 
-The tiny model's global batch is the same for any number of processes: what is sampled is a function of step, prompt and place in the group.
+The tiny model's global batch is the same for any number of processes: what is sampled is a function
+of step, prompt and place in the group.
 """
 
 import os
@@ -74,7 +75,9 @@ def trained(trainer):
 
 
 def fix_rollouts(trainer):
-    """Completions by step, prompt and place in the group: 1 to 12 tokens, every second one ended by <eos>."""
+    """Completions by step, prompt and place in the group: 1 to 12 tokens, every second one ended by
+    <eos>.
+    """
     size = trainer.num_generations
 
     def single_turn(prompt_ids, *_, **__):
@@ -89,7 +92,9 @@ def fix_rollouts(trainer):
 
 
 def run(name, folder):
-    """What one case leaves: logs, gradients by step, weights, and what a recorded guide returned."""
+    """What one case leaves: logs, gradients by step, weights, and what a recorded guide
+    returned.
+    """
     settings, options = CASES[name]
     share = ROWS // int(os.environ.get("WORLD_SIZE", "1"))
     accumulation = settings.get("gradient_accumulation_steps", 1)
@@ -128,12 +133,24 @@ def unaveraged(folder):
 
 
 def stage(folder):
-    """The real command in every process: once as a whole; once with SIGTERM for one process in the third step, and started again."""
+    """The real command in every process: once as a whole; once with SIGTERM for one process in the
+    third step, and started again.
+    """
 
     def train(out):
         return __main__.main(
-            ["train", "--algorithm", "sage-branch", "--from", "arithmetic-base", "--out", f"{folder}/{out}", "--set", *STAGE]
-        )  # fmt: skip
+            [
+                "train",
+                "--algorithm",
+                "sage-branch",
+                "--from",
+                "arithmetic-base",
+                "--out",
+                f"{folder}/{out}",
+                "--set",
+                *STAGE,
+            ]
+        )
 
     def stopped(self, signals, *, step, **time):
         if step == 2 and os.environ["RANK"] == "1":

@@ -1,7 +1,9 @@
-"""Grades answers that nobody would write, and reports what became of them: `python tests/fuzz_grading.py --count 10000`.
+"""Grades answers that nobody would write, and reports what became of them: `python
+tests/fuzz_grading.py --count 10000`.
 
-Every answer must get a grade, within the limit, whatever it does to its worker; this process must neither die nor grow. The answers
-come from a seed alone, so an answer that breaks something can be made again by its number: `--start NUMBER --count 1`.
+Every answer must get a grade, within the limit, whatever it does to its worker; this process must
+neither die nor grow. The answers come from a seed alone, so an answer that breaks something can be
+made again by its number: `--start NUMBER --count 1`.
 """
 
 import argparse
@@ -83,19 +85,56 @@ def expression(rng: random.Random, depth: int = 0) -> str:
             (str(rng.randrange(100)), "x", "y", r"\pi", "e", "i", f"{rng.random():.3f}")
         )
     a, b = expression(rng, depth + 1), expression(rng, depth + 1)
-    return rng.choice((
-        rf"\frac{{{a}}}{{{b}}}", rf"\sqrt{{{a}}}", f"({a})^{{{b}}}", f"{a} + {b}", f"{a} - {b}", rf"{a} \cdot {b}", f"({a}, {b})",
-        rf"\{{{a}, {b}\}}", rf"\left[{a}, {b}\right)", f"{a} = {b}", rf"\sin({a})", rf"\log_{{{a}}}({b})", f"{a}!", f"|{a}|",
-        rf"\begin{{pmatrix}}{a} & {b}\\{b} & {a}\end{{pmatrix}}", rf"\int_0^{{{a}}} {b} dx", rf"\sum_{{n=1}}^{{{a}}} {b}",
-        rf"{a} \cup {b}", rf"x \in {a}", rf"\binom{{{a}}}{{{b}}}", rf"\lim_{{x\to {a}}} {b}", rf"{a} \le {b}",
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            rf"\frac{{{a}}}{{{b}}}",
+            rf"\sqrt{{{a}}}",
+            f"({a})^{{{b}}}",
+            f"{a} + {b}",
+            f"{a} - {b}",
+            rf"{a} \cdot {b}",
+            f"({a}, {b})",
+            rf"\{{{a}, {b}\}}",
+            rf"\left[{a}, {b}\right)",
+            f"{a} = {b}",
+            rf"\sin({a})",
+            rf"\log_{{{a}}}({b})",
+            f"{a}!",
+            f"|{a}|",
+            rf"\begin{{pmatrix}}{a} & {b}\\{b} & {a}\end{{pmatrix}}",
+            rf"\int_0^{{{a}}} {b} dx",
+            rf"\sum_{{n=1}}^{{{a}}} {b}",
+            rf"{a} \cup {b}",
+            rf"x \in {a}",
+            rf"\binom{{{a}}}{{{b}}}",
+            rf"\lim_{{x\to {a}}} {b}",
+            rf"{a} \le {b}",
+        )
+    )
 
 
 def nested(rng: random.Random) -> str:
-    before, after = rng.choice((
-        ("{", "}"), ("(", ")"), (r"\frac{1}{", "}"), (r"\sqrt{", "}"), ("2^{", "}"), (r"\left(", r"\right)"), ("-", ""), ("|", "|"),
-        (r"\{", r"\}"), ("[", "]"), ("**", "**"), ("$", "$"), ("x_{", "}"), (r"\text{", "}"), (r"\sin(", ")"), ("f(", ")"), ("", "!"),
-    ))  # fmt: skip
+    before, after = rng.choice(
+        (
+            ("{", "}"),
+            ("(", ")"),
+            (r"\frac{1}{", "}"),
+            (r"\sqrt{", "}"),
+            ("2^{", "}"),
+            (r"\left(", r"\right)"),
+            ("-", ""),
+            ("|", "|"),
+            (r"\{", r"\}"),
+            ("[", "]"),
+            ("**", "**"),
+            ("$", "$"),
+            ("x_{", "}"),
+            (r"\text{", "}"),
+            (r"\sin(", ")"),
+            ("f(", ")"),
+            ("", "!"),
+        )
+    )
     depth = rng.choice((2, 5, 10, 30, 100, 300, 900))
     inside = rng.choice(("1", "x", "42", ""))
     return before * depth + inside + after * rng.choice((depth, depth, depth - 1, depth + 1))
@@ -103,24 +142,67 @@ def nested(rng: random.Random) -> str:
 
 def number(rng: random.Random) -> str:
     digits = str(rng.randrange(1, 10 ** rng.choice((1, 2, 3, 9, 30))))
-    return rng.choice((digits, f"-{digits}", f"{digits}.{digits}", f"1e{digits}", f"{digits}%", f"{digits}/{rng.randrange(9)}"))  # fmt: skip
+    return rng.choice(
+        (
+            digits,
+            f"-{digits}",
+            f"{digits}.{digits}",
+            f"1e{digits}",
+            f"{digits}%",
+            f"{digits}/{rng.randrange(9)}",
+        )
+    )
 
 
 def huge(rng: random.Random) -> str:
     """Short to write, and more than a machine can hold."""
     n = rng.choice((3, 9, 99, 10**6, 10**30))
-    return rng.choice((
-        f"{n}^{{{n}^{{{n}}}}}", f"{n}**{n}**{n}", f"10^{{{n}}}", f"{n}!!!", f"({n}!)!", f"1e{n}", f"1/{n}^{n}",
-        "9" * rng.choice((100, 1000, 1999, 2001, 4301)), "0." + "0" * 1500 + "1", f"\\sum_{{k=1}}^{{{n}}} k^k", f"(x+1)^{{{n}}}",
-        f"\\binom{{{n}}}{{{n // 2}}}", f"\\sqrt[{n}]{{{n}}}", f"\\log_{{{n}}} {n}^{{{n}}}", f"\\prod_{{k=1}}^{{{n}}} k",
-        f"(x+y+z+1)^{{{n}}} = (x+y)^{{{n}}}", f"\\int_0^{{{n}}} e^{{x^{{{n}}}}} dx", f"\\sin({n}^{{{n}}})", f"{n} \\bmod {n}^{{{n}}}",
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            f"{n}^{{{n}^{{{n}}}}}",
+            f"{n}**{n}**{n}",
+            f"10^{{{n}}}",
+            f"{n}!!!",
+            f"({n}!)!",
+            f"1e{n}",
+            f"1/{n}^{n}",
+            "9" * rng.choice((100, 1000, 1999, 2001, 4301)),
+            "0." + "0" * 1500 + "1",
+            f"\\sum_{{k=1}}^{{{n}}} k^k",
+            f"(x+1)^{{{n}}}",
+            f"\\binom{{{n}}}{{{n // 2}}}",
+            f"\\sqrt[{n}]{{{n}}}",
+            f"\\log_{{{n}}} {n}^{{{n}}}",
+            f"\\prod_{{k=1}}^{{{n}}} k",
+            f"(x+y+z+1)^{{{n}}} = (x+y)^{{{n}}}",
+            f"\\int_0^{{{n}}} e^{{x^{{{n}}}}} dx",
+            f"\\sin({n}^{{{n}}})",
+            f"{n} \\bmod {n}^{{{n}}}",
+        )
+    )
 
 
 def tags(rng: random.Random) -> str:
     """A whole completion of tags, boxes and thoughts in any order."""
-    parts = ("<SOLUTION>", "</SOLUTION>", "<SOLUTION", "</SOLUTION", "<start_working_out>", "<end_working_out>", r"\boxed{", "}", "42", "x",
-             "<think>", "</think>", "<|im_end|>", "\n", "<solution>", "<SOLUTION><SOLUTION>", "<\u200bSOLUTION>")  # fmt: skip
+    parts = (
+        "<SOLUTION>",
+        "</SOLUTION>",
+        "<SOLUTION",
+        "</SOLUTION",
+        "<start_working_out>",
+        "<end_working_out>",
+        r"\boxed{",
+        "}",
+        "42",
+        "x",
+        "<think>",
+        "</think>",
+        "<|im_end|>",
+        "\n",
+        "<solution>",
+        "<SOLUTION><SOLUTION>",
+        "<\u200bSOLUTION>",
+    )
     return "".join(rng.choice(parts) for _ in range(rng.randrange(1, 30)))
 
 
@@ -159,10 +241,16 @@ def mutated(rng: random.Random, rows: list[dict]) -> str:
     text = rng.choice(rows)["completion"][:3_000]
     for _ in range(rng.randrange(1, 6)):
         a, b = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
-        text = rng.choice((
-            text[:a] + text[b:], text[:b] + text[a:], text[:a] + rng.choice(ODD) + text[a:], text[:a] + rng.choice(SYMBOLS) + text[a:],
-            text[:a] + rng.choice(COMMANDS) + text[a:], text[b:] + text[:b],
-        ))[:6_000]  # fmt: skip
+        text = rng.choice(
+            (
+                text[:a] + text[b:],
+                text[:b] + text[a:],
+                text[:a] + rng.choice(ODD) + text[a:],
+                text[:a] + rng.choice(SYMBOLS) + text[a:],
+                text[:a] + rng.choice(COMMANDS) + text[a:],
+                text[b:] + text[:b],
+            )
+        )[:6_000]
     return text
 
 
@@ -170,7 +258,13 @@ KINDS = {
     "unicode": unicode_text, "latex": latex, "expression": expression, "nested": nested, "huge": huge, "tags": tags, "odd": odd,
     "long": long, "code": code, "mutated": mutated,
 }  # fmt: skip
-WEIGHTS = dict.fromkeys(KINDS, 4) | {"huge": 0.5, "long": 1, "nested": 1, "mutated": 6, "expression": 6}  # fmt: skip
+WEIGHTS = dict.fromkeys(KINDS, 4) | {
+    "huge": 0.5,
+    "long": 1,
+    "nested": 1,
+    "mutated": 6,
+    "expression": 6,
+}
 
 
 def make(seed: int, number: int, rows: list[dict]) -> tuple[str, str, str]:
@@ -196,7 +290,8 @@ def fuzz(
     time_limit: float = 5.0,
     minutes: float = float("inf"),
 ) -> dict:
-    """Grades answers `start` to `start + count` one at a time; returns what became of them, as `fuzz.json` has it.
+    """Grades answers `start` to `start + count` one at a time; returns what became of them, as
+    `fuzz.json` has it.
 
     Raises:
         AssertionError: an answer took longer than the limit and a new worker's start.
@@ -282,9 +377,13 @@ def main() -> None:
         rows = read_jsonl(ANSWERS)
         print(ascii(make(options.seed, options.start, rows))[:4_000])
     result = fuzz(
-        options.count, seed=options.seed, start=options.start, workers=options.workers,
-        time_limit=options.time_limit, minutes=options.minutes,
-    )  # fmt: skip
+        options.count,
+        seed=options.seed,
+        start=options.start,
+        workers=options.workers,
+        time_limit=options.time_limit,
+        minutes=options.minutes,
+    )
     print(json.dumps({k: v for k, v in result.items() if k != "environment"}, indent=1))
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,11 @@
-"""Loss and gradient of Unsloth's own GRPO loss on a fixed batch, and what they were: `golden_loss.json`.
+"""Loss and gradient of Unsloth's own GRPO loss on a fixed batch, and what they were:
+`golden_loss.json`.
 
-A new version of Unsloth, TRL or PyTorch may change the loss, and may be right to. It must not do so unseen. So the float32 bits are
-kept, for each CPU that they were recorded on (PyTorch's kernels round as its vector instructions do), and an upgrade that changes
-one of them fails `test_versions.py`. Look at what has changed, compare with the oracle (`pytest tests/test_patch.py`), and where the
-new value is right, record it:
+A new version of Unsloth, TRL or PyTorch may change the loss, and may be right to. It must not do so
+unseen. So the float32 bits are kept, for each CPU that they were recorded on (PyTorch's kernels
+round as its vector instructions do), and an upgrade that changes one of them fails
+`test_versions.py`. Look at what has changed, compare with the oracle (`pytest
+tests/test_patch.py`), and where the new value is right, record it:
 
     python tests/golden_loss.py --record
 """
@@ -41,15 +43,28 @@ def versions() -> dict[str, str | None]:
 
 
 def cpu() -> str:
-    """What decides how PyTorch's kernels round: the instructions that it uses, and those that its libraries may choose by."""
+    """What decides how PyTorch's kernels round: the instructions that it uses, and those that its
+    libraries may choose by.
+    """
     import torch
 
     flags = set()
     if sys.platform == "linux":
         text = Path("/proc/cpuinfo").read_text()
-        line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")  # fmt: skip
-        flags = {flag for flag in line.split() if flag.startswith(("avx", "fma", "amx", "asimd", "sve"))}  # fmt: skip
-        vendor = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("vendor_id")), "")  # fmt: skip
+        line = next(
+            (line for line in text.splitlines() if line.startswith(("flags", "Features"))), ""
+        )
+        flags = {
+            flag for flag in line.split() if flag.startswith(("avx", "fma", "amx", "asimd", "sve"))
+        }
+        vendor = next(
+            (
+                line.split(":")[1].strip()
+                for line in text.splitlines()
+                if line.startswith("vendor_id")
+            ),
+            "",
+        )
     else:
         vendor = platform.processor()
     digest = hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest()[:8]
@@ -57,7 +72,9 @@ def cpu() -> str:
 
 
 def kernel_values(kernel) -> dict[str, list[float]]:
-    """Loss and gradient of `grpo_compute_loss`, float32, for each loss type: [loss, kl, gradient…]."""
+    """Loss and gradient of `grpo_compute_loss`, float32, for each loss type: [loss, kl,
+    gradient…].
+    """
     import torch
 
     grid = torch.arange(24, dtype=torch.float32).view(4, 6)
@@ -68,17 +85,29 @@ def kernel_values(kernel) -> dict[str, list[float]]:
     for loss_type in LOSS_TYPES:
         new = (ref + 0.15 * (grid % 7 - 3)).requires_grad_()
         result = kernel(
-            ref, new, old, None, torch.zeros_like(mask), mask, 0.05, torch.tensor([1.0, -1.0, 0.5, -0.5]),
-            loss_type=loss_type, epsilon_low=0.2, epsilon_high=0.2, use_bias_correction_kl=False, num_items_in_batch=16,
+            ref,
+            new,
+            old,
+            None,
+            torch.zeros_like(mask),
+            mask,
+            0.05,
+            torch.tensor([1.0, -1.0, 0.5, -0.5]),
+            loss_type=loss_type,
+            epsilon_low=0.2,
+            epsilon_high=0.2,
+            use_bias_correction_kl=False,
+            num_items_in_batch=16,
             max_completion_length=6,
-        )  # fmt: skip
+        )
         result[0].backward()
         found[loss_type] = [result[0].item(), float(result[2]), *new.grad.flatten().tolist()]
     return found
 
 
 def trainer_values(trainer, guide=None) -> dict[str, list[float]]:
-    """One optimizer step of the generated trainer on a fixed batch: the loss, and sum and norm of each gradient.
+    """One optimizer step of the generated trainer on a fixed batch: the loss, and sum and norm of
+    each gradient.
 
     The last bit of any gradient shows in its digest, a list of two integers below 2^16.
     """
@@ -112,8 +141,10 @@ def trainer_values(trainer, guide=None) -> dict[str, list[float]]:
                     gradient = parameter.grad.double()
                     digest = hashlib.sha256(parameter.grad.contiguous().numpy().tobytes()).digest()
                     found[name] = [
-                        gradient.sum().item(), gradient.norm().item(), *struct.unpack("<2H", digest[:4]),
-                    ]  # fmt: skip
+                        gradient.sum().item(),
+                        gradient.norm().item(),
+                        *struct.unpack("<2H", digest[:4]),
+                    ]
 
     original = trainer.compute_loss
 
@@ -139,10 +170,12 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def compare(found: dict[str, dict[str, str]], records: list[dict]) -> str:
-    """How `found` compares with the records: "bits" or "tolerance", or an AssertionError that says what to do.
+    """How `found` compares with the records: "bits" or "tolerance", or an AssertionError that says
+    what to do.
 
-    On a CPU with records, the bits must be those of the installed versions, or of the newest ones recorded: an upgrade that
-    changes nothing needs no new record. On another CPU the values must agree within `TOLERANCE` of the largest in their row.
+    On a CPU with records, the bits must be those of the installed versions, or of the newest ones
+    recorded: an upgrade that changes nothing needs no new record. On another CPU the values must
+    agree within `TOLERANCE` of the largest in their row.
     """
     installed, here = versions(), cpu()
     of_cpu = [record for record in records if record["cpu"] == here]
@@ -158,9 +191,12 @@ def compare(found: dict[str, dict[str, str]], records: list[dict]) -> str:
                     if record["versions"][package] != version
                 }
                 raise AssertionError(
-                    f"Unsloth's loss at q = 1 must be what it was; {kind} {name} was {_shown(before)} and is {_shown(now)} "
-                    f"({'bit for bit' if of_cpu else f'within {TOLERANCE:g}'}); versions that changed: {changed or 'none'}; "
-                    "compare with the oracle (pytest tests/test_patch.py tests/test_losses.py), and if the new value is right, "
+                    f"Unsloth's loss at q = 1 must be what it was; {kind} {name} was "
+                    f"{_shown(before)} and is {_shown(now)} "
+                    f"({'bit for bit' if of_cpu else f'within {TOLERANCE:g}'}); versions that "
+                    f"changed: {changed or 'none'}; "
+                    "compare with the oracle (pytest tests/test_patch.py tests/test_losses.py), "
+                    "and if the new value is right, "
                     "record it: python tests/golden_loss.py --record"
                 )
     return "bits" if of_cpu else "tolerance"
@@ -173,7 +209,9 @@ def _agree(before: str, now: str, exactly: bool, kind: str) -> bool:
     if kind == "trainer":  # without the digest
         before, now = before[:2], now[:2]
     scale = max(map(abs, before)) or 1.0
-    return len(before) == len(now) and all(abs(a - b) <= TOLERANCE * scale for a, b in zip(before, now, strict=True))  # fmt: skip
+    return len(before) == len(now) and all(
+        abs(a - b) <= TOLERANCE * scale for a, b in zip(before, now, strict=True)
+    )
 
 
 def _shown(text: str | None) -> str:
@@ -192,8 +230,12 @@ def read() -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
-    parser.add_argument("--record", action="store_true", help="keep what is found, for these versions and this CPU")  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="keep what is found, for these versions and this CPU"
+    )
     options = parser.parse_args()
     import tempfile
 

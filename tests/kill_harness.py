@@ -1,14 +1,18 @@
-"""Kills real runs at random moments, starts them again until they are done, and compares what they leave with a run that was left alone.
+"""Kills real runs at random moments, starts them again until they are done, and compares what they
+leave with a run that was left alone.
 
     python tests/kill_harness.py --moments 50 --out runs/kills
 
-Each command runs at smoke size. A moment is a random share of the processor time that the whole command takes, so that it falls
-anywhere in it: imports, steps, checkpoints, sampling, the report. The signal is SIGKILL, SIGTERM or SIGINT, and one life of a command is
-killed again and again until a start outruns its moment. After each kill every JSON file must be readable, no process may be left, and no
-more than the checkpoints' cadence may be lost. At the end: the same files, the same rows (times aside), none twice, the same weights bit for bit.
+Each command runs at smoke size. A moment is a random share of the processor time that the whole
+command takes, so that it falls anywhere in it: imports, steps, checkpoints, sampling, the report.
+The signal is SIGKILL, SIGTERM or SIGINT, and one life of a command is killed again and again until
+a start outruns its moment. After each kill every JSON file must be readable, no process may be
+left, and no more than the checkpoints' cadence may be lost. At the end: the same files, the same
+rows (times aside), none twice, the same weights bit for bit.
 
-By default each start is `python -m sage_unsloth COMMAND`. Where processor time is dear, `--fresh 0.3` starts only that share so; the others are
-forks of a process that has imported everything, and run the same `main`. The same command goes on where it was stopped.
+By default each start is `python -m sage_unsloth COMMAND`. Where processor time is dear, `--fresh
+0.3` starts only that share so; the others are forks of a process that has imported everything, and
+run the same `main`. The same command goes on where it was stopped.
 """
 
 import argparse
@@ -48,14 +52,59 @@ def arguments(command: str, place: Path) -> list[str]:
     """A command at smoke size, without its --out; `place/whole` has what it starts from."""
     sft, trained = place / "whole" / "sft", place / "whole" / "train" / "adapter"
     return {
-        "sft": ["sft", "--model", "arithmetic-base", "--smoke", "--held-out", "2", "--set", "max_steps=3"],
-        "train": ["train", "--algorithm", "sage-token", "--from", str(sft), "--smoke", "--set", "max_steps=4", "save_steps=2",
-                  "preflight_prompts=2"],
-        "evaluate": ["evaluate", "--models", f"sft={sft}/model", f"token={sft}/model+{trained}", "--benchmarks", "arithmetic",
-                     "--problems", "3", "--n", "4", "--batch", "3", "--max-tokens", "32"],
+        "sft": [
+            "sft",
+            "--model",
+            "arithmetic-base",
+            "--smoke",
+            "--held-out",
+            "2",
+            "--set",
+            "max_steps=3",
+        ],
+        "train": [
+            "train",
+            "--algorithm",
+            "sage-token",
+            "--from",
+            str(sft),
+            "--smoke",
+            "--set",
+            "max_steps=4",
+            "save_steps=2",
+            "preflight_prompts=2",
+        ],
+        "evaluate": [
+            "evaluate",
+            "--models",
+            f"sft={sft}/model",
+            f"token={sft}/model+{trained}",
+            "--benchmarks",
+            "arithmetic",
+            "--problems",
+            "3",
+            "--n",
+            "4",
+            "--batch",
+            "3",
+            "--max-tokens",
+            "32",
+        ],
         "quickstart": ["quickstart", "--smoke"],
-        "benchmark": ["benchmark", "--smoke", "--algorithms", "grpo", "sage-branch", "--seeds", "1", "--grid-seeds", "0", "--workers", "1"],
-    }[command]  # fmt: skip
+        "benchmark": [
+            "benchmark",
+            "--smoke",
+            "--algorithms",
+            "grpo",
+            "sage-branch",
+            "--seeds",
+            "1",
+            "--grid-seeds",
+            "0",
+            "--workers",
+            "1",
+        ],
+    }[command]
 
 
 NEEDS = {"train": ("sft",), "evaluate": ("sft", "train")}
@@ -69,8 +118,12 @@ class Process:
             if fresh:
                 command = [sys.executable, "-m", "sage_unsloth", *words]
                 self.child = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-                )  # fmt: skip
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
                 self.pid = self.child.pid
             else:
                 self.child, self.pid = None, _fork(words, file.fileno())
@@ -147,7 +200,9 @@ def import_everything() -> None:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """What a run left: relative path -> rows, data, or a digest of the bytes; times and the folder's own name left out."""
+    """What a run left: relative path -> rows, data, or a digest of the bytes; times and the
+    folder's own name left out.
+    """
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir() or path.relative_to(folder).parts[0] == "workers":
@@ -181,7 +236,9 @@ def _text(value: object, folder: Path) -> str:
 
 
 def duplicates(folder: Path) -> list[str]:
-    """Rows that are there twice: a record by problem and sample, a step of the metrics, a sampled completion."""
+    """Rows that are there twice: a record by problem and sample, a step of the metrics, a sampled
+    completion.
+    """
     found = []
     for path in folder.rglob("*.jsonl"):
         rows = read_jsonl(path)
@@ -218,7 +275,9 @@ def unreadable(folder: Path, cut: bool) -> list[str]:
 
 
 def steps_lost(folder: Path) -> int:
-    """Optimizer steps that are trained again: rows of metrics after the newest complete checkpoint; the most of all stages below."""
+    """Optimizer steps that are trained again: rows of metrics after the newest complete checkpoint;
+    the most of all stages below.
+    """
     from sage_unsloth.runs.checkpoints import last_checkpoint, step_of
     from sage_unsloth.training.stage import read_metrics
 
@@ -234,7 +293,9 @@ def steps_lost(folder: Path) -> int:
 
 
 def kill(process: Process, signum: int, at: float) -> bool:
-    """Sends the signal once the process has used `at` seconds of processor time; False if it ended before."""
+    """Sends the signal once the process has used `at` seconds of processor time; False if it ended
+    before.
+    """
     while process.processor_seconds() < at:
         if process.poll() is not None:
             return False
@@ -246,7 +307,9 @@ def kill(process: Process, signum: int, at: float) -> bool:
 
 
 def left_running(place: Path) -> list[str]:
-    """Processes that work in the harness's folder, other than the harness, once they have had a minute to end."""
+    """Processes that work in the harness's folder, other than the harness, once they have had a
+    minute to end.
+    """
     deadline = time.monotonic() + 60
     while True:
         found = []
@@ -260,7 +323,9 @@ def left_running(place: Path) -> list[str]:
 
 
 def whole(command: str, place: Path, fresh: bool) -> dict[str, float]:
-    """The run that is left alone; its processor time, from nothing and as a fork, spreads the moments."""
+    """The run that is left alone; its processor time, from nothing and as a fork, spreads the
+    moments.
+    """
     kind = "fresh" if fresh else "fork"
     file = place / f"whole-{command}-{kind}.json"
     if file.exists():
@@ -323,9 +388,18 @@ def life(
         if code == 0:
             break  # the signal came when all was done; what is there is compared like any other end
         name = signal.Signals(signum).name
-        kills.append({"signal": name, "start": "fresh" if anew else "fork", "processor_seconds": round(at, 2), "exit": code})  # fmt: skip
+        kills.append(
+            {
+                "signal": name,
+                "start": "fresh" if anew else "fork",
+                "processor_seconds": round(at, 2),
+                "exit": code,
+            }
+        )
         if code is None:
-            wrong.append(f"{name} at {at:.2f} s must end the process; it did not within {PATIENCE:g} s")  # fmt: skip
+            wrong.append(
+                f"{name} at {at:.2f} s must end the process; it did not within {PATIENCE:g} s"
+            )
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
         # Before and after `main` a signal ends the process in Python's own way.
@@ -336,11 +410,15 @@ def life(
         if folder.exists():
             wrong += unreadable(folder, cut=name == "SIGKILL")
             kills[-1]["steps_lost"] = steps_lost(folder)
-            # What a SIGKILL before it lost is still to be trained again, where this one came before that.
+            # What a SIGKILL before it lost is still to be trained again, where this one came before
+            # that.
             allowed = SAVE_STEPS.get(command, 0) if name == "SIGKILL" else lost
             lost = kills[-1]["steps_lost"]
             if kills[-1]["steps_lost"] > allowed:
-                wrong.append(f"{name} at {at:.2f} s may lose {allowed} steps; it lost {kills[-1]['steps_lost']}")  # fmt: skip
+                wrong.append(
+                    f"{name} at {at:.2f} s may lose {allowed} steps; it lost "
+                    f"{kills[-1]['steps_lost']}"
+                )
         if bar is not None:
             bar.update()
     if folder.exists() and not wrong:
@@ -348,7 +426,11 @@ def life(
         found, expected = contents(folder), contents(place / "whole" / command)
         wrong += [f"only after kills: {name}" for name in found.keys() - expected.keys()]
         wrong += [f"only without kills: {name}" for name in expected.keys() - found.keys()]
-        wrong += [f"differs: {name}" for name in found.keys() & expected.keys() if found[name] != expected[name]]  # fmt: skip
+        wrong += [
+            f"differs: {name}"
+            for name in found.keys() & expected.keys()
+            if found[name] != expected[name]
+        ]
     if not wrong:
         shutil.rmtree(folder)
     return {"command": command, "number": number, "kills": kills, "starts": starts, "wrong": wrong}
@@ -375,22 +457,34 @@ def summary(lives: list[dict]) -> dict:
 
 
 COMPARED = (
-    "after each kill: exit code; no process left; every JSON and JSONL file readable; optimizer steps lost (none after SIGTERM and "
+    "after each kill: exit code; no process left; every JSON and JSONL file readable; optimizer "
+    "steps lost (none after SIGTERM and "
     "SIGINT, at most save_steps after SIGKILL)",
-    "at the end, with the run that was left alone: the set of files; rows of every JSONL file without their times, none twice; every "
-    "JSON file without environment and times; CSV tables without times; weights, adapters and tokenizers byte by byte",
+    "at the end, with the run that was left alone: the set of files; rows of every JSONL file "
+    "without their times, none twice; every "
+    "JSON file without environment and times; CSV tables without times; weights, adapters and "
+    "tokenizers byte by byte",
 )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the harness's own")
     parser.add_argument("--moments", type=int, default=50)
-    parser.add_argument("--each", type=int, default=4, help="moments of one life, at most (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--each", type=int, default=4, help="moments of one life, at most (default: %(default)s)"
+    )
     parser.add_argument(
         "--commands", nargs="+", default=["sft", "train", "evaluate", "benchmark", "quickstart"]
     )
-    parser.add_argument("--fresh", type=float, default=1.0, help="share of the starts from nothing (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--fresh",
+        type=float,
+        default=1.0,
+        help="share of the starts from nothing (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, help="begin no further life after so many")
     parser.add_argument("--result", type=Path, help="also write the summary to this file")
@@ -414,7 +508,15 @@ def main() -> int:
                 break
             command = options.commands[number % len(options.commands)]
             bar.set_postfix_str(command)
-            row = life(command, place, number, min(options.each, options.moments - done), options.fresh, options.seed, bar)  # fmt: skip
+            row = life(
+                command,
+                place,
+                number,
+                min(options.each, options.moments - done),
+                options.fresh,
+                options.seed,
+                bar,
+            )
             append_jsonl(journal, [row])
             lives.append(row)
             done += len(row["kills"])

@@ -1,8 +1,10 @@
-"""Trains Unsloth's trainer for a few steps and compares every optimizer step with the plain-torch loss.
+"""Trains Unsloth's trainer for a few steps and compares every optimizer step with the plain-torch
+loss.
 
-The oracle's log-probabilities, reference log-probabilities and entropies come from one unpadded forward per completion through a
-float64 copy of the model. From the path under test it takes the batch, the log-probabilities at sampling time and what the guide
-returned; what the guide was shown is compared with the oracle's own.
+The oracle's log-probabilities, reference log-probabilities and entropies come from one unpadded
+forward per completion through a float64 copy of the model. From the path under test it takes the
+batch, the log-probabilities at sampling time and what the guide returned; what the guide was shown
+is compared with the oracle's own.
 """
 
 import math
@@ -17,7 +19,8 @@ from sage_unsloth.objective.kl import PENALTIES, UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.signals import TokenSignals
 
-# Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by the micro-batch's own.
+# Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by
+# the micro-batch's own.
 OLD = Version(metadata.version("unsloth_zoo")) <= Version("2026.10.7")
 WHOLE_BATCH_LOSSES = ("dapo", "bnpo") if OLD else ("dapo",)
 
@@ -52,7 +55,9 @@ class SteeredRecording(Recording):
 
 
 def completion_rows(inputs):
-    """(prompt ids, completion ids) of each row, without padding; the completion ends where its mask ends."""
+    """(prompt ids, completion ids) of each row, without padding; the completion ends where its mask
+    ends.
+    """
     for row in range(inputs["prompt_ids"].shape[0]):
         prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
         ids, mask = inputs["completion_ids"][row], inputs["completion_mask"][row].bool()
@@ -81,7 +86,9 @@ def score(model, inputs, temperature=1.0):
 
 
 def to_completion_layout(values, inputs):
-    """Unsloth's layout, each row shifted left by its padding and (B, T + largest left pad) wide, to (B, T)."""
+    """Unsloth's layout, each row shifted left by its padding and (B, T + largest left pad) wide, to
+    (B, T).
+    """
     ours = inputs["completion_mask"].bool()
     left_pad = inputs["prompt_mask"].shape[1] - inputs["prompt_mask"].sum(-1)
     start = (values.shape[1] - ours.shape[1]) - left_pad
@@ -93,7 +100,9 @@ def to_completion_layout(values, inputs):
 
 
 def credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta):
-    """What credit="sequence" makes of the advantages, (B, T), by loops over completions and tokens."""
+    """What credit="sequence" makes of the advantages, (B, T), by loops over completions and
+    tokens.
+    """
     logps, result = logps.detach(), torch.zeros(mask.shape, dtype=torch.float64)
     lengths = mask.sum(-1).tolist()
 
@@ -120,7 +129,9 @@ def credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta):
 
 
 def entropy_threshold(entropies, mask, quantile):
-    """What a micro-batch's entropy must reach to be in its top `quantile`: between two tokens', in proportion."""
+    """What a micro-batch's entropy must reach to be in its top `quantile`: between two tokens', in
+    proportion.
+    """
     ordered = entropies[mask.bool()].sort().values
     place = (1 - quantile) * (len(ordered) - 1)
     low = ordered[math.floor(place)]
@@ -128,7 +139,9 @@ def entropy_threshold(entropies, mask, quantile):
 
 
 class Oracle(TrainerCallback):
-    """At each optimizer step, before the weights move: the gradient of the plain-torch loss, beside the trainer's."""
+    """At each optimizer step, before the weights move: the gradient of the plain-torch loss, beside
+    the trainer's.
+    """
 
     def __init__(
         self,
@@ -212,23 +225,33 @@ class Oracle(TrainerCallback):
                 prompts = [prompt.tolist() for prompt, _ in completion_rows(inputs)]
                 groups = [prompts.index(prompt) for prompt in prompts]
                 beta = self.trainer.beta
-                advantages = credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta)  # fmt: skip
+                advantages = credited_advantages(
+                    advantages, logps, ref, mask, log_guide, groups, beta
+                )
             if args.top_entropy_quantile < 1.0:
                 kept = self._entropy_mask(inputs, entropies.detach(), masks.pop(0))
                 # An advantage of 0 leaves the token's KL and the normaliser as they are.
                 advantages = (advantages if advantages.dim() == 2 else advantages[:, None]) * kept
             loss = grpo_loss(
-                logps, ref, mask, advantages,
-                old_per_token_logps=old, log_guide=log_guide, beta=self.trainer.beta,
-                epsilon=self.trainer.epsilon_low, epsilon_high=self.trainer.epsilon_high,
-                loss_type=args.loss_type, importance_sampling_level=args.importance_sampling_level,
-                kl_estimator=self.kl_estimator, k3_max=UNSLOTH_K3_MAX,
+                logps,
+                ref,
+                mask,
+                advantages,
+                old_per_token_logps=old,
+                log_guide=log_guide,
+                beta=self.trainer.beta,
+                epsilon=self.trainer.epsilon_low,
+                epsilon_high=self.trainer.epsilon_high,
+                loss_type=args.loss_type,
+                importance_sampling_level=args.importance_sampling_level,
+                kl_estimator=self.kl_estimator,
+                k3_max=UNSLOTH_K3_MAX,
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
-            )  # fmt: skip
+            )
             kls.append(_mean_penalty(self.kl_estimator, logps, ref, log_guide, mask))
-            # A mean within the micro-batch is averaged over them; a division by the token count of the whole generation
-            # batch is already a sum over them.
+            # A mean within the micro-batch is averaged over them; a division by the token count of
+            # the whole generation batch is already a sum over them.
             total = total + loss / (
                 1 if args.loss_type in WHOLE_BATCH_LOSSES else args.gradient_accumulation_steps
             )
@@ -239,17 +262,24 @@ class Oracle(TrainerCallback):
             for name, g in zip(named, expected, strict=True)
         }
         self.steps.append(
-            {"loss": sum(self.losses), "expected_loss": total.item(), "gradients": gradients, "guides": guides,
-             "inputs": self.inputs, "expected_kl": sum(kls) / len(kls), "entropy_masks": self.entropy_masks}
-        )  # fmt: skip
+            {
+                "loss": sum(self.losses),
+                "expected_loss": total.item(),
+                "gradients": gradients,
+                "guides": guides,
+                "inputs": self.inputs,
+                "expected_kl": sum(kls) / len(kls),
+                "entropy_masks": self.entropy_masks,
+            }
+        )
         assert not masks
         self.inputs, self.losses, self.entropy_masks = [], [], []
         if self.recording:
             self.recording.calls = []
 
     def _entropy_mask(self, inputs, entropies, of_trl):
-        """TRL's mask, (B, T), which is the oracle's own but for ties: a prompt's completions share the entropy of their first
-        token, up to rounding, and the threshold may fall on it."""
+        """TRL's mask, (B, T), which is the oracle's own but for ties: a prompt's completions share
+        the entropy of their first token, up to rounding, and the threshold may fall on it."""
         of_trl, mask = to_completion_layout(of_trl, inputs), inputs["completion_mask"].bool()
         threshold = entropy_threshold(entropies, mask, self.trainer.args.top_entropy_quantile)
         clear = mask & ((entropies - threshold).abs() > 1e-4)
@@ -258,9 +288,11 @@ class Oracle(TrainerCallback):
         return of_trl
 
     def check(self, rtol=1e-5):
-        """Loss and every gradient within rtol of the oracle, relative to the largest gradient of its step.
+        """Loss and every gradient within rtol of the oracle, relative to the largest gradient of
+        its step.
 
-        The loss is a sum of terms of about 1 that nearly cancel, so it is compared on the scale of 0.1 at least.
+        The loss is a sum of terms of about 1 that nearly cancel, so it is compared on the scale of
+        0.1 at least.
         """
         assert self.steps
         for step in self.steps:
@@ -278,7 +310,9 @@ class Oracle(TrainerCallback):
 
 
 def _mean_penalty(kl_estimator, logps, ref, log_guide, mask):
-    """What a micro-batch logs as its `kl`: the mean over completions that have tokens of their tokens' mean penalty."""
+    """What a micro-batch logs as its `kl`: the mean over completions that have tokens of their
+    tokens' mean penalty.
+    """
     logps, anchor = logps.detach(), ref if log_guide is None else ref + log_guide
     penalty = PENALTIES.get(kl_estimator, k3)(logps, anchor) * mask
     if kl_estimator not in PENALTIES:
@@ -297,7 +331,9 @@ def _compare_signals(signals, inputs, of_oracle):
 
 
 def _tokens_per_optimizer_step(inputs, args):
-    """What those losses divide by: the generation batch's tokens, scaled to one accumulation window as TRL does."""
+    """What those losses divide by: the generation batch's tokens, scaled to one accumulation window
+    as TRL does.
+    """
     count = inputs["num_items_in_batch"]
     if args.loss_type not in WHOLE_BATCH_LOSSES:
         return None
@@ -305,10 +341,12 @@ def _tokens_per_optimizer_step(inputs, args):
 
 
 def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resamples=0, **options):
-    """Run trainer.train() under guide and estimator, compare each step with the oracle, and return the oracle.
+    """Run trainer.train() under guide and estimator, compare each step with the oracle, and return
+    the oracle.
 
-    Without an estimator it is the one of Unsloth's own that the trainer's arguments name. `options` go to `guided_kl`; a
-    teacher is given as the pair of what it takes and a float64 model for the oracle.
+    Without an estimator it is the one of Unsloth's own that the trainer's arguments name. `options`
+    go to `guided_kl`; a teacher is given as the pair of what it takes and a float64 model for the
+    oracle.
     """
     from sage_unsloth.patch.guided import guided_kl
     from sage_unsloth.patch.resampling import dynamic_sampling
@@ -319,9 +357,13 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
         recording = (SteeredRecording if isinstance(guide, SteeredGuide) else Recording)(guide)
     teacher, of_oracle = options.pop("teacher", (None, None))
     oracle = Oracle(
-        trainer, recording, estimator, options.get("credit", "token"), of_oracle,
+        trainer,
+        recording,
+        estimator,
+        options.get("credit", "token"),
+        of_oracle,
         options.get("shape_advantages"),
-    )  # fmt: skip
+    )
     with (
         guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options),
         dynamic_sampling(trainer, max_resamples),

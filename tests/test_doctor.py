@@ -1,4 +1,6 @@
-"""`doctor` names what is there, what is missing, and the remedy; and the package stays light until it is used."""
+"""`doctor` names what is there, what is missing, and the remedy; and the package stays light until
+it is used.
+"""
 
 import importlib.metadata
 import subprocess
@@ -77,7 +79,10 @@ def test_a_missing_base_model_is_a_failure(monkeypatch, tmp_path):
     ],
 )
 def test_light_modules_import_neither_torch_nor_unsloth(module):
-    script = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'unsloth', 'transformers')))"
+    script = (
+        f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'unsloth', "
+        f"'transformers')))"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

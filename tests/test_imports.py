@@ -1,4 +1,6 @@
-"""What needs no model imports none: metrics, plots, grading and the command line start without torch."""
+"""What needs no model imports none: metrics, plots, grading and the command line start without
+torch.
+"""
 
 import json
 import subprocess
@@ -12,7 +14,10 @@ LIGHT = ("sage_unsloth", "sage_unsloth.__main__", "sage_unsloth.evaluation.metri
          "sage_unsloth.evaluation.report", "sage_unsloth.sampling.record_sets", "sage_unsloth.problems.benchmarks", "sage_unsloth.runs.record",
          "sage_unsloth.planning.memory", "sage_unsloth.planning.plan", "sage_unsloth.problems.arithmetic", "sage_unsloth.doctor",
          "sage_unsloth.lab.cost.report", "sage_unsloth.lab.cost.run")  # fmt: skip
-SCRIPT = "import sys, json; {}; print(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+SCRIPT = (
+    "import sys, json; {}; print(json.dumps(sorted({{name.split('.')[0] for name in "
+    "sys.modules}})))"
+)
 
 
 def loaded_by(statement):

@@ -11,8 +11,16 @@ from sage_unsloth.training.sft_stage import SftConfig
 
 
 def test_settings_have_the_type_of_their_default():
-    texts = ["max_steps=200", "learning_rate=1e-5", "temperature=1", "rollouts=vllm", "load_in_4bit=True",
-             "micro_batch_size=4", "lora.rank=16", "lora.alpha=32"]  # fmt: skip
+    texts = [
+        "max_steps=200",
+        "learning_rate=1e-5",
+        "temperature=1",
+        "rollouts=vllm",
+        "load_in_4bit=True",
+        "micro_batch_size=4",
+        "lora.rank=16",
+        "lora.alpha=32",
+    ]
     assert parse_settings(texts, RlvrConfig()) == {
         "max_steps": 200,
         "learning_rate": 1e-5,

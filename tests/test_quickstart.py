@@ -1,4 +1,6 @@
-"""The quickstart as a user runs it, at smoke size: the real command, twice, then with other settings."""
+"""The quickstart as a user runs it, at smoke size: the real command, twice, then with other
+settings.
+"""
 
 import csv
 import json
@@ -29,8 +31,12 @@ LEFT_BEHIND = (
 def command(*arguments, folder, **environment):
     return subprocess.run(
         [sys.executable, "-m", "sage_unsloth", *arguments],
-        cwd=folder, capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +78,9 @@ def test_second_run_says_that_it_is_complete(finished):
 
 @pytest.mark.slow
 def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
-    """Weights, metrics, completions, records, figures' tables and report; Python's order of sets is another one."""
+    """Weights, metrics, completions, records, figures' tables and report; Python's order of sets is
+    another one.
+    """
     done = command("quickstart", "--smoke", "--out", "run", folder=tmp_path, PYTHONHASHSEED="2")
     assert done.returncode == 0, done.stderr[-4000:]
     one, other = (timeless_files(folder / "run") for folder in (finished[0], tmp_path))
@@ -141,9 +149,16 @@ def counts(rows, values):
         for sample in range(n):
             text = "17=10+7;<end_working_out><SOLUTION>1</SOLUTION>" if sample else "nothing"
             records.append(
-                {"problem_id": row["id"], "sample": sample, "completion": text, "num_tokens": 3, "finish_reason": "stop",
-                 "extracted": "1" if sample else None, "grade": "correct" if sample < correct else "wrong"}
-            )  # fmt: skip
+                {
+                    "problem_id": row["id"],
+                    "sample": sample,
+                    "completion": text,
+                    "num_tokens": 3,
+                    "finish_reason": "stop",
+                    "extracted": "1" if sample else None,
+                    "grade": "correct" if sample < correct else "wrong",
+                }
+            )
     return records
 
 

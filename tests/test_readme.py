@@ -31,8 +31,9 @@ def test_its_figures_are_those_of_the_committed_results():
     text = section("What you can rely on")
     results = ROOT / "data" / "results" / "reliability"
     kills, soak, fuzz, versions = (
-        json.loads((results / f"{name}.json").read_text()) for name in ("kills", "soak", "fuzz", "versions")
-    )  # fmt: skip
+        json.loads((results / f"{name}.json").read_text())
+        for name in ("kills", "soak", "fuzz", "versions")
+    )
     lives, starts = len(kills["lives"]), sum(life["starts"] for life in kills["lives"])
     assert kills["wrong"] == []
     assert f"{kills['moments']} random moments of {lives} runs ({starts} starts)" in text
@@ -46,7 +47,10 @@ def test_its_figures_are_those_of_the_committed_results():
         middle, low, high = map(number, soak["series"][name]["per_1000_steps"])
         assert f"{middle} " in text and f"[{low}, {high}]" in text
     cpu = soak["series"]["cpu_per_step"]
-    assert f"{number(cpu['first_tenth'], '')} s in the first tenth, {number(cpu['last_tenth'], '')} s in the last" in text  # fmt: skip
+    assert (
+        f"{number(cpu['first_tenth'], '')} s in the first tenth, {number(cpu['last_tenth'], '')} "
+        f"s in the last" in text
+    )
     assert all(soak["flat"].values()) and soak["steps"] > 4900
     graded, late = fuzz["answers"] - fuzz["grades"]["timed out"], fuzz["grades"]["timed out"]
     assert f"{fuzz['answers']:,} fuzzed answers: {graded:,} graded, {late} ended" in text

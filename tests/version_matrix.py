@@ -1,9 +1,11 @@
-"""Does the patch hold on other versions, or refuse? `python tests/version_matrix.py --cache FOLDER`.
+"""Does the patch hold on other versions, or refuse? `python tests/version_matrix.py --cache
+FOLDER`.
 
-For each row the named releases are installed without their dependencies into a folder of the cache, over the environment that runs
-this script; then the contract is checked and `TESTS` run. Three outcomes are right: "holds" (the contract and every test),
-"refuses" (a ContractError, with what it says) and "does not import" (with Unsloth's own message). "FAILS" is the one that must not be:
-the contract holds and a loss is wrong. The result is `data/results/reliability/versions.json`.
+For each row the named releases are installed without their dependencies into a folder of the cache,
+over the environment that runs this script; then the contract is checked and `TESTS` run. Three
+outcomes are right: "holds" (the contract and every test), "refuses" (a ContractError, with what it
+says) and "does not import" (with Unsloth's own message). "FAILS" is the one that must not be: the
+contract holds and a loss is wrong. The result is `data/results/reliability/versions.json`.
 """
 
 import argparse
@@ -52,7 +54,9 @@ print("\\nREPORT " + json.dumps(report))
 """
 
 
-def try_versions(name: str, releases: list[str], cache: Path, installer: list[str], tests: list[str]) -> dict:  # fmt: skip
+def try_versions(
+    name: str, releases: list[str], cache: Path, installer: list[str], tests: list[str]
+) -> dict:
     """One row: what the contract says of these releases, and then how many tests pass."""
     folder = cache / re.sub(r"[^\w.-]", "-", " ".join(releases) or "pinned")
     if releases and not folder.exists():
@@ -62,19 +66,33 @@ def try_versions(name: str, releases: list[str], cache: Path, installer: list[st
         partial.rename(folder)
     path = os.pathsep.join([str(folder), str(ROOT)] if releases else [str(ROOT)])
     environment = {
-        **os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": path,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
         "UNSLOTH_COMPILE_LOCATION": str(cache / f"compiled-{folder.name}"),
-    }  # fmt: skip
+    }
     shutil.rmtree(environment["UNSLOTH_COMPILE_LOCATION"], ignore_errors=True)
 
     def run(*command: str) -> str:
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.stdout + done.stderr
 
     said = run("-c", CONTRACT % (PACKAGES,))
     found = re.search(r"^REPORT (.*)$", said, re.MULTILINE)
     row = {"name": name, "beside": [r for r in releases if not r.startswith("unsloth")]}
-    row |= json.loads(found[1]) if found else {"versions": {}, "outcome": "FAILS", "message": said[-2_000:]}  # fmt: skip
+    row |= (
+        json.loads(found[1])
+        if found
+        else {"versions": {}, "outcome": "FAILS", "message": said[-2_000:]}
+    )
     row |= {"passed": 0, "failed": 0}
     if row["outcome"] == "holds":
         said = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
@@ -83,16 +101,27 @@ def try_versions(name: str, releases: list[str], cache: Path, installer: list[st
                 row["passed" if word == "passed" else "failed"] += int(count)
         if row["failed"] or not row["passed"]:
             row |= {"outcome": "FAILS", "message": said[-2_000:]}
-    row["message"] = row["message"].replace(str(cache), "CACHE").replace(str(ROOT), ".").replace(sys.prefix, "ENV")  # fmt: skip
+    row["message"] = (
+        row["message"]
+        .replace(str(cache), "CACHE")
+        .replace(str(ROOT), ".")
+        .replace(sys.prefix, "ENV")
+    )
     return row
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--cache", type=Path, required=True, help="folder for the releases")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--tests", nargs="+", default=TESTS)
-    parser.add_argument("--installer", default=f"{sys.executable} -m pip install", help='also "uv pip install --python FILE" (default: %(default)s)')  # fmt: skip
+    parser.add_argument(
+        "--installer",
+        default=f"{sys.executable} -m pip install",
+        help='also "uv pip install --python FILE" (default: %(default)s)',
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -104,10 +133,18 @@ def main() -> int:
     earlier = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     rows = {row["name"]: row for row in earlier if row["name"] in ROWS}
     for name in tqdm(options.rows, unit="row"):
-        rows[name] = try_versions(name, ROWS[name], options.cache.resolve(), shlex.split(options.installer), options.tests)  # fmt: skip
+        rows[name] = try_versions(
+            name, ROWS[name], options.cache.resolve(), shlex.split(options.installer), options.tests
+        )
         row = rows[name]
-        print(f"{name}: {row['outcome']}, {row['passed']} tests pass, {row['failed']} fail. {row['message'][:300]}")  # fmt: skip
-        write_json(options.out, {"rows": list(rows.values()), "tests": options.tests, "environment": environment()})  # fmt: skip
+        print(
+            f"{name}: {row['outcome']}, {row['passed']} tests pass, {row['failed']} fail. "
+            f"{row['message'][:300]}"
+        )
+        write_json(
+            options.out,
+            {"rows": list(rows.values()), "tests": options.tests, "environment": environment()},
+        )
     return sum(row["outcome"] == "FAILS" for row in rows.values())
 
 

@@ -16,15 +16,18 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/00_quickstart.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/00_quickstart.ipynb)
 #
-# **At the end you have** a model fine-tuned on worked solutions, the same model trained by GRPO and by SAGE-Branch through
-# Unsloth's own fast GRPO loss, and pass@k of all of them on held-out problems, with intervals.
+# **At the end you have** a model fine-tuned on worked solutions, the same model trained by GRPO and
+# by SAGE-Branch through Unsloth's own fast GRPO loss, and pass@k of all of them on held-out
+# problems, with intervals.
 #
-# **Cost.** No GPU, no account, about 2 GB of memory. The run in this file took the time that it prints below, on one of two
-# CPU cores; on a GPU it has not been measured. Installing takes a few minutes and about 7 GB of disk.
+# **Cost.** No GPU, no account, about 2 GB of memory. The run in this file took the time that it
+# prints below, on one of two CPU cores; on a GPU it has not been measured. Installing takes a few
+# minutes and about 7 GB of disk.
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
+# cell if it asks you to.
 
 # %%
 import importlib.util
@@ -34,8 +37,9 @@ if importlib.util.find_spec("sage_unsloth") is None:
     pass
 
 # %% [markdown]
-# `doctor` says what this machine has, what is missing, and the remedy. Every check should begin with `ok` or `warn`. Without a
-# GPU, Unsloth's own lines about xformers, bfloat16 and faster finetuning are harmless.
+# `doctor` says what this machine has, what is missing, and the remedy. Every check should begin
+# with `ok` or `warn`. Without a GPU, Unsloth's own lines about xformers, bfloat16 and faster
+# finetuning are harmless.
 
 # %%
 from sage_unsloth import doctor
@@ -50,10 +54,11 @@ SMOKE = (
 
 # %% [markdown]
 # ## The task
-# Each problem is a product, and there is more than one way to it. The usual way splits at the ten; the rare way rounds up
-# and subtracts. The base model does not know the times table from 7 on, so for some problems only the rare way works,
-# and those are scarce in the training set. Sharpening the usual way can then *lose* problems that the base model solved
-# now and then: pass@1 rises, pass@k falls. That is the question SAGE asks.
+# Each problem is a product, and there is more than one way to it. The usual way splits at the ten;
+# the rare way rounds up and subtracts. The base model does not know the times table from 7 on, so
+# for some problems only the rare way works, and those are scarce in the training set. Sharpening
+# the usual way can then *lose* problems that the base model solved now and then: pass@1 rises,
+# pass@k falls. That is the question SAGE asks.
 
 # %%
 from sage_unsloth.figures import show_table
@@ -72,9 +77,9 @@ show_table(
 
 # %% [markdown]
 # ## Train and evaluate
-# SFT on worked solutions teaches the format. GRPO and SAGE-Branch then start from the same model, with the same problems,
-# seeds and settings; they differ in the KL anchor alone, which SAGE-Branch multiplies by
-# $q_t = 1 + 0.3 \max(0, H_t - 1.2)$, $H_t$ being the entropy before token $t$.
+# SFT on worked solutions teaches the format. GRPO and SAGE-Branch then start from the same model,
+# with the same problems, seeds and settings; they differ in the KL anchor alone, which SAGE-Branch
+# multiplies by $q_t = 1 + 0.3 \max(0, H_t - 1.2)$, $H_t$ being the entropy before token $t$.
 
 # %%
 from sage_unsloth import quickstart
@@ -85,10 +90,12 @@ print("\nSeconds spent:", report["seconds_this_time"])
 
 # %% [markdown]
 # ## See that it worked
-# - The reward climbs for both. If it stays flat, look at `metrics.jsonl` for `frac_reward_zero_std`: groups whose
+# - The reward climbs for both. If it stays flat, look at `metrics.jsonl` for
+#   `frac_reward_zero_std`: groups whose
 #   completions all got the same reward teach nothing.
 # - The KL starts at 0: the reference is the SFT model itself.
-# - The guide of SAGE-Branch is above 1, GRPO's is 1 throughout (it runs under a guide of strength 0, so that its entropy is
+# - The guide of SAGE-Branch is above 1, GRPO's is 1 throughout (it runs under a guide of strength
+#   0, so that its entropy is
 #   measured by the same code).
 
 # %%
@@ -100,15 +107,17 @@ Image(Path(OUT) / "training.png")
 
 # %% [markdown]
 # ## pass@k
-# Bands are 95 % bootstrap intervals over problems. Two curves whose bands overlap may still differ, because both models
-# answered the same problems: the paired differences in the table above are the test. All of it is one training seed.
+# Bands are 95 % bootstrap intervals over problems. Two curves whose bands overlap may still differ,
+# because both models answered the same problems: the paired differences in the table above are the
+# test. All of it is one training seed.
 
 # %%
 Image(Path(OUT) / "pass_at_k.png")
 
 # %% [markdown]
 # ## What the models wrote
-# The `rare` problem that SFT solved most often: each model's first samples, its first right one, and how many are right.
+# The `rare` problem that SFT solved most often: each model's first samples, its first right one,
+# and how many are right.
 
 # %%
 from collections import Counter
@@ -136,6 +145,7 @@ for name in quickstart.MODELS:
 
 # %% [markdown]
 # ## Next
-# Your own guide is any object with a method `log_guide` and a set `needs`; `sage_unsloth.guided_kl(trainer,
-# guide)` puts it into any Unsloth `GRPOTrainer`. The README shows one. From the command line the same run is
-# `python -m sage_unsloth quickstart --out runs/quickstart`.
+# Your own guide is any object with a method `log_guide` and a set `needs`;
+# `sage_unsloth.guided_kl(trainer, guide)` puts it into any Unsloth `GRPOTrainer`. The README shows
+# one. From the command line the same run is `python -m sage_unsloth quickstart --out
+# runs/quickstart`.

@@ -16,17 +16,20 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/01_sft.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/01_sft.ipynb)
 #
-# **At the end you have** an adapter and a merged model that work inside `<start_working_out>` … `<SOLUTION>` and end there, a table of
-# how many completions are in that format before and after, and the command of the next stage.
+# **At the end you have** an adapter and a merged model that work inside `<start_working_out>` …
+# `<SOLUTION>` and end there, a table of how many completions are in that format before and after,
+# and the command of the next stage.
 #
-# **Cost.** Qwen2.5-Math-7B on OpenMathReasoning-mini, one GPU of 24 GB or more (16 GB in 4 bit, by arithmetic): time and memory **not
-# measured**, no GPU has run this yet. The run in this file is the embedded model on a CPU: the time is printed below.
+# **Cost.** Qwen2.5-Math-7B on OpenMathReasoning-mini, one GPU of 24 GB or more (16 GB in 4 bit, by
+# arithmetic): time and memory **not measured**, no GPU has run this yet. The run in this file is
+# the embedded model on a CPU: the time is printed below.
 #
 # If the runtime disconnects, run all cells again: training goes on from the last checkpoint.
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
+# cell if it asks you to.
 
 # %%
 import importlib.util
@@ -42,24 +45,27 @@ assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
 # ## Parameters
-# Without a GPU the embedded model is trained, which takes a minute; with one, Qwen2.5-Math-7B. `OUT` is below the place that this machine
-# keeps: Google Drive on Colab once you mount it (`from google.colab import drive; drive.mount("/content/drive")`), `/kaggle/working` on
-# Kaggle, `runs` elsewhere.
+# Without a GPU the embedded model is trained, which takes a minute; with one, Qwen2.5-Math-7B.
+# `OUT` is below the place that this machine keeps: Google Drive on Colab once you mount it (`from
+# google.colab import drive; drive.mount("/content/drive")`), `/kaggle/working` on Kaggle, `runs`
+# elsewhere.
 
 # %% tags=["parameters"]
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.runs.record import runs_folder
 
 MODEL = "qwen2.5-math-7b" if has_gpu() else "arithmetic-base"  # a preset, a folder or a hub id
-DATA_FILE = None  # a local copy of OpenMathReasoning-mini (.jsonl, .json, .parquet) where the hub is out of reach
+# a local copy of OpenMathReasoning-mini (.jsonl, .json, .parquet) where the hub is out of reach
+DATA_FILE = None
 OUT = runs_folder() / "sft"  # a second run with the same folder resumes, or shows the finished run
 SMOKE = False  # True: seconds, and only shows that everything works
 SETTINGS = {}  # fields of SftConfig, such as {"max_length": 1024, "load_in_4bit": True}
 
 # %% [markdown]
 # ## Train
-# Rows are kept where the answer is a number, the prompt is at most half of `max_length`, and the whole row fits, its end-of-sequence
-# token included: a model that never saw the end of a solution never ends one. The table counts what each filter leaves.
+# Rows are kept where the answer is a number, the prompt is at most half of `max_length`, and the
+# whole row fits, its end-of-sequence token included: a model that never saw the end of a solution
+# never ends one. The table counts what each filter leaves.
 
 # %%
 from sage_unsloth.training.recipes import run_sft
@@ -70,7 +76,8 @@ table = run_sft(OUT, model=MODEL, path=DATA_FILE, smoke=SMOKE, **SETTINGS)
 # ## See that it worked
 # - *In format* should be near 1 after SFT: what is not in the solution tag cannot be rewarded.
 # - *Right* should be neither 0 nor 1: RL learns from problems that are solved sometimes.
-# - *Cut* completions never ended. If there are many, the rows are too long for `max_length`, or there were too few of them.
+# - *Cut* completions never ended. If there are many, the rows are too long for `max_length`, or
+#   there were too few of them.
 
 # %%
 import matplotlib.pyplot as plt
@@ -97,5 +104,5 @@ for name in ("before", "after"):
 # %% [markdown]
 # ## Next
 # `02_rlvr.ipynb` trains on from here, by any algorithm of the table; from the command line,
-# `python -m sage_unsloth train --algorithm sage-branch --from runs/sft --out runs/sage-branch`. To take the model elsewhere:
-# `python -m sage_unsloth export runs/sft --to merged`.
+# `python -m sage_unsloth train --algorithm sage-branch --from runs/sft --out runs/sage-branch`. To
+# take the model elsewhere: `python -m sage_unsloth export runs/sft --to merged`.

@@ -16,18 +16,21 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
 #
-# **At the end you have** a trained adapter of the algorithm you chose, every step's metrics, samples of graded completions, and the
-# next command. Run it once for each algorithm: data order and seeds are the same, so only the algorithm differs.
+# **At the end you have** a trained adapter of the algorithm you chose, every step's metrics,
+# samples of graded completions, and the next command. Run it once for each algorithm: data order
+# and seeds are the same, so only the algorithm differs.
 #
-# **Cost.** 1,000 steps of 8 completions with Qwen2.5-Math-7B on one GPU: **not measured**, no GPU has run this yet. The plan below computes
-# the memory before anything is loaded, and the first step tells the time. The run in this file is the embedded model on a CPU.
+# **Cost.** 1,000 steps of 8 completions with Qwen2.5-Math-7B on one GPU: **not measured**, no GPU
+# has run this yet. The plan below computes the memory before anything is loaded, and the first step
+# tells the time. The run in this file is the embedded model on a CPU.
 #
-# If the runtime disconnects, run all cells again: training goes on from the last checkpoint, with the same guide, data order and
-# random state.
+# If the runtime disconnects, run all cells again: training goes on from the last checkpoint, with
+# the same guide, data order and random state.
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
+# cell if it asks you to.
 
 # %%
 import importlib.util
@@ -53,15 +56,17 @@ RUNS = (
 )  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
 START = RUNS / "sft"  # the SFT run of 01_sft; or a preset, a model folder or a hub id
 OUT = RUNS / ALGORITHM  # a second run with the same folder resumes, or shows the finished run
-DATA_FILE = None  # a local copy of DAPO-Math-17k-Processed (.jsonl, .json, .parquet) where the hub is out of reach
+# a local copy of DAPO-Math-17k-Processed (.jsonl, .json, .parquet) where the hub is out of reach
+DATA_FILE = None
 SMOKE = False  # True: seconds, and only shows that everything works
 SETTINGS = {}  # fields of RlvrConfig, such as {"max_steps": 200, "reference": "base"}
 
 # %% [markdown]
 # ## The algorithms
-# Each row is GRPO with a few settings changed. `grpo-no-kl` drops the anchor, the `sage-*` rows shape it, and the `bnpo` and `dapo`
-# rows change how token losses are averaged. `k3`, differentiated as a loss, pulls towards π_ref like the *forward* KL; the
-# rows named after a KL say which gradient they really have.
+# Each row is GRPO with a few settings changed. `grpo-no-kl` drops the anchor, the `sage-*` rows
+# shape it, and the `bnpo` and `dapo` rows change how token losses are averaged. `k3`,
+# differentiated as a loss, pulls towards π_ref like the *forward* KL; the rows named after a KL say
+# which gradient they really have.
 
 # %%
 from sage_unsloth.training.algorithms import listing
@@ -70,9 +75,10 @@ print(listing())
 
 # %% [markdown]
 # ## Train
-# What is printed, in order: rows left after each filter; the plan, what it needs and whether that fits the card; a preflight on 32
-# prompts (how many are solved, in format, cut; groups whose completions all got one reward teach nothing); then a bar with reward
-# and KL. Everything is in `metrics.jsonl` at the end of its step.
+# What is printed, in order: rows left after each filter; the plan, what it needs and whether that
+# fits the card; a preflight on 32 prompts (how many are solved, in format, cut; groups whose
+# completions all got one reward teach nothing); then a bar with reward and KL. Everything is in
+# `metrics.jsonl` at the end of its step.
 
 # %%
 from sage_unsloth.training.recipes import run_rlvr
@@ -81,11 +87,15 @@ metrics = run_rlvr(OUT, algorithm=ALGORITHM, start=START, path=DATA_FILE, smoke=
 
 # %% [markdown]
 # ## See that it worked
-# - The reward climbs. Flat? Look at *dead groups*: near 1, there is nothing to learn from; take easier problems, more SFT, or
+# - The reward climbs. Flat? Look at *dead groups*: near 1, there is nothing to learn from; take
+#   easier problems, more SFT, or
 #   more completions a prompt.
-# - The KL starts at 0 (the run stops if it does not) and grows slowly. A jump means that the learning rate is too high.
-# - The loss itself says nothing: it starts near 0 and stays there, since advantages of a group sum to 0.
-# - Entropy that falls to 0 means the policy has stopped exploring; that is what the guide is there to slow.
+# - The KL starts at 0 (the run stops if it does not) and grows slowly. A jump means that the
+#   learning rate is too high.
+# - The loss itself says nothing: it starts near 0 and stays there, since advantages of a group sum
+#   to 0.
+# - Entropy that falls to 0 means the policy has stopped exploring; that is what the guide is there
+#   to slow.
 
 # %%
 from IPython.display import Image
@@ -101,11 +111,12 @@ from sage_unsloth.runs.files import read_jsonl
 rows = read_jsonl(OUT / "completions.jsonl")
 for row in [row for row in rows if row["step"] == rows[-1]["step"]][:4]:
     print(
-        f"step {row['step']}  {row['grade']:<11} answer {row['answer']:<6} {row['completion'][:300]}"
+        f"step {row['step']}  {row['grade']:<11} answer {row['answer']:<6} "
+        f"{row['completion'][:300]}"
     )
 
 # %% [markdown]
 # ## Next
-# Run this notebook again with another `ALGORITHM`, `"grpo"` above all, and compare them on held-out problems in
-# `03_pass_at_k.ipynb`: training reward alone cannot show what was lost. To take the model elsewhere:
-# `python -m sage_unsloth export runs/sage-branch --to merged`.
+# Run this notebook again with another `ALGORITHM`, `"grpo"` above all, and compare them on held-out
+# problems in `03_pass_at_k.ipynb`: training reward alone cannot show what was lost. To take the
+# model elsewhere: `python -m sage_unsloth export runs/sage-branch --to merged`.

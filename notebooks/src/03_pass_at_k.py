@@ -16,15 +16,18 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
 #
-# **At the end you have** pass@k of four models on the same problems with intervals, their paired differences, the problems that only
-# one of them solves, and an idea of what an interval does and does not say.
+# **At the end you have** pass@k of four models on the same problems with intervals, their paired
+# differences, the problems that only one of them solves, and an idea of what an interval does and
+# does not say.
 #
-# **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file is printed below; on a GPU it has not been
-# measured. It needs a finished quickstart (notebook 00); without one it trains that first.
+# **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file is printed
+# below; on a GPU it has not been measured. It needs a finished quickstart (notebook 00); without
+# one it trains that first.
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
+# cell if it asks you to.
 
 # %%
 import importlib.util
@@ -45,8 +48,9 @@ RUNS = (
     runs_folder()
 )  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
 OUT = RUNS / "evaluation"  # a second run with the same folder draws only what is missing
-# What notebooks 01 and 02 left, for example ["SFT=runs/sft/model", "SAGE=runs/sft/model+runs/sage-branch/adapter"].
-# None takes the models of notebook 00, and trains them if they are not there.
+# What notebooks 01 and 02 left, for example ["SFT=runs/sft/model",
+# "SAGE=runs/sft/model+runs/sage-branch/adapter"]. None takes the models of notebook 00, and trains
+# them if they are not there.
 MODELS = None
 TRAINED = RUNS / "quickstart"  # the folder of notebook 00
 BENCHMARKS = ["arithmetic"]  # "aime", "amc23", "math500-l5" and so on, or "NAME=FILE"
@@ -58,7 +62,8 @@ SMOKE = False  # True: seconds, and only shows that everything works; its figure
 
 # %% [markdown]
 # ## The models
-# `NAME=PATH`, or `NAME=PATH+ADAPTER`. A quickstart that is complete is only reported, not trained again.
+# `NAME=PATH`, or `NAME=PATH+ADAPTER`. A quickstart that is complete is only reported, not trained
+# again.
 
 # %%
 from sage_unsloth import quickstart
@@ -75,9 +80,10 @@ if MODELS is None:
 
 # %% [markdown]
 # ## The problems
-# `load_benchmark` knows `aime`, `amc23`, `math500-l5`, `minerva`, `knights-and-knaves:3`, `reasoning-gym:TASK` and more, from the hub or from
-# a file; a file of your own works the same way. Here it is the held-out part of the embedded arithmetic. Do its problems stand in the
-# embedded training set?
+# `load_benchmark` knows `aime`, `amc23`, `math500-l5`, `minerva`, `knights-and-knaves:3`,
+# `reasoning-gym:TASK` and more, from the hub or from a file; a file of your own works the same way.
+# Here it is the held-out part of the embedded arithmetic. Do its problems stand in the embedded
+# training set?
 
 # %%
 from sage_unsloth.evaluation.evaluator import parse_benchmark
@@ -88,13 +94,15 @@ benchmarks = [parse_benchmark(name, problems=PROBLEMS) for name in BENCHMARKS]
 for benchmark in benchmarks:
     found = overlap(arithmetic.problems("train") + arithmetic.problems("sft"), benchmark)
     print(
-        f"{benchmark.name}: {len(benchmark.rows)} problems, {len(found)} of them in the training set"
+        f"{benchmark.name}: {len(benchmark.rows)} problems, {len(found)} of them in the training "
+        f"set"
     )
 
 # %% [markdown]
 # ## Draw and grade
-# Every completion has a seed of its own, made from the problem and the number of the sample. So stop this cell when you like: the
-# next run draws what is missing, and more samples later go on from these.
+# Every completion has a seed of its own, made from the problem and the number of the sample. So
+# stop this cell when you like: the next run draws what is missing, and more samples later go on
+# from these.
 
 # %%
 import time
@@ -114,7 +122,8 @@ print(summary(report))
 
 # %% [markdown]
 # ## See that it worked
-# - `no answer` is the share of completions without a tag or a box, `cut` that of completions which reached the length limit. If either
+# - `no answer` is the share of completions without a tag or a box, `cut` that of completions which
+#   reached the length limit. If either
 #   is large, pass@k measures the format or the limit, not the problems.
 # - The base model has no tag in part of its answers: SFT mostly teaches the form.
 
@@ -125,36 +134,42 @@ Image(OUT / "pass_at_k.png")
 
 # %% [markdown]
 # ## How to read an interval
-# The problems at hand stand for all *problems of this kind*. Of 100 evaluations, each on problems drawn anew, about 95 have a band that
-# holds the mean over all of them. It is as wide as it is because 100 problems are few; more samples per problem hardly make it narrower. The `±` in the table is another thing, the spread over five
-# parts of the samples on *these* problems, as papers print it over evaluation seeds. It is much smaller, and it says nothing about
-# other problems:
+# The problems at hand stand for all *problems of this kind*. Of 100 evaluations, each on problems
+# drawn anew, about 95 have a band that holds the mean over all of them. It is as wide as it is
+# because 100 problems are few; more samples per problem hardly make it narrower. The `±` in the
+# table is another thing, the spread over five parts of the samples on *these* problems, as papers
+# print it over evaluation seeds. It is much smaller, and it says nothing about other problems:
 
 # %%
 from sage_unsloth.figures import show_table
 
 show_table(
     [
-        {"model": row["model"], "half of the interval": round((row["pass@1_high"] - row["pass@1_low"]) / 2, 3),
-         "± over five parts": row.get("seed_deviation", "too few samples")}
+        {
+            "model": row["model"],
+            "half of the interval": round((row["pass@1_high"] - row["pass@1_low"]) / 2, 3),
+            "± over five parts": row.get("seed_deviation", "too few samples"),
+        }
         for row in report["table"]
     ]
-)  # fmt: skip
+)
 
 # %% [markdown]
 # ## Differences
-# Bands that overlap do not mean that two models are equal: both answered the same problems, and what makes a problem hard for both cancels
-# in the difference. A band of the difference that leaves out 0 is what to look for, and `above 0 in` says how many of the resampled sets
-# of problems favour the first model. All of it is about these two trained models: another training seed is another model. To compare
-# methods, train several seeds of each and give them one name, `--models grpo=… grpo=… sage=… sage=…`; seeds are resampled then too.
+# Bands that overlap do not mean that two models are equal: both answered the same problems, and
+# what makes a problem hard for both cancels in the difference. A band of the difference that leaves
+# out 0 is what to look for, and `above 0 in` says how many of the resampled sets of problems favour
+# the first model. All of it is about these two trained models: another training seed is another
+# model. To compare methods, train several seeds of each and give them one name, `--models grpo=…
+# grpo=… sage=… sage=…`; seeds are resampled then too.
 
 # %%
 Image(OUT / "differences.png")
 
 # %% [markdown]
 # ## Coverage
-# The problems that one model alone solved at least once. At k = n a problem is one yes or no, and a problem solved once in 64 draws may
-# be luck: read names here, and trust the curves.
+# The problems that one model alone solved at least once. At k = n a problem is one yes or no, and a
+# problem solved once in 64 draws may be luck: read names here, and trust the curves.
 
 # %%
 for benchmark, coverage in report["coverage"].items():
@@ -164,6 +179,8 @@ for benchmark, coverage in report["coverage"].items():
 
 # %% [markdown]
 # ## Next
-# - The same from the command line: `python -m sage_unsloth evaluate --models sft=PATH grpo=PATH+ADAPTER --benchmarks math500-l5 aime
+# - The same from the command line: `python -m sage_unsloth evaluate --models sft=PATH
+#   grpo=PATH+ADAPTER --benchmarks math500-l5 aime
 #   --n 256 --max-tokens 1024`. On a GPU with vLLM the base is loaded once for all adapters.
-# - `python -m sage_unsloth compare FOLDER FOLDER` reports on record sets that are there already, of other runs or other machines.
+# - `python -m sage_unsloth compare FOLDER FOLDER` reports on record sets that are there already, of
+#   other runs or other machines.

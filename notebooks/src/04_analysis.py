@@ -16,16 +16,19 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/04_analysis.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/04_analysis.ipynb)
 #
-# **At the end you have**, from the files that a run left: how often each way of reasoning shows in correct solutions, the course of
-# training in thirds, solutions of SFT, GRPO and SAGE beside each other, how improbable their responses are under the SFT model, and one
-# page on which you can point at a token and read what the guide made of it.
+# **At the end you have**, from the files that a run left: how often each way of reasoning shows in
+# correct solutions, the course of training in thirds, solutions of SFT, GRPO and SAGE beside each
+# other, how improbable their responses are under the SFT model, and one page on which you can point
+# at a token and read what the guide made of it.
 #
-# **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file, on one of two CPU cores, is printed at its end; on a
-# GPU it has not been measured. It needs a finished quickstart (notebook 00); without one it trains that first.
+# **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file, on one of
+# two CPU cores, is printed at its end; on a GPU it has not been measured. It needs a finished
+# quickstart (notebook 00); without one it trains that first.
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
+# cell if it asks you to.
 
 # %%
 import importlib.util
@@ -68,8 +71,9 @@ OUT.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
 # ## What is there
-# `find_sources` looks for training logs and graded samples in any folders: of a quickstart, of `train`, of `evaluate`. Nothing below looks at
-# anything else until perplexity, which needs a model.
+# `find_sources` looks for training logs and graded samples in any folders: of a quickstart, of
+# `train`, of `evaluate`. Nothing below looks at anything else until perplexity, which needs a
+# model.
 
 # %%
 sources = find_sources([TRAINED])
@@ -80,8 +84,8 @@ print("graded samples:", {name: len(records) for name, records in samples.items(
 
 # %% [markdown]
 # ## Ways of reasoning (Eq. 13)
-# Of each problem's *correct* solutions, the share that shows a pattern; then the mean over problems. A pattern is a name and one or more
-# regular expressions. These are the paper's:
+# Of each problem's *correct* solutions, the share that shows a pattern; then the mean over
+# problems. A pattern is a name and one or more regular expressions. These are the paper's:
 
 # %%
 from sage_unsloth.analysis import patterns as analysis
@@ -90,8 +94,9 @@ for name, expressions in analysis.PATTERNS.items():
     print(f"{name}\n    " + "\n    ".join(expressions))
 
 # %% [markdown]
-# The embedded task has no words, but it has ways: the usual split at the ten, and rounding up, which is rare and the only one that solves the
-# `rare` problems. Add your own to the dict in the same form.
+# The embedded task has no words, but it has ways: the usual split at the ten, and rounding up,
+# which is rare and the only one that solves the `rare` problems. Add your own to the dict in the
+# same form.
 
 # %%
 from IPython.display import HTML, Image, display
@@ -107,9 +112,10 @@ note = "embedded arithmetic; 95 % bootstrap over problems with a correct solutio
 Image(plot_patterns(frequencies, OUT / "patterns.png", note))
 
 # %% [markdown]
-# **Read the counts first.** A frequency rests on the problems that *this* model solves, so two models' frequencies are about different
-# problems: one that begins to solve `rare` problems rounds up more often even if it solves every other problem as before. The paired
-# differences below keep to the problems that both solve. They answer another question, and often give another number.
+# **Read the counts first.** A frequency rests on the problems that *this* model solves, so two
+# models' frequencies are about different problems: one that begins to solve `rare` problems rounds
+# up more often even if it solves every other problem as before. The paired differences below keep
+# to the problems that both solve. They answer another question, and often give another number.
 
 # %%
 from sage_unsloth.analysis.report import cell
@@ -123,9 +129,10 @@ show_table(
 
 # %% [markdown]
 # ## The course of training
-# Thirds of the optimizer steps, each with a 95 % interval from blocks of neighbouring steps. It says how well the mean of *this* run's steps
-# is known, and nothing about another seed. A *dead group* is one whose completions all got the same reward: it teaches nothing, and with
-# it the gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
+# Thirds of the optimizer steps, each with a 95 % interval from blocks of neighbouring steps. It
+# says how well the mean of *this* run's steps is known, and nothing about another seed. A *dead
+# group* is one whose completions all got the same reward: it teaches nothing, and with it the
+# gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
 
 # %%
 from sage_unsloth.analysis.report import phase_rows
@@ -143,11 +150,12 @@ curves = pass_at_k_curves("arithmetic", samples)
 Image(plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 
 # %% [markdown]
-# Training reward is pass@1 on the training problems. It says nothing about pass@k: compare the first two panels.
+# Training reward is pass@1 on the training problems. It says nothing about pass@k: compare the
+# first two panels.
 #
 # ## Case studies
-# Picked by a rule and not by hand: the problems on which the two models differ most in how many samples are right, and of each model the
-# first right and the first wrong sample.
+# Picked by a rule and not by hand: the problems on which the two models differ most in how many
+# samples are right, and of each model the first right and the first wrong sample.
 
 # %%
 from sage_unsloth.analysis.token_page import case_page, case_table
@@ -161,8 +169,9 @@ display(HTML("".join(case_table(case) for case in cases)))
 
 # %% [markdown]
 # ## Perplexity under the SFT model (Eq. 39)
-# How improbable is what a model writes now to the model that it started from? RL that only sharpens keeps to the responses that were probable
-# before: the right tail of its perplexities is cut off. Scores are on disk after each batch.
+# How improbable is what a model writes now to the model that it started from? RL that only sharpens
+# keeps to the responses that were probable before: the right tail of its perplexities is cut off.
+# Scores are on disk after each batch.
 
 # %%
 from tqdm.auto import tqdm
@@ -175,10 +184,17 @@ settings = {"baseline": model_identity(TRAINED / "sft" / "model")}
 chosen = {name: [r for r in rows if r["sample"] < RESPONSES] for name, rows in samples.items()}
 with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
     scores = {
-        name: perplexity.score_records(baseline, tokenizer, rows, problems, OUT / "perplexity" / f"{name}.jsonl",
-                                    settings=settings | {"set": sources.settings["arithmetic", name]}, bar=bar)
+        name: perplexity.score_records(
+            baseline,
+            tokenizer,
+            rows,
+            problems,
+            OUT / "perplexity" / f"{name}.jsonl",
+            settings=settings | {"set": sources.settings["arithmetic", name]},
+            bar=bar,
+        )
         for name, rows in chosen.items()
-    }  # fmt: skip
+    }
 
 # %%
 from sage_unsloth.analysis.report import perplexity_rows
@@ -190,13 +206,17 @@ from sage_unsloth.analysis.figures import plot_perplexity
 
 values = {name: perplexity.perplexities(rows) for name, rows in scores.items()}
 titles = {case.problem_id: case.problem for case in cases}
-note = f"baseline: the SFT model; {RESPONSES} responses of each model; the problems of the case studies"
+note = (
+    f"baseline: the SFT model; {RESPONSES} responses of each model; the problems of the case "
+    f"studies"
+)
 Image(plot_perplexity(values, titles, OUT / "perplexity.png", note))
 
 # %% [markdown]
 # ## Where the guide acts
-# One completion of every problem (the first right one, else the first), scored once more under the trained policy and its reference, and
-# given to the guide that the run had, which is read from its `run.json`. A working has four steps; the first one is the choice of the way.
+# One completion of every problem (the first right one, else the first), scored once more under the
+# trained policy and its reference, and given to the guide that the run had, which is read from its
+# `run.json`. A working has four steps; the first one is the choice of the way.
 
 # %%
 from sage_unsloth.analysis.traces import run_traces
@@ -214,17 +234,22 @@ for trace in traces:
 print(guide)
 show_table(
     [
-        {"step": step, "tokens": len(values), "with q ≠ 1": sum(q != 0 for _, q in values),
-         "mean entropy": f"{sum(h for h, _ in values) / max(1, len(values)):.3f}",
-         "largest entropy": f"{max((h for h, _ in values), default=0):.3f}"}
+        {
+            "step": step,
+            "tokens": len(values),
+            "with q ≠ 1": sum(q != 0 for _, q in values),
+            "mean entropy": f"{sum(h for h, _ in values) / max(1, len(values)):.3f}",
+            "largest entropy": f"{max((h for h, _ in values), default=0):.3f}",
+        }
         for step, values in by_step.items()
     ]
-)  # fmt: skip
+)
 
 # %% [markdown]
-# So look whether the guide is where the ways part. At the end of the run in this file it is not: the entropy of that choice is below the
-# threshold, and every token that the guide touches lies inside a product. There the anchor holds the policy closer to the reference, and
-# per token that is all that Branch does: its q does not depend on which token comes next.
+# So look whether the guide is where the ways part. At the end of the run in this file it is not:
+# the entropy of that choice is below the threshold, and every token that the guide touches lies
+# inside a product. There the anchor holds the policy closer to the reference, and per token that is
+# all that Branch does: its q does not depend on which token comes next.
 #
 # The completion of the case studies that the guide changes most, as a figure:
 
@@ -236,7 +261,8 @@ most = max(shown, key=lambda trace: sum(map(abs, trace.log_guides)))
 Image(plot_trace(most, OUT / "tokens.png", repr(guide), guide.threshold))
 
 # %% [markdown]
-# And all of them as a page to point at, `tokens.html` in the folder: one file that loads nothing and follows your system's dark or light.
+# And all of them as a page to point at, `tokens.html` in the folder: one file that loads nothing
+# and follows your system's dark or light.
 
 # %%
 from sage_unsloth.analysis.token_page import token_page
@@ -246,9 +272,11 @@ print("written,", (OUT / "tokens.html").write_text(page, encoding="utf-8"), "cha
 
 # %% [markdown]
 # ## Threshold × ratio
-# The command `python -m sage_unsloth grid` trains SAGE-Branch for each threshold and ratio of the paper's Table 6 on the embedded task, and
-# plain GRPO with three seeds beside it; `RUN_GRID = True` does it here. The intervals are over problems, for these trained models, and leave
-# out 0 easily. What plain GRPO's own seeds differ by is another matter: only a difference that exceeds it as well stands in bold.
+# The command `python -m sage_unsloth grid` trains SAGE-Branch for each threshold and ratio of the
+# paper's Table 6 on the embedded task, and plain GRPO with three seeds beside it; `RUN_GRID = True`
+# does it here. The intervals are over problems, for these trained models, and leave out 0 easily.
+# What plain GRPO's own seeds differ by is another matter: only a difference that exceeds it as well
+# stands in bold.
 
 # %%
 import json
@@ -266,5 +294,6 @@ print(f"{time.perf_counter() - started:.0f} s for this notebook, this time")
 
 # %% [markdown]
 # ## Next
-# - The same from the command line, on any runs: `python -m sage_unsloth analyze runs/quickstart --perplexity runs/quickstart/sft/model --page`.
+# - The same from the command line, on any runs: `python -m sage_unsloth analyze runs/quickstart
+#   --perplexity runs/quickstart/sft/model --page`.
 # - Your own patterns: `--pattern "checks its answer=let me (check|verify)"`.

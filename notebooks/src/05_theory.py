@@ -16,19 +16,23 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/05_theory.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/05_theory.ipynb)
 #
-# **At the end you have** every statement about the method as a theorem, its check on policies so small that all completions are listed,
-# and a figure: which optimum the objective names, which gradient the loss has, where training with it comes to rest, when the guide brings a
-# rare answer back, and when nothing can.
+# **At the end you have** every statement about the method as a theorem, its check on policies so
+# small that all completions are listed, and a figure: which optimum the objective names, which
+# gradient the loss has, where training with it comes to rest, when the guide brings a rare answer
+# back, and when nothing can.
 #
-# **Cost.** No GPU, no model, no account; torch and matplotlib alone. The time of the run in this file, beside other work, is printed at the end.
+# **Cost.** No GPU, no model, no account; torch and matplotlib alone. The time of the run in this
+# file, beside other work, is printed at the end.
 #
-# Notation: policy π, reference π_ref, reward r, KL coefficient β, guide q = Π_t q_t, anchor q·π_ref, entropy H in nats. Equation numbers are
-# the paper's (arXiv 2605.18864). A tree's policy has a logit for every token at every state (prefix), and expectations are sums over all
+# Notation: policy π, reference π_ref, reward r, KL coefficient β, guide q = Π_t q_t, anchor
+# q·π_ref, entropy H in nats. Equation numbers are the paper's (arXiv 2605.18864). A tree's policy
+# has a logit for every token at every state (prefix), and expectations are sums over all
 # completions, in float64. What follows from that and what does not is said at the end.
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this cell if it asks you to.
+# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
+# cell if it asks you to.
 
 # %%
 import importlib.util
@@ -67,8 +71,9 @@ OUT.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
 # ## A tree
-# The tree of this notebook: *a* is the usual way and nearly always right; *b* is rare, leads to a state of eight equal tokens (H = log 8 =
-# 2.08 nats), and one of them is right, y\* = `b0`. `BranchGuide` sees that state and gives its tokens q = 1 + 0.3 · (2.08 − 1.2).
+# The tree of this notebook: *a* is the usual way and nearly always right; *b* is rare, leads to a
+# state of eight equal tokens (H = log 8 = 2.08 nats), and one of them is right, y\* = `b0`.
+# `BranchGuide` sees that state and gives its tokens q = 1 + 0.3 · (2.08 − 1.2).
 
 # %%
 from sage_unsloth.theory.support import tree_example
@@ -99,9 +104,11 @@ show_table(rows)
 # | Eq. 1's objective + α H(π) | π ∝ π_ref^(β/(α+β)) exp(r/(α+β)) | Eq. 21 |
 # | E_π[r] − β KL(π_ref‖π) | π = β π_ref/(λ − r) | Eq. 27 |
 #
-# *Why.* The first two are −β KL(π‖π\*) + const with π\* as named, the third the same with α + β. In the fourth, r + β π_ref/π = λ for all y.
+# *Why.* The first two are −β KL(π‖π\*) + const with π\* as named, the third the same with α + β. In
+# the fourth, r + β π_ref/π = λ for all y.
 #
-# **Check.** The objective's gradient vanishes there (all four are concave, so that is the maximum), and it does not at π_ref.
+# **Check.** The objective's gradient vanishes there (all four are concave, so that is the maximum),
+# and it does not at π_ref.
 
 # %%
 from sage_unsloth.theory.optima import (
@@ -131,8 +138,9 @@ for name, (optimum, terms) in optima.items():
 show_table(rows)
 
 # %% [markdown]
-# They differ in two things. Wrong answers: the reverse KL leaves them e^(−1/β) of their odds, the forward KL about β of their probability. Odds between
-# two right answers: Eq. 2 and Eq. 27 keep π_ref's, whatever β, so neither brings back what is rare; an entropy bonus flattens them, among
+# They differ in two things. Wrong answers: the reverse KL leaves them e^(−1/β) of their odds, the
+# forward KL about β of their probability. Odds between two right answers: Eq. 2 and Eq. 27 keep
+# π_ref's, whatever β, so neither brings back what is rare; an entropy bonus flattens them, among
 # wrong answers too; the guide multiplies them by q(y\*)/q(a+).
 
 # %%
@@ -155,18 +163,24 @@ Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 
 # %% [markdown]
 # ## 2. Which gradient is which
-# **Theorem.** On-policy, for d = log f − log π with an anchor f held constant and Σ over the next token:
-# - k3 *differentiated as a loss* has the expected gradient −Σ f ∇log π: a **forward**-KL pull to f, though k3's value is the reverse KL.
-# - with the ratio π/π_old inside (`k3-is`), or as k2, it has the **reverse** KL's; k1 as a loss has none, in the reward it has the reverse KL's.
-# - k3 in the reward has reverse − forward, which vanishes to first order around π = f: hardly a penalty.
-# - −sg[r] log π, r = f/π (`forward-kl`) has the forward KL's; r log r − (r − 1) differentiated through π has neither.
+# **Theorem.** On-policy, for d = log f − log π with an anchor f held constant and Σ over the next
+# token:
+# - k3 *differentiated as a loss* has the expected gradient −Σ f ∇log π: a **forward**-KL pull to f,
+#   though k3's value is the reverse KL.
+# - with the ratio π/π_old inside (`k3-is`), or as k2, it has the **reverse** KL's; k1 as a loss has
+#   none, in the reward it has the reverse KL's.
+# - k3 in the reward has reverse − forward, which vanishes to first order around π = f: hardly a
+#   penalty.
+# - −sg[r] log π, r = f/π (`forward-kl`) has the forward KL's; r log r − (r − 1) differentiated
+#   through π has neither.
 #
-# *Why.* ∇k3 = (1 − e^d) ∇log π, with E_π[∇log π] = 0 and E_π[e^d ∇log π] = Σ f ∇log π. With the ratio inside, on each single sample,
-# ∇(ρ k3) = (k3 + 1 − e^d) ∇log π = −d ∇log π.
+# *Why.* ∇k3 = (1 − e^d) ∇log π, with E_π[∇log π] = 0 and E_π[e^d ∇log π] = Σ f ∇log π. With the
+# ratio inside, on each single sample, ∇(ρ k3) = (k3 + 1 − e^d) ∇log π = −d ∇log π.
 #
-# **Check**, on a tree with completions of different length. Per token, a loss has that of the states' KLs, at the visits as they are
-# ("per state"): how a token moves the later states is in no per-token penalty. Treating the completion as one action ("completion") it is
-# the KL between distributions over completions. In the reward, with the sum of later costs, k1 has that one too.
+# **Check**, on a tree with completions of different length. Per token, a loss has that of the
+# states' KLs, at the visits as they are ("per state"): how a token moves the later states is in no
+# per-token penalty. Treating the completion as one action ("completion") it is the KL between
+# distributions over completions. In the reward, with the sum of later costs, k1 has that one too.
 
 # %%
 from sage_unsloth.theory.kl_gradients import gradient_table
@@ -183,19 +197,22 @@ for row in rows:
 show_table(rows)
 
 # %% [markdown]
-# So GRPO's usual k3 term **is a forward-KL penalty in expectation**, and the optimum that goes with it is Eq. 27, not Eq. 2
-# (state by state: section 5). `off …` is the
-# relative distance to the forward and the reverse gradient; a row with 0.00 in neither column and no name has neither.
+# So GRPO's usual k3 term **is a forward-KL penalty in expectation**, and the optimum that goes with
+# it is Eq. 27, not Eq. 2 (state by state: section 5). `off …` is the
+# relative distance to the forward and the reverse gradient; a row with 0.00 in neither column and
+# no name has neither.
 
 # %% [markdown]
 # ## 3. What the guide does to a token
-# **Theorem (Branch).** q_t depends on the prefix alone, so per token Branch multiplies the pull: the gradient is Σ_s d(s) q(s) ∇KL(π_ref‖π)(s).
-# The anchor's shape at a state does not change. **Random** has E[q] = 1 whatever the token: GRPO plus noise. Only **Token** reshapes.
+# **Theorem (Branch).** q_t depends on the prefix alone, so per token Branch multiplies the pull:
+# the gradient is Σ_s d(s) q(s) ∇KL(π_ref‖π)(s). The anchor's shape at a state does not change.
+# **Random** has E[q] = 1 whatever the token: GRPO plus noise. Only **Token** reshapes.
 #
-# *Why.* The k3 gradient is linear in q: a q(s) comes before the sum over tokens, an independent one enters by its mean.
+# *Why.* The k3 gradient is linear in q: a q(s) comes before the sum over tokens, an independent one
+# enters by its mean.
 #
-# **Check.** The two sides for Branch; and the anchor's shift, the total variation between q·π_ref (normalised at each state) and π_ref, of
-# the mean guide over more and more draws of the noise.
+# **Check.** The two sides for Branch; and the anchor's shift, the total variation between q·π_ref
+# (normalised at each state) and π_ref, of the mean guide over more and more draws of the noise.
 
 # %%
 from sage_unsloth.theory.kl_gradients import expected_gradient, forward_kl_gradient
@@ -225,8 +242,9 @@ show_table(rows)
 # %% [markdown]
 # Random's shift goes to 0 with more draws, Branch has none, Token's stays.
 #
-# **Theorem.** q·π_ref does not sum to 1, so the mean of k3 to it is the *generalised* KL, D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1). It is no
-# KL and cannot be compared with a run without a guide: hence two metrics, `kl/ref_k3` and `kl/anchor_k3`.
+# **Theorem.** q·π_ref does not sum to 1, so the mean of k3 to it is the *generalised* KL,
+# D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1). It is no KL and cannot be compared with a run without a
+# guide: hence two metrics, `kl/ref_k3` and `kl/anchor_k3`.
 
 # %%
 from sage_unsloth.theory.kl_gradients import k3_mean
@@ -238,9 +256,10 @@ print(f"to π_ref:   E[k3] {plain['k3']:.6f} = KL {plain['pseudo_kl']:.6f}")
 
 # %% [markdown]
 # ## 4. Anchor, guide, optimum
-# The paper's Fig. 1 in numbers, the three guides at their own settings (step 0, one draw) on a tree with three right answers; β = 0.5
-# here, so that wrong answers stay in view. A completion's anchor is its π_ref times its q; the optimum (Eq. 4) is that of Eq. 2 times the
-# same q. Branch lifts what goes through uncertain states, wrong answers as well as right ones.
+# The paper's Fig. 1 in numbers, the three guides at their own settings (step 0, one draw) on a tree
+# with three right answers; β = 0.5 here, so that wrong answers stay in view. A completion's anchor
+# is its π_ref times its q; the optimum (Eq. 4) is that of Eq. 2 times the same q. Branch lifts what
+# goes through uncertain states, wrong answers as well as right ones.
 
 # %%
 from sage_unsloth.theory.support import from_anchor_to_optimum
@@ -257,14 +276,19 @@ Image(plot_anchors(panels, OUT / "anchors.png", note))
 
 # %% [markdown]
 # ## 5. Where the implemented loss comes to rest
-# **Theorem.** A per-token penalty without credit for later tokens rests, state by state from the leaves, at
+# **Theorem.** A per-token penalty without credit for later tokens rests, state by state from the
+# leaves, at
 #
 # - π(a|s) = β q π_ref/(λ_s − Q(s,a)) for k3 (Eq. 27 with β q(s) in the place of β),
-# - π(a|s) ∝ q π_ref exp(Q(s,a)/β) for `k3-is` and k2, where q(s) cancels: **there Branch does nothing at all**,
+# - π(a|s) ∝ q π_ref exp(Q(s,a)/β) for `k3-is` and k2, where q(s) cancels: **there Branch does
+#   nothing at all**,
 #
-# with Q the expected reward alone. *Why.* At rest π(a|s) (Q − V) = β q (π − π_ref), or π(a|s) (Q − β log π/(q π_ref)) = const · π. Neither is Eq. 4, because there the KL and the guide of later tokens count for earlier ones.
+# with Q the expected reward alone. *Why.* At rest π(a|s) (Q − V) = β q (π − π_ref), or π(a|s) (Q −
+# β log π/(q π_ref)) = const · π. Neither is Eq. 4, because there the KL and the guide of later
+# tokens count for earlier ones.
 #
-# **Check.** The expected update of the loss, followed until it rests, against the closed form; and the distance (total variation) to Eq. 4.
+# **Check.** The expected update of the loss, followed until it rests, against the closed form; and
+# the distance (total variation) to Eq. 4.
 
 # %%
 from sage_unsloth.theory.optima import ascend, expected_update, per_token_optimum
@@ -294,19 +318,23 @@ show_table(rows)
 print(f"\nEq. 2 names {optima['Eq. 2'][0][star]:.6f}, Eq. 4 {eq4[star]:.6f}")
 
 # %% [markdown]
-# Two things that the paper leaves out. All four keep *more* of y\* than Eq. 4 asks for, since a loss without credit does not see that
-# *b* costs KL later. And Branch with k3 keeps **less** of it than GRPO: the stronger pull at the eight tokens is a pull away from the one
-# that is right, which makes *b* less worth choosing. Eq. 4 promised the opposite.
+# Two things that the paper leaves out. All four keep *more* of y\* than Eq. 4 asks for, since a
+# loss without credit does not see that *b* costs KL later. And Branch with k3 keeps **less** of it
+# than GRPO: the stronger pull at the eight tokens is a pull away from the one that is right, which
+# makes *b* less worth choosing. Eq. 4 promised the opposite.
 
 # %% [markdown]
 # ## 6. Sequence credit
-# **Theorem.** The gradient of Eq. 6, J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)] with q held, is that of the `k3-is` loss plus
-# a credit for later tokens: β b_t ∇log π(y_t), b_t = Σ_{t'>t} (log q_t' − k3_t') with k3 to π_ref. (π_ref sums to 1, so the mean of k3 is that of
-# log π − log π_ref; to q·π_ref it would not be.) So training with it rests at Eq. 4. *Why.* The score function gives E[Σ_t ∇log π(y_t) Σ_{t'≥t} cost_t']; the
-# k3-is loss is the term t' = t, sample by sample (section 2).
+# **Theorem.** The gradient of Eq. 6, J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)] with q
+# held, is that of the `k3-is` loss plus a credit for later tokens: β b_t ∇log π(y_t), b_t =
+# Σ_{t'>t} (log q_t' − k3_t') with k3 to π_ref. (π_ref sums to 1, so the mean of k3 is that of log π
+# − log π_ref; to q·π_ref it would not be.) So training with it rests at Eq. 4. *Why.* The score
+# function gives E[Σ_t ∇log π(y_t) Σ_{t'≥t} cost_t']; the k3-is loss is the term t' = t, sample by
+# sample (section 2).
 #
-# A condition that is easy to miss: this needs a q_t that is known when y_t is. `TokenGuide` ranks a token among *all* tokens of its
-# completion, later ones included, so a token also moves the guide of earlier ones, and the credit must be that of the whole completion.
+# A condition that is easy to miss: this needs a q_t that is known when y_t is. `TokenGuide` ranks a
+# token among *all* tokens of its completion, later ones included, so a token also moves the guide
+# of earlier ones, and the credit must be that of the whole completion.
 #
 # **Check.** Relative distance to the enumerated gradient of Eq. 6.
 
@@ -356,34 +384,53 @@ panel = Panel(
     curves=curves,
     ylim=(0, None),
 )
-note = f"β = {BETA}; expected updates, q from π_ref; Eq. 4: {eq4[star]:.4f}, π_ref: {completions[star].exp():.5f}."
+note = (
+    f"β = {BETA}; expected updates, q from π_ref; Eq. 4: {eq4[star]:.4f}, π_ref: "
+    f"{completions[star].exp():.5f}."
+)
 Image(plot_curves([panel], OUT / "rest.png", note))
 
 # %% [markdown]
-# Eq. 4 is reached, to the last digit, by `k3-is` with the credit and by nothing else here. The guide's part of the credit alone (`guide`), without the
-# later tokens' KL, leads further away than none.
+# Eq. 4 is reached, to the last digit, by `k3-is` with the credit and by nothing else here. The
+# guide's part of the credit alone (`guide`), without the later tokens' KL, leads further away than
+# none.
 #
-# A second condition: all of this is for a *sum* over tokens (`dr_grpo`; `dapo` and `bnpo` in a large batch). `loss_type="grpo"` takes the mean over each completion's own
-# tokens, which weighs completions by 1/length, reward and penalty alike. Where lengths differ that is another direction, and another point of rest:
+# A second condition: all of this is for a *sum* over tokens (`dr_grpo`; `dapo` and `bnpo` in a
+# large batch). `loss_type="grpo"` takes the mean over each completion's own tokens, which weighs
+# completions by 1/length, reward and penalty alike. Where lengths differ that is another direction,
+# and another point of rest:
 
 # %%
 q = guide_table(small, BranchGuide(0.3, 0.5), policy, small_ref)
 whole = small.completion_logps(small_ref)
 named = guided_optimum(whole, small.rewards, 0.3, q.sum(1))
-credited = partial(expected_update, small, ref_logps=small_ref, beta=0.3, kl_estimator="k3-is", log_guide=q, credit="later")  # fmt: skip
+credited = partial(
+    expected_update,
+    small,
+    ref_logps=small_ref,
+    beta=0.3,
+    kl_estimator="k3-is",
+    log_guide=q,
+    credit="later",
+)
 rows = [{"loss_type": "Eq. 4"} | {"".join(c): f"{p:.4f}" for c, p in zip(small.completions, named.tolist(), strict=True)}]  # fmt: skip
 for loss_type in ("dr_grpo", "grpo"):
     at_rest = ascend(small, small_ref, partial(credited, loss_type=loss_type), tolerance=1e-8)[-1]
     found = small.completion_logps(at_rest).exp().tolist()
-    rows.append({"loss_type": loss_type} | {"".join(c): f"{p:.4f}" for c, p in zip(small.completions, found, strict=True)})  # fmt: skip
+    rows.append(
+        {"loss_type": loss_type}
+        | {"".join(c): f"{p:.4f}" for c, p in zip(small.completions, found, strict=True)}
+    )
 show_table(rows)
 
 # %% [markdown]
 # The shortest right answer (`ba`) gains what the longer ones lose.
 #
-# **Length.** Branch has q_t ≥ 1, so Π_t q_t grows with the number of uncertain tokens, and the objective of Eq. 6 pays for length. Centring,
-# log q_t − m with m the mean log q of a token over the prompt's other completions, takes that away. Between completions of equal length it
-# changes nothing in Eq. 4. Below, every token is as uncertain as every other (log 5 nats), so that a guide has nothing to say: only the length differs.
+# **Length.** Branch has q_t ≥ 1, so Π_t q_t grows with the number of uncertain tokens, and the
+# objective of Eq. 6 pays for length. Centring, log q_t − m with m the mean log q of a token over
+# the prompt's other completions, takes that away. Between completions of equal length it changes
+# nothing in Eq. 4. Below, every token is as uncertain as every other (log 5 nats), so that a guide
+# has nothing to say: only the length differs.
 
 # %%
 from sage_unsloth.theory.trees import centred_guide, chain_tree
@@ -414,9 +461,10 @@ Image(plot_curves([panel], OUT / "length.png", note))
 
 # %% [markdown]
 # ## 7. The strength of the penalty moves
-# **Theorem.** GRPO divides advantages by the group's standard deviation. In a large group the update is then 1/sd(r) times that of Eq. 6 at
-# **β·sd(r)**: as the policy gets better (or hopeless), the KL and the guide fade beside the reward. (In small groups sd is an estimate, and the
-# division biased.) The paper's β = 0.05 is a name for a strength that each prompt sets anew.
+# **Theorem.** GRPO divides advantages by the group's standard deviation. In a large group the
+# update is then 1/sd(r) times that of Eq. 6 at **β·sd(r)**: as the policy gets better (or
+# hopeless), the KL and the guide fade beside the reward. (In small groups sd is an estimate, and
+# the division biased.) The paper's β = 0.05 is a name for a strength that each prompt sets anew.
 #
 # **Check** the identity at policies that solve the prompt more and more often.
 
@@ -426,7 +474,9 @@ for reach in (0.0, 0.02, 0.05, 0.2):
     at = tree.policy(guided_optimum(completions, reach * rewards, BETA))
     success = float((tree.completion_logps(at).exp() * rewards).sum())
     deviation = (success * (1 - success)) ** 0.5
-    scaled = expected_update(tree, at, ref, BETA, "k3-is", log_guide=branch, credit="later", scale_rewards=True)  # fmt: skip
+    scaled = expected_update(
+        tree, at, ref, BETA, "k3-is", log_guide=branch, credit="later", scale_rewards=True
+    )
     exact = guided_gradient(tree, at, ref, BETA * deviation, branch) / deviation
     row = {
         "E[r]": f"{success:.4f}",
@@ -438,9 +488,11 @@ show_table(rows)
 
 # %% [markdown]
 # ## 8. Theorem 4.3
-# **Theorem.** If q(y\*)/E_RLVR[q] ≥ δ/π_RLVR(y\*), then π_SAGE(y\*) ≥ δ. It is an equivalence: π_SAGE(y\*) = π_RLVR(y\*) · q(y\*)/E_RLVR[q].
+# **Theorem.** If q(y\*)/E_RLVR[q] ≥ δ/π_RLVR(y\*), then π_SAGE(y\*) ≥ δ. It is an equivalence:
+# π_SAGE(y\*) = π_RLVR(y\*) · q(y\*)/E_RLVR[q].
 #
-# **Check.** Two worked examples. A takes entropies as given that no tree can have (the first token's must be equal for both answers); B is the tree above.
+# **Check.** Two worked examples. A takes entropies as given that no tree can have (the first
+# token's must be equal for both answers); B is the tree above.
 
 # %%
 from sage_unsloth.theory.support import literal_example, support_condition
@@ -465,8 +517,9 @@ for name, example in {"A": literal_example(), "B": case}.items():
 show_table(rows)
 
 # %% [markdown]
-# **How far it reaches.** On random trees (guide of π_ref, δ = 0.01), every right answer is a point: right of δ it is inside anyway, above the
-# border the guide brings it in, and below lift 1 the guide makes it *rarer*, because the other right answers pass more uncertain states than it does.
+# **How far it reaches.** On random trees (guide of π_ref, δ = 0.01), every right answer is a point:
+# right of δ it is inside anyway, above the border the guide brings it in, and below lift 1 the
+# guide makes it *rarer*, because the other right answers pass more uncertain states than it does.
 
 # %%
 from sage_unsloth.theory.support import search_trees
@@ -474,19 +527,25 @@ from sage_unsloth.theory.support import search_trees
 points = search_trees(TREES, beta=BETA, delta=0.01)
 kinds = [(row["inside_before"], row["inside_after"]) for row in points]
 rarer = sum(row["lift"] < 1 and not row["inside_before"] for row in points)
-print(f"{len(points)} right answers, {sum(not before for before, _ in kinds)} of them outside δ: brought in "
-      f"{kinds.count((False, True))}, made rarer {rarer}; pushed out {kinds.count((True, False))}")  # fmt: skip
 print(
-    f"lift from {min(row['lift'] for row in points):.3f} to {max(row['lift'] for row in points):.3f}"
+    f"{len(points)} right answers, {sum(not before for before, _ in kinds)} of them outside δ: "
+    f"brought in "
+    f"{kinds.count((False, True))}, made rarer {rarer}; pushed out {kinds.count((True, False))}"
+)
+print(
+    f"lift from {min(row['lift'] for row in points):.3f} to "
+    f"{max(row['lift'] for row in points):.3f}"
 )
 note = f"{TREES} random trees of up to 4 tokens; β = {BETA}, δ = 0.01, BranchGuide() at π_ref."
 Image(plot_border(points, 0.01, OUT / "condition.png", note))
 
 # %% [markdown]
-# So the guide moves a border, by a factor that its clip and the number of uncertain tokens limit; it does not open a region.
+# So the guide moves a border, by a factor that its clip and the number of uncertain tokens limit;
+# it does not open a region.
 #
-# **And its guide does not last.** The theorem holds q fixed. In training q_t is that of the *current* policy, and when the policy has
-# become sure among the eight tokens, their guide is 1. Solving Eq. 4 with the guide of its own solution:
+# **And its guide does not last.** The theorem holds q fixed. In training q_t is that of the
+# *current* policy, and when the policy has become sure among the eight tokens, their guide is 1.
+# Solving Eq. 4 with the guide of its own solution:
 
 # %%
 from sage_unsloth.theory.support import own_guide_optimum
@@ -508,8 +567,9 @@ for name, of in {"one of eight right": tree, "four of eight right": Tree.of(four
 show_table(rows)
 
 # %% [markdown]
-# What is left at small β is uncertainty among *right* continuations; the example of Theorem 4.3 ends where it would have without a guide. The same
-# by following the losses with q computed anew from the current policy at every step, as training does:
+# What is left at small β is uncertainty among *right* continuations; the example of Theorem 4.3
+# ends where it would have without a guide. The same by following the losses with q computed anew
+# from the current policy at every step, as training does:
 
 # %%
 branch_now = partial(guide_table, tree, BranchGuide(), ref_logps=ref)
@@ -533,10 +593,12 @@ show_table(rows)
 
 # %% [markdown]
 # ## 9. Mode seeking and mode covering
-# **Theorem.** Fitting one Gaussian to a mixture, the reverse KL settles on one mode, the forward KL has the mixture's mean and variance
-# (the paper's Fig. 5). By section 2 the *implemented* penalty decides: k3 as a loss covers, `k3-is` seeks, from the same start.
+# **Theorem.** Fitting one Gaussian to a mixture, the reverse KL settles on one mode, the forward KL
+# has the mixture's mean and variance (the paper's Fig. 5). By section 2 the *implemented* penalty
+# decides: k3 as a loss covers, `k3-is` seeks, from the same start.
 #
-# **Check.** Descent on the package's penalties, expectations by quadrature, against the mixture's own moments.
+# **Check.** Descent on the package's penalties, expectations by quadrature, against the mixture's
+# own moments.
 
 # %%
 from sage_unsloth.theory.support import fit_gaussian, mixture_logpdf, normal_logpdf
@@ -563,15 +625,19 @@ note = "0.7 N(−2.5, 0.8²) + 0.3 N(2.5, 0.8²); descent on the package's penal
 Image(plot_curves([panel], OUT / "gaussians.png", note))
 
 # %% [markdown]
-# Completions are no Gaussians: a softmax can hold every mode, so "seeking" is not forced on it. What the figure says of the method is that
-# GRPO's k3 pulls towards covering π_ref already, guide or no guide.
+# Completions are no Gaussians: a softmax can hold every mode, so "seeking" is not forced on it.
+# What the figure says of the method is that GRPO's k3 pulls towards covering π_ref already, guide
+# or no guide.
 
 # %% [markdown]
 # ## 10. What is never drawn
-# **Theorem.** Until y\* is drawn, no update depends on its reward or its guide: a run with r(y\*) = 1, q(y\*) = 1.4 and one with r(y\*) = 0, q = 1
-# are the same run, because an update is a function of what was drawn. If π(y\*) stayed at p, n rollouts a step would miss it for S steps with probability (1 − p)^(nS).
+# **Theorem.** Until y\* is drawn, no update depends on its reward or its guide: a run with r(y\*) =
+# 1, q(y\*) = 1.4 and one with r(y\*) = 0, q = 1 are the same run, because an update is a function
+# of what was drawn. If π(y\*) stayed at p, n rollouts a step would miss it for S steps with
+# probability (1 − p)^(nS).
 #
-# **Check.** Trainings that draw with the same random numbers; those that never met y\* must agree bitwise.
+# **Check.** Trainings that draw with the same random numbers; those that never met y\* must agree
+# bitwise.
 
 # %%
 from sage_unsloth.theory.support import train_by_sampling
@@ -584,12 +650,16 @@ simulate = partial(train_by_sampling, start, index=1, steps=STEPS, runs=RUNS, be
 one = simulate(rewards=beside, log_guide=guide, num_generations=8)
 other = simulate(rewards=beside - alone, log_guide=None, num_generations=8)
 missed = ~one.seen
-print(f"{int(missed.sum())} of {RUNS} runs never drew y*; bitwise the same without its reward and guide: "
-      f"{torch.equal(one.final[missed], other.final[missed])}")  # fmt: skip
+print(
+    f"{int(missed.sum())} of {RUNS} runs never drew y*; bitwise the same without its reward and "
+    f"guide: "
+    f"{torch.equal(one.final[missed], other.final[missed])}"
+)
 
 # %% [markdown]
-# How often is it drawn at all, and if it is, is it reinforced (to twice its probability under π_ref, or more)? Left, y\* is the only right answer; right,
-# a usual answer (0.3) is right as well. Bands: 95 % (Wilson) over runs.
+# How often is it drawn at all, and if it is, is it reinforced (to twice its probability under
+# π_ref, or more)? Left, y\* is the only right answer; right, a usual answer (0.3) is right as well.
+# Bands: 95 % (Wilson) over runs.
 
 # %%
 from sage_unsloth.theory.support import wilson_interval
@@ -617,23 +687,33 @@ for title, r in cases.items():
             ylim=(-0.03, 1.03),
         )
     )
-note = f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs a point, β = {BETA}, one prompt, learning rate 0.5 on the logits."
+note = (
+    f"π_ref(y*) = {p}, {STEPS} steps, {RUNS} runs a point, β = {BETA}, one prompt, learning "
+    f"rate 0.5 on the logits."
+)
 Image(plot_curves(panels, OUT / "support.png", note))
 
 # %% [markdown]
-# Two limits, and the guide removes neither. Rare answers that are alone are a matter of rollouts. Beside a usual right answer, y\* is drawn and
-# *still* not reinforced: both have the same advantage, the usual one is drawn more often, and y\* pays for it through the softmax. Once it is
-# rare, k3 pulls its logit back by about β q π_ref(y\*) for each unit of learning rate, which a run does not live to see: the fixed points of
-# section 5 (found along the natural gradient, whose speed does not depend on how rare a completion is) are where training points, not where it gets.
+# Two limits, and the guide removes neither. Rare answers that are alone are a matter of rollouts.
+# Beside a usual right answer, y\* is drawn and *still* not reinforced: both have the same
+# advantage, the usual one is drawn more often, and y\* pays for it through the softmax. Once it is
+# rare, k3 pulls its logit back by about β q π_ref(y\*) for each unit of learning rate, which a run
+# does not live to see: the fixed points of section 5 (found along the natural gradient, whose speed
+# does not depend on how rare a completion is) are where training points, not where it gets.
 
 # %%
 print(f"{time.perf_counter() - started:.0f} s")
 
 # %% [markdown]
 # ## What this does and does not say
-# - Exact, and about the code that is run: the penalties are `sage_unsloth.objective.loss`, the guides `sage_unsloth.objective.guides`.
-# - Here each state has its own logits. A network shares parameters, so it generalises across states and never reaches a fixed point; take
-#   directions from these results, not sizes. AdamW, the clip of ratios (inactive on-policy) and minibatches are left out.
+# - Exact, and about the code that is run: the penalties are `sage_unsloth.objective.loss`, the
+#   guides `sage_unsloth.objective.guides`.
+# - Here each state has its own logits. A network shares parameters, so it generalises across states
+#   and never reaches a fixed point; take
+#   directions from these results, not sizes. AdamW, the clip of ratios (inactive on-policy) and
+#   minibatches are left out.
 # - Sections 5 and 6 sum over tokens; the default of the paper's loss, `grpo`, does not (section 6).
-# - The clamps of Unsloth's loss (k3 above 10 has no gradient there) do not bite at the ratios of these examples.
-# - Sampling at a temperature other than 1, or with min-p, draws from another distribution than the π of the loss: none of the above covers that.
+# - The clamps of Unsloth's loss (k3 above 10 has no gradient there) do not bite at the ratios of
+#   these examples.
+# - Sampling at a temperature other than 1, or with min-p, draws from another distribution than the
+#   π of the loss: none of the above covers that.

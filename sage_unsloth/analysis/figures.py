@@ -1,6 +1,8 @@
-"""Figures of an analysis, each with its table beside it: patterns, dynamics, perplexity, one completion, the grid.
+"""Figures of an analysis, each with its table beside it: patterns, dynamics, perplexity, one
+completion, the grid.
 
-Colours, styles and markers are those of `plots`; a model has the same in every figure that is given the models in one order.
+Colours, styles and markers are those of `plots`; a model has the same in every figure that is given
+the models in one order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,8 +48,13 @@ def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, not
         label = row.model if row.pattern == patterns[0] else None
         estimate = row.frequency or Estimate(float("nan"), float("nan"), float("nan"))
         width = [[estimate.mean - estimate.low], [estimate.high - estimate.mean]]
-        axis.errorbar([estimate.mean], [place], xerr=width, label=label, capsize=3, markersize=6, **style)  # fmt: skip
-        counts = f"{row.shown} of {row.correct} solutions, {row.problems_shown} of {row.problems} problems"
+        axis.errorbar(
+            [estimate.mean], [place], xerr=width, label=label, capsize=3, markersize=6, **style
+        )
+        counts = (
+            f"{row.shown} of {row.correct} solutions, {row.problems_shown} of {row.problems} "
+            f"problems"
+        )
         axis.text(1.03, place, counts, va="center", fontsize=8)
         rows.append(
             {"pattern": row.pattern, "model": row.model}
@@ -63,7 +70,9 @@ def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, not
     axis.set_yticks(ticks, patterns, parse_math=False)
     axis.set(xlim=(-0.03, 1.75), ylim=(max(ticks) + len(models) / 2 + 0.3, -0.8))
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
-    axis.set_xlabel("share of a problem's correct solutions, mean over problems (Eq. 13)", loc="left")  # fmt: skip
+    axis.set_xlabel(
+        "share of a problem's correct solutions, mean over problems (Eq. 13)", loc="left"
+    )
     axis.grid(axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines["bottom"].set_bounds(0, 1)
@@ -79,7 +88,8 @@ def plot_dynamics(
     models: Sequence[str] | None = None,
     window: int = 9,
 ) -> Path:
-    """The metrics of `patterns.DYNAMICS` (all but the guide's mean) against the optimizer step, and held-out pass@k beside the reward.
+    """The metrics of `patterns.DYNAMICS` (all but the guide's mean) against the optimizer step, and
+    held-out pass@k beside the reward.
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.
@@ -105,8 +115,12 @@ def plot_dynamics(
             style = model_style(model, models) | {"markersize": 4}
             held_out.plot(list(curve), [e.mean for e in curve.values()], label=model, **style)
             low, high = [e.low for e in curve.values()], [e.high for e in curve.values()]
-            held_out.fill_between(list(curve), low, high, color=style["color"], alpha=0.12, linewidth=0)  # fmt: skip
-        held_out.set(title="held-out pass@k after training", xlabel="k (samples)", ylim=(-0.02, 1.02))  # fmt: skip
+            held_out.fill_between(
+                list(curve), low, high, color=style["color"], alpha=0.12, linewidth=0
+            )
+        held_out.set(
+            title="held-out pass@k after training", xlabel="k (samples)", ylim=(-0.02, 1.02)
+        )
         held_out.set_xscale("log", base=2)
         ticks = sorted({k for curve in curves.values() for k in curve})
         held_out.set_xticks(ticks, [str(k) for k in ticks])
@@ -133,7 +147,8 @@ def plot_perplexity(
     path: str | Path,
     note: str,
 ) -> Path:
-    """For each problem, the share of responses whose perplexity is at least x, by model: the right end is the tail.
+    """For each problem, the share of responses whose perplexity is at least x, by model: the right
+    end is the tail.
 
     Args:
         values: model -> problem -> perplexities (`perplexity.perplexities`).
@@ -158,8 +173,10 @@ def plot_perplexity(
             shares = 1 - np.arange(len(ordered)) / max(1, len(ordered))
             style = model_style(model, list(values)) | {"marker": ""}
             axis.step(ordered, shares, where="pre", label=model, **style)
-            rows += [{"problem": problem, "model": model, "perplexity": p, "share_at_least": s}
-                     for p, s in zip(ordered.tolist(), shares.tolist(), strict=True)]  # fmt: skip
+            rows += [
+                {"problem": problem, "model": model, "perplexity": p, "share_at_least": s}
+                for p, s in zip(ordered.tolist(), shares.tolist(), strict=True)
+            ]
         axis.set_xscale("log")
         drawn = [p for found in values.values() for p in found.get(problem, [])]
         low, high = (min(drawn), max(drawn)) if drawn else (1.0, 2.0)
@@ -181,7 +198,8 @@ def plot_perplexity(
 def plot_trace(
     trace: TokenTrace, path: str | Path, note: str, threshold: float | None = None
 ) -> Path:
-    """Entropy and log-guide of each token of one completion, its first `TOKENS_DRAWN` tokens where it has more.
+    """Entropy and log-guide of each token of one completion, its first `TOKENS_DRAWN` tokens where
+    it has more.
 
     Args:
         trace: of the completion.
@@ -198,11 +216,19 @@ def plot_trace(
     above.bar(places, trace.entropies[:count], color=COLOURS[1], edgecolor="#333333", linewidth=0.4)
     if threshold is not None:
         above.axhline(threshold, color="#333333", linestyle="--", linewidth=1)
-        above.annotate(f"threshold {threshold:g}", (count - 0.5, threshold), xytext=(0, 3),
-                       textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
+        above.annotate(
+            f"threshold {threshold:g}",
+            (count - 0.5, threshold),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+        )
         above.set_ylim(0, max(threshold * 1.25, 1.1 * max(trace.entropies[:count])))
     above.set_ylabel("entropy (nats)")
-    below.bar(places, trace.log_guides[:count], color=COLOURS[2], edgecolor="#333333", linewidth=0.4)  # fmt: skip
+    below.bar(
+        places, trace.log_guides[:count], color=COLOURS[2], edgecolor="#333333", linewidth=0.4
+    )
     below.axhline(0, color="#333333", linewidth=0.8)
     limit = 1.15 * max(map(abs, trace.log_guides)) or 0.1
     below.set_ylim(-limit if min(trace.log_guides) < 0 else 0, limit)
@@ -246,7 +272,8 @@ def plot_heat_maps(
     Args:
         panels: title -> (threshold, ratio) -> difference to plain GRPO with its 95 % interval.
         floors: title -> what plain GRPO itself reaches and how much it varies, under the title.
-        noise: title -> the difference that must be exceeded to stand in bold; None puts none in bold.
+        noise: title -> the difference that must be exceeded to stand in bold; None puts none in
+            bold.
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.
     """
@@ -259,9 +286,13 @@ def plot_heat_maps(
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     rows = []
     for axis, (title, cells) in zip(axes, panels.items(), strict=True):
-        values = np.array([[cells[t, r].mean if (t, r) in cells else np.nan for r in ratios] for t in thresholds])  # fmt: skip
+        values = np.array(
+            [[cells[t, r].mean if (t, r) in cells else np.nan for r in ratios] for t in thresholds]
+        )
         limit = max(0.01, np.nanmax(np.abs(values)))
-        image = axis.imshow(values, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", origin="lower")  # fmt: skip
+        image = axis.imshow(
+            values, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", origin="lower"
+        )
         for (threshold, ratio), cell in cells.items():
             place = (ratios.index(ratio), thresholds.index(threshold))
             dark = abs(cell.mean) > 0.65 * limit
@@ -269,9 +300,15 @@ def plot_heat_maps(
             beyond = (
                 floor is not None and abs(cell.mean) > floor and (cell.low > 0 or cell.high < 0)
             )
-            axis.text(*place, f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]", ha="center", va="center",
-                      fontsize=9, color="white" if dark else "black",
-                      weight="bold" if beyond else "normal")  # fmt: skip
+            axis.text(
+                *place,
+                f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]",
+                ha="center",
+                va="center",
+                fontsize=9,
+                color="white" if dark else "black",
+                weight="bold" if beyond else "normal",
+            )
             rows.append({"panel": title, "threshold": threshold, "ratio": ratio} | vars(cell))
         axis.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios])
         axis.set_yticks(range(len(thresholds)), [f"{threshold:g}" for threshold in thresholds])

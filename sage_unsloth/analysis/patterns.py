@@ -1,6 +1,8 @@
-"""What models do differently, from their graded samples and training logs alone: patterns, dynamics, case studies.
+"""What models do differently, from their graded samples and training logs alone: patterns,
+dynamics, case studies.
 
-Shapes: P problems. A *sample* is a record of `sampling`: `problem_id`, `sample`, `completion`, `grade` and so on.
+Shapes: P problems. A *sample* is a record of `sampling`: `problem_id`, `sample`, `completion`,
+`grade` and so on.
 """
 
 import re
@@ -37,7 +39,9 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         r"\b(?:leads?|led|leading)\s+to\s+a\s+contradiction\b",
     ),
 }
-"""The paper's three patterns (App. G) and the expressions that find them: its keywords, inflected. Case does not count."""
+"""The paper's three patterns (App. G) and the expressions that find them: its keywords, inflected.
+Case does not count.
+"""
 
 _ARITHMETIC = rf"^(?:{re.escape(REASONING_START)})?\s*"
 ARITHMETIC_PATTERNS: dict[str, tuple[str, ...]] = {
@@ -83,7 +87,8 @@ def compile_patterns(
             compiled[name] = tuple(re.compile(text, re.IGNORECASE) for text in texts)
         except re.error as error:
             raise ValueError(
-                f"a pattern must be a regular expression; {name!r} has {error.pattern!r}, which is none: {error}; escape what "
+                f"a pattern must be a regular expression; {name!r} has {error.pattern!r}, which "
+                f"is none: {error}; escape what "
                 "is meant literally by a backslash"
             ) from None
         if not texts:
@@ -114,10 +119,12 @@ class PatternFrequency:
 def pattern_frequencies(
     samples: Mapping[str, Sequence[dict]], patterns: Mapping[str, str | Sequence[str]]
 ) -> list[PatternFrequency]:
-    """Eq. 13: the mean over problems of the share of a problem's *correct* solutions that show the pattern.
+    """Eq. 13: the mean over problems of the share of a problem's *correct* solutions that show the
+    pattern.
 
-    A problem without a correct solution has no share and is left out; `problems` counts the others. The interval resamples
-    problems, so it is wide where few are solved, and of no width where none or all show the pattern.
+    A problem without a correct solution has no share and is left out; `problems` counts the others.
+    The interval resamples problems, so it is wide where few are solved, and of no width where none
+    or all show the pattern.
 
     Args:
         samples: model -> records.
@@ -152,7 +159,8 @@ def pattern_differences(
     """Eq. 13 of each other model minus that of `against`, paired over the problems that both solve.
 
     Returns:
-        Rows of `pattern`, `pair`, `difference` (None where they share no solved problem) and `problems`.
+        Rows of `pattern`, `pair`, `difference` (None where they share no solved problem) and
+        `problems`.
     """
     counts = {model: _pattern_counts(records, patterns) for model, records in samples.items()}
     rows = []
@@ -164,14 +172,23 @@ def pattern_differences(
             both = [problem for problem in a if problem in b]
             shares_a, shares_b = ([c[p][0] / c[p][1] for p in both] for c in (a, b))
             found: Difference | None = mean_difference(shares_a, shares_b) if both else None
-            rows.append({"pattern": pattern, "pair": f"{model} - {against}", "difference": found, "problems": len(both)})  # fmt: skip
+            rows.append(
+                {
+                    "pattern": pattern,
+                    "pair": f"{model} - {against}",
+                    "difference": found,
+                    "problems": len(both),
+                }
+            )
     return rows
 
 
 def _pattern_counts(
     records: Sequence[dict], patterns: Mapping[str, str | Sequence[str]]
 ) -> dict[str, dict[str, tuple[int, int]]]:
-    """pattern -> problem -> (correct solutions that show it, correct solutions); problems that were solved only."""
+    """pattern -> problem -> (correct solutions that show it, correct solutions); problems that were
+    solved only.
+    """
     compiled = compile_patterns(patterns)
     solutions: dict[str, list[str]] = defaultdict(list)
     for record in records:
@@ -193,8 +210,9 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
         runs: name -> rows of `metrics.jsonl` (`stage.read_metrics`).
 
     Returns:
-        Rows of `run`, `phase`, `steps` ("1-33"), `metric`, `mean`, `low`, `high`: 95 % by `series_interval`, about this run's
-        steps alone. A metric that a run did not log is left out.
+        Rows of `run`, `phase`, `steps` ("1-33"), `metric`, `mean`, `low`, `high`: 95 % by
+        `series_interval`, about this run's steps alone. A metric that a run did not log is left
+        out.
 
     Raises:
         ValueError: a run has no steps.
@@ -211,9 +229,14 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
                     continue
                 estimate = series_interval(values)
                 table.append(
-                    {"run": run, "phase": phase, "steps": f"{third[0]['step']}-{third[-1]['step']}", "metric": metric}
+                    {
+                        "run": run,
+                        "phase": phase,
+                        "steps": f"{third[0]['step']}-{third[-1]['step']}",
+                        "metric": metric,
+                    }
                     | vars(estimate)
-                )  # fmt: skip
+                )
     return table
 
 
@@ -225,7 +248,8 @@ class Case:
         problem_id: of the problem.
         problem: its text, where it is known.
         gold: the right answer.
-        models: model -> `correct`, `samples` (counts), `first correct` and `first wrong` (records, None where there is none).
+        models: model -> `correct`, `samples` (counts), `first correct` and `first wrong` (records,
+            None where there is none).
     """
 
     problem_id: str
@@ -235,8 +259,10 @@ class Case:
 
 
 CASE_RULE = (
-    "the problems with the largest difference between {a} and {b} in the number of correct samples, in the benchmark's order "
-    "where it is equal; of each model the first correct and the first wrong sample, by the sample's number"
+    "the problems with the largest difference between {a} and {b} in the number of correct "
+    "samples, in the benchmark's order "
+    "where it is equal; of each model the first correct and the first wrong sample, by the "
+    "sample's number"
 )
 
 
@@ -247,7 +273,8 @@ def case_studies(
     count: int = 3,
     problems: Mapping[str, str] | None = None,
 ) -> list[Case]:
-    """The solutions of all models to the problems on which `a` and `b` differ most, picked by `CASE_RULE` and not by hand.
+    """The solutions of all models to the problems on which `a` and `b` differ most, picked by
+    `CASE_RULE` and not by hand.
 
     Args:
         samples: model -> records, all on the same problems with the same number of samples.
@@ -268,7 +295,8 @@ def case_studies(
             strange = next(p for p in [*size, *sizes[a]] if size.get(p) != sizes[a].get(p))
             raise ValueError(
                 "case studies need the same problems with as many samples of each model; "
-                f"{strange!r} has {sizes[a].get(strange, 0)} of {a} and {size.get(strange, 0)} of {model}; "
+                f"{strange!r} has {sizes[a].get(strange, 0)} of {a} and {size.get(strange, 0)} "
+                f"of {model}; "
                 "evaluate both alike"
             )
     correct = {
@@ -297,7 +325,9 @@ def _is_correct(record: Mapping) -> bool:
 
 
 def _by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
-    """problem -> its records in the order of their numbers; problems in the order of first appearance."""
+    """problem -> its records in the order of their numbers; problems in the order of first
+    appearance.
+    """
     found: dict[str, list[dict]] = defaultdict(list)
     for record in records:
         found[record["problem_id"]].append(record)

@@ -1,9 +1,11 @@
-"""Scores completions that are on disk under a model: log-probabilities, entropies, perplexity (Eq. 39).
+"""Scores completions that are on disk under a model: log-probabilities, entropies, perplexity (Eq.
+39).
 
 By a plain forward pass of transformers, without Unsloth: nothing is drawn and nothing is trained.
 
-The records hold texts, not tokens, so a text is tokenised again. Where a model drew tokens that the tokenizer would not have
-chosen for the same text, the scored tokens are other ones; their number is compared with the record's and reported.
+The records hold texts, not tokens, so a text is tokenised again. Where a model drew tokens that the
+tokenizer would not have chosen for the same text, the scored tokens are other ones; their number is
+compared with the record's and reported.
 
 Shapes: B completions, T tokens of the longest one, V vocabulary.
 """
@@ -34,7 +36,8 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
     """A model and its tokenizer for scoring: in float32 without a GPU, in 16 bits on one.
 
     Raises:
-        ValueError: a model that cannot be found, or whose weights are pickles; an adapter for another one.
+        ValueError: a model that cannot be found, or whose weights are pickles; an adapter for
+            another one.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -69,8 +72,8 @@ def score(
         temperature: the logits are divided by it.
 
     Returns:
-        `logps` log π(y_t | s_t), `entropies` H_t over the whole vocabulary, and `mask`, each (B, T) float32 on the CPU, in nats;
-        0 outside the mask.
+        `logps` log π(y_t | s_t), `entropies` H_t over the whole vocabulary, and `mask`, each (B, T)
+        float32 on the CPU, in nats; 0 outside the mask.
 
     Raises:
         ValueError: an empty prompt or completion, or a temperature that is not > 0.
@@ -83,7 +86,8 @@ def score(
         )
     if not completions or not all(map(len, prompts)) or not all(map(len, completions)):
         raise ValueError(
-            "a completion to score must have at least one token, and so must its prompt; leave empty ones out"
+            "a completion to score must have at least one token, and so must its prompt; leave "
+            "empty ones out"
         )
     rows = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
     longest, first = max(map(len, rows)), min(map(len, prompts)) - 1
@@ -114,7 +118,9 @@ def score(
 
 
 def perplexity(total_logp: float, num_tokens: int) -> float:
-    """Eq. 39: PPL_M(y | x) = exp(−(1/|y|) Σ_t log p_M(y_t)); |y| counts the completion's tokens without EOS."""
+    """Eq. 39: PPL_M(y | x) = exp(−(1/|y|) Σ_t log p_M(y_t)); |y| counts the completion's tokens
+    without EOS.
+    """
     if num_tokens < 1:
         raise ValueError(
             f"perplexity is a mean over tokens, so there must be one; got {num_tokens}"
@@ -133,7 +139,8 @@ def score_records(
     batch_size: int = 32,
     bar: Any = None,
 ) -> list[dict]:
-    """Score what is missing of recorded responses under a baseline, at temperature 1, and return a row for each.
+    """Score what is missing of recorded responses under a baseline, at temperature 1, and return a
+    row for each.
 
     Each batch is on disk before the next one; a second run goes on from there.
 
@@ -141,10 +148,13 @@ def score_records(
         model, tokenizer: the baseline M.
         records: of one record set.
         problems: id -> text, for the prompt.
-        path: .jsonl, one response a line: `problem_id`, `sample`, `num_tokens`, `total_logp` (Σ_t log p_M(y_t), nats) and
-            `tokens_as_drawn`, whether the text has as many tokens as were drawn. An empty response has 0 tokens.
-        settings: what a file must agree in before it is gone on with, such as the baseline's digest.
-        batch_size: responses in a forward pass, at most; fewer where they would take more than `LOGITS_AT_ONCE`.
+        path: .jsonl, one response a line: `problem_id`, `sample`, `num_tokens`, `total_logp` (Σ_t
+            log p_M(y_t), nats) and `tokens_as_drawn`, whether the text has as many tokens as were
+            drawn. An empty response has 0 tokens.
+        settings: what a file must agree in before it is gone on with, such as the baseline's
+            digest.
+        batch_size: responses in a forward pass, at most; fewer where they would take more than
+            `LOGITS_AT_ONCE`.
         bar: a tqdm bar over responses to advance.
 
     Raises:
@@ -155,7 +165,8 @@ def score_records(
     unknown = [r["problem_id"] for r in records if r["problem_id"] not in problems]
     if unknown:
         raise ValueError(
-            f"scoring needs the text of every problem; {unknown[0]!r} is not among the {len(problems)} at hand; give the "
+            f"scoring needs the text of every problem; {unknown[0]!r} is not among the "
+            f"{len(problems)} at hand; give the "
             "benchmark that the records were drawn on"
         )
     settings = json.loads(json.dumps(dict(settings)))
@@ -226,7 +237,9 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def perplexities(scores: Sequence[dict]) -> dict[str, list[float]]:
-    """problem -> the perplexity of each of its responses; empty responses have none and are left out."""
+    """problem -> the perplexity of each of its responses; empty responses have none and are left
+    out.
+    """
     found: dict[str, list[float]] = {}
     for row in scores:
         values = found.setdefault(row["problem_id"], [])
@@ -240,17 +253,19 @@ def perplexity_table(
     against: str,
     quantiles: Sequence[float] = QUANTILES,
 ) -> list[dict[str, Any]]:
-    """Quantiles of the responses' perplexity, and the tail beyond that of the model `against`; means over problems.
+    """Quantiles of the responses' perplexity, and the tail beyond that of the model `against`;
+    means over problems.
 
-    Of each problem: the quantiles over its responses, and for each other model beside `against` the share of responses above the highest
-    quantile of both models' together, as many of each. (A quantile of one of them alone would lie nearer to its own responses
-    than to the other's, and two draws from one model would seem to differ.) Then the mean over the problems that every model
-    has a response to.
+    Of each problem: the quantiles over its responses, and for each other model beside `against` the
+    share of responses above the highest quantile of both models' together, as many of each. (A
+    quantile of one of them alone would lie nearer to its own responses than to the other's, and two
+    draws from one model would seem to differ.) Then the mean over the problems that every model has
+    a response to.
 
     Returns:
-        Rows of `model`, `statistic`, `mean`, `low`, `high`, `difference`, `difference_low`, `difference_high`
-        (to `against`, paired by problem; absent for itself), `problems`, `responses`, `left_out` (empty ones),
-        `tokens_as_drawn` (share of responses).
+        Rows of `model`, `statistic`, `mean`, `low`, `high`, `difference`, `difference_low`,
+        `difference_high` (to `against`, paired by problem; absent for itself), `problems`,
+        `responses`, `left_out` (empty ones), `tokens_as_drawn` (share of responses).
 
     Raises:
         ValueError: `against` is not among the models, or no problem has a response of each.
@@ -262,9 +277,12 @@ def perplexity_table(
     if not problems:
         raise ValueError("perplexities are compared on common problems; there is none")
     statistics = {
-        model: {f"{q:.0%} quantile": [float(np.quantile(found[p], q)) for p in problems] for q in quantiles}
+        model: {
+            f"{q:.0%} quantile": [float(np.quantile(found[p], q)) for p in problems]
+            for q in quantiles
+        }
         for model, found in values.items()
-    }  # fmt: skip
+    }
     baselines = dict.fromkeys(values, statistics[against])
     top = max(quantiles)
     for model, found in values.items():
@@ -293,7 +311,9 @@ def perplexity_table(
 
 
 def _tails(own: Sequence[float], others: Sequence[float], top: float) -> tuple[float, float]:
-    """The shares of each side above the `top` quantile of both sides' first responses, as many of each."""
+    """The shares of each side above the `top` quantile of both sides' first responses, as many of
+    each.
+    """
     count = min(len(own), len(others))
     sides = [np.array(side[:count]) for side in (own, others)]
     limit = np.quantile(np.concatenate(sides), top)

@@ -1,7 +1,9 @@
-"""The analysis of finished runs, as a command: record sets and training logs in, tables, figures and pages out.
+"""The analysis of finished runs, as a command: record sets and training logs in, tables, figures
+and pages out.
 
-`analyze` leaves `analysis.json`, and of what there is to analyse `patterns.png`, `dynamics.png`, `perplexity.png` (a CSV beside
-each), `dynamics_phases.csv`, `cases.html`, `tokens.html` and `tokens.png`; of several benchmarks each has its own folder.
+`analyze` leaves `analysis.json`, and of what there is to analyse `patterns.png`, `dynamics.png`,
+`perplexity.png` (a CSV beside each), `dynamics_phases.csv`, `cases.html`, `tokens.html` and
+`tokens.png`; of several benchmarks each has its own folder.
 """
 
 import shlex
@@ -51,23 +53,27 @@ def analyze(
     page: bool = False,
     data: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Analyse what is in `paths`, print tables, and write figures, pages and `analysis.json` to `out`.
+    """Analyse what is in `paths`, print tables, and write figures, pages and `analysis.json` to
+    `out`.
 
     Args:
         paths: folders of quickstarts, RL runs or evaluations, or record sets.
         out: folder.
         patterns: name -> regular expression, beside the benchmark's own.
         against: the model that others are compared with; None takes the first.
-        baseline: "PATH" or "PATH+ADAPTER" of the model under which perplexity is scored; None scores nothing.
+        baseline: "PATH" or "PATH+ADAPTER" of the model under which perplexity is scored; None
+            scores nothing.
         responses: of each problem and model that are scored.
-        page: whether to score the case studies' completions under the runs that had a guide, for `tokens.html`.
+        page: whether to score the case studies' completions under the runs that had a guide, for
+            `tokens.html`.
         data: folder of local copies of the benchmarks, for the texts of the problems.
 
     Returns:
         What `analysis.json` holds.
 
     Raises:
-        ValueError: nothing to analyse, bad patterns, or sets that cannot be compared; or another process writes to `out`.
+        ValueError: nothing to analyse, bad patterns, or sets that cannot be compared; or another
+            process writes to `out`.
     """
     with locked(out):
         return _analyze(paths, Path(out), patterns, against, baseline, responses, page, data)
@@ -97,7 +103,8 @@ def _analyze(
         )
     if (page or baseline) and not sources.samples:
         raise ValueError(
-            "perplexity and the token page need completions; there is no record set among the folders; give that of an "
+            "perplexity and the token page need completions; there is no record set among the "
+            "folders; give that of an "
             "evaluation as well"
         )
     out.mkdir(parents=True, exist_ok=True)
@@ -117,7 +124,10 @@ def _analyze(
         found = result["benchmarks"][benchmark] = {}
         found["patterns"] = _patterns(benchmark, samples, chosen, first, folder)
         curves[benchmark] = pass_at_k_curves(benchmark, samples)
-        found["pass_at_k"] = {m: {str(k): asdict(e) for k, e in curve.items()} for m, curve in curves[benchmark].items()}  # fmt: skip
+        found["pass_at_k"] = {
+            m: {str(k): asdict(e) for k, e in curve.items()}
+            for m, curve in curves[benchmark].items()
+        }
         cases = _cases(benchmark, samples, first, problems, folder)
         found["cases"] = [asdict(case) for case in cases]
         if baseline:
@@ -152,13 +162,16 @@ def _analyze(
         print(f"\nNext: python -m sage_unsloth {again} --page")
     elif sources.samples and not baseline:
         print(
-            f"\nNext: python -m sage_unsloth {again} --perplexity BASELINE, the folder or hub id of the model to score by"
+            f"\nNext: python -m sage_unsloth {again} --perplexity BASELINE, the folder or hub id "
+            f"of the model to score by"
         )
     return result
 
 
 def _versions(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Inode and modification time of every file, which are compared for equality alone: clocks are set back."""
+    """Inode and modification time of every file, which are compared for equality alone: clocks are
+    set back.
+    """
     return {f: (f.stat().st_ino, f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
 
 
@@ -206,14 +219,24 @@ def perplexity_rows(table: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "statistic": row["statistic"],
             "model": row["model"],
             "mean over problems": cell(row),
-            "difference": cell({name: row[key] for name, key in (("mean", "difference"), ("low", "difference_low"), ("high", "difference_high"))}, "+")
+            "difference": cell(
+                {
+                    name: row[key]
+                    for name, key in (
+                        ("mean", "difference"),
+                        ("low", "difference_low"),
+                        ("high", "difference_high"),
+                    )
+                },
+                "+",
+            )
             if "difference" in row
             else "-",
             "problems": str(row["problems"]),
             "responses": str(row["responses"]),
         }
         for row in sorted(table, key=lambda row: row["statistic"])
-    ]  # fmt: skip
+    ]
 
 
 def _patterns(
@@ -229,16 +252,19 @@ def _patterns(
     show_table(pattern_rows(frequencies))
     if differences:
         print(f"\nDifferences to {against}, paired over the problems that both solve:")
-        show_table(
-            [row | {"difference": cell(row["difference"], "+")} for row in differences]
-        )  # fmt: skip
+        show_table([row | {"difference": cell(row["difference"], "+")} for row in differences])
     note = f"{benchmark}; intervals: 95 % bootstrap over problems with a correct solution"
     analysis_plots.plot_patterns(frequencies, folder / "patterns.png", note)
     return {
-        "expressions": {name: list((e,) if isinstance(e, str) else e) for name, e in patterns.items()},
+        "expressions": {
+            name: list((e,) if isinstance(e, str) else e) for name, e in patterns.items()
+        },
         "frequencies": [asdict(row) for row in frequencies],
-        "differences": [row | {"difference": row["difference"] and vars(row["difference"])} for row in differences],
-    }  # fmt: skip
+        "differences": [
+            row | {"difference": row["difference"] and vars(row["difference"])}
+            for row in differences
+        ],
+    }
 
 
 def pass_at_k_curves(
@@ -273,10 +299,13 @@ def _cases(
     show_table(
         [
             {"problem": case.problem_id}
-            | {model: f"{found['correct']} of {found['samples']}" for model, found in case.models.items()}
+            | {
+                model: f"{found['correct']} of {found['samples']}"
+                for model, found in case.models.items()
+            }
             for case in cases
         ]
-    )  # fmt: skip
+    )
     return cases
 
 
@@ -338,7 +367,9 @@ def _tokens(
     problems: Mapping[str, str],
     folder: Path,
 ) -> list[dict[str, Any]]:
-    """`tokens.html` and `tokens.png`: the case studies' completions under the runs whose guide did something."""
+    """`tokens.html` and `tokens.png`: the case studies' completions under the runs whose guide did
+    something.
+    """
     from sage_unsloth.analysis.traces import run_traces
 
     traces = []
@@ -347,16 +378,23 @@ def _tokens(
             traces += list(run_traces(name, run, cases, problems))
     if not traces:
         raise ValueError(
-            "the token page shows runs with a guide that changed some token, and their completions; none of "
-            f"{', '.join(sources.runs) or 'no runs'} is one with records among {', '.join(samples)}; leave --page out"
+            "the token page shows runs with a guide that changed some token, and their "
+            "completions; none of "
+            f"{', '.join(sources.runs) or 'no runs'} is one with records among "
+            f"{', '.join(samples)}; leave --page out"
         )
     title = "Where the guide acts, token by token"
-    note = "The case studies' completions, scored under the trained policy; the guide as it stands at the last step."
+    note = (
+        "The case studies' completions, scored under the trained policy; the guide as it "
+        "stands at the last step."
+    )
     page = token_page([trace for trace, _ in traces], title, note)
     (folder / "tokens.html").write_text(page, encoding="utf-8")
     # The figure shows the completion that the guide changed most.
     trace, guide = max(traces, key=lambda pair: sum(map(abs, pair[0].log_guides)))
-    analysis_plots.plot_trace(trace, folder / "tokens.png", repr(guide), getattr(guide, "threshold", None))  # fmt: skip
+    analysis_plots.plot_trace(
+        trace, folder / "tokens.png", repr(guide), getattr(guide, "threshold", None)
+    )
     print(
         f"\nWhere the guide acts (tokens.html): {len(traces)} completions, "
         f"{sum(value != 0 for trace, _ in traces for value in trace.log_guides)} of "
@@ -370,7 +408,10 @@ def _dynamics(
 ) -> list[dict[str, Any]]:
     metrics = {name: read_metrics(folder) for name, folder in runs.items()}
     phases = dynamics(metrics)
-    print("\nTraining, thirds of the optimizer steps (95 %: block bootstrap over the steps of this one run):")  # fmt: skip
+    print(
+        "\nTraining, thirds of the optimizer steps (95 %: block bootstrap over the steps of this "
+        "one run):"
+    )
     show_table(phase_rows(phases))
     write_table(out / "dynamics_phases.csv", phases)
     note = "thin: each step, thick: moving average over 9 steps"

@@ -26,15 +26,18 @@ class Sources:
 
 
 def find_sources(paths: Sequence[str | Path]) -> Sources:
-    """RL runs (folders with `metrics.jsonl` whose steps have a reward) and record sets, in the folders and below.
+    """RL runs (folders with `metrics.jsonl` whose steps have a reward) and record sets, in the
+    folders and below.
 
-    Record sets inside a training run's own folder (preflight, held-out rows of SFT) are no evaluation and are left out. A run
-    takes the name under which its adapter or model was evaluated, by the digest of its weights; where record sets have no
-    digest (the quickstart's), by the folder's name, in whatever case. Sets
-    of one model on one benchmark are training seeds, and get numbers behind the name.
+    Record sets inside a training run's own folder (preflight, held-out rows of SFT) are no
+    evaluation and are left out. A run takes the name under which its adapter or model was
+    evaluated, by the digest of its weights; where record sets have no digest (the quickstart's), by
+    the folder's name, in whatever case. Sets of one model on one benchmark are training seeds, and
+    get numbers behind the name.
 
     Raises:
-        ValueError: a path where there is neither; two runs of one name; or see `record_tables.read_sets`.
+        ValueError: a path where there is neither; two runs of one name; or see
+            `record_tables.read_sets`.
     """
     folders, files = [], []
     for path in map(Path, paths):
@@ -43,10 +46,13 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
         sets = [file for file in sets if not (file.parent in runs or file.parent.parent in runs)]
         if not (runs or any(file.is_file() for file in sets)):
             raise ValueError(
-                f"an analysis needs training runs ({METRICS}) or record sets; there are none in {path}; give the folder of a "
+                f"an analysis needs training runs ({METRICS}) or record sets; there are none in "
+                f"{path}; give the folder of a "
                 "quickstart, of train or of evaluate"
             )
-        folders += [folder for folder in runs if any("reward" in row for row in read_metrics(folder))]  # fmt: skip
+        folders += [
+            folder for folder in runs if any("reward" in row for row in read_metrics(folder))
+        ]
         files += sets
     found = Sources()
     for settings, records in read_sets(files):
@@ -60,19 +66,24 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
         name = _evaluated_as(folder, found.settings) or folder.name
         if name in found.runs:
             raise ValueError(
-                f"training runs must have different names; {found.runs[name]} and {folder} have one; analyse them apart, or "
+                f"training runs must have different names; {found.runs[name]} and {folder} have "
+                f"one; analyse them apart, or "
                 "rename a folder"
             )
         found.runs[name] = folder
     for benchmark, models in found.samples.items():
         # What was trained comes after what training began with, as in the quickstart's figures.
-        found.samples[benchmark] = dict(sorted(models.items(), key=lambda item: item[0] in found.runs))  # fmt: skip
+        found.samples[benchmark] = dict(
+            sorted(models.items(), key=lambda item: item[0] in found.runs)
+        )
     return found
 
 
 def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str | None:
     """The name of the model whose samples are a run's, where there are some."""
-    trained = next((folder / part for part in ("adapter", "model") if (folder / part).is_dir()), None)  # fmt: skip
+    trained = next(
+        (folder / part for part in ("adapter", "model") if (folder / part).is_dir()), None
+    )
     if trained is not None:
         digest = model_identity(trained)["weights"]
         for (_, name), found in settings.items():
@@ -107,7 +118,9 @@ def problem_texts(
             if row is None or gold_of(row) != record["gold"]:
                 at_hand = "no such problem" if row is None else f"the answer {gold_of(row)!r:.60}"
                 raise ValueError(
-                    f"the benchmark must be the one that was sampled; {model} has {record['problem_id']} with the answer "
-                    f"{record['gold']!r:.60}, and {benchmark} here has {at_hand}; give the --data of the evaluation"
+                    f"the benchmark must be the one that was sampled; {model} has "
+                    f"{record['problem_id']} with the answer "
+                    f"{record['gold']!r:.60}, and {benchmark} here has {at_hand}; give the "
+                    f"--data of the evaluation"
                 )
     return {name: row["problem"] for name, row in rows.items()}

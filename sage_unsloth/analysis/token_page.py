@@ -1,8 +1,8 @@
 """Self-contained HTML pages: where a guide acts, token by token; and case studies.
 
-A page loads nothing and runs nothing: its policy (Content-Security-Policy) forbids scripts and everything from outside, and
-all text is escaped, so a model's completion is text whatever stands in it. Values come up on hover, on focus and by touch.
-Light or dark follows the reader's system.
+A page loads nothing and runs nothing: its policy (Content-Security-Policy) forbids scripts and
+everything from outside, and all text is escaped, so a model's completion is text whatever stands in
+it. Values come up on hover, on focus and by touch. Light or dark follows the reader's system.
 """
 
 import html
@@ -84,7 +84,8 @@ table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var
 def escape(text: str) -> str:
     """Text for any place in HTML, attributes in double quotes included.
 
-    Control characters, marks that turn the direction of writing, and halves of surrogate pairs go as in `printable`.
+    Control characters, marks that turn the direction of writing, and halves of surrogate pairs go
+    as in `printable`.
     """
     return html.escape(printable(text))
 
@@ -92,8 +93,9 @@ def escape(text: str) -> str:
 def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
     """A page of completions, each token shaded by its entropy, and again by its log-guide.
 
-    One scale for the whole page, in the legend: entropy from 0 to the largest, log q from minus to plus the largest of either
-    sign. Hovering over a token, or moving to it by the keyboard, shows its values.
+    One scale for the whole page, in the legend: entropy from 0 to the largest, log q from minus to
+    plus the largest of either sign. Hovering over a token, or moving to it by the keyboard, shows
+    its values.
 
     Raises:
         ValueError: there are no traces.
@@ -107,13 +109,16 @@ def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(note)}</p>" if note else "",
-        '<div class="legend"><span>entropy H<sub>t</sub></span><span>0</span><span class="bar entropy"></span>'
+        '<div class="legend"><span>entropy H<sub>t</sub></span><span>0</span><span class="bar '
+        'entropy"></span>'
         f"<span>{entropy:.3f} nats</span></div>",
         f'<div class="legend"><span>log-guide log q<sub>t</sub></span><span>{-guide:.4f}</span>'
         f'<span class="bar guide"></span><span>+{guide:.4f} nats</span>'
         "<span>above 0 the anchor is raised; below 0 it is lowered, and underlined</span></div>",
-        f'<p class="note">The guide changes {touched} of {total} tokens (q ≠ 1). Point at a token, or step to it with the '
-        "Tab key, for its values. ␣ ↵ ∅ mark a token of spaces alone, a line break and a token without text.</p>",
+        f'<p class="note">The guide changes {touched} of {total} tokens (q ≠ 1). Point at a '
+        f"token, or step to it with the "
+        "Tab key, for its values. ␣ ↵ ∅ mark a token of spaces alone, a line break and a token "
+        "without text.</p>",
     ]
     for trace in traces:
         body.append(_section(trace, entropy or 1.0, guide or 1.0))
@@ -125,17 +130,20 @@ def _section(trace: TokenTrace, entropy_scale: float, guide_scale: float) -> str
     for place, token in enumerate(trace.tokens):
         h, log_q = trace.entropies[place], trace.log_guides[place]
         values = (
-            f"token {place + 1}: {token!r}\nentropy H = {h:.4f} nats\nlog q = {log_q:+.4f} (q = {math.exp(log_q):.4f})\n"
+            f"token {place + 1}: {token!r}\nentropy H = {h:.4f} nats\nlog q = {log_q:+.4f} (q = "
+            f"{math.exp(log_q):.4f})\n"
             f"log π = {trace.policy_logps[place]:.4f}\nlog π_ref = {trace.ref_logps[place]:.4f}"
         )
         shared = f'tabindex="0" data-values="{escape(values)}"'
         text = escape(_visible(token))
         by_entropy.append(
-            f'<span {shared} data-entropy="{h:.6g}" style="--a:{h / entropy_scale:.3f}">{text}</span>'
+            f'<span {shared} data-entropy="{h:.6g}" '
+            f'style="--a:{h / entropy_scale:.3f}">{text}</span>'
         )
         side = "m" if log_q > 0 else "l" if log_q < 0 else "n"
         by_guide.append(
-            f'<span class="{side}" {shared} data-log-guide="{log_q:.6g}" style="--a:{abs(log_q) / guide_scale:.3f}">{text}</span>'
+            f'<span class="{side}" {shared} data-log-guide="{log_q:.6g}" '
+            f'style="--a:{abs(log_q) / guide_scale:.3f}">{text}</span>'
         )
     return "\n".join(
         [
@@ -163,7 +171,8 @@ _TEXT_CELL = _CELL.replace("nowrap", "pre-wrap; overflow-wrap: anywhere")
 def case_table(case: Case) -> str:
     """One case as an HTML table, a row for each model; escaped."""
     rows = [
-        f"<tr><th {_CELL}>{escape(model)}</th><td {_CELL}>{found['correct']} of {found['samples']}</td>"
+        f"<tr><th {_CELL}>{escape(model)}</th><td {_CELL}>{found['correct']} of "
+        f"{found['samples']}</td>"
         + "".join(_sample_cell(found[name]) for name in ("first correct", "first wrong"))
         + "</tr>"
         for model, found in case.models.items()
@@ -199,7 +208,8 @@ def _page(title: str, body: Sequence[str]) -> str:
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+            "style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
             *filter(None, body),

@@ -1,4 +1,6 @@
-"""Where a guide acts: recorded completions scored under policy and reference, and given to the guide token by token."""
+"""Where a guide acts: recorded completions scored under policy and reference, and given to the
+guide token by token.
+"""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +31,8 @@ def trace(
     max_steps: int = 1,
     seed: int = 0,
 ) -> TokenTrace:
-    """Where a guide acts in one recorded completion: entropy, log q and both log-probabilities of each token.
+    """Where a guide acts in one recorded completion: entropy, log q and both log-probabilities of
+    each token.
 
     EOS is among the tokens of a completion that ended by itself, as in training.
 
@@ -82,15 +85,22 @@ def trace(
 
 
 def read_guide(text: str) -> "Guide":
-    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2, q_min=0.6, q_max=1.4)".
+    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2, q_min=0.6,
+    q_max=1.4)".
 
     Raises:
         ValueError: not one of this package's guides, written as they print themselves.
     """
     from sage_unsloth.objective import adaptive, guides, schedule, teacher_guide
 
-    known = (guides.BranchGuide, guides.TokenGuide, guides.RandomGuide, schedule.CosineSchedule, adaptive.AdaptiveGuide,
-             teacher_guide.TeacherGuide)  # fmt: skip
+    known = (
+        guides.BranchGuide,
+        guides.TokenGuide,
+        guides.RandomGuide,
+        schedule.CosineSchedule,
+        adaptive.AdaptiveGuide,
+        teacher_guide.TeacherGuide,
+    )
     classes = {guide.__name__: guide for guide in known}
 
     def build(node: ast.expr) -> Any:
@@ -102,7 +112,8 @@ def read_guide(text: str) -> "Guide":
         guide = build(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(
-            f"a recorded guide must be one of this package's; got {text!r:.200}: {error}; in Python, give yours to "
+            f"a recorded guide must be one of this package's; got {text!r:.200}: {error}; in "
+            f"Python, give yours to "
             "sage_unsloth.analysis.traces.trace"
         ) from None
     if not isinstance(guide, guides.Guide):
@@ -113,12 +124,14 @@ def read_guide(text: str) -> "Guide":
 def run_traces(
     name: str, run: str | Path, cases: Sequence[Case], problems: Mapping[str, str]
 ) -> Iterator[tuple[TokenTrace, "Guide"]]:
-    """Traces of one run's completions in the case studies, each with the guide; model and guide as `run.json` names them.
+    """Traces of one run's completions in the case studies, each with the guide; model and guide as
+    `run.json` names them.
 
     The first correct completion of each problem, or the first wrong one where there is none.
 
     Raises:
-        ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is not at hand.
+        ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is
+            not at hand.
     """
     from sage_unsloth.objective.guides import SteeredGuide
     from sage_unsloth.training.stage import read_metrics
@@ -142,13 +155,15 @@ def run_traces(
         reference, _ = load_scorer(recorded["model_path"])
     else:
         raise ValueError(
-            f"a training run must be complete to be scored; {run} has neither adapter/ nor model/; finish it by the same "
+            f"a training run must be complete to be scored; {run} has neither adapter/ nor "
+            f"model/; finish it by the same "
             "train command"
         )
     for case in cases:
         if case.problem_id not in problems:
             raise ValueError(
-                f"scoring needs the text of {case.problem_id!r}; give --data, the folder of the benchmark"
+                f"scoring needs the text of {case.problem_id!r}; give --data, the folder of the "
+                f"benchmark"
             )
         found = case.models[name]
         sample = found["first correct"] or found["first wrong"]

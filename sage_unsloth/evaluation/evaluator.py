@@ -1,4 +1,6 @@
-"""Evaluates models on benchmarks: draws and grades what is missing, a part at a time, and reports (`compare`)."""
+"""Evaluates models on benchmarks: draws and grades what is missing, a part at a time, and reports
+(`compare`).
+"""
 
 import contextlib
 import hashlib
@@ -62,7 +64,8 @@ def parse_model(text: str) -> ModelSpec:
     name, equals, path = text.partition("=")
     if not equals or not path or not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(
-            "a model must be NAME=PATH or NAME=PATH+ADAPTER, the name of letters, digits, '.', '-' and '_'; "
+            "a model must be NAME=PATH or NAME=PATH+ADAPTER, the name of letters, digits, '.', "
+            "'-' and '_'; "
             f"got {text!r}; for example sft=runs/sft/model grpo=runs/sft/model+runs/grpo/adapter"
         )
     adapter = None
@@ -74,7 +77,8 @@ def parse_model(text: str) -> ModelSpec:
 def parse_benchmark(
     text: str, data: str | Path | None = None, problems: int | None = None
 ) -> Benchmark:
-    """`NAME`, from the hub or the folder `data`, or `NAME=FILE`; only the first `problems` where that is given.
+    """`NAME`, from the hub or the folder `data`, or `NAME=FILE`; only the first `problems` where
+    that is given.
 
     Raises:
         ValueError: as `load_benchmark`; or `problems` < 1.
@@ -106,7 +110,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Draw and grade what is missing of every model on every benchmark, and report.
 
-    Record sets lie in `out/samples/BENCHMARK/MODEL.jsonl`; a second run draws only what is missing there.
+    Record sets lie in `out/samples/BENCHMARK/MODEL.jsonl`; a second run draws only what is missing
+    there.
 
     Args:
         models: specs of one name are training seeds of one method.
@@ -150,8 +155,10 @@ def evaluate(
         left = {key: _count_missing(file, named[key[1]], config) for key, file in files.items()}
         total = sum(len(b.rows) for b in benchmarks) * config.num_samples * len(models)
         print(
-            f"{len(models)} models x {sum(len(b.rows) for b in benchmarks)} problems x {config.num_samples} samples = "
-            f"{total:,} completions; {total - sum(left.values()):,} of them are in {out / 'samples'}"
+            f"{len(models)} models x {sum(len(b.rows) for b in benchmarks)} problems x "
+            f"{config.num_samples} samples = "
+            f"{total:,} completions; {total - sum(left.values()):,} of them are in "
+            f"{out / 'samples'}"
         )
         bar, sets = None, {}
         for number, loaded in _engines(engine, models, benchmarks, config, left):
@@ -187,14 +194,17 @@ def evaluate(
 
 @contextlib.contextmanager
 def _engine_errors(name: str) -> Iterator[None]:
-    """Gives what an engine raises while it starts a remedy; engines fail by classes of their own."""
+    """Gives what an engine raises while it starts a remedy; engines fail by classes of their
+    own.
+    """
     try:
         yield
     except (ValueError, EngineError):
         raise  # said by us already
     except Exception as error:
         raise EngineError(
-            f"the engine of {name} must start; it failed: {type(error).__name__}: {error!s:.500}; if memory ran out, end what "
+            f"the engine of {name} must start; it failed: {type(error).__name__}: "
+            f"{error!s:.500}; if memory ran out, end what "
             "else holds the card, take a smaller --batch, or --engine transformers"
         ) from error
 
@@ -203,7 +213,8 @@ def _check_request(models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark])
     names = [spec.name for spec in models]
     if not models or not benchmarks or len({b.name for b in benchmarks}) < len(benchmarks):
         raise ValueError(
-            f"an evaluation needs models and different benchmarks; got {names} and {[b.name for b in benchmarks]}"
+            f"an evaluation needs models and different benchmarks; got {names} and "
+            f"{[b.name for b in benchmarks]}"
         )
     if len(set(models)) < len(models):
         raise ValueError(f"models of one name must differ, as training seeds do; got {names}")
@@ -217,7 +228,8 @@ def _files(
 ) -> dict[tuple[int, str], Path]:
     """The record set of each model (by its number) on each benchmark.
 
-    NAME.jsonl, and NAME.DIGEST.jsonl where training seeds share a name; a set that is there under either keeps its file.
+    NAME.jsonl, and NAME.DIGEST.jsonl where training seeds share a name; a set that is there under
+    either keeps its file.
     """
     names = [spec.name for spec in models]
     files = {}
@@ -231,7 +243,8 @@ def _files(
             if settings_path(alone).is_file():
                 settings = read_settings(alone)["settings"]
                 own = weights == (settings.get("weights"), settings.get("adapter"))
-            # Alone, another model of the name is refused by its settings; as a seed among others it has its own file.
+            # Alone, another model of the name is refused by its settings; as a seed among others it
+            # has its own file.
             own = own or (names.count(name) == 1 and not settings_path(shared).is_file())
             files[number, benchmark.name] = alone if own else shared
     return files
@@ -244,7 +257,9 @@ def _count_missing(file: Path, benchmark: Benchmark, config: SamplingConfig) -> 
 
 
 def _report_overlap(training: Sequence[dict], benchmarks: Sequence[Benchmark], out: Path) -> None:
-    """Says which problems share eight words in a row with the training set, and writes them down."""
+    """Says which problems share eight words in a row with the training set, and writes them
+    down.
+    """
     if not training:
         return
     rows = []
@@ -253,7 +268,8 @@ def _report_overlap(training: Sequence[dict], benchmarks: Sequence[Benchmark], o
         rows += [{"benchmark": benchmark.name} | row for row in found]
         whole = sum(row["shared"] == 1 for row in found)
         print(
-            f"{benchmark.name}: {len(found)} of {len(benchmark.rows)} problems share eight words in a row with the training "
+            f"{benchmark.name}: {len(found)} of {len(benchmark.rows)} problems share eight words "
+            f"in a row with the training "
             f"set, {whole} stand in it word for word"
         )
     write_table(out / "overlap.csv", rows)
@@ -276,7 +292,9 @@ def _engines(
     config: SamplingConfig,
     left: dict[tuple[int, str], int],
 ) -> Iterator[tuple[int, Engine]]:
-    """An engine for each model (by its number); a base is loaded once, and not at all where nothing is missing."""
+    """An engine for each model (by its number); a base is loaded once, and not at all where nothing
+    is missing.
+    """
     from sage_unsloth.models.device import release_memory
     from sage_unsloth.models.loading import load_policy
     from sage_unsloth.models.tokenizers import load_tokenizer
@@ -329,7 +347,9 @@ def _estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, miss
     pace = sum(c.num_tokens + 1 for c in drawn) / (time.perf_counter() - started)
     minutes = missing * config.max_completion_length / pace / 60
     return (
-        f"Estimate: {minutes:.{0 if minutes > 10 else 1}f} min for drawing, if each of the {missing:,} missing completions takes all "
-        f"{config.max_completion_length} tokens ({pace:,.0f} tokens/s in a probe of {count} completions); the bar knows better "
+        f"Estimate: {minutes:.{0 if minutes > 10 else 1}f} min for drawing, if each of the "
+        f"{missing:,} missing completions takes all "
+        f"{config.max_completion_length} tokens ({pace:,.0f} tokens/s in a probe of {count} "
+        f"completions); the bar knows better "
         "after the first batches. Stop it whenever you like: the same command goes on."
     )

@@ -23,10 +23,23 @@ def plot_pass_at_k(
         for number, (model, curve) in enumerate(curves.items()):
             ks = sorted(curve)
             colour = COLOURS[number % len(COLOURS)]
-            axis.plot(ks, [curve[k].mean for k in ks], label=model, color=colour, linestyle=STYLES[number % len(STYLES)],
-                      marker=MARKERS[number % len(MARKERS)], markersize=4)  # fmt: skip
-            axis.fill_between(ks, [curve[k].low for k in ks], [curve[k].high for k in ks], color=colour, alpha=0.12,
-                              linewidth=0)  # fmt: skip
+            axis.plot(
+                ks,
+                [curve[k].mean for k in ks],
+                label=model,
+                color=colour,
+                linestyle=STYLES[number % len(STYLES)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=4,
+            )
+            axis.fill_between(
+                ks,
+                [curve[k].low for k in ks],
+                [curve[k].high for k in ks],
+                color=colour,
+                alpha=0.12,
+                linewidth=0,
+            )
             rows += [{"panel": title, "model": model, "k": k} | vars(curve[k]) for k in ks]
         axis.set(title=title, xlabel="k (samples)", ylabel="pass@k", ylim=(-0.02, 1.02))
         axis.set_xscale("log", base=2)
@@ -38,7 +51,8 @@ def plot_pass_at_k(
 def plot_differences(
     panels: Mapping[str, Mapping[str, Mapping[int, Difference]]], path: str | Path, note: str
 ) -> Path:
-    """Paired differences of pass@k against k, one panel for each benchmark, one curve with a band for each pair.
+    """Paired differences of pass@k against k, one panel for each benchmark, one curve with a band
+    for each pair.
 
     Args:
         panels: benchmark -> "a - b" -> k -> difference with its 95 % interval.
@@ -52,10 +66,23 @@ def plot_differences(
         for number, (pair, curve) in enumerate(curves.items(), 1):
             ks = sorted(curve)
             colour = COLOURS[number % len(COLOURS)]
-            axis.plot(ks, [curve[k].mean for k in ks], label=pair, color=colour, linestyle=STYLES[number % len(STYLES)],
-                      marker=MARKERS[number % len(MARKERS)], markersize=4)  # fmt: skip
-            axis.fill_between(ks, [curve[k].low for k in ks], [curve[k].high for k in ks], color=colour, alpha=0.12,
-                              linewidth=0)  # fmt: skip
+            axis.plot(
+                ks,
+                [curve[k].mean for k in ks],
+                label=pair,
+                color=colour,
+                linestyle=STYLES[number % len(STYLES)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=4,
+            )
+            axis.fill_between(
+                ks,
+                [curve[k].low for k in ks],
+                [curve[k].high for k in ks],
+                color=colour,
+                alpha=0.12,
+                linewidth=0,
+            )
             rows += [{"panel": title, "pair": pair, "k": k} | vars(curve[k]) for k in ks]
         axis.set(title=title, xlabel="k (samples)", ylabel="difference of pass@k")
         axis.set_xscale("log", base=2)

@@ -83,9 +83,10 @@ def pass_at_k_curve(
 ) -> dict[int, Estimate]:
     """The mean pass@k over problems for every k, with percentile bootstrap intervals (Efron, 1979).
 
-    The problems are resampled and, where there are several training seeds, these too, independently of the problems; every k
-    sees the same resamples. The values of a problem carry the noise of its n samples, so the interval covers it. With S seeds
-    the share of the variance that is due to them comes out (S - 1) / S of its size: three seeds are few.
+    The problems are resampled and, where there are several training seeds, these too, independently
+    of the problems; every k sees the same resamples. The values of a problem carry the noise of its
+    n samples, so the interval covers it. With S seeds the share of the variance that is due to them
+    comes out (S - 1) / S of its size: three seeds are few.
 
     Args:
         num_samples: n, (P,) samples per problem, or one number for all; or (S, P).
@@ -122,10 +123,12 @@ def difference_curve(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> dict[int, Difference]:
-    """The mean of pass@k of model a minus that of model b on the *same* problems, in one order, for every k.
+    """The mean of pass@k of model a minus that of model b on the *same* problems, in one order, for
+    every k.
 
     Both models keep their results on a resampled problem, so what makes a problem hard for both
-    cancels. Training seeds are resampled for each model by itself. Arguments as in `pass_at_k_curve`, twice.
+    cancels. Training seeds are resampled for each model by itself. Arguments as in
+    `pass_at_k_curve`, twice.
 
     Raises:
         ValueError: as `pass_at_k_curve`; or the models have different numbers of problems.
@@ -158,7 +161,8 @@ def paired_difference(
 def mean_interval(
     values_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """The mean of one value for each problem, (P,), with the interval of `pass_at_k_curve` at one training seed.
+    """The mean of one value for each problem, (P,), with the interval of `pass_at_k_curve` at one
+    training seed.
 
     Raises:
         ValueError: not (P,) finite values with P >= 1; `confidence` not in (0, 1).
@@ -171,7 +175,8 @@ def mean_interval(
 def mean_difference(
     values_a_P, values_b_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Difference:
-    """The mean of a − b over the same problems in one order, each (P,); paired, as `difference_curve`.
+    """The mean of a − b over the same problems in one order, each (P,); paired, as
+    `difference_curve`.
 
     Raises:
         ValueError: as `mean_interval`; or the numbers of problems differ.
@@ -195,11 +200,13 @@ def series_interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Estimate:
-    """The mean of N successive values of one run, with the interval of the circular block bootstrap.
+    """The mean of N successive values of one run, with the interval of the circular block
+    bootstrap.
 
-    Successive optimizer steps resemble each other, so values resampled one by one would give intervals that are too narrow:
-    blocks of neighbours are drawn instead, the last value being a neighbour of the first (Politis and Romano, 1992). It is
-    about the steps of this run, and says nothing about another run.
+    Successive optimizer steps resemble each other, so values resampled one by one would give
+    intervals that are too narrow: blocks of neighbours are drawn instead, the last value being a
+    neighbour of the first (Politis and Romano, 1992). It is about the steps of this run, and says
+    nothing about another run.
 
     Args:
         values_N: (N,), in order.
@@ -224,7 +231,8 @@ def series_interval(
 def mean_and_deviation(values_S) -> tuple[float, float]:
     """Mean and sample standard deviation over S >= 2 seeds: what papers print as ±.
 
-    It says how much a result moves with the seed on *these* problems, and nothing about other problems.
+    It says how much a result moves with the seed on *these* problems, and nothing about other
+    problems.
     """
     values_S = np.asarray(values_S, dtype=float)
     if values_S.ndim != 1 or values_S.size < 2:
@@ -235,7 +243,9 @@ def mean_and_deviation(values_S) -> tuple[float, float]:
 
 
 def solved_only_by(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """For each model, which problems it alone solved at least once, (P,) bool, in the order of the counts (P,)."""
+    """For each model, which problems it alone solved at least once, (P,) bool, in the order of the
+    counts (P,).
+    """
     solved = {name: np.asarray(counts) > 0 for name, counts in num_correct.items()}
     times = np.sum(list(solved.values()), axis=0)
     return {name: mine & (times == 1) for name, mine in solved.items()}
@@ -245,7 +255,8 @@ def _finite_values(values) -> np.ndarray:
     values = np.asarray(values, dtype=float)
     if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
         raise ValueError(
-            "an interval needs one finite value for each problem or step, at least one; got the shape "
+            "an interval needs one finite value for each problem or step, at least one; got the "
+            "shape "
             f"{values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
         )
     return values
@@ -258,14 +269,16 @@ def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarra
     shape = values[0].shape if values else ()
     if len(shape) not in (1, 2) or 0 in shape:
         raise ValueError(
-            "the counts must have one axis of at least one problem, or one of seeds before it, because problems and seeds "
+            "the counts must have one axis of at least one problem, or one of seeds before it, "
+            "because problems and seeds "
             f"are resampled, and there must be a k; got the shape {shape} and ks={ks}"
         )
     return np.stack(values).reshape(len(ks), -1, shape[-1]), ks
 
 
 def _resampled_means(values_KSP: np.ndarray, resamples: int, seed: int, stream: int) -> np.ndarray:
-    """(K, resamples) means over P problems, and S seeds, drawn with replacement; in chunks of bounded memory.
+    """(K, resamples) means over P problems, and S seeds, drawn with replacement; in chunks of
+    bounded memory.
 
     The problems drawn depend on `seed`, `resamples` and P; the seeds drawn on `stream` as well.
     """

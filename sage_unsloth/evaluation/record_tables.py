@@ -53,7 +53,8 @@ def record_set(
     for problem, samples in found.items():
         if len(samples) != num_samples:
             raise ValueError(
-                f"every problem must have {num_samples} samples; {problem!r} of {model} on {benchmark} has {len(samples)}; "
+                f"every problem must have {num_samples} samples; {problem!r} of {model} on "
+                f"{benchmark} has {len(samples)}; "
                 "run the same evaluate command again to draw the rest"
             )
     correct = np.array([[found[p][i] for i in range(num_samples)] for p in found])
@@ -96,7 +97,9 @@ class Comparable:
         self.weights: dict[tuple, Path] = {}
 
     def add(self, file: Path, settings: dict[str, Any], records: Sequence[dict]) -> None:
-        """Raises ValueError where the set was drawn or graded otherwise than those before it, or is one of them again."""
+        """Raises ValueError where the set was drawn or graded otherwise than those before it, or is
+        one of them again.
+        """
         benchmark = settings["benchmark"]
         # The sampling of all sets on a benchmark, its engine, and their grader.
         how = {
@@ -109,8 +112,10 @@ class Comparable:
         if different:
             found = "; ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
             raise ValueError(
-                f"sets on {benchmark} must be drawn and graded alike to be compared; {other} and {file} differ in {found}; "
-                "another grader is mended by running evaluate on each again, which grades without drawing"
+                f"sets on {benchmark} must be drawn and graded alike to be compared; {other} and "
+                f"{file} differ in {found}; "
+                "another grader is mended by running evaluate on each again, which grades "
+                "without drawing"
             )
         for record in records:
             gold, other = self.golds.setdefault(
@@ -118,15 +123,18 @@ class Comparable:
             )
             if gold != record["gold"]:
                 raise ValueError(
-                    f"sets on {benchmark} must have the same problems to be compared; {record['problem_id']} has the answer "
-                    f"{gold!r:.60} in {other} and {record['gold']!r:.60} in {file}; compare sets of one file of problems, or run "
+                    f"sets on {benchmark} must have the same problems to be compared; "
+                    f"{record['problem_id']} has the answer "
+                    f"{gold!r:.60} in {other} and {record['gold']!r:.60} in {file}; compare sets "
+                    f"of one file of problems, or run "
                     "evaluate on each again after a gold was repaired"
                 )
         if settings.get("weights") is not None:
             key = (benchmark, settings["model"], settings["weights"], settings.get("adapter"))
             if key in self.weights:
                 raise ValueError(
-                    f"training seeds of one model must have other weights; {self.weights[key]} and {file} are both of "
+                    f"training seeds of one model must have other weights; {self.weights[key]} "
+                    f"and {file} are both of "
                     f"{settings['model']} with the same; leave one out"
                 )
             self.weights[key] = file
@@ -142,7 +150,8 @@ def counts_of(
         if set(one.problems) != set(first.problems):
             strange = sorted(set(one.problems) ^ set(first.problems))
             raise ValueError(
-                f"sets on {benchmark} must have the same problems; those of {one.model} and {first.model} differ in "
+                f"sets on {benchmark} must have the same problems; those of {one.model} and "
+                f"{first.model} differ in "
                 f"{len(strange)}, {strange[0]!r} the first; evaluate both on all of them"
             )
         if one.correct.shape != seeds[0].correct.shape:

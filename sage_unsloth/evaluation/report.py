@@ -1,6 +1,8 @@
-"""Reports on record sets: pass@k with intervals, paired differences, coverage, as tables and figures.
+"""Reports on record sets: pass@k with intervals, paired differences, coverage, as tables and
+figures.
 
-`report` leaves `report.json`, `table.csv`, `pass_at_k.png` and `differences.png` (a CSV beside each), `coverage.csv`.
+`report` leaves `report.json`, `table.csv`, `pass_at_k.png` and `differences.png` (a CSV beside
+each), `coverage.csv`.
 
 Shapes: P problems, N samples per problem, S training seeds of one method.
 """
@@ -42,7 +44,8 @@ MUCH_CUT = 0.1  # share of completions that reached the length limit
 def compare(
     paths: Sequence[str | Path], out: str | Path, against: str | None = None
 ) -> dict[str, Any]:
-    """Report on record sets, wherever they are from; sets of one model on one benchmark are its training seeds.
+    """Report on record sets, wherever they are from; sets of one model on one benchmark are its
+    training seeds.
 
     Args:
         paths: .jsonl files of record sets, or folders to look for them in.
@@ -50,8 +53,8 @@ def compare(
         against: the model that the others are compared with; None takes the first.
 
     Raises:
-        ValueError: no sets, a set that is incomplete or of another format, or sets that cannot be compared; or another process
-            writes to `out`.
+        ValueError: no sets, a set that is incomplete or of another format, or sets that cannot be
+            compared; or another process writes to `out`.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -73,7 +76,8 @@ def report(
     """Tables and figures of record sets, written to `out`; returns what `report.json` holds.
 
     Raises:
-        ValueError: sets on one benchmark have other problems, or a method's seeds other numbers of samples.
+        ValueError: sets on one benchmark have other problems, or a method's seeds other numbers of
+            samples.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -90,11 +94,15 @@ def report(
         curves[benchmark] = {name: pass_at_k_curve(n, c, _ks(n)) for name, (n, c) in counts.items()}
         differences[benchmark] = {
             f"{a} - {b}": difference_curve(
-                counts[a][0], counts[a][1], counts[b][0], counts[b][1], _ks(min(counts[a][0], counts[b][0]))
+                counts[a][0],
+                counts[a][1],
+                counts[b][0],
+                counts[b][1],
+                _ks(min(counts[a][0], counts[b][0])),
             )
             # The later model minus the earlier one, but always another minus `against`.
             for a, b in ((b, a) if a == against else (a, b) for b, a in combinations(counts, 2))
-        }  # fmt: skip
+        }
         coverage[benchmark] = _coverage(by_model)
         table += [
             _table_row(benchmark, name, seeds, curves[benchmark][name])
@@ -144,7 +152,9 @@ def _ks(num_samples: int) -> list[int]:
 
 
 def _coverage(by_model: dict[str, list[RecordSet]]) -> dict[str, Any]:
-    """Problems solved at all within the first n samples, n the smallest number that any model has."""
+    """Problems solved at all within the first n samples, n the smallest number that any model
+    has.
+    """
     least = min(one.correct.shape[1] for seeds in by_model.values() for one in seeds)
     problems = next(iter(by_model.values()))[0].problems
     solved = {}
@@ -168,12 +178,18 @@ def _table_row(
     problems, n = seeds[0].correct.shape
     records = [record for one in seeds for record in one.records]
     row: dict[str, Any] = {
-        "benchmark": benchmark, "model": model, "problems": problems, "samples": n, "seeds": len(seeds),
-    }  # fmt: skip
+        "benchmark": benchmark,
+        "model": model,
+        "problems": problems,
+        "samples": n,
+        "seeds": len(seeds),
+    }
     for k in dict.fromkeys((1, n)):
         label = "n" if k == n and n > 1 else k
-        row |= {f"pass@{label}{part}": round(getattr(curve[k], field), 4)
-                for part, field in (("", "mean"), ("_low", "low"), ("_high", "high"))}  # fmt: skip
+        row |= {
+            f"pass@{label}{part}": round(getattr(curve[k], field), 4)
+            for part, field in (("", "mean"), ("_low", "low"), ("_high", "high"))
+        }
     row |= _as_papers_report(seeds)
     row["tokens"] = round(float(np.mean([record["num_tokens"] for record in records])), 1)
     row["truncated"] = round(
@@ -186,9 +202,11 @@ def _table_row(
 
 
 def _as_papers_report(seeds: Sequence[RecordSet]) -> dict[str, Any]:
-    """pass@1 as mean ± sample deviation over training seeds, or over five equal parts of one run's samples.
+    """pass@1 as mean ± sample deviation over training seeds, or over five equal parts of one run's
+    samples.
 
-    The parts stand for evaluation seeds, of n / 5 samples each: so the deviation is one of sampling alone.
+    The parts stand for evaluation seeds, of n / 5 samples each: so the deviation is one of sampling
+    alone.
     """
     if len(seeds) > 1:
         values, over = [one.correct.mean() for one in seeds], "training seeds"
@@ -225,7 +243,10 @@ def summary(result: dict[str, Any]) -> str:
         rows = {row["model"]: row for row in result["table"] if row["benchmark"] == benchmark}
         lines.append(f"{benchmark} ({next(iter(rows.values()))['problems']} problems)")
         width = max(map(len, rows)) + 2
-        header = f"{'pass@1':<22}{'± over parts/seeds':<20}{'pass@n':<22}{'n':<6}tokens  cut    no answer"
+        header = (
+            f"{'pass@1':<22}{'± over parts/seeds':<20}{'pass@n':<22}{'n':<6}tokens  cut    "
+            f"no answer"
+        )
         lines.append("  " + " " * width + header)
         for name, row in rows.items():
             cells = [
@@ -239,13 +260,15 @@ def summary(result: dict[str, Any]) -> str:
         cut = [name for name, row in rows.items() if row["truncated"] > MUCH_CUT]
         if cut:
             lines.append(
-                f"  More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were cut at the length limit and count as wrong: "
+                f"  More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were cut at "
+                f"the length limit and count as wrong: "
                 "raise --max-tokens, in another --out."
             )
         for pair, curve in result["differences"][benchmark].items():
             ks = list(curve)
             parts = [
-                f"pass@{k} {curve[k]['mean']:+.3f} [{curve[k]['low']:+.3f}, {curve[k]['high']:+.3f}], "
+                f"pass@{k} {curve[k]['mean']:+.3f} [{curve[k]['low']:+.3f}, "
+                f"{curve[k]['high']:+.3f}], "
                 f"above 0 in {curve[k]['share_above_zero']:.1%}"
                 for k in dict.fromkeys((ks[0], ks[-1]))
             ]
@@ -257,7 +280,8 @@ def summary(result: dict[str, Any]) -> str:
         )
         lines += [f"  solved at least once in {found['samples']} samples: {solved}", ""]
     lines.append(
-        "[ ]: 95 %, bootstrap over problems (and training seeds, where there are several), paired for differences; the percentage "
+        "[ ]: 95 %, bootstrap over problems (and training seeds, where there are several), "
+        "paired for differences; the percentage "
         "is that of resamples. ±: sample deviation, which says nothing about other problems."
     )
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""What must be true of a trained adapter before it is shared: not zero, it changes the logits, and merging it changes nothing."""
+"""What must be true of a trained adapter before it is shared: not zero, it changes the logits, and
+merging it changes nothing.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -19,7 +21,8 @@ def check_adapter(adapter: Path) -> float:
     """The largest |B| of an adapter.
 
     Raises:
-        ValueError: a file is missing, a weight is not finite, or every B is zero, so that nothing was trained.
+        ValueError: a file is missing, a weight is not finite, or every B is zero, so that nothing
+            was trained.
     """
     from safetensors.torch import load_file
 
@@ -35,7 +38,8 @@ def check_adapter(adapter: Path) -> float:
     largest = max((float(w.abs().max()) for n, w in weights.items() if "lora_B" in n), default=0.0)
     if largest == 0:
         raise ValueError(
-            f"an adapter must not be zero, or it changes nothing; every B in {adapter} is; train it, with a learning rate above 0"
+            f"an adapter must not be zero, or it changes nothing; every B in {adapter} is; train "
+            f"it, with a learning rate above 0"
         )
     return largest
 
@@ -61,7 +65,8 @@ def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
     change = float((with_adapter - without).abs().max())
     if change <= 4 * noise:
         raise ValueError(
-            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes them by {change:.1e}; is it the "
+            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes "
+            f"them by {change:.1e}; is it the "
             "adapter of this model?"
         )
     return change
@@ -69,7 +74,9 @@ def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
 
 @dataclass(frozen=True)
 class Answers:
-    """Greedy completions of a model with its adapter: ids of prompt and completion, logits with and without the adapter."""
+    """Greedy completions of a model with its adapter: ids of prompt and completion, logits with and
+    without the adapter.
+    """
 
     ids: list[Any]
     starts: list[int]
@@ -85,7 +92,13 @@ def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS)
     for prompt in prompts:
         ids = _prompt_ids(model, tokenizer, prompt)
         with torch.inference_mode():
-            longer = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=PARITY_TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+            longer = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=PARITY_TOKENS,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id,
+            )
         answers.ids.append(longer)
         answers.starts.append(ids.shape[1] - 1)
         answers.with_adapter.append(_logits(model, longer))
@@ -95,18 +108,22 @@ def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS)
 
 
 def check_parity(model: Any, answers: Answers) -> dict[str, float]:
-    """Whether a merged model prefers the tokens that base and adapter together prefer, on their own greedy text.
+    """Whether a merged model prefers the tokens that base and adapter together prefer, on their own
+    greedy text.
 
     Returns:
-        `agreement`: share of tokens. `distance`: mean |logit difference| to base and adapter, divided by that of the
-        base alone: what rounding to 16 bits costs, in units of what the training changed.
+        `agreement`: share of tokens. `distance`: mean |logit difference| to base and adapter,
+        divided by that of the base alone: what rounding to 16 bits costs, in units of what the
+            training changed.
 
     Raises:
         ValueError: a token differs where the preference was clear (by more than 16-bit rounding).
     """
     agree = total = 0
     apart = changed = 0.0
-    for ids, start, expected, base in zip(answers.ids, answers.starts, answers.with_adapter, answers.without, strict=True):  # fmt: skip
+    for ids, start, expected, base in zip(
+        answers.ids, answers.starts, answers.with_adapter, answers.without, strict=True
+    ):
         found = _logits(model, ids)
         expected, found, base = (x[0, start:-1] for x in (expected, found, base))
         apart += float((found - expected).abs().mean())
@@ -116,14 +133,20 @@ def check_parity(model: Any, answers: Answers) -> dict[str, float]:
         rounding = 4 * 2**-8 * float(expected.abs().max())
         if float(gap.max()) > rounding:
             raise ValueError(
-                f"a merged model must answer as base and adapter do; it prefers another token by {float(gap.max()):.2f} logits, "
-                f"and rounding explains {rounding:.2f}; the merge went wrong: export the adapter, and report this"
+                f"a merged model must answer as base and adapter do; it prefers another token by "
+                f"{float(gap.max()):.2f} logits, "
+                f"and rounding explains {rounding:.2f}; the merge went wrong: export the "
+                f"adapter, and report this"
             )
         agree += int((chosen == preferred).sum())
         total += len(chosen)
     distance = apart / changed if changed else float("inf")
     if distance > 0.5:
-        logger.warning("rounding to 16 bits moves the merged model by %.0f %% of what training changed: share the adapter instead", 100 * distance)  # fmt: skip
+        logger.warning(
+            "rounding to 16 bits moves the merged model by %.0f %% of what training changed: "
+            "share the adapter instead",
+            100 * distance,
+        )
     return {"agreement": agree / total, "distance": distance}
 
 

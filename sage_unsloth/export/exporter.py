@@ -1,7 +1,9 @@
-"""A run's result as something to use: an adapter, a merged 16-bit model, a GGUF file, a repository on the hub.
+"""A run's result as something to use: an adapter, a merged 16-bit model, a GGUF file, a repository
+on the hub.
 
-Each export is checked before it appears: the adapter is not zero and changes the logits, the merged model answers as the
-adapter does. A folder appears under its name complete or not at all, with a model card in it, and is never overwritten.
+Each export is checked before it appears: the adapter is not zero and changes the logits, the merged
+model answers as the adapter does. A folder appears under its name complete or not at all, with a
+model card in it, and is never overwritten.
 """
 
 import shutil
@@ -64,7 +66,8 @@ def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
         model_path: the model that the run started from; None takes it from `run.json`.
 
     Raises:
-        ValueError: not the folder of a stage, nothing finished in it, or the starting model is not known.
+        ValueError: not the folder of a stage, nothing finished in it, or the starting model is not
+            known.
     """
     folder = Path(folder)
     path = folder / "run.json"
@@ -78,24 +81,29 @@ def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
     if record["settings"].get("stage") not in ("sft", "rlvr"):
         inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
         raise ValueError(
-            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs in it: {', '.join(inside)}"
+            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs "
+            f"in it: {', '.join(inside)}"
         )
     adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
     if adapter is None and merged is None:
         raise ValueError(
-            f"a run must be complete to be exported; {folder} has neither adapter/ nor model/; start its command again"
+            f"a run must be complete to be exported; {folder} has neither adapter/ nor model/; "
+            f"start its command again"
         )
     model_path = model_path or record.get("model_path")
     if model_path is None:
         raise ValueError(
-            f"the starting model must be known; {path} does not name its path, only {record['settings'].get('model')!r}; "
+            f"the starting model must be known; {path} does not name its path, only "
+            f"{record['settings'].get('model')!r}; "
             "give it by --model"
         )
     return Run(folder, record, str(model_path), adapter, merged)
 
 
 def origin(model_path: str | Path) -> str:
-    """The hub id (or the name) of the model that a chain of runs started from: from RL to its SFT run, and so on."""
+    """The hub id (or the name) of the model that a chain of runs started from: from RL to its SFT
+    run, and so on.
+    """
     path = Path(model_path)
     while (path.parent / "run.json").exists():
         record = read_json(path.parent / "run.json")
@@ -116,7 +124,8 @@ def export(
     report: dict | None = None,
     quantization: str = "q4_k_m",
 ) -> Path:
-    """Write the folder `out`: "adapter", "merged" or "gguf", with the model card and what was checked.
+    """Write the folder `out`: "adapter", "merged" or "gguf", with the model card and what was
+    checked.
 
     Args:
         name: title of the card and of its loading example; None takes the run folder's.
@@ -125,12 +134,15 @@ def export(
         quantization: of the GGUF file, by Unsloth's names.
 
     Raises:
-        ValueError: `out` exists, or another process exports to it; the run has no such result, or a check failed.
+        ValueError: `out` exists, or another process exports to it; the run has no such result, or a
+            check failed.
         ExportError: GGUF without a GPU.
     """
     out, name = Path(out).absolute(), name or run.folder.absolute().name
     if out.exists():
-        raise ValueError(f"an export does not overwrite; {out} exists; choose another --out, or delete it")  # fmt: skip
+        raise ValueError(
+            f"an export does not overwrite; {out} exists; choose another --out, or delete it"
+        )
     with locked(out), whole_folder(out) as partial:
         if to == "adapter":
             checks = _write_adapter(run, partial, base_id)
@@ -141,12 +153,32 @@ def export(
         else:
             raise ValueError(f"an export is to adapter, merged or gguf; got {to!r}")
         base = origin(run.model_path)
-        licenses = {p.name: p.license for p in MODELS.values()} | {p.hub_id: p.license for p in MODELS.values()}  # fmt: skip
+        licenses = {p.name: p.license for p in MODELS.values()} | {
+            p.hub_id: p.license for p in MODELS.values()
+        }
         loads_on = base_id or (base if run.model_path == base and "/" in base else None)
-        card = model_card(kind=to, name=name, record=run.record, metrics=run.metrics, base=base, license=licenses.get(base),
-                          loads_on=loads_on, report=report, checks=checks)  # fmt: skip
+        card = model_card(
+            kind=to,
+            name=name,
+            record=run.record,
+            metrics=run.metrics,
+            base=base,
+            license=licenses.get(base),
+            loads_on=loads_on,
+            report=report,
+            checks=checks,
+        )
         (partial / "README.md").write_text(card, encoding="utf-8")
-        write_json(partial / RECORD, {"kind": to, "name": name, "run": run.record["settings"], "base": base, "checks": checks})  # fmt: skip
+        write_json(
+            partial / RECORD,
+            {
+                "kind": to,
+                "name": name,
+                "run": run.record["settings"],
+                "base": base,
+                "checks": checks,
+            },
+        )
     return out
 
 
@@ -199,7 +231,8 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
 def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
     if not has_gpu():
         raise ExportError(
-            "a GGUF export needs a GPU because Unsloth loads the model there; this machine has none; export merged here, and "
+            "a GGUF export needs a GPU because Unsloth loads the model there; this machine has "
+            "none; export merged here, and "
             "convert that folder with llama.cpp's convert_hf_to_gguf.py"
         )
     checks = {} if run.adapter is None else {"largest |B|": round(check_adapter(run.adapter), 6)}
@@ -211,7 +244,9 @@ def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
     from unsloth.save import patch_saving_functions
 
     folder.mkdir()
-    made = patch_saving_functions(model).save_pretrained_gguf(str(folder / "work"), tokenizer, quantization_method=quantization)  # fmt: skip
+    made = patch_saving_functions(model).save_pretrained_gguf(
+        str(folder / "work"), tokenizer, quantization_method=quantization
+    )
     for file in made["gguf_files"]:
         shutil.move(file, folder / Path(file).name)
     for leftover in ("work", "work_gguf"):

@@ -1,4 +1,6 @@
-"""Push an exported folder to the hub. The token is the hub client's own affair: never an argument, printed or stored."""
+"""Push an exported folder to the hub. The token is the hub client's own affair: never an argument,
+printed or stored.
+"""
 
 import json
 from pathlib import Path
@@ -7,7 +9,8 @@ from sage_unsloth.export.exporter import RECORD
 
 
 def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
-    """Upload an export to a new repository, or to one that holds nothing yet, and return its address.
+    """Upload an export to a new repository, or to one that holds nothing yet, and return its
+    address.
 
     Args:
         folder: as `export` wrote it.
@@ -15,18 +18,22 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
         private: visible to its owner only.
 
     Raises:
-        ValueError: not an export, an adapter whose base is not on the hub, no token, or a repository that holds files.
+        ValueError: not an export, an adapter whose base is not on the hub, no token, or a
+            repository that holds files.
         ConnectionError: the hub is out of reach, or refuses; the export stays.
     """
     folder = Path(folder)
     if not (folder / RECORD).exists():
-        raise ValueError(f"only an export is pushed, a folder with {RECORD}; got {folder}; export it first")  # fmt: skip
+        raise ValueError(
+            f"only an export is pushed, a folder with {RECORD}; got {folder}; export it first"
+        )
     config = folder / "adapter_config.json"
     if config.exists():
         base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
         if Path(base).is_absolute() or Path(base).exists():
             raise ValueError(
-                f"an adapter on the hub must name a base that is there too; this one names the folder {Path(base).name!r}; push "
+                f"an adapter on the hub must name a base that is there too; this one names the "
+                f"folder {Path(base).name!r}; push "
                 "that model merged, then export this adapter again with --base-id and its id"
             )
     import httpx
@@ -41,13 +48,18 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
         api.create_repo(repo_id, private=private, exist_ok=True)
         present = sorted(set(api.list_repo_files(repo_id)) - {".gitattributes"})
         if present:
-            raise ValueError(f"a push does not overwrite; {repo_id} holds {present[0]}; choose another --repo-id")  # fmt: skip
-        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Export of sage_unsloth")  # fmt: skip
+            raise ValueError(
+                f"a push does not overwrite; {repo_id} holds {present[0]}; choose another --repo-id"
+            )
+        api.upload_folder(
+            repo_id=repo_id, folder_path=folder, commit_message="Export of sage_unsloth"
+        )
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         # Without the original, whose request carries the token.
         reason = f"{type(error).__name__}: {error}".replace(token, "***").splitlines()[0]
         raise ConnectionError(
-            f"the hub must be within reach and accept the push to {repo_id}; got {reason}; the export stays in {folder}: start "
+            f"the hub must be within reach and accept the push to {repo_id}; got {reason}; the "
+            f"export stays in {folder}: start "
             "the same command again"
         ) from None
     return f"https://huggingface.co/{repo_id}"

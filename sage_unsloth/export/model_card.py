@@ -1,4 +1,6 @@
-"""The README of an exported model: what it is, what it was trained with, what came out, how to load it. A pure function."""
+"""The README of an exported model: what it is, what it was trained with, what came out, how to load
+it. A pure function.
+"""
 
 import json
 import re
@@ -57,8 +59,10 @@ def model_card(
         metrics: rows of `metrics.jsonl`.
         base: hub id (or name) of the model that all training started from.
         license: of the base, as the hub spells it; None where it is not known.
-        loads_on: for an adapter, the hub id of the model that it belongs on; None where that is not on the hub.
-        report: of an evaluation: its `pass_at_k` (problems -> model -> k -> mean, low, high) becomes a table.
+        loads_on: for an adapter, the hub id of the model that it belongs on; None where that is not
+            on the hub.
+        report: of an evaluation: its `pass_at_k` (problems -> model -> k -> mean, low, high)
+            becomes a table.
         checks: what the export has checked.
 
     Raises:
@@ -73,17 +77,20 @@ def model_card(
     parts = [
         _header(base, license, library, rl),
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how} with "
-        "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or without the guide of "
+        "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
+        "without the guide of "
         "[SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to load it\n\n" + _loading(kind, name, loads_on),
-        "Prompts are made by the chat template in the tokenizer; the answer stands between `<SOLUTION>` and `</SOLUTION>`.",
+        "Prompts are made by the chat template in the tokenizer; the answer stands between "
+        "`<SOLUTION>` and `</SOLUTION>`.",
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
     averages = final_metrics(metrics)
     if averages:
         steps = max(row.get("step", 0) for row in metrics)
         parts.append(
-            f"## At the end of training\n\nMeans over the last tenth of {steps} steps, on training problems.\n\n"
+            f"## At the end of training\n\nMeans over the last tenth of {steps} steps, on "
+            f"training problems.\n\n"
             + _table(
                 ("metric", "value"), [(key, f"{value:.4g}") for key, value in averages.items()]
             )
@@ -106,7 +113,11 @@ def _header(base: str, license: str | None, library: str | None, rl: bool) -> st
     if license in OPEN_LICENSES:
         lines.append(f"license: {license}")
     elif license is not None:
-        lines += ["license: other", f"license_name: {_yaml(license)}", f"license_link: {_yaml(f'https://huggingface.co/{base}/blob/main/LICENSE')}"]  # fmt: skip
+        lines += [
+            "license: other",
+            f"license_name: {_yaml(license)}",
+            f"license_link: {_yaml(f'https://huggingface.co/{base}/blob/main/LICENSE')}",
+        ]
     if library is not None:
         lines.append(f"library_name: {library}")
     lines += ["pipeline_tag: text-generation", "tags:", *(["- grpo"] if rl else ["- sft"])]
@@ -125,9 +136,14 @@ def _loading(kind: str, name: str, loads_on: str | None) -> str:
             f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
         )
     on = loads_on or "THE MODEL IT WAS TRAINED ON"
-    warning = "" if loads_on else "It belongs on the model that this run started from, which is not on the hub.\n\n"  # fmt: skip
+    warning = (
+        ""
+        if loads_on
+        else "It belongs on the model that this run started from, which is not on the hub.\n\n"
+    )
     return (
-        f"{warning}```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"{warning}```python\nfrom peft import PeftModel\nfrom transformers import "
+        f"AutoModelForCausalLM, AutoTokenizer\n\n"
         f'base = AutoModelForCausalLM.from_pretrained({_string(on)}, dtype="auto")\n'
         f"model = PeftModel.from_pretrained(base, {_string(name)})\n"
         f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
@@ -186,7 +202,10 @@ def _versions(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _license_text(base: str, license: str | None) -> str:
     if license is None:
-        return f"That of {_code(base)}, whose own card names it: look there before you share this model."
+        return (
+            f"That of {_code(base)}, whose own card names it: look there before you share "
+            f"this model."
+        )
     more = "" if license in OPEN_LICENSES else "; read its terms, which may exclude commercial use"
     return f"That of {_code(base)}: {markdown(license)}{more}."
 

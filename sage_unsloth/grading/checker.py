@@ -24,10 +24,10 @@ class Checker:
         name: in the record of a grade, with `version`.
         version: changes whenever the same answer may get another grade.
         packages: whose versions decide too.
-        plainly: (extracted answer or None, gold) -> the grade, or the two texts that a worker compares. It must be fast on
-            any text, and raises ValueError for a gold that is none.
-        compare: "module:function" of a function of those two texts for a worker: a Grade, or None for a gold that cannot
-            be read.
+        plainly: (extracted answer or None, gold) -> the grade, or the two texts that a worker
+            compares. It must be fast on any text, and raises ValueError for a gold that is none.
+        compare: "module:function" of a function of those two texts for a worker: a Grade, or None
+            for a gold that cannot be read.
     """
 
     name: str

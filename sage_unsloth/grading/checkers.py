@@ -1,4 +1,6 @@
-"""Checkers for answers that are no mathematics: everybody's role, and whatever reasoning-gym scores itself."""
+"""Checkers for answers that are no mathematics: everybody's role, and whatever reasoning-gym scores
+itself.
+"""
 
 import contextlib
 import functools
@@ -8,18 +10,24 @@ import re
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.mathematics import LONGEST_ANSWER, unwrap
 
-ROLES_INSTRUCTION = "State the role of every person, each as `NAME is a knight` or `NAME is a knave`, separated by commas."
+ROLES_INSTRUCTION = (
+    "State the role of every person, each as `NAME is a knight` or `NAME is a knave`, "
+    "separated by commas."
+)
 _ROLE = re.compile(
-    r"(?:\(?\d+[.):]\s*)?(?P<name>[^\W\d_][\w' -]*?)\s*(?:\bis\b|:|=|-)\s*(?:an?\s+|the\s+)?(?P<role>knight|knave)\.?",
+    r"(?:\(?\d+[.):]\s*)?(?P<name>[^\W\d_][\w' "
+    r"-]*?)\s*(?:\bis\b|:|=|-)\s*(?:an?\s+|the\s+)?(?P<role>knight|knave)\.?",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\\(?:text|mathrm|textbf)(?=\{)|[*${}`]|\\(?=\s)|\\\\")
 
 
 def roles(text: str) -> dict[str, str] | None:
-    """Each person's role by their name in lower case, or None where a part of the text states no role, or two for one person.
+    """Each person's role by their name in lower case, or None where a part of the text states no
+    role, or two for one person.
 
-    "Zoey is a knave, and Oliver is a knight", "Zoey: knave; Oliver: knight", numbered lines: in any order.
+    "Zoey is a knave, and Oliver is a knight", "Zoey: knave; Oliver: knight", numbered lines: in any
+    order.
     """
     if len(text) > LONGEST_ANSWER:
         return None
@@ -41,7 +49,8 @@ def _check_roles(answer: str | None, gold: str) -> Grade:
     expected = roles(gold) if isinstance(gold, str) else None
     if expected is None:
         raise ValueError(
-            f"a gold answer must state roles, as `A is a knight, B is a knave`; got {gold!r:.200}; repair the row"
+            f"a gold answer must state roles, as `A is a knight, B is a knave`; got "
+            f"{gold!r:.200}; repair the row"
         )
     found = None if answer is None else roles(answer)
     if found is None:
@@ -59,7 +68,8 @@ def _check_length(answer: str | None, gold: str) -> Grade | tuple[str, str]:
 
 
 def compare_reasoning_gym(answer: str, gold: str) -> Grade | None:
-    """CORRECT at reasoning-gym's full score, of the answer or of what is left without dollars, bold or box.
+    """CORRECT at reasoning-gym's full score, of the answer or of what is left without dollars, bold
+    or box.
 
     Partial scores are WRONG: half-right roles score .65 there. UNPARSABLE where the scorer raises.
 
@@ -79,7 +89,8 @@ def compare_reasoning_gym(answer: str, gold: str) -> Grade | None:
         return None
     scores = []
     for text in dict.fromkeys((answer, unwrap(answer))):
-        # One generator's scorer raises ValueError on a text that it does not understand, the next TypeError.
+        # One generator's scorer raises ValueError on a text that it does not understand, the next
+        # TypeError.
         with contextlib.suppress(Exception):
             scores.append(data.score_answer(answer=text, entry=entry))
     if not scores:

@@ -1,17 +1,20 @@
-"""Takes from a grading worker what comparing two texts does not need: network, files to write, processes, secrets.
+"""Takes from a grading worker what comparing two texts does not need: network, files to write,
+processes, secrets.
 
-Nothing evaluates an answer as code. Should a parser ever be tricked into it, this is what the code would find. None of it needs
-root, and each layer holds where the kernel allows it; `confine` says which do:
+Nothing evaluates an answer as code. Should a parser ever be tricked into it, this is what the code
+would find. None of it needs root, and each layer holds where the kernel allows it; `confine` says
+which do:
 
     everywhere      Python itself ends the worker that opens a file to write, a socket or a process (audit hook); no file
-                    grows (RLIMIT_FSIZE), few are open, no core dump, no child process unless root runs it (RLIMIT_NPROC);
-                    the environment holds no variable outside `ALLOWED_VARIABLES`
+                    grows (RLIMIT_FSIZE), few are open, no core dump, no child process unless root
+                    runs it (RLIMIT_NPROC); the environment holds no variable outside
+                    `ALLOWED_VARIABLES`
     "namespace"     no network interface at all (user and network namespaces; containers often forbid them)
     "landlock"      the kernel denies writing, making, renaming and deleting files, and running programs; from Linux 6.7
                     TCP as well, from 6.12 signals to other processes
 
-What stays possible, to code that got past Python's own hook: reading what the user may read, without a way to send it anywhere
-under "namespace". On macOS the first row is all there is.
+What stays possible, to code that got past Python's own hook: reading what the user may read,
+without a way to send it anywhere under "namespace". On macOS the first row is all there is.
 """
 
 import contextlib
@@ -24,7 +27,8 @@ from collections.abc import Callable, Mapping
 ALLOWED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ")
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 OPEN_FILES = 64
-# Of Python's audit events, those by which something would leave the process. Its table is in the documentation of `sys.audit`.
+# Of Python's audit events, those by which something would leave the process. Its table is in the
+# documentation of `sys.audit`.
 REFUSED = (
     "ctypes.", "ftplib.", "http.client.", "imaplib.", "nntplib.", "os.chflags", "os.chmod", "os.chown", "os.exec", "os.fork",
     "os.kill", "os.link", "os.lockf", "os.mkdir", "os.posix_spawn", "os.putenv", "os.remove", "os.rename", "os.rmdir",
@@ -41,14 +45,17 @@ def allowed_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_network() -> bool:
-    """Moves this process to a network of its own, with no way out; before it has threads. False where that is not allowed."""
+    """Moves this process to a network of its own, with no way out; before it has threads. False
+    where that is not allowed.
+    """
     unshare = getattr(ctypes.CDLL(None), "unshare", None)
     clone_newuser, clone_newnet = 0x1000_0000, 0x4000_0000
     return unshare is not None and unshare(clone_newuser | clone_newnet) == 0
 
 
 def confine(refused: Callable[[str], None]) -> bool:
-    """Limits this process for good; everything that it shall write to must be open, and imported what it imports.
+    """Limits this process for good; everything that it shall write to must be open, and imported
+    what it imports.
 
     Args:
         refused: called with the name of the audit event before the process is ended for it.
@@ -75,13 +82,21 @@ def confine(refused: Callable[[str], None]) -> bool:
 
 
 class _Ruleset(ctypes.Structure):
-    """`struct landlock_ruleset_attr`: what is denied unless a rule allows it, and there are no rules."""
+    """`struct landlock_ruleset_attr`: what is denied unless a rule allows it, and there are no
+    rules.
+    """
 
-    _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]  # fmt: skip
+    _fields_ = [
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    ]
 
 
 def _landlock() -> bool:
-    """Denies all that Landlock knows but reading files and folders; False where the kernel has no Landlock."""
+    """Denies all that Landlock knows but reading files and folders; False where the kernel has no
+    Landlock.
+    """
     create_ruleset, restrict_self = 444, 446
     set_no_new_privileges = 38
     libc = ctypes.CDLL(None)

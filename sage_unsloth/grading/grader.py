@@ -88,7 +88,9 @@ class Grader:
 
     @property
     def kept_from(self) -> tuple[str, ...]:
-        """The layers of `confinement` that the kernel grants the workers; empty until one has started."""
+        """The layers of `confinement` that the kernel grants the workers; empty until one has
+        started.
+        """
         return self._workers.all[0].kept_from
 
     def close(self) -> None:

@@ -46,7 +46,8 @@ _NOT_THE_NUMBER = re.compile(
 def plain_number(text: str) -> Fraction | None:
     r"""The exact value of a plainly written number, or None for any other text.
 
-    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, `1e3`; whole groups of thousands.
+    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, `1e3`; whole
+    groups of thousands.
     """
     match = _PLAIN_NUMBER.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
     if match is None:

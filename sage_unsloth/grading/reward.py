@@ -40,7 +40,8 @@ class SolutionReward:
         return [float(grade is Grade.CORRECT) for grade in grades]
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
-        """Completions that are not trained on leave the counts; `batch` is what `last_batch` shall be.
+        """Completions that are not trained on leave the counts; `batch` is what `last_batch` shall
+        be.
 
         Args:
             dropped, batch: entries of earlier values of `last_batch`.

@@ -1,9 +1,11 @@
-"""Runs a function of two texts in worker processes that are killed when they run out of time or memory.
+"""Runs a function of two texts in worker processes that are killed when they run out of time or
+memory.
 
-The texts are a model's, so a worker is confined before it sees the first one (`confinement`): no network, no files to write, no
-further process, none of the caller's secrets. It is a plain subprocess that talks in lines of JSON. A multiprocessing pool would import the
-caller's script again in each worker, PyTorch with it, and would break where the script has no
-`__main__` guard. Not for Windows.
+The texts are a model's, so a worker is confined before it sees the first one (`confinement`): no
+network, no files to write, no further process, none of the caller's secrets. It is a plain
+subprocess that talks in lines of JSON. A multiprocessing pool would import the caller's script
+again in each worker, PyTorch with it, and would break where the script has no `__main__` guard. Not
+for Windows.
 """
 
 import contextlib
@@ -35,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 
 def serve(function: str, time_limit: float, memory_limit_gib: float) -> None:
-    """A worker: `[text, text]` a line in; `{"value": ...}`, `{"error": ...}` or `{"refused": event}` a line out.
+    """A worker: `[text, text]` a line in; `{"value": ...}`, `{"error": ...}` or `{"refused":
+    event}` a line out.
 
     Its first line says what the kernel keeps it from: `{"ready": ["namespace", "landlock"]}`.
     """
@@ -43,7 +46,8 @@ def serve(function: str, time_limit: float, memory_limit_gib: float) -> None:
 
     limit = int(memory_limit_gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # Sent to all processes of a machine that is taken away, while the caller still needs its grades; it ends with its pipe.
+    # Sent to all processes of a machine that is taken away, while the caller still needs its
+    # grades; it ends with its pipe.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kept_from = ["namespace"] if leave_network() else []
     logging.disable(logging.CRITICAL)
@@ -64,7 +68,8 @@ def serve(function: str, time_limit: float, memory_limit_gib: float) -> None:
         kept_from.append("landlock")
     reply({"ready": kept_from})
     for line in sys.stdin:
-        # The caller kills a late worker; the alarm ends one whose caller is gone, and the kernel one that turns the alarm off.
+        # The caller kills a late worker; the alarm ends one whose caller is gone, and the kernel
+        # one that turns the alarm off.
         signal.setitimer(signal.ITIMER_REAL, 2 * time_limit + 1)
         seconds = math.ceil(time.process_time() + 2 * time_limit + 1)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
@@ -89,7 +94,8 @@ class Worker:
 
     Attributes:
         process: None where none runs.
-        kept_from: "namespace" and "landlock", where the kernel grants them (`confinement`); set by `start`.
+        kept_from: "namespace" and "landlock", where the kernel grants them (`confinement`); set by
+            `start`.
         deaths: how many had to be killed, or died, over a question.
     """
 
@@ -114,8 +120,10 @@ class Worker:
         if "ready" not in ready:
             self.stop()
             raise RuntimeError(
-                f"a grading worker must start within {START_LIMIT:g} s and {self.arguments[2]:g} GiB; "
-                "it did not, and its message is on stderr; install what it misses, or raise the limit"
+                f"a grading worker must start within {START_LIMIT:g} s and {self.arguments[2]:g} "
+                f"GiB; "
+                "it did not, and its message is on stderr; install what it misses, or raise the "
+                "limit"
             )
         self.kept_from = tuple(ready["ready"])
 
@@ -154,9 +162,11 @@ class Worker:
             return reply["value"]
         if "refused" in reply:
             logger.warning(
-                "An answer made its grading worker try %s: the worker was ended and the answer is not graded. Please report it: %r",
-                reply["refused"], question[0][:300],
-            )  # fmt: skip
+                "An answer made its grading worker try %s: the worker was ended and the answer "
+                "is not graded. Please report it: %r",
+                reply["refused"],
+                question[0][:300],
+            )
         self.deaths += 1
         self.stop()
         return LATE
@@ -177,8 +187,8 @@ class Workers:
     """Several workers behind one queue.
 
     Args:
-        function: "module:name" of a function of two texts whose value is JSON; the worker imports it, and calls it once
-            with ("x", "x") before it is ready.
+        function: "module:name" of a function of two texts whose value is JSON; the worker imports
+            it, and calls it once with ("x", "x") before it is ready.
         count: worker processes; they start with the first question that needs one.
         time_limit: seconds for one question, after which its worker is killed and replaced.
         memory_limit_gib: address space of one worker.

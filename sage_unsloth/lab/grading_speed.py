@@ -1,13 +1,16 @@
-"""Measures what evaluation costs: grading, the bootstrap, and drawing each row from a stream of its own.
+"""Measures what evaluation costs: grading, the bootstrap, and drawing each row from a stream of its
+own.
 
     python -m sage_unsloth.lab.grading_speed --out data/results/grading
 
-Answers are made up, since none may be copied: 234 problems with 256 answers each, 59,904. Of the golds 175 are plainly written
-numbers, 23 fractions in LaTeX and 36 other LaTeX, as many as in AIME, AMC and MATH-500 level 5. The baseline calls
-`verify(parse(gold), parse(answer))`, both sides in a box, one answer after another in this process, with math-verify's own time limits.
-Two things decide the ratio, and real runs differ in both, so several values of each are reported: how many different answers a
-problem gets, and the order, since math-verify keeps its last 20 parses and so profits where the answers to one problem come in a
-row. The baseline is timed on a part, whole problems or whole samples, and its time for all is extrapolated from that.
+Answers are made up, since none may be copied: 234 problems with 256 answers each, 59,904. Of the
+golds 175 are plainly written numbers, 23 fractions in LaTeX and 36 other LaTeX, as many as in AIME,
+AMC and MATH-500 level 5. The baseline calls `verify(parse(gold), parse(answer))`, both sides in a
+box, one answer after another in this process, with math-verify's own time limits. Two things decide
+the ratio, and real runs differ in both, so several values of each are reported: how many different
+answers a problem gets, and the order, since math-verify keeps its last 20 parses and so profits
+where the answers to one problem come in a row. The baseline is timed on a part, whole problems or
+whole samples, and its time for all is extrapolated from that.
 """
 
 import argparse
@@ -31,15 +34,31 @@ BASELINE = 16 * (INTEGERS + FRACTIONS + OTHERS)  # completions that the baseline
 
 
 def answers(rng: random.Random, number: int, distinct: int) -> tuple[str, list[str]]:
-    """A gold and the 256 answers to it: the right one in two ways of writing, and `distinct` - 2 wrong ones, rare ones rarer."""
+    """A gold and the 256 answers to it: the right one in two ways of writing, and `distinct` - 2
+    wrong ones, rare ones rarer.
+    """
     a, b = rng.randint(2, 99), rng.randint(2, 99)
     if number < INTEGERS:
         gold = str(a * b)
         right = [gold, f"{a * b}.0"]
         wrong = [str(a * b + i) for i in range(1, distinct)]
     else:
-        form = r"\frac{%d}{%d}" if number < INTEGERS + FRACTIONS else rng.choice([r"%d\sqrt{%d}", r"(%d, %d)", r"[%d, %d)", r"%d + %d i", r"%dx^2 + %dx", r"\frac{%d \pi}{%d}",
-                           r"\left( %d, \frac{\pi}{%d} \right)", r"%d - \sqrt{%d}"])  # fmt: skip
+        form = (
+            r"\frac{%d}{%d}"
+            if number < INTEGERS + FRACTIONS
+            else rng.choice(
+                [
+                    r"%d\sqrt{%d}",
+                    r"(%d, %d)",
+                    r"[%d, %d)",
+                    r"%d + %d i",
+                    r"%dx^2 + %dx",
+                    r"\frac{%d \pi}{%d}",
+                    r"\left( %d, \frac{\pi}{%d} \right)",
+                    r"%d - \sqrt{%d}",
+                ]
+            )
+        )
         gold = form % (a, b)
         right = [gold, f"${gold}$"]
         wrong = [form % (a + i, b) for i in range(1, distinct)]
@@ -73,7 +92,9 @@ def one_after_another(texts: list[str], golds: list[str]) -> list[bool]:
 
 
 def bench_grading(distinct: int, order: str) -> dict:
-    """Seconds of both ways, for one number of different answers per problem, "by problem" or "by sample"."""
+    """Seconds of both ways, for one number of different answers per problem, "by problem" or "by
+    sample".
+    """
     texts, golds = completions(distinct)
     if order == "by sample":
         turned = [i for sample in range(SAMPLES) for i in range(sample, len(texts), SAMPLES)]
@@ -115,7 +136,9 @@ def bench_bootstrap() -> dict:
 
 
 def bench_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 512) -> dict:
-    """Streams per row against `generate`'s own sampling, on the tiny base; and how often a batch changes a completion."""
+    """Streams per row against `generate`'s own sampling, on the tiny base; and how often a batch
+    changes a completion.
+    """
     import torch
 
     from sage_unsloth.models.embedded import BASE_MODEL, data_folder
@@ -147,10 +170,16 @@ def bench_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 5
             ).to(engine.model.device)
             with torch.inference_mode():
                 engine.model.generate(
-                    **inputs, do_sample=True, temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=48,
-                    suppress_tokens=[engine.tokenizer.pad_token_id], eos_token_id=engine.tokenizer.eos_token_id,
+                    **inputs,
+                    do_sample=True,
+                    temperature=1.0,
+                    top_p=1.0,
+                    top_k=0,
+                    max_new_tokens=48,
+                    suppress_tokens=[engine.tokenizer.pad_token_id],
+                    eos_token_id=engine.tokenizer.eos_token_id,
                     pad_token_id=engine.tokenizer.pad_token_id,
-                )  # fmt: skip
+                )
 
     order = list(range(len(pairs)))
     ours(order[:batch], batch), plain()  # warm
@@ -163,9 +192,11 @@ def bench_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 5
     together = ours(order, batch)
     shuffled = random.Random(0).sample(order, len(order))
     differing = {
-        "in batches of other sizes and orders": sum(together[i] != text for i, text in ours(shuffled, 100).items()),
+        "in batches of other sizes and orders": sum(
+            together[i] != text for i, text in ours(shuffled, 100).items()
+        ),
         "alone": sum(together[i] != text for i, text in ours(shuffled[:128], 1).items()),
-    }  # fmt: skip
+    }
     return {
         "completions": len(pairs),
         "ours_seconds": round(min(seconds["ours"]), 2),

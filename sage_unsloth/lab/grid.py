@@ -1,8 +1,10 @@
-"""The Branch guide's hyperparameters on the embedded task: threshold × ratio (Table 6), beside plain GRPO as the noise floor.
+"""The Branch guide's hyperparameters on the embedded task: threshold × ratio (Table 6), beside
+plain GRPO as the noise floor.
 
-SFT runs once. Each cell is an RL run and an evaluation in its own folder, `threshold-T_ratio-R_seed-S`; plain GRPO, which is a
-ratio of 0, is `grpo_seed-S`. What a difference means stands beside it: an interval over problems, and how far GRPO's own seeds
-are apart. Stop it at any time: the same command goes on, and a larger grid takes the cells that are there.
+SFT runs once. Each cell is an RL run and an evaluation in its own folder,
+`threshold-T_ratio-R_seed-S`; plain GRPO, which is a ratio of 0, is `grpo_seed-S`. What a difference
+means stands beside it: an interval over problems, and how far GRPO's own seeds are apart. Stop it
+at any time: the same command goes on, and a larger grid takes the cells that are there.
 """
 
 import shlex
@@ -50,11 +52,13 @@ class GridConfig:
         thresholds: of the Branch guide, nats.
         ratios: per nat, > 0; plain GRPO runs beside them.
         seeds: training seeds of every cell.
-        floor_seeds: training seeds of plain GRPO, those of the cells first; two or more show the noise.
+        floor_seeds: training seeds of plain GRPO, those of the cells first; two or more show the
+            noise.
         run: settings of SFT, RL and evaluation, as in the quickstart; the RL seed is the cell's.
 
     Raises:
-        ValueError: no cells, one named twice, a ratio that is not > 0, or GRPO without one of the cells' seeds.
+        ValueError: no cells, one named twice, a ratio that is not > 0, or GRPO without one of the
+            cells' seeds.
     """
 
     thresholds: tuple[float, ...] = THRESHOLDS
@@ -70,11 +74,13 @@ class GridConfig:
                 raise ValueError(f"{name} must be different values, at least one; got {values}")
         if min(self.ratios) <= 0:
             raise ValueError(
-                f"ratios must be > 0, since a ratio of 0 is plain GRPO and always runs; got {self.ratios}"
+                f"ratios must be > 0, since a ratio of 0 is plain GRPO and always runs; got "
+                f"{self.ratios}"
             )
         if not set(self.seeds) <= set(self.floor_seeds):
             raise ValueError(
-                f"plain GRPO must run with every seed of the cells, because they are compared; got seeds={self.seeds} and "
+                f"plain GRPO must run with every seed of the cells, because they are compared; "
+                f"got seeds={self.seeds} and "
                 f"floor_seeds={self.floor_seeds}"
             )
         for threshold, ratio in self.cells():
@@ -103,9 +109,11 @@ def floor_folder(seed: int) -> str:
 
 @frees_models
 def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
-    """Run or resume the grid in the folder `out`, print its table, and return what `grid.json` holds.
+    """Run or resume the grid in the folder `out`, print its table, and return what `grid.json`
+    holds.
 
-    Leaves `grid.json`, `table.csv`, `grid.png` (the two heat maps; `grid.csv` beside it), `samples/`, and a folder for each run.
+    Leaves `grid.json`, `table.csv`, `grid.png` (the two heat maps; `grid.csv` beside it),
+    `samples/`, and a folder for each run.
 
     Raises:
         ValueError: the folder holds runs with other settings, or another process writes to it.
@@ -138,7 +146,9 @@ def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
             adapter = rlvr(settings, merged, problems, out / name, guide, name)
             records = _evaluate(config, merged, adapter, rows, out / "samples" / f"{name}.jsonl")
             counts[name] = correct_counts(records, rows, n)
-            routes[name] = float(np.mean([arithmetic.route(r["completion"]) == "round-up" for r in records]))  # fmt: skip
+            routes[name] = float(
+                np.mean([arithmetic.route(r["completion"]) == "round-up" for r in records])
+            )
             bar.update()
     result = make_report(config, rows, counts, routes)
     result |= {"settings": asdict(config), "environment": environment()}
@@ -147,7 +157,10 @@ def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     draw(result, out)
     print(f"\n{summary(result)}\n\nWritten to {out}: grid.json, table.csv, grid.png, samples/")
     best = max(result["cells"], key=lambda cell: cell["differences"][f"pass@{result['k']}"]["mean"])
-    pair = (floor_folder(config.seeds[0]), cell_folder(best["threshold"], best["ratio"], config.seeds[0]))  # fmt: skip
+    pair = (
+        floor_folder(config.seeds[0]),
+        cell_folder(best["threshold"], best["ratio"], config.seeds[0]),
+    )
     paths = [str(out / name) for name in pair]
     paths += [str(out / "samples" / f"{name}.jsonl") for name in pair]
     words = ["analyze", *paths, "--out", str(out / "analysis"), "--page"]
@@ -169,8 +182,10 @@ def draw(result: dict[str, Any], out: Path) -> None:
     }
     run, seeds = settings["run"], len(settings["seeds"])
     note = (
-        f"embedded arithmetic, {result['num_problems']} problems x {run['sampling']['num_samples']} samples, "
-        f"{run['rlvr']['max_steps']} steps, {seeds} seed{'s' * (seeds > 1)} a cell; [ ]: 95 % over problems; "
+        f"embedded arithmetic, {result['num_problems']} problems x "
+        f"{run['sampling']['num_samples']} samples, "
+        f"{run['rlvr']['max_steps']} steps, {seeds} seed{'s' * (seeds > 1)} a cell; [ ]: 95 % "
+        f"over problems; "
         "bold: it leaves out 0, and the difference exceeds the noise"
     )
     floors = {title: floor_text(result["floor"][title]) for title in titles}
@@ -179,10 +194,12 @@ def draw(result: dict[str, Any], out: Path) -> None:
 
 
 def noise_of(floor: dict[str, Any], seeds: int) -> float | None:
-    """What two means of S seeds of plain GRPO differ by 19 times in 20: t √(2/S) times the deviation of one seed.
+    """What two means of S seeds of plain GRPO differ by 19 times in 20: t √(2/S) times the
+    deviation of one seed.
 
-    t is Student's quantile for the number of seeds that the deviation comes from (4.30 for three). None where there is one seed, or
-    where the seeds agree exactly, which says that there are too few of them.
+    t is Student's quantile for the number of seeds that the deviation comes from (4.30 for three).
+    None where there is one seed, or where the seeds agree exactly, which says that there are too
+    few of them.
     """
     if not floor["deviation"]:
         return None
@@ -214,11 +231,14 @@ def plan(config: GridConfig, out: Path) -> str:
         [
             f"Grid -> {out}",
             f"  thresholds {', '.join(f'{t:g}' for t in config.thresholds)} x ratios "
-            f"{', '.join(f'{r:g}' for r in config.ratios)} x seeds {', '.join(map(str, config.seeds))}; plain GRPO with seeds "
+            f"{', '.join(f'{r:g}' for r in config.ratios)} x seeds "
+            f"{', '.join(map(str, config.seeds))}; plain GRPO with seeds "
             f"{', '.join(map(str, config.floor_seeds))}",
-            f"  {len(runs)} runs of {rl.max_steps} steps x {completions} completions, {len(runs) - len(left)} of them trained; "
+            f"  {len(runs)} runs of {rl.max_steps} steps x {completions} completions, "
+            f"{len(runs) - len(left)} of them trained; "
             f"then {problems} problems x {sampling.num_samples} samples each",
-            f"Estimate: {duration(len(left) * each + seconds['start'])} ({quickstart.MEASURED_ON}); "
+            f"Estimate: {duration(len(left) * each + seconds['start'])} "
+            f"({quickstart.MEASURED_ON}); "
             "the bars show this machine's own pace.",
             "Stop it whenever you like: the same command goes on from the last checkpoint.\n",
         ]
@@ -249,7 +269,10 @@ def make_report(
     floor_runs = [floor_folder(seed) for seed in config.floor_seeds]
     floor = {}
     for title, (kk, chosen) in groups.items():
-        values = [pass_at_k_curve(n, counts[name][chosen], [kk], resamples=1)[kk].mean for name in floor_runs]  # fmt: skip
+        values = [
+            pass_at_k_curve(n, counts[name][chosen], [kk], resamples=1)[kk].mean
+            for name in floor_runs
+        ]
         mean, deviation = mean_and_deviation(values) if len(values) > 1 else (values[0], None)
         floor[title] = {"values": values, "mean": mean, "deviation": deviation}
     cells, table = [], []
@@ -257,17 +280,30 @@ def make_report(
         names = [cell_folder(threshold, ratio, seed) for seed in config.seeds]
         against = np.stack([counts[floor_folder(seed)] for seed in config.seeds])
         own = np.stack([counts[name] for name in names])
-        cell: dict[str, Any] = {"threshold": threshold, "ratio": ratio, "values": {}, "differences": {}}  # fmt: skip
+        cell: dict[str, Any] = {
+            "threshold": threshold,
+            "ratio": ratio,
+            "values": {},
+            "differences": {},
+        }
         row: dict[str, Any] = {"threshold": threshold, "ratio": ratio}
         for title, (kk, chosen) in groups.items():
             value = pass_at_k_curve(n, own[:, chosen], [kk])[kk]
             found = difference_curve(n, own[:, chosen], n, against[:, chosen], [kk])[kk]
             cell["values"][title], cell["differences"][title] = vars(value), vars(found)
-            row |= {title: value.mean, f"{title}_difference": found.mean, f"{title}_low": found.low, f"{title}_high": found.high}  # fmt: skip
+            row |= {
+                title: value.mean,
+                f"{title}_difference": found.mean,
+                f"{title}_low": found.low,
+                f"{title}_high": found.high,
+            }
         cell["rare_way"] = row["rare_way"] = float(np.mean([routes[name] for name in names]))
         cells.append(cell)
         table.append(row)
-    floor["rare_way"] = {"values": [routes[name] for name in floor_runs], "mean": float(np.mean([routes[name] for name in floor_runs]))}  # fmt: skip
+    floor["rare_way"] = {
+        "values": [routes[name] for name in floor_runs],
+        "mean": float(np.mean([routes[name] for name in floor_runs])),
+    }
     return {
         "k": k,
         "seeds": len(config.seeds),
@@ -282,7 +318,9 @@ def floor_text(floor: dict[str, Any]) -> str:
     """What plain GRPO reaches, and the spread of its seeds."""
     if floor["deviation"] is None:
         return f"plain GRPO {floor['mean']:.3f}, one seed: its noise is unknown"
-    return f"plain GRPO {floor['mean']:.3f} ± {floor['deviation']:.3f} ({len(floor['values'])} seeds)"  # fmt: skip
+    return (
+        f"plain GRPO {floor['mean']:.3f} ± {floor['deviation']:.3f} ({len(floor['values'])} seeds)"
+    )
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -295,21 +333,30 @@ def summary(result: dict[str, Any]) -> str:
         found = cell["differences"]
         rows.append(
             [f"{cell['threshold']:g}", f"{cell['ratio']:g}"]
-            + [f"{found[t]['mean']:+.3f} [{found[t]['low']:+.3f}, {found[t]['high']:+.3f}]" for t in titles]
+            + [
+                f"{found[t]['mean']:+.3f} [{found[t]['low']:+.3f}, {found[t]['high']:+.3f}]"
+                for t in titles
+            ]
             + [f"{cell['rare_way']:.3f}"]
-        )  # fmt: skip
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     seeds = result["seeds"]
     found_noise = {title: noise_of(result["floor"][title], seeds) for title in titles}
-    noise = [f"{title} " + ("unknown" if n is None else f"{n:.3f}") for title, n in found_noise.items()]  # fmt: skip
+    noise = [
+        f"{title} " + ("unknown" if n is None else f"{n:.3f}") for title, n in found_noise.items()
+    ]
     lines += ["", "Differences to plain GRPO with the same seeds:"]
-    lines += ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]  # fmt: skip
+    lines += [
+        "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     lines += [
         "",
-        "[ ]: 95 % over problems (and seeds, where a cell has several): it is about these trained models. Two means of as many seeds",
-        "of plain GRPO differ by this much or less 19 times in 20, as far as its seeds here can tell: "
-        + ", ".join(noise)
-        + ".",
-        f"A smaller difference is not shown to be the guide's doing, and of {len(result['cells'])} cells the best one is the luckiest too.",
+        "[ ]: 95 % over problems (and seeds, where a cell has several): it is about these "
+        "trained models. Two means of as many seeds",
+        "of plain GRPO differ by this much or less 19 times in 20, as far as its seeds here can "
+        "tell: " + ", ".join(noise) + ".",
+        f"A smaller difference is not shown to be the guide's doing, and of "
+        f"{len(result['cells'])} cells the best one is the luckiest too.",
     ]
     return "\n".join(lines)

@@ -119,7 +119,9 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
 
 
 def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
-    """On the test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the share with an answer in tags."""
+    """On the test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the share with
+    an answer in tags.
+    """
     config = SamplingConfig(
         num_samples=num_samples, max_completion_length=64, batch_size=512, seed=seed
     )

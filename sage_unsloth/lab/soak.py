@@ -1,20 +1,25 @@
-"""A long run watched from outside: whether memory, open files, processes and the time of a step stay what they were.
+"""A long run watched from outside: whether memory, open files, processes and the time of a step
+stay what they were.
 
     python -m sage_unsloth.lab.soak --steps 5000 --out runs/soak
 
-Trains the embedded task by the real command (`python -m sage_unsloth train`, in a process of its own, with checkpoints, metrics, graded
-completions and everything else switched on) at a small batch, so that many optimizer steps fit into an hour of one core, and reads
-/proc while it runs (Linux only). The golds are written as fractions, so that math-verify's worker processes have to compare them. A row of `series.csv` is a window of steps:
+Trains the embedded task by the real command (`python -m sage_unsloth train`, in a process of its
+own, with checkpoints, metrics, graded completions and everything else switched on) at a small
+batch, so that many optimizer steps fit into an hour of one core, and reads /proc while it runs
+(Linux only). The golds are written as fractions, so that math-verify's worker processes have to
+compare them. A row of `series.csv` is a window of steps:
 
     rss, rss_children     resident memory of the trainer and of its child processes (the graders), MiB, mean over the window
     handles, threads, children
-                          open file descriptors and threads of the trainer, and its child processes: the most in the window
+                          open file descriptors and threads of the trainer, and its child processes:
+                              the most in the window
     cpu_per_step          seconds of the trainer's work on the CPU: other work on the machine does not count, as it would by the clock
     clock_per_step        seconds by the clock
     folder, checkpoints   MiB of the run's folder without its checkpoints, and the number of these
 
-After a warm-up, each series gets a least-squares slope with a 95 % interval from a block bootstrap of its residuals, since
-neighbouring windows resemble each other. What is printed and left in `soak.json` says which are flat.
+After a warm-up, each series gets a least-squares slope with a 95 % interval from a block bootstrap
+of its residuals, since neighbouring windows resemble each other. What is printed and left in
+`soak.json` says which are flat.
 """
 
 import argparse
@@ -50,7 +55,8 @@ TIME_LIMIT = 1.1
 def watch(
     out: Path, steps: int, window: int, hours: float, settings: Sequence[str] = SETTINGS
 ) -> list[dict]:
-    """Run the training in `out`/run, and return a row of `series.csv` for each window of optimizer steps.
+    """Run the training in `out`/run, and return a row of `series.csv` for each window of optimizer
+    steps.
 
     Args:
         out: an empty folder.
@@ -70,8 +76,23 @@ def watch(
         for row in arithmetic.problems("train")
     ]
     append_jsonl(data, rows_of_data)
-    command = [sys.executable, "-m", "sage_unsloth", "train", "--algorithm", "sage-branch", "--from", "arithmetic-base",
-               "--path", str(data), "--out", str(run), "--set", f"max_steps={steps}", *settings]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "sage_unsloth",
+        "train",
+        "--algorithm",
+        "sage-branch",
+        "--from",
+        "arithmetic-base",
+        "--path",
+        str(data),
+        "--out",
+        str(run),
+        "--set",
+        f"max_steps={steps}",
+        *settings,
+    ]
     rows: list[dict] = []
     with (out / "train.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -110,7 +131,10 @@ def _windows(
         row = {"step": step}
         row |= {k: float(np.mean([x[k] for x in looks])) for k in ("rss", "rss_children")}
         row |= {k: max(x[k] for x in looks) for k in ("handles", "threads", "children")}
-        row |= {"cpu_per_step": (now[1] - before[1]) / done, "clock_per_step": (now[2] - before[2]) / done}  # fmt: skip
+        row |= {
+            "cpu_per_step": (now[1] - before[1]) / done,
+            "clock_per_step": (now[2] - before[2]) / done,
+        }
         checkpoints = run / "checkpoints"
         row["folder"] = _size(run, checkpoints) / MIB
         row["checkpoints"] = len(list(checkpoints.glob("checkpoint-*")))
@@ -127,7 +151,8 @@ def _look(process: int) -> dict[str, float] | None:
 
     try:
         children = _descendants(process)
-        # Behind the name, which may hold spaces: state, parent, …; user and system time are the 14th and 15th field of all.
+        # Behind the name, which may hold spaces: state, parent, …; user and system time are the
+        # 14th and 15th field of all.
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         look = {
             "rss": resident(process),
@@ -176,13 +201,17 @@ def _size(folder: Path, without: Path) -> int:
 
 
 def report(rows: Sequence[Mapping]) -> dict:
-    """Slopes with intervals, first and last tenth, and what is flat, of the rows after the warm-up (the first tenth).
+    """Slopes with intervals, first and last tenth, and what is flat, of the rows after the warm-up
+    (the first tenth).
 
     Raises:
         ValueError: fewer than 20 rows.
     """
     if len(rows) < 20:
-        raise ValueError(f"a slope needs at least 20 windows; got {len(rows)}; let the run go on, or make --window smaller")  # fmt: skip
+        raise ValueError(
+            f"a slope needs at least 20 windows; got {len(rows)}; let the run go on, or make "
+            f"--window smaller"
+        )
     kept = rows[len(rows) // 10 :]
     steps = [row["step"] for row in kept]
     tenth = max(2, len(kept) // 10)
@@ -202,14 +231,20 @@ def report(rows: Sequence[Mapping]) -> dict:
     }
     for name in ("handles", "threads", "children"):
         third = len(kept) // 3
-        result["flat"][name] = max(r[name] for r in kept[-third:]) <= max(r[name] for r in kept[:third])  # fmt: skip
+        result["flat"][name] = max(r[name] for r in kept[-third:]) <= max(
+            r[name] for r in kept[:third]
+        )
     cpu = series["cpu_per_step"]
     result["flat"]["cpu_per_step"] = cpu["last_tenth"] < TIME_LIMIT * cpu["first_tenth"]
     return result
 
 
-def slope(x: Sequence[float], y: Sequence[float], resamples: int = 5000) -> tuple[float, float, float]:  # fmt: skip
-    """Least squares: the slope, and its 95 % interval by a circular block bootstrap of the residuals."""
+def slope(
+    x: Sequence[float], y: Sequence[float], resamples: int = 5000
+) -> tuple[float, float, float]:
+    """Least squares: the slope, and its 95 % interval by a circular block bootstrap of the
+    residuals.
+    """
     x, y = np.asarray(x, float), np.asarray(y, float)
     centred = x - x.mean()
     weights = centred / (centred @ centred)
@@ -240,7 +275,10 @@ def draw(rows: Sequence[Mapping], path: Path) -> None:
             axis.plot(steps, [row[name] - start for row in rows], color=COLOURS[number], label=name)
         axis.set(title=title, xlabel="optimizer step", ylim=(-20, 20) if memory else (0, None))
         axis.legend(frameon=False, fontsize=8)
-    note = "embedded task, 2 prompts x 4 completions a step, read from /proc by another process; each point a window of steps"
+    note = (
+        "embedded task, 2 prompts x 4 completions a step, read from /proc by another process; "
+        "each point a window of steps"
+    )
     figure.supxlabel(note, fontsize=8, color="#555555")
     write_table(path.with_suffix(".csv"), rows)
     figure.savefig(path, dpi=130)
@@ -252,7 +290,8 @@ def summary(result: Mapping) -> str:
         middle, low, high = series["per_1000_steps"]
         verdict = {True: "flat", False: "NOT FLAT", None: ""}[result["flat"].get(name)]
         lines.append(
-            f"  {name:<15} first tenth {series['first_tenth']:9.3f}  last {series['last_tenth']:9.3f}  per 1,000 steps "
+            f"  {name:<15} first tenth {series['first_tenth']:9.3f}  last "
+            f"{series['last_tenth']:9.3f}  per 1,000 steps "
             f"{middle:+.4f} [{low:+.4f}, {high:+.4f}]  {verdict}"
         )
     return "\n".join(lines)
@@ -265,10 +304,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/soak"), help="(default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--window", type=int, default=25, help="steps of a row (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, default=5000, help="optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--window", type=int, default=25, help="steps of a row (default: %(default)s)"
+    )
     parser.add_argument("--hours", type=float, default=2.0, help="at most (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="of a run that is there, or still going")  # fmt: skip
+    parser.add_argument(
+        "--report", action="store_true", help="of a run that is there, or still going"
+    )
     options = parser.parse_args(arguments)
     if not options.report:
         watch(options.out, options.steps, options.window, options.hours)

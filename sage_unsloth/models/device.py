@@ -8,7 +8,9 @@ from sage_unsloth.runs.stopping import Terminated
 
 
 def frees_models(function: Callable) -> Callable:
-    """Decorates what loads models: an interrupt leaves none behind, though a notebook keeps the traceback and with it every frame's variables."""
+    """Decorates what loads models: an interrupt leaves none behind, though a notebook keeps the
+    traceback and with it every frame's variables.
+    """
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -26,7 +28,9 @@ def frees_models(function: Callable) -> Callable:
 
 
 def release_memory() -> None:
-    """Free the models that nothing refers to: they hold themselves in cycles, which only the collector breaks."""
+    """Free the models that nothing refers to: they hold themselves in cycles, which only the
+    collector breaks.
+    """
     import gc
 
     gc.collect()

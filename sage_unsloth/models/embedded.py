@@ -6,8 +6,8 @@ BASE_MODEL = "arithmetic-base"
 
 
 def settle_process() -> None:
-    """One thread on a CPU, where tensors are too small for two and a second one waits for whatever else runs; no bars of
-    libraries for what takes no time here."""
+    """One thread on a CPU, where tensors are too small for two and a second one waits for whatever
+    else runs; no bars of libraries for what takes no time here."""
     import datasets
     import torch
     import transformers
@@ -19,6 +19,8 @@ def settle_process() -> None:
 
 
 def data_folder() -> Path:
-    """The project's data: beside the code in an installed package, beside the package in a checkout."""
+    """The project's data: beside the code in an installed package, beside the package in a
+    checkout.
+    """
     here = Path(__file__).resolve().parents[1]
     return here / "data" if (here / "data").is_dir() else here.parent / "data"

@@ -1,7 +1,8 @@
-"""Loads a policy for training or sampling: Unsloth's FastLanguageModel on a GPU, transformers + peft without one.
+"""Loads a policy for training or sampling: Unsloth's FastLanguageModel on a GPU, transformers +
+peft without one.
 
-Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer that carries the
-project's chat template. Adapters are plain peft folders either way.
+Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
+that carries the project's chat template. Adapters are plain peft folders either way.
 """
 
 import logging
@@ -41,7 +42,8 @@ class LoraSettings:
         if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or not self.targets:
             raise ValueError(
                 "rank must be >= 1, alpha > 0, dropout in [0, 1) and targets not empty; got "
-                f"rank={self.rank}, alpha={self.alpha}, dropout={self.dropout}, targets={self.targets}"
+                f"rank={self.rank}, alpha={self.alpha}, dropout={self.dropout}, "
+                f"targets={self.targets}"
             )
 
 
@@ -70,17 +72,20 @@ def load_policy(
         lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise the weights (GPU only).
-        use_vllm: rollouts by the vLLM engine that shares the weights (GPU only); see `engine_choice.choose_rollouts`.
+        use_vllm: rollouts by the vLLM engine that shares the weights (GPU only); see
+            `engine_choice.choose_rollouts`.
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
         seed: of the fresh adapter's A.
 
     Raises:
-        ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an adapter of another shape or for
-            another model; weights in pickles; a tokenizer without EOS or a token to pad with; a model that cannot be found.
+        ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an
+            adapter of another shape or for another model; weights in pickles; a tokenizer without
+            EOS or a token to pad with; a model that cannot be found.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
-            "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter or load_in_4bit as well; "
+            "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
+            "or load_in_4bit as well; "
             "leave these out, or full_finetuning"
         )
     if not has_gpu() and load_in_4bit:
@@ -116,11 +121,17 @@ def load_policy(
         )
         if lora is not None:
             model = FastLanguageModel.get_peft_model(
-                model, r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
-                use_gradient_checkpointing="unsloth", random_state=seed,
-            )  # fmt: skip
+                model,
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=list(lora.targets),
+                use_gradient_checkpointing="unsloth",
+                random_state=seed,
+            )
         elif adapter is not None:
-            # By peft: Unsloth, given an adapter, would load the base that the adapter's config names instead of `path`.
+            # By peft: Unsloth, given an adapter, would load the base that the adapter's config
+            # names instead of `path`.
             from peft import PeftModel
 
             model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
@@ -152,10 +163,13 @@ def _load_on_cpu(
         model = get_peft_model(
             model,
             LoraConfig(
-                r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=list(lora.targets),
                 task_type="CAUSAL_LM",
             ),
-        )  # fmt: skip
+        )
     elif adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
     return prepare_for_cpu(model), tokenizer
@@ -164,11 +178,16 @@ def _load_on_cpu(
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
     """Training goes on with an adapter as it was made."""
     found = adapter_config(adapter)
-    there = {"rank": found["r"], "alpha": found["lora_alpha"], "targets": sorted(found["target_modules"])}  # fmt: skip
+    there = {
+        "rank": found["r"],
+        "alpha": found["lora_alpha"],
+        "targets": sorted(found["target_modules"]),
+    }
     wanted = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
     if there != wanted:
         raise ValueError(
-            f"training goes on with an adapter of the same settings only; {adapter} has {there}, asked for {wanted}; set lora "
+            f"training goes on with an adapter of the same settings only; {adapter} has {there}, "
+            f"asked for {wanted}; set lora "
             "to match"
         )
 
@@ -180,6 +199,8 @@ def _load_adapter_weights(model: Any, adapter: Path) -> None:
     result = set_peft_model_state_dict(model, load_file(adapter / "adapter_model.safetensors"))
     if result.unexpected_keys:
         raise ValueError(
-            f"every weight of an adapter must have its place in the model; {adapter} has {len(result.unexpected_keys)} that "
-            f"have not, the first is {result.unexpected_keys[0]!r}; give the model that it was trained on"
+            f"every weight of an adapter must have its place in the model; {adapter} has "
+            f"{len(result.unexpected_keys)} that "
+            f"have not, the first is {result.unexpected_keys[0]!r}; give the model that it was "
+            f"trained on"
         )

@@ -13,12 +13,13 @@ def save_merged(
 ) -> None:
     """Merge the adapter into its base and save an ordinary model folder, complete or not at all.
 
-    The folder appears under its name only when every file is in it. Unsloth is given an absolute path: on Kaggle it moves a
-    relative one that does not fit to /tmp, and says so only in print.
+    The folder appears under its name only when every file is in it. Unsloth is given an absolute
+    path: on Kaggle it moves a relative one that does not fit to /tmp, and says so only in print.
 
     Args:
         model: with an adapter, or fully trained.
-        dtype: of the weights without a GPU ("bfloat16"); None keeps the model's. On a GPU they have 16 bits.
+        dtype: of the weights without a GPU ("bfloat16"); None keeps the model's. On a GPU they have
+            16 bits.
 
     Raises:
         OSError: the disk is too small, or the writer left no model in the folder.
@@ -34,7 +35,8 @@ def save_merged(
         )
         if free < needed:
             raise OSError(
-                f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has {free / 2**30:.1f} GiB free; free some, or "
+                f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has "
+                f"{free / 2**30:.1f} GiB free; free some, or "
                 "choose a folder on another disk"
             )
         if has_gpu():
@@ -42,8 +44,11 @@ def save_merged(
 
             # An adapter that peft loaded has only its base's saving functions, which refuse.
             patch_saving_functions(model)
-            # None pins safetensors; True lets Unsloth write a pickle on machines with one or two CPUs.
-            model.save_pretrained_merged(str(partial), tokenizer, save_method="merged_16bit", safe_serialization=None)  # fmt: skip
+            # None pins safetensors; True lets Unsloth write a pickle on machines with one or two
+            # CPUs.
+            model.save_pretrained_merged(
+                str(partial), tokenizer, save_method="merged_16bit", safe_serialization=None
+            )
         else:
             merged = model.merge_and_unload() if isinstance(model, PeftModel) else model
             if dtype is not None:
@@ -54,6 +59,8 @@ def save_merged(
             tokenizer.save_pretrained(partial)
         if not (partial / "config.json").exists() or not list(partial.glob("*.safetensors")):
             raise OSError(
-                f"a saved model must have config.json and *.safetensors; {partial} has neither or one of them: Unsloth has put it "
-                "elsewhere (its last lines say where); set UNSLOTH_KAGGLE_USE_TMP=0, free disk space, and try again"
+                f"a saved model must have config.json and *.safetensors; {partial} has neither "
+                f"or one of them: Unsloth has put it "
+                "elsewhere (its last lines say where); set UNSLOTH_KAGGLE_USE_TMP=0, free disk "
+                "space, and try again"
             )

@@ -1,7 +1,9 @@
-"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref where it was asked to look.
+"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref
+where it was asked to look.
 
-The paper leaves learned guides to the future. Here a frozen teacher (another adapter on the same base, or another model with the
-same tokenizer) scores each rollout batch once, without gradient, and
+The paper leaves learned guides to the future. Here a frozen teacher (another adapter on the same
+base, or another model with the same tokenizer) scores each rollout batch once, without gradient,
+and
 
     q_t = clip((π_teacher(y_t | s_t) / π_ref(y_t | s_t))^κ, q_min, q_max)
 
@@ -33,7 +35,8 @@ def load_teacher(
     max_length: int = 2048,
     load_in_4bit: bool = False,
 ) -> Any:
-    """What `guided_kl` takes as its teacher: the name of a frozen adapter in `model`, or a frozen model of its own.
+    """What `guided_kl` takes as its teacher: the name of a frozen adapter in `model`, or a frozen
+    model of its own.
 
     Args:
         path: an adapter's folder, or a model's folder or hub id.
@@ -44,12 +47,14 @@ def load_teacher(
         load_in_4bit: quantise a teacher that is a model (GPU only).
 
     Raises:
-        ValueError: an adapter for another base, or beside a policy without one; a model with another tokenizer.
+        ValueError: an adapter for another base, or beside a policy without one; a model with
+            another tokenizer.
     """
     if is_adapter(path):
         if not hasattr(model, "peft_config"):
             raise ValueError(
-                f"a teacher that is an adapter needs a policy that trains one; got full fine-tuning and {path}; merge the "
+                f"a teacher that is an adapter needs a policy that trains one; got full "
+                f"fine-tuning and {path}; merge the "
                 "teacher into a model of its own (python -m sage_unsloth export)"
             )
         check_adapter(base, path)
@@ -71,6 +76,8 @@ def drop_teacher(model: Any, teacher: Any) -> None:
 
 
 def forget_teacher(checkpoint: Path | None) -> None:
-    """Take the teacher's adapter out of a checkpoint: transformers, finding it there, would restore it and not the policy's."""
+    """Take the teacher's adapter out of a checkpoint: transformers, finding it there, would restore
+    it and not the policy's.
+    """
     if checkpoint is not None:
         shutil.rmtree(checkpoint / ADAPTER, ignore_errors=True)

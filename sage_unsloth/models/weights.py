@@ -21,14 +21,16 @@ def adapter_config(adapter: str | Path) -> dict[str, Any]:
     path = Path(adapter) / "adapter_config.json"
     if not path.is_file():
         raise ValueError(
-            f"an adapter must be a folder with adapter_config.json; there is none in {adapter}; give the folder that "
+            f"an adapter must be a folder with adapter_config.json; there is none in {adapter}; "
+            f"give the folder that "
             "training left"
         )
     return read_json(path)
 
 
 def refuse_pickles(folder: str | Path) -> None:
-    """Weights are read from safetensors; a pickle, which can hold code, is refused. A hub id is left to its loader.
+    """Weights are read from safetensors; a pickle, which can hold code, is refused. A hub id is
+    left to its loader.
 
     Raises:
         ValueError: the folder has weights in pickles alone.
@@ -37,16 +39,19 @@ def refuse_pickles(folder: str | Path) -> None:
     pickles = [file.name for pattern in PICKLES for file in sorted(folder.glob(pattern))]
     if pickles and not list(folder.glob("*.safetensors")):
         raise ValueError(
-            f"weights must be safetensors, because a pickle can run code when it is loaded; {folder} has only {pickles[0]}; if you "
-            "trust it, load it by transformers or peft yourself, and save it again by save_pretrained"
+            f"weights must be safetensors, because a pickle can run code when it is loaded; "
+            f"{folder} has only {pickles[0]}; if you "
+            "trust it, load it by transformers or peft yourself, and save it again by "
+            "save_pretrained"
         )
 
 
 def check_adapter(base: str | Path, adapter: str | Path) -> None:
     """Refuses an adapter that was trained on another base.
 
-    Two models of one architecture take each other's adapters without a word, and the result is a model that nobody trained. So
-    where the base that the adapter names is at hand, its weights must be those of `base`; elsewhere the shapes must fit.
+    Two models of one architecture take each other's adapters without a word, and the result is a
+    model that nobody trained. So where the base that the adapter names is at hand, its weights must
+    be those of `base`; elsewhere the shapes must fit.
 
     Raises:
         ValueError: the adapter was trained on other weights, does not fit, or is a pickle.
@@ -56,7 +61,8 @@ def check_adapter(base: str | Path, adapter: str | Path) -> None:
     if named and Path(named).is_dir() and Path(base).is_dir():
         if model_identity(named) != model_identity(base):
             raise ValueError(
-                f"an adapter must be put on the base that it was trained on; {adapter} was trained on {named}, and {base} has "
+                f"an adapter must be put on the base that it was trained on; {adapter} was "
+                f"trained on {named}, and {base} has "
                 f"other weights; give {named}+{adapter}"
             )
         return
@@ -81,7 +87,8 @@ def _check_shapes(base: Path, adapter: Path) -> None:
         # A is (rank, in), B is (out, rank), and the base's weight (out, in).
         if weight is None or weight[side[0] == "A"] != shape[side[0] == "A"]:
             raise ValueError(
-                f"an adapter must fit its base; {adapter} has {name} of shape {tuple(shape)}, and {base} has "
+                f"an adapter must fit its base; {adapter} has {name} of shape {tuple(shape)}, "
+                f"and {base} has "
                 f"{'no such layer' if weight is None else f'a weight of shape {tuple(weight)} there'}; give the base that it "
                 "was trained on"
             )
@@ -98,7 +105,9 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def model_identity(path: str | Path, adapter: str | Path | None = None) -> dict[str, Any]:
-    """Digests of a model's and an adapter's files; where they lie does not matter. A hub id stands for itself."""
+    """Digests of a model's and an adapter's files; where they lie does not matter. A hub id stands
+    for itself.
+    """
     return {
         "weights": _files_digest(Path(path)) if Path(path).is_dir() else str(path),
         "adapter": None if adapter is None else _files_digest(Path(adapter)),
@@ -110,7 +119,9 @@ SPANS, SPAN = 1024, 64 << 10  # of a larger file, evenly over it
 
 
 def _files_digest(folder: Path) -> str:
-    """Of the configuration and the weights: names, sizes and bytes; of a file above 256 MiB, 64 KiB at 1,024 places."""
+    """Of the configuration and the weights: names, sizes and bytes; of a file above 256 MiB, 64 KiB
+    at 1,024 places.
+    """
     digest = hashlib.sha256()
     patterns = ("*config.json", "*.safetensors", "*.bin")
     for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):

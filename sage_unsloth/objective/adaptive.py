@@ -1,7 +1,9 @@
-"""A guide whose strength is steered, as adaptive KL controllers steer β (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
+"""A guide whose strength is steered, as adaptive KL controllers steer β (Ziegler et al. 2019, arXiv
+1909.08593, section 2.2).
 
-A fixed guide fades: entropy falls in training, and with it the share of tokens above Branch's threshold. Here log q is multiplied by
-a strength κ that is moved after each optimizer step so that a measured mean stays where it was set:
+A fixed guide fades: entropy falls in training, and with it the share of tokens above Branch's
+threshold. Here log q is multiplied by a strength κ that is moved after each optimizer step so that
+a measured mean stays where it was set:
 
     e = clip(1 − measured/target, −0.2, 0.2)
     κ ← clip(κ · (1 + gain · e), min_strength, max_strength)
@@ -26,15 +28,18 @@ KEPT = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
 
 @dataclass
 class AdaptiveGuide:
-    """log q_t = clip(κ · log q_t of `guide`, log q_min, log q_max), with κ steered towards the target of `keeps`.
+    """log q_t = clip(κ · log q_t of `guide`, log q_min, log q_max), with κ steered towards the
+    target of `keeps`.
 
-    "log_guide" keeps the mean log q_t per token, so that the guide acts as much at the end of a run as at its start. "entropy"
-    keeps the policy's mean entropy, on the assumption that a stronger guide holds entropy up, as Branch does; where that does
-    not hold, κ runs into its bounds. Where the guide touches no token at all, no κ brings it back: lower its threshold.
+    "log_guide" keeps the mean log q_t per token, so that the guide acts as much at the end of a run
+    as at its start. "entropy" keeps the policy's mean entropy, on the assumption that a stronger
+    guide holds entropy up, as Branch does; where that does not hold, κ runs into its bounds. Where
+    the guide touches no token at all, no κ brings it back: lower its threshold.
 
     Raises:
         TypeError: `guide` is none, or is steered itself.
-        ValueError: a setting out of range, or a guide whose mean log q is negative with keeps="log_guide".
+        ValueError: a setting out of range, or a guide whose mean log q is negative with
+            keeps="log_guide".
 
     Attributes:
         guide: whose log q is scaled.
@@ -43,7 +48,8 @@ class AdaptiveGuide:
         gain: by how much of the error κ moves in one step; 0.1 is the reference's.
         min_strength, max_strength: bounds of κ; 0 < min <= 1 <= max, as κ begins at 1.
         q_min, q_max: q_t is clipped to [q_min, q_max] after scaling.
-        strength: κ now. It is state, not setting: it counts neither in comparisons nor in what is printed.
+        strength: κ now. It is state, not setting: it counts neither in comparisons nor in what is
+            printed.
     """
 
     guide: Guide
@@ -64,19 +70,22 @@ class AdaptiveGuide:
         if self.keeps == "log_guide" and below_one:
             raise ValueError(
                 "keeps='log_guide' needs a guide whose mean log q grows with its strength; that of "
-                f"{type(self.guide).__name__} is below 0, so the strength would run to its bound; set keeps='entropy'"
+                f"{type(self.guide).__name__} is below 0, so the strength would run to its "
+                f"bound; set keeps='entropy'"
             )
         if self.keeps not in KEPT:
             raise ValueError(f"keeps must be one of {', '.join(KEPT)}; got {self.keeps!r}")
         if not (math.isfinite(self.target) and self.target > 0):
             raise ValueError(
-                f"target must be finite and > 0 because the error is relative to it; got {self.target}"
+                f"target must be finite and > 0 because the error is relative to it; got "
+                f"{self.target}"
             )
         if not 0 < self.gain <= 1:
             raise ValueError(f"gain must be in (0, 1]; got {self.gain}")
         if not 0 < self.min_strength <= 1 <= self.max_strength < math.inf:
             raise ValueError(
-                "min_strength and max_strength must be finite with 0 < min <= 1 <= max because the strength begins at 1; "
+                "min_strength and max_strength must be finite with 0 < min <= 1 <= max because "
+                "the strength begins at 1; "
                 f"got {self.min_strength} and {self.max_strength}"
             )
 
@@ -101,7 +110,9 @@ class AdaptiveGuide:
         return torch.where(signals.mask.bool(), scaled, 0.0)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Move κ by what the optimizer step measured; `metrics` are those of `sage_unsloth.objective.guide_metrics`."""
+        """Move κ by what the optimizer step measured; `metrics` are those of
+        `sage_unsloth.objective.guide_metrics`.
+        """
         error = 1 - metrics[KEPT[self.keeps]] / self.target
         error = min(max(error, -ERROR_MAX), ERROR_MAX)
         moved = self.strength * (1 + self.gain * error)

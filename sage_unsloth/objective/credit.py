@@ -1,4 +1,6 @@
-"""Sequence credit: what the tokens after y_t add to its advantage, so that the update follows Eq. 6."""
+"""Sequence credit: what the tokens after y_t add to its advantage, so that the update follows Eq.
+6.
+"""
 
 import torch
 from torch import Tensor
@@ -13,13 +15,17 @@ REVERSE_KL_ESTIMATORS = ("k3-is", "k2")
 
 
 def check_credit(credit: str, kl_estimator: str, beta: float) -> None:
-    """Raise ValueError unless `credit` is one of `CREDITS` and, for "sequence", the penalty is one that it completes."""
+    """Raise ValueError unless `credit` is one of `CREDITS` and, for "sequence", the penalty is one
+    that it completes.
+    """
     if credit not in CREDITS:
         raise ValueError(f"credit must be one of {CREDITS}; got {credit!r}")
     if credit == "sequence" and (kl_estimator not in REVERSE_KL_ESTIMATORS or beta == 0.0):
         raise ValueError(
-            "credit='sequence' adds what the later tokens owe to a penalty with the reverse KL's gradient, so kl_estimator must "
-            f"be one of {REVERSE_KL_ESTIMATORS} and beta not 0; got kl_estimator={kl_estimator!r} and beta={beta}; change "
+            "credit='sequence' adds what the later tokens owe to a penalty with the reverse KL's "
+            "gradient, so kl_estimator must "
+            f"be one of {REVERSE_KL_ESTIMATORS} and beta not 0; got "
+            f"kl_estimator={kl_estimator!r} and beta={beta}; change "
             "these, or use credit='token'"
         )
 
@@ -33,21 +39,24 @@ def sequence_credit(
     beta: float,
     log_guide: Tensor | None = None,
 ) -> Tensor:
-    """What the tokens after y_t add to its advantage, so that the update follows Eq. 6, not a sum of per-token penalties.
+    """What the tokens after y_t add to its advantage, so that the update follows Eq. 6, not a sum
+    of per-token penalties.
 
-    The gradient of E_π[r − β Σ_t log(π/(q·π_ref))] with q held constant gives y_t the return r and, with a minus and β, the sum
-    of the later log-ratios; a per-token penalty with the reverse KL's gradient holds the states fixed and gives it only its
-    own. This is the rest, for completion i of a prompt:
+    The gradient of E_π[r − β Σ_t log(π/(q·π_ref))] with q held constant gives y_t the return r and,
+    with a minus and β, the sum of the later log-ratios; a per-token penalty with the reverse KL's
+    gradient holds the states fixed and gives it only its own. This is the rest, for completion i of
+    a prompt:
 
         c_t = log q_t − k3(π_ref(y_t)/π(y_t))                          what y_t earns
         R_t = β Σ_{t' > t} c_t',    N_t = number of tokens after y_t
         result = (R_t − mean_j R_t) − β m (N_t − mean_j N_t)
 
-    with means over the prompt's other completions j (R_t and N_t are 0 where j has ended) and m their mean log q per token.
-    k3 to π_ref itself stands for log(π/π_ref): the same expectation, less variance. The term with m takes away what a
-    completion would earn by length alone: Π_t q_t of Branch grows with every branch point, so that Eq. 4 prefers long
-    completions. The optimum is π_ref · Π_t (q_t/e^m) · exp(r/β) instead, which is Eq. 4 among completions of one length.
-    All means leave completion i itself out, so none biases its gradient.
+    with means over the prompt's other completions j (R_t and N_t are 0 where j has ended) and m
+    their mean log q per token. k3 to π_ref itself stands for log(π/π_ref): the same expectation,
+    less variance. The term with m takes away what a completion would earn by length alone: Π_t q_t
+    of Branch grows with every branch point, so that Eq. 4 prefers long completions. The optimum is
+    π_ref · Π_t (q_t/e^m) · exp(r/β) instead, which is Eq. 4 among completions of one length. All
+    means leave completion i itself out, so none biases its gradient.
 
     Args:
         per_token_logps: log π(y_t | s_t), (B, T); used without its gradient.
@@ -58,7 +67,8 @@ def sequence_credit(
         log_guide: log q_t, (B, T); None is q = 1.
 
     Returns:
-        (B, T) in units of reward, without gradient, 0 outside the mask; to be added to `leave_one_out(advantages)`.
+        (B, T) in units of reward, without gradient, 0 outside the mask; to be added to
+        `leave_one_out(advantages)`.
 
     Raises:
         ValueError: a prompt has a single completion, so that there is nothing to compare it with.
@@ -77,7 +87,9 @@ def _sequence_credit(
     beta: float,
     log_guide: Tensor | None,
 ) -> Tensor:
-    """In float32 at least: under autocast the sums over completions would be products of 16 bits."""
+    """In float32 at least: under autocast the sums over completions would be products of 16
+    bits.
+    """
     dtype = torch.promote_types(per_token_logps.dtype, torch.float32)
     per_token_logps, ref_per_token_logps = per_token_logps.to(dtype), ref_per_token_logps.to(dtype)
     valid = completion_mask.bool()
@@ -103,10 +115,11 @@ def _sum_of_later(values: Tensor) -> Tensor:
 
 
 def leave_one_out(advantages: Tensor, groups: Tensor) -> Tensor:
-    """A · n/(n − 1): TRL's A = r − mean over all n completions becomes r − mean over the n − 1 others, (B,) or (B, T).
+    """A · n/(n − 1): TRL's A = r − mean over all n completions becomes r − mean over the n − 1
+    others, (B,) or (B, T).
 
-    With the completion's own reward in its baseline the policy gradient is (n − 1)/n of what it should be, and reward and
-    KL would be weighed otherwise than in Eq. 6.
+    With the completion's own reward in its baseline the policy gradient is (n − 1)/n of what it
+    should be, and reward and KL would be weighed otherwise than in Eq. 6.
     """
     others = _others(groups).sum(-1).to(advantages.dtype)
     factor = (others + 1) / others
@@ -119,7 +132,8 @@ def _others(groups: Tensor) -> Tensor:
     others.fill_diagonal_(False)
     if not others.any(-1).all():
         raise ValueError(
-            "credit='sequence' compares a completion with others of its prompt, so a micro-batch must hold at least two of "
+            "credit='sequence' compares a completion with others of its prompt, so a micro-batch "
+            "must hold at least two of "
             f"each; got groups {groups.tolist()}"
         )
     return others

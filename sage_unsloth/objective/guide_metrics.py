@@ -1,4 +1,5 @@
-"""The metrics that a guided step logs beside Unsloth's own, pooled over its micro-batches and processes.
+"""The metrics that a guided step logs beside Unsloth's own, pooled over its micro-batches and
+processes.
 
     sage/guide_mean, sage/guide_min, sage/guide_max   q_t over the completion tokens
     sage/log_guide_mean                               log q_t, nats
@@ -10,8 +11,10 @@
     kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
-Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the loss: by it runs compare. Both k3 are means over completions of the token mean, each token bounded as in Unsloth's loss. Sums are pooled, not means of
-micro-batches averaged, so micro-batches of different sizes are weighted right.
+Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the loss: by
+it runs compare. Both k3 are means over completions of the token mean, each token bounded as in
+Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches of different
+sizes are weighted right.
 """
 
 import math
@@ -46,10 +49,12 @@ class GuideMetrics:
 
         Args:
             signals: what the guide saw, (B, T).
-            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide, and where the signals have no reference.
+            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide, and where the
+                signals have no reference.
             gather: collects a (1, n) tensor of every process into (processes, n).
             metrics: the trainer's lists of values; it averages a list and empties it when it logs.
-            credit: what `credit.sequence_credit` added to the advantages, (B, T), 0 outside the mask.
+            credit: what `credit.sequence_credit` added to the advantages, (B, T), 0 outside the
+                mask.
 
         Raises:
             ValueError: `log_guide` is not finite.

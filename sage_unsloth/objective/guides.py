@@ -1,4 +1,5 @@
-"""Guides: q(x, y) = Π_t q_t, the weight that shapes the KL anchor from π_ref into q·π_ref (arXiv 2605.18864, Eq. 7-12).
+"""Guides: q(x, y) = Π_t q_t, the weight that shapes the KL anchor from π_ref into q·π_ref (arXiv
+2605.18864, Eq. 7-12).
 
 Three ways to choose q_t:
 
@@ -6,15 +7,16 @@ Three ways to choose q_t:
     token    q_t = 1 + α w_t + σ w_t ξ,  w_t = normalised surprisal of y_t         (Eq. 10)
     branch   q_t = 1 + ratio · max(0, H_t − threshold),  H_t = entropy before y_t  (Eq. 11)
 
-with ξ ~ N(0, 1). Each q_t is clipped to [q_min, q_max], is a constant in the update (no gradient), and is 1 outside the
-completion. What a guide returns is log q_t, because that is what is added to the reference log-probabilities.
-`teacher.py` and `adaptive.py` have the guides beyond these three.
+with ξ ~ N(0, 1). Each q_t is clipped to [q_min, q_max], is a constant in the update (no gradient),
+and is 1 outside the completion. What a guide returns is log q_t, because that is what is added to
+the reference log-probabilities. `teacher.py` and `adaptive.py` have the guides beyond these three.
 
-Entropies and surprisals are the policy's, as in the paper, or the reference's (`source="reference"`): then q·π_ref is one fixed
-anchor for the whole run, as the theory of Eq. 4 assumes.
+Entropies and surprisals are the policy's, as in the paper, or the reference's
+(`source="reference"`): then q·π_ref is one fixed anchor for the whole run, as the theory of Eq. 4
+assumes.
 
-Differs from the authors' code: time is the optimizer step and nothing else, so it survives a checkpoint; noise comes from a
-generator that the caller owns; no loop runs over rows.
+Differs from the authors' code: time is the optimizer step and nothing else, so it survives a
+checkpoint; noise comes from a generator that the caller owns; no loop runs over rows.
 
 Shapes: B completions, T tokens.
 """
@@ -64,10 +66,14 @@ class Guide(Protocol):
 
 @runtime_checkable
 class SteeredGuide(Guide, Protocol):
-    """A guide with a state of its own, which is moved after each optimizer step and kept in each checkpoint."""
+    """A guide with a state of its own, which is moved after each optimizer step and kept in each
+    checkpoint.
+    """
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Learn from the metrics of `sage_unsloth.objective.guide_metrics`, pooled over the step's micro-batches and processes."""
+        """Learn from the metrics of `sage_unsloth.objective.guide_metrics`, pooled over the step's
+        micro-batches and processes.
+        """
         ...
 
     def state(self) -> dict[str, float]:
@@ -81,10 +87,12 @@ class SteeredGuide(Guide, Protocol):
 
 @dataclass(frozen=True)
 class BranchGuide:
-    """Eq. 11: a stronger anchor where the policy is undecided, q_t = 1 + ratio · max(0, H_t − threshold).
+    """Eq. 11: a stronger anchor where the policy is undecided, q_t = 1 + ratio · max(0, H_t −
+    threshold).
 
-    As the paper's loss differentiates it, per token, this multiplies the pull towards π_ref by q(s_t) and leaves the
-    anchor's shape alone (q_t does not depend on y_t). With `ratio=0` it is plain GRPO that also logs entropies.
+    As the paper's loss differentiates it, per token, this multiplies the pull towards π_ref by
+    q(s_t) and leaves the anchor's shape alone (q_t does not depend on y_t). With `ratio=0` it is
+    plain GRPO that also logs entropies.
 
     Attributes:
         ratio: increase of q_t for each nat above the threshold.
@@ -110,7 +118,8 @@ class BranchGuide:
             raise ValueError(f"ratio must be finite; got {self.ratio}")
         if not (math.isfinite(self.threshold) and self.threshold >= 0):
             raise ValueError(
-                f"threshold must be finite and >= 0 because it is an entropy in nats; got {self.threshold}"
+                f"threshold must be finite and >= 0 because it is an entropy in nats; got "
+                f"{self.threshold}"
             )
 
     @torch.no_grad()
@@ -136,17 +145,19 @@ class BranchGuide:
 class TokenGuide:
     """Eq. 10: a larger anchor probability for surprising tokens, q_t = 1 + α w_t + σ w_t ξ.
 
-    w_t ∈ [0, 1] is the surprisal −log π(y_t | s_t), normalised over the valid tokens of its own completion. With the paper's
-    norms q_t therefore reads the whole completion, and Π_t q_t is no product of factors that each know the past alone (Eq. 7);
-    with "causal" it is.
+    w_t ∈ [0, 1] is the surprisal −log π(y_t | s_t), normalised over the valid tokens of its own
+    completion. With the paper's norms q_t therefore reads the whole completion, and Π_t q_t is no
+    product of factors that each know the past alone (Eq. 7); with "causal" it is.
 
     Attributes:
         alpha: α, mean increase of q at the most surprising token, by optimizer step.
         sigma: σ, standard deviation of the noise there.
-        norm: "minmax" clips to the completion's 5 % and 95 % quantiles and rescales to [0, 1]; "rank" is rank / (n − 1);
-            "zscore" is the sigmoid of the z-score (population standard deviation); "causal" is the running quantile level, the
-            share of the completion up to y_t that is less surprising than y_t, itself and its equals counted half. A completion
-            whose tokens cannot be told apart gets w = 0 ("minmax"), 0 for its only token ("rank") or ½ ("zscore", "causal").
+        norm: "minmax" clips to the completion's 5 % and 95 % quantiles and rescales to [0, 1];
+            "rank" is rank / (n − 1); "zscore" is the sigmoid of the z-score (population standard
+            deviation); "causal" is the running quantile level, the share of the completion up to
+            y_t that is less surprising than y_t, itself and its equals counted half. A completion
+            whose tokens cannot be told apart gets w = 0 ("minmax"), 0 for its only token ("rank")
+            or ½ ("zscore", "causal").
         q_min, q_max: q_t is clipped to [q_min, q_max].
         source: whose surprisal: "policy", as it changes in training, or "reference".
     """
@@ -174,7 +185,9 @@ class TokenGuide:
         max_steps: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; ξ comes from `generator`."""
+        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; ξ comes from
+        `generator`.
+        """
         logps = signals.policy_logps
         if self.source == "reference":
             logps = signals.require("ref_logps", self)
@@ -189,7 +202,8 @@ class TokenGuide:
 
 @dataclass(frozen=True)
 class RandomGuide:
-    """Eq. 9: q_t = 1 + σ ξ with probability ε, else 1. E[q_t] is 1 whatever the token: GRPO plus noise, a noise floor.
+    """Eq. 9: q_t = 1 + σ ξ with probability ε, else 1. E[q_t] is 1 whatever the token: GRPO plus
+    noise, a noise floor.
 
     Attributes:
         epsilon: ε, probability that a token is touched, by optimizer step; at most 1.
@@ -207,7 +221,8 @@ class RandomGuide:
         check_clip(self.q_min, self.q_max)
         if self.epsilon.upper > 1:
             raise ValueError(
-                f"epsilon must stay within [0, 1] because it is a probability; got upper={self.epsilon.upper}"
+                f"epsilon must stay within [0, 1] because it is a probability; got "
+                f"upper={self.epsilon.upper}"
             )
 
     @torch.no_grad()
@@ -219,7 +234,9 @@ class RandomGuide:
         max_steps: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; all draws come from `generator`."""
+        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; all draws come from
+        `generator`.
+        """
         epsilon = self.epsilon.value(step, max_steps)
         sigma = self.sigma.value(step, max_steps)
         touched = _uniform_like(signals.policy_logps, generator) < epsilon
@@ -248,7 +265,9 @@ def check_clip(q_min: float, q_max: float) -> None:
 
 
 def _normal_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
-    """ξ ~ N(0, 1), drawn where the generator lives, so that the numbers do not depend on the tensor's device."""
+    """ξ ~ N(0, 1), drawn where the generator lives, so that the numbers do not depend on the
+    tensor's device.
+    """
     device = generator.device if generator is not None else "cpu"
     return torch.randn(tensor.shape, generator=generator, device=device).to(tensor.device)
 

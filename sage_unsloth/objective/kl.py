@@ -1,17 +1,21 @@
-"""KL penalties per token, and the GRPO loss in plain torch: what Unsloth's fused loss computes, to read and to test against.
+"""KL penalties per token, and the GRPO loss in plain torch: what Unsloth's fused loss computes, to
+read and to test against.
 
-`k2`, `forward_kl` and `forward_kl_naive` also run in training (Unsloth's loss has only the k3 of the others); the rest is
-what every path of the patched trainer is compared with, gradients included.
+`k2`, `forward_kl` and `forward_kl_naive` also run in training (Unsloth's loss has only the k3 of
+the others); the rest is what every path of the patched trainer is compared with, gradients
+included.
 
-A penalty is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref held constant. Its value and its gradient
-estimate different things, so each says both. "In expectation" is per token: over y_t ~ π(· | s_t), with the states s_t as
-they were sampled. How y_t changes the later states is in no per-token penalty, so none has the gradient of a divergence
-between distributions over whole completions: that takes `sequence_credit` beside a penalty with the reverse KL's gradient.
+A penalty is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref held constant. Its
+value and its gradient estimate different things, so each says both. "In expectation" is per token:
+over y_t ~ π(· | s_t), with the states s_t as they were sampled. How y_t changes the later states is
+in no per-token penalty, so none has the gradient of a divergence between distributions over whole
+completions: that takes `sequence_credit` beside a penalty with the reverse KL's gradient.
 
-Bounds, so that one rare token cannot drown a batch: Unsloth clamps d to ±`LOG_RATIO_MAX` and k3 to `UNSLOTH_K3_MAX`, where the
-paper's and TRL's loss has no bound; a token beyond it still counts in the loss, without a gradient. `k3_max` reproduces
-that. The other penalties keep their gradient: d is clamped the same, |∂penalty/∂log π| is at most `SLOPE_MAX`, and a token
-beyond continues along the tangent, so that its value is at most 200 nats.
+Bounds, so that one rare token cannot drown a batch: Unsloth clamps d to ±`LOG_RATIO_MAX` and k3 to
+`UNSLOTH_K3_MAX`, where the paper's and TRL's loss has no bound; a token beyond it still counts in
+the loss, without a gradient. `k3_max` reproduces that. The other penalties keep their gradient: d
+is clamped the same, |∂penalty/∂log π| is at most `SLOPE_MAX`, and a token beyond continues along
+the tangent, so that its value is at most 200 nats.
 
 Shapes: B completions, T completion tokens. Log-probabilities are in nats.
 """
@@ -39,12 +43,15 @@ NAIVE_KNEE = 1.7455280027406994
 
 
 def k3(per_token_logps: Tensor, anchor_logps: Tensor, *, k3_max: float | None = None) -> Tensor:
-    """The k3 estimator of the KL to an anchor f, per token: exp(d) − d − 1 with d = log f(y_t) − log π(y_t).
+    """The k3 estimator of the KL to an anchor f, per token: exp(d) − d − 1 with d = log f(y_t) −
+    log π(y_t).
 
-    For a normalised anchor its mean over y_t ~ π is KL(π‖f). For f = q·π_ref it is the *generalised* KL,
-    E_π[log π/f] + Σ_v f(v) − 1, which is not comparable with a plain run's KL; so both are logged.
+    For a normalised anchor its mean over y_t ~ π is KL(π‖f). For f = q·π_ref it is the
+    *generalised* KL, E_π[log π/f] + Σ_v f(v) − 1, which is not comparable with a plain run's KL; so
+    both are logged.
 
-    Gradient in expectation: −Σ_v f(v) ∇log π(v), the *forward* KL(f‖π)'s, though the value is the reverse one's.
+    Gradient in expectation: −Σ_v f(v) ∇log π(v), the *forward* KL(f‖π)'s, though the value is the
+    reverse one's.
 
     Args:
         per_token_logps: log π(y_t | s_t), any shape.
@@ -62,15 +69,17 @@ def k3(per_token_logps: Tensor, anchor_logps: Tensor, *, k3_max: float | None = 
 def k3_is(
     per_token_logps: Tensor, anchor_logps: Tensor, ratio: Tensor, *, k3_max: float | None = None
 ) -> Tensor:
-    """ρ · k3 with ρ = π(y_t)/π_old(y_t) differentiated too: TRL's and Unsloth's `use_bias_correction_kl`.
+    """ρ · k3 with ρ = π(y_t)/π_old(y_t) differentiated too: TRL's and Unsloth's
+    `use_bias_correction_kl`.
 
-    Value: as k3. Gradient in expectation: ∇E_π[log π/f], that of the pseudo-KL D̃(π‖f), on-policy and off it; with q = 1
-    the *reverse* KL(π‖π_ref)'s, that of Eq. 1 with the states held fixed.
+    Value: as k3. Gradient in expectation: ∇E_π[log π/f], that of the pseudo-KL D̃(π‖f), on-policy
+    and off it; with q = 1 the *reverse* KL(π‖π_ref)'s, that of Eq. 1 with the states held fixed.
 
     Args:
         per_token_logps, anchor_logps: as for `k3`.
         ratio: ρ, of a shape that broadcasts to theirs, with its gradient.
-        k3_max: upper bound of k3 before the factor ρ, as in Unsloth 2026.10.7; 2026.10.9 bounds the product.
+        k3_max: upper bound of k3 before the factor ρ, as in Unsloth 2026.10.7; 2026.10.9 bounds the
+            product.
     """
     return k3(per_token_logps, anchor_logps, k3_max=k3_max) * ratio
 
@@ -78,8 +87,8 @@ def k3_is(
 def k2(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
     """½ d², where |d| > `SLOPE_MAX` its tangent.
 
-    Value: KL(π‖f) up to third order in d. Gradient in expectation: Σ_v π(v) log(π(v)/f(v)) ∇log π(v) = ∇E_π[log π/f], as
-    `k3_is`: the *reverse* KL's with q = 1; on-policy only.
+    Value: KL(π‖f) up to third order in d. Gradient in expectation: Σ_v π(v) log(π(v)/f(v)) ∇log
+    π(v) = ∇E_π[log π/f], as `k3_is`: the *reverse* KL's with q = 1; on-policy only.
     """
     d = log_ratio_to(per_token_logps, anchor_logps).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     c = d.clamp(-SLOPE_MAX, SLOPE_MAX)
@@ -87,12 +96,15 @@ def k2(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
 
 
 def forward_kl(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
-    """Importance-weighted cross-entropy, −sg[r] · log π(y_t) with r = f(y_t)/π(y_t) = exp(d), sg: no gradient.
+    """Importance-weighted cross-entropy, −sg[r] · log π(y_t) with r = f(y_t)/π(y_t) = exp(d), sg:
+    no gradient.
 
-    To this it adds sg[r · log f(y_t) − (r − 1)], so that its value is r·log r − (r − 1) >= 0: its mean over y_t ~ π is KL(f‖π)
-    for a normalised anchor, and 0 where π = f. r is truncated at `SLOPE_MAX`.
+    To this it adds sg[r · log f(y_t) − (r − 1)], so that its value is r·log r − (r − 1) >= 0: its
+    mean over y_t ~ π is KL(f‖π) for a normalised anchor, and 0 where π = f. r is truncated at
+    `SLOPE_MAX`.
 
-    Gradient in expectation: −Σ_v f(v) ∇log π(v), the *forward* KL(f‖π)'s, and so that of `k3`, with more variance near π = f (k3 has 1 − r in the place of −r).
+    Gradient in expectation: −Σ_v f(v) ∇log π(v), the *forward* KL(f‖π)'s, and so that of `k3`, with
+    more variance near π = f (k3 has 1 − r in the place of −r).
     """
     d = log_ratio_to(per_token_logps, anchor_logps).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     log_r = d.detach().clamp(max=math.log(SLOPE_MAX))
@@ -100,10 +112,12 @@ def forward_kl(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
 
 
 def forward_kl_naive(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
-    """r·log r − (r − 1) with r = f(y_t)/π(y_t) = exp(d), differentiated through π; where the slope exceeds `SLOPE_MAX`, its tangent.
+    """r·log r − (r − 1) with r = f(y_t)/π(y_t) = exp(d), differentiated through π; where the slope
+    exceeds `SLOPE_MAX`, its tangent.
 
-    Value: as `forward_kl`. Gradient in expectation: −Σ_v f(v) log(f(v)/π(v)) ∇log π(v), which is neither the forward KL's
-    nor the reverse one's: the samples' own distribution is not differentiated, as it would have to be.
+    Value: as `forward_kl`. Gradient in expectation: −Σ_v f(v) log(f(v)/π(v)) ∇log π(v), which is
+    neither the forward KL's nor the reverse one's: the samples' own distribution is not
+    differentiated, as it would have to be.
     """
     d = log_ratio_to(per_token_logps, anchor_logps).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     c = d.clamp(max=NAIVE_KNEE)

@@ -1,17 +1,21 @@
-"""KL penalties per token, and the GRPO loss in plain torch: what Unsloth's fused loss computes, to read and to test against.
+"""KL penalties per token, and the GRPO loss in plain torch: what Unsloth's fused loss computes, to
+read and to test against.
 
-`k2`, `forward_kl` and `forward_kl_naive` also run in training (Unsloth's loss has only the k3 of the others); the rest is
-what every path of the patched trainer is compared with, gradients included.
+`k2`, `forward_kl` and `forward_kl_naive` also run in training (Unsloth's loss has only the k3 of
+the others); the rest is what every path of the patched trainer is compared with, gradients
+included.
 
-A penalty is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref held constant. Its value and its gradient
-estimate different things, so each says both. "In expectation" is per token: over y_t ~ π(· | s_t), with the states s_t as
-they were sampled. How y_t changes the later states is in no per-token penalty, so none has the gradient of a divergence
-between distributions over whole completions: that takes `sequence_credit` beside a penalty with the reverse KL's gradient.
+A penalty is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref held constant. Its
+value and its gradient estimate different things, so each says both. "In expectation" is per token:
+over y_t ~ π(· | s_t), with the states s_t as they were sampled. How y_t changes the later states is
+in no per-token penalty, so none has the gradient of a divergence between distributions over whole
+completions: that takes `sequence_credit` beside a penalty with the reverse KL's gradient.
 
-Bounds, so that one rare token cannot drown a batch: Unsloth clamps d to ±`LOG_RATIO_MAX` and k3 to `UNSLOTH_K3_MAX`, where the
-paper's and TRL's loss has no bound; a token beyond it still counts in the loss, without a gradient. `k3_max` reproduces
-that. The other penalties keep their gradient: d is clamped the same, |∂penalty/∂log π| is at most `SLOPE_MAX`, and a token
-beyond continues along the tangent, so that its value is at most 200 nats.
+Bounds, so that one rare token cannot drown a batch: Unsloth clamps d to ±`LOG_RATIO_MAX` and k3 to
+`UNSLOTH_K3_MAX`, where the paper's and TRL's loss has no bound; a token beyond it still counts in
+the loss, without a gradient. `k3_max` reproduces that. The other penalties keep their gradient: d
+is clamped the same, |∂penalty/∂log π| is at most `SLOPE_MAX`, and a token beyond continues along
+the tangent, so that its value is at most 200 nats.
 
 Shapes: B completions, T completion tokens. Log-probabilities are in nats.
 """
@@ -56,26 +60,31 @@ def grpo_loss(
         dr_grpo  Σ ℓ / (B · max_completion_length)
         dapo     Σ ℓ / number of valid tokens
 
-    `dapo` counts the tokens of the whole generation batch, not of one micro-batch: pass `num_items_in_batch`. `bnpo` is the
-    same there up to Unsloth 2026.10.7; from 2026.10.9 it counts the micro-batch's own tokens, so that with gradient
-    accumulation the two versions train on different losses.
+    `dapo` counts the tokens of the whole generation batch, not of one micro-batch: pass
+    `num_items_in_batch`. `bnpo` is the same there up to Unsloth 2026.10.7; from 2026.10.9 it counts
+    the micro-batch's own tokens, so that with gradient accumulation the two versions train on
+    different losses.
 
     Args:
         per_token_logps: log π(y_t | s_t), carries the gradient, (B, T).
         ref_per_token_logps: log π_ref(y_t | s_t), (B, T); None only with `beta` 0.
         completion_mask: 1 for the tokens of the completion, (B, T).
         advantages: A, (B,) or (B, T).
-        old_per_token_logps: log π_old at sampling time, (B, T); None means on-policy (ρ = 1 with its gradient kept).
+        old_per_token_logps: log π_old at sampling time, (B, T); None means on-policy (ρ = 1 with
+            its gradient kept).
         log_guide: log q_t, (B, T); None is q = 1.
         beta: KL coefficient β.
         epsilon, epsilon_high: clip range of ρ.
-        kl_estimator: the penalty: `k3`, "k3-is" (`k3_is`), `k2`, "forward-kl" (`forward_kl`) or "forward-kl-naive".
+        kl_estimator: the penalty: `k3`, "k3-is" (`k3_is`), `k2`, "forward-kl" (`forward_kl`) or
+            "forward-kl-naive".
         k3_max: upper bound of a token's k3, for "k3" and "k3-is"; None for no bound.
         max_completion_length: tokens, for `dr_grpo`.
-        num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this batch.
+        num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this
+            batch.
 
     Raises:
-        ValueError: an unknown `loss_type`, `kl_estimator` or level, a missing reference, or shapes that differ.
+        ValueError: an unknown `loss_type`, `kl_estimator` or level, a missing reference, or shapes
+            that differ.
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {loss_type!r}")

@@ -26,7 +26,8 @@ class CosineSchedule:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.upper) and math.isfinite(self.lower) and self.lower >= 0):
             raise ValueError(
-                "upper and lower must be finite and lower must be >= 0 because they scale probabilities and noise; "
+                "upper and lower must be finite and lower must be >= 0 because they scale "
+                "probabilities and noise; "
                 f"got upper={self.upper}, lower={self.lower}"
             )
         if self.upper < self.lower:

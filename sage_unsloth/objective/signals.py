@@ -14,10 +14,12 @@ class TokenSignals:
 
     Attributes:
         policy_logps: log π(y_t | s_t) of the policy being trained, nats, (B, T).
-        ref_logps: log π_ref(y_t | s_t), nats, (B, T); a guide always has it (None only where nothing but metrics is computed).
-        mask: nonzero where the token belongs to the completion, (B, T). Values elsewhere mean nothing and may be inf or nan.
-        entropies: H_t = −Σ_v π(v | s_t) log π(v | s_t) over the whole vocabulary at the sampling temperature, nats, (B, T);
-            None unless the guide needs them.
+        ref_logps: log π_ref(y_t | s_t), nats, (B, T); a guide always has it (None only where
+            nothing but metrics is computed).
+        mask: nonzero where the token belongs to the completion, (B, T). Values elsewhere mean
+            nothing and may be inf or nan.
+        entropies: H_t = −Σ_v π(v | s_t) log π(v | s_t) over the whole vocabulary at the sampling
+            temperature, nats, (B, T); None unless the guide needs them.
         ref_entropies: the same of π_ref, nats, (B, T); None unless the guide needs them.
         teacher_logps: log π_teacher(y_t | s_t), nats, (B, T); None unless the guide needs them.
 
@@ -46,7 +48,8 @@ class TokenSignals:
         value = getattr(self, name)
         if value is None:
             raise ValueError(
-                f"{type(guide).__name__} needs the signal {name!r}; got {name}=None; pass TokenSignals(..., {name}=…), or use "
+                f"{type(guide).__name__} needs the signal {name!r}; got {name}=None; pass "
+                f"TokenSignals(..., {name}=…), or use "
                 "guided_kl, which fills in what the guide's `needs` names"
             )
         return value

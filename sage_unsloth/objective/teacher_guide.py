@@ -1,4 +1,6 @@
-"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref where it was asked to look."""
+"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref
+where it was asked to look.
+"""
 
 import math
 from collections.abc import Set
@@ -14,9 +16,11 @@ from sage_unsloth.objective.signals import TokenSignals
 
 @dataclass(frozen=True)
 class TeacherGuide:
-    """q_t = clip((π_teacher/π_ref)^κ): the anchor leans towards what the teacher finds likelier than the reference does.
+    """q_t = clip((π_teacher/π_ref)^κ): the anchor leans towards what the teacher finds likelier
+    than the reference does.
 
-    q_t depends on the token and on what is before it alone, so Π_t q_t is a guide of Eq. 7, clipped token by token.
+    q_t depends on the token and on what is before it alone, so Π_t q_t is a guide of Eq. 7, clipped
+    token by token.
 
     Attributes:
         kappa: κ >= 0; 0 leaves the anchor at π_ref.

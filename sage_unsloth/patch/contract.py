@@ -1,7 +1,9 @@
-"""What Unsloth's source must be for the patch to hold, and the patch's rewriting of it. Nothing is replaced here.
+"""What Unsloth's source must be for the patch to hold, and the patch's rewriting of it. Nothing is
+replaced here.
 
-The worst failure is no exception and the wrong loss. Therefore the names, the parameters, the number of matches and, on
-small tensors, the numbers themselves are checked before `guided_kl` replaces anything; anything else is a `ContractError`.
+The worst failure is no exception and the wrong loss. Therefore the names, the parameters, the
+number of matches and, on small tensors, the numbers themselves are checked before `guided_kl`
+replaces anything; anything else is a `ContractError`.
 """
 
 import inspect
@@ -18,10 +20,12 @@ from sage_unsloth.patch.unsloth_names import EXPECTED_PARAMETERS, FUNCTION, KERN
 
 
 def check_contract(module: types.ModuleType) -> Rewritten:
-    """Check everything the patch relies on and return the rewritten loss and function; nothing is replaced.
+    """Check everything the patch relies on and return the rewritten loss and function; nothing is
+    replaced.
 
     Raises:
-        ContractError: a name, a parameter, a number of matches or a computed value is not as expected.
+        ContractError: a name, a parameter, a number of matches or a computed value is not as
+            expected.
     """
     for name, expected in EXPECTED_PARAMETERS.items():
         target = getattr(module, name, None)
@@ -41,7 +45,9 @@ def check_contract(module: types.ModuleType) -> Rewritten:
 
 
 def _check_numbers(kernel: Any, kl_estimator: str) -> None:
-    """Unsloth's loss and gradient, with the anchor shifted, against the plain-torch reference on a (2, 3) batch."""
+    """Unsloth's loss and gradient, with the anchor shifted, against the plain-torch reference on a
+    (2, 3) batch.
+    """
     ref = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.3, -4.0]], dtype=torch.float64)
     log_guide = torch.tensor([[0.3, 0.0, -0.4], [0.1, 0.2, 0.0]], dtype=torch.float64)
     start = ref + torch.tensor([[0.2, -0.1, 0.3], [0.0, 0.4, 0.1]], dtype=torch.float64)
@@ -51,14 +57,34 @@ def _check_numbers(kernel: Any, kl_estimator: str) -> None:
     if kl_estimator in PENALTIES:
         kernel = kernel_with(PENALTIES[kl_estimator], kernel)
     theirs = start.clone().requires_grad_()
-    result = kernel(ref + log_guide, theirs, None, None, torch.zeros_like(mask), mask, 0.05, advantages, loss_type="grpo",
-                   epsilon_low=0.2, epsilon_high=0.2, use_bias_correction_kl=kl_estimator == "k3-is")  # fmt: skip
+    result = kernel(
+        ref + log_guide,
+        theirs,
+        None,
+        None,
+        torch.zeros_like(mask),
+        mask,
+        0.05,
+        advantages,
+        loss_type="grpo",
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        use_bias_correction_kl=kl_estimator == "k3-is",
+    )
     if len(result) != 7:
         raise ContractError(f"{KERNEL} must return 7 values", found=len(result), expected=7)
     found = result[0]
     ours = start.clone().requires_grad_()
-    expected = grpo_loss(ours, ref, mask, advantages, log_guide=log_guide, beta=0.05, kl_estimator=kl_estimator,
-                         k3_max=UNSLOTH_K3_MAX)  # fmt: skip
+    expected = grpo_loss(
+        ours,
+        ref,
+        mask,
+        advantages,
+        log_guide=log_guide,
+        beta=0.05,
+        kl_estimator=kl_estimator,
+        k3_max=UNSLOTH_K3_MAX,
+    )
     found.backward()
     expected.backward()
     if not (
@@ -66,7 +92,8 @@ def _check_numbers(kernel: Any, kl_estimator: str) -> None:
         and torch.allclose(theirs.grad, ours.grad, atol=1e-7)
     ):
         raise ContractError(
-            f"{KERNEL} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, which for 'k3' is "
+            f"{KERNEL} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, "
+            f"which for 'k3' is "
             "exp(d) − d − 1",
             found=f"loss {found.item():.8f}, gradient {theirs.grad.flatten().tolist()}",
             expected=f"loss {expected.item():.8f}, gradient {ours.grad.flatten().tolist()}",

@@ -19,8 +19,10 @@ def check_data_parallel(accelerator: Any) -> None:
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if found != world_size() or (found > 1 and kind not in ("MULTI_GPU", "MULTI_CPU")):
         raise ValueError(
-            "several processes must be joined by PyTorch's DistributedDataParallel, with the whole model in each; got "
-            f"{kind} with {found} of WORLD_SIZE={world_size()} processes; start all of them with torchrun or accelerate launch "
+            "several processes must be joined by PyTorch's DistributedDataParallel, with the "
+            "whole model in each; got "
+            f"{kind} with {found} of WORLD_SIZE={world_size()} processes; start all of them with "
+            f"torchrun or accelerate launch "
             "--multi_gpu, without FSDP and DeepSpeed"
         )
 

@@ -1,4 +1,5 @@
-"""Numbers that are not finite stop a run before they reach its weights, and leave the batch that they came from.
+"""Numbers that are not finite stop a run before they reach its weights, and leave the batch that
+they came from.
 
     rewards      what each reward function returns; None, TRL's "no reward", is none of them
     signals      per micro-batch: log-probs of policy, reference and teacher, entropies, log q, advantages
@@ -6,12 +7,15 @@
     gradients    after each backward pass, before they are clipped and applied
     weights      the trained ones after each optimizer step, before a checkpoint takes them
 
-TRL and transformers let these pass: a reward that is nan or inf becomes an advantage of 0, a loss that is nan is logged as the mean of
-those before it, and AdamW makes a nan gradient a nan weight. Here a sum or a norm of each tensor is looked at, all of a micro-batch in
-one transfer, beside ones that the trainer makes anyway; elements only where that one is not finite. Nothing of it is compiled code.
+TRL and transformers let these pass: a reward that is nan or inf becomes an advantage of 0, a loss
+that is nan is logged as the mean of those before it, and AdamW makes a nan gradient a nan weight.
+Here a sum or a norm of each tensor is looked at, all of a micro-batch in one transfer, beside ones
+that the trainer makes anyway; elements only where that one is not finite. Nothing of it is compiled
+code.
 
-Under fp16 the loss is scaled, and a gradient that overflows makes the scaler skip the step and halve the scale: so a gradient counts
-once the scale has come down to 1. What vLLM reports of the sampling is left alone: Unsloth has its own remedy for that.
+Under fp16 the loss is scaled, and a gradient that overflows makes the scaler skip the step and
+halve the scale: so a gradient counts once the scale has come down to 1. What vLLM reports of the
+sampling is left alone: Unsloth has its own remedy for that.
 """
 
 import inspect
@@ -30,11 +34,15 @@ from sage_unsloth.runs.files import read_json, whole_folder, write_json
 from sage_unsloth.runs.record import environment
 
 BAD_BATCH = "bad_batch"
-"""Folder within the trainer's `output_dir`; of several processes the others than the first add their number."""
+"""Folder within the trainer's `output_dir`; of several processes the others than the first add
+their number.
+"""
 GRADE = "_calculate_rewards"
 REMEDIES = {
     "reward": "repair that reward function, or let it return None where there is no reward",
-    "gradient": "a lower learning rate or max_grad_norm, or bf16 in the place of fp16, is what helps most often",
+    "gradient": "a lower learning rate or max_grad_norm, or bf16 in the place of fp16, is what "
+    "helps "
+    "most often",
     "weight": "lower the learning rate",
 }
 
@@ -44,7 +52,9 @@ class NotFiniteError(ValueError):
 
 
 class Guard:
-    """What is looked at while `finite_only` is open; `guided_kl` hands it what only the loss knows."""
+    """What is looked at while `finite_only` is open; `guided_kl` hands it what only the loss
+    knows.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -56,17 +66,23 @@ class Guard:
     ) -> None:
         for row, reward in enumerate(rewards):
             if reward is not None and not math.isfinite(reward):
-                texts = {"rewards": [repr(r) for r in rewards], "prompts": prompts, "completions": completions}  # fmt: skip
+                texts = {
+                    "rewards": [repr(r) for r in rewards],
+                    "prompts": prompts,
+                    "completions": completions,
+                }
                 self._stop("reward", f"the reward of {name}", float(reward), (row,), texts=texts)
 
     def check_signals(self, signals: Mapping[str, Tensor | None], mask: Tensor) -> None:
         """Tensors by name, each (B, T), of which only the mask's tokens count, or (B,)."""
         valid = mask.bool()
         inside = {
-            name: torch.where(valid, values.detach(), 0) if values.shape == mask.shape else values.detach()
+            name: torch.where(valid, values.detach(), 0)
+            if values.shape == mask.shape
+            else values.detach()
             for name, values in signals.items()
             if values is not None
-        }  # fmt: skip
+        }
         if _all_finite([values.float().sum() for values in inside.values()]):
             return
         for name, values in inside.items():
@@ -104,7 +120,9 @@ class Guard:
 
     def _weights(self) -> list[tuple[str, Tensor]]:
         if self._trained is None:
-            self._trained = [(n, p) for n, p in self.trainer.model.named_parameters() if p.requires_grad]  # fmt: skip
+            self._trained = [
+                (n, p) for n, p in self.trainer.model.named_parameters() if p.requires_grad
+            ]
         return self._trained
 
     def _stop(
@@ -123,18 +141,34 @@ class Guard:
         where = ", ".join(f"{name} {i}" for name, i in zip(names, place, strict=False))
         process = self.trainer.accelerator.process_index
         folder = Path(args.output_dir) / (f"{BAD_BATCH}_{process}" if process else BAD_BATCH)
-        record = {"step": step, "max_steps": max(state.max_steps, args.max_steps), "kind": kind, "what": what, "value": repr(value),
-                  "place": list(place), "process": process, "environment": environment()}  # fmt: skip
+        record = {
+            "step": step,
+            "max_steps": max(state.max_steps, args.max_steps),
+            "kind": kind,
+            "what": what,
+            "value": repr(value),
+            "place": list(place),
+            "process": process,
+            "environment": environment(),
+        }
         try:
             self._save(folder, record, signals or {}, texts or {})
             kept = f"its batch is kept in {folder} (sage_unsloth.patch.finite.reproduce)"
         except Exception as error:  # what is to be told is not that
             kept = f"its batch could not be kept: {type(error).__name__}: {error!s:.200}"
-        done = "the step has been made, and no checkpoint has it" if kind == "weight" else "the weights are as before it"  # fmt: skip
-        remedy = REMEDIES.get(kind, "see whether a lower learning rate, or bf16 in the place of fp16, keeps it finite")  # fmt: skip
+        done = (
+            "the step has been made, and no checkpoint has it"
+            if kind == "weight"
+            else "the weights are as before it"
+        )
+        remedy = REMEDIES.get(
+            kind, "see whether a lower learning rate, or bf16 in the place of fp16, keeps it finite"
+        )
         raise NotFiniteError(
-            f"every number of a training step must be finite; in step {step}, {what} is {value}{' at ' if where else ''}{where}; "
-            f"{done}; {kept}; {remedy}; a run that is started again goes on from its last checkpoint, other settings need a new --out"
+            f"every number of a training step must be finite; in step {step}, {what} is "
+            f"{value}{' at ' if where else ''}{where}; "
+            f"{done}; {kept}; {remedy}; a run that is started again goes on from its last "
+            f"checkpoint, other settings need a new --out"
         )
 
     def _save(self, folder: Path, record: dict, signals: Mapping, texts: Mapping) -> None:
@@ -146,7 +180,10 @@ class Guard:
         numbers = {k: v for k, v in inputs.items() if isinstance(v, int | float)}
         with whole_folder(folder, replace=True) as partial:
             partial.mkdir()
-            write_json(partial / "batch.json", record | {"inputs": numbers} | json.loads(json.dumps(texts, default=repr)))  # fmt: skip
+            write_json(
+                partial / "batch.json",
+                record | {"inputs": numbers} | json.loads(json.dumps(texts, default=repr)),
+            )
             for name, content in {"batch": tensors, "weights": dict(self._weights())}.items():
                 own = {k: v.detach().cpu().contiguous().clone() for k, v in content.items()}
                 save_file(own, partial / f"{name}.safetensors")
@@ -154,15 +191,18 @@ class Guard:
 
 @contextmanager
 def finite_only(trainer: Any) -> Iterator[Guard]:
-    """Within this context, training stops at the first number that is not finite; `guided_kl` opens it.
+    """Within this context, training stops at the first number that is not finite; `guided_kl` opens
+    it.
 
     Args:
         trainer: any transformers `Trainer`; of a GRPO trainer the rewards too.
 
     Raises:
-        NotFiniteError: naming the step, the tensor and the place. The batch is in `bad_batch` within `trainer.args.output_dir`:
-            `batch.json` (what, where, in which step), `batch.safetensors` (what `compute_loss` was given, and the signals) and
-            `weights.safetensors` (the trained weights); of a bad reward the prompts, completions and rewards. See `reproduce`.
+        NotFiniteError: naming the step, the tensor and the place. The batch is in `bad_batch`
+            within `trainer.args.output_dir`: `batch.json` (what, where, in which step),
+            `batch.safetensors` (what `compute_loss` was given, and the signals) and
+            `weights.safetensors` (the trained weights); of a bad reward the prompts, completions
+            and rewards. See `reproduce`.
     """
     from transformers import TrainerCallback
 
@@ -209,7 +249,8 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
 
 
 def reproduce(trainer: Any, folder: str | Path) -> None:
-    """Makes the micro-batch of a bad batch again, forwards and backwards, on the weights that it met.
+    """Makes the micro-batch of a bad batch again, forwards and backwards, on the weights that it
+    met.
 
         with guided_kl(trainer, guide, log_entropy=True):  # as in the run
             reproduce(trainer, "out/bad_batch")
@@ -220,21 +261,24 @@ def reproduce(trainer: Any, folder: str | Path) -> None:
 
     Raises:
         NotFiniteError: as in the run. None is raised if every number is finite this time.
-        ValueError: the folder keeps a bad reward, whose function is to be called on its `batch.json`; or it is of another model.
+        ValueError: the folder keeps a bad reward, whose function is to be called on its
+            `batch.json`; or it is of another model.
     """
     from safetensors.torch import load_file
 
     record = read_json(Path(folder) / "batch.json")
     if record["kind"] == "reward":
         raise ValueError(
-            f"a bad batch must have tensors to go through the loss; {folder} keeps {record['what']}; call that function on the "
+            f"a bad batch must have tensors to go through the loss; {folder} keeps "
+            f"{record['what']}; call that function on the "
             "prompts and completions in its batch.json"
         )
     weights = load_file(Path(folder) / "weights.safetensors")
     trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
     if {n: p.shape for n, p in trained.items()} != {n: w.shape for n, w in weights.items()}:
         raise ValueError(
-            f"the trainer must train the weights that {folder} keeps, of {len(weights)} names and their shapes; it trains "
+            f"the trainer must train the weights that {folder} keeps, of {len(weights)} names "
+            f"and their shapes; it trains "
             f"{len(trained)} others; build it with the model and the adapter's settings of the run"
         )
     with torch.no_grad():
@@ -254,7 +298,9 @@ def reproduce(trainer: Any, folder: str | Path) -> None:
 
 
 def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
-    """`_calculate_rewards` with each function's own values looked at: in its result None and nan are the same."""
+    """`_calculate_rewards` with each function's own values looked at: in its result None and nan
+    are the same.
+    """
     calculate = getattr(trainer, GRADE)
 
     def checked(function: Any, name: str) -> Any:

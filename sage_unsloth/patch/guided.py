@@ -1,22 +1,26 @@
-"""The one seam to Unsloth: what knows about its internals is in this file, in `contract.py` and in `rollout_batch.py`.
+"""The one seam to Unsloth: what knows about its internals is in this file, in `contract.py` and in
+`rollout_batch.py`.
 
-Unsloth's generated GRPO trainer computes `KL_i = exp(d) − d − 1` with `d = ref_logps − new_logps`, and uses the reference
-log-probabilities nowhere else. So `ref_logps + log_guide` *is* the guide-weighted pseudo-KL: no second loss and no further
-forward pass. Two expressions of its `grpo_accumulated_loss` are rewritten while `guided_kl` is open:
+Unsloth's generated GRPO trainer computes `KL_i = exp(d) − d − 1` with `d = ref_logps − new_logps`,
+and uses the reference log-probabilities nowhere else. So `ref_logps + log_guide` *is* the
+guide-weighted pseudo-KL: no second loss and no further forward pass. Two expressions of its
+`grpo_accumulated_loss` are rewritten while `guided_kl` is open:
 
     _need_entropy = <condition>            ->  _need_entropy = <condition> or the guide asks for entropies
     UnslothEfficientGRPO.apply(new, …)     ->  <our hook>(trainer, entropies, new, …)
 
-Entropies then come out of the gradient pass that Unsloth makes anyway, chunk by chunk, never as (B, T, V): on 2026.10.9 out of its
-own kernel, on 2026.10.7, whose own computes the logits twice for them, out of `scoring.py` if the head is frozen. The hook has every
-argument of the call, each (B, T) tensor of the loss among them. For k3 it shifts `ref_logps` and calls Unsloth's function.
-For another penalty it calls a copy of that function over another loss kernel, which adds to Unsloth's own loss at β = 0 the
-penalty, reduced by Unsloth's own loss too: at ratio 1 and β = 0 the advantage A costs −A, so advantages of −penalty give
-exactly the penalty, normalised as the loss type has it. Chunks, compilation and every scale (gradient accumulation, fp16,
-DeepSpeed) stay Unsloth's.
+Entropies then come out of the gradient pass that Unsloth makes anyway, chunk by chunk, never as (B,
+T, V): on 2026.10.9 out of its own kernel, on 2026.10.7, whose own computes the logits twice for
+them, out of `scoring.py` if the head is frozen. The hook has every argument of the call, each (B,
+T) tensor of the loss among them. For k3 it shifts `ref_logps` and calls Unsloth's function. For
+another penalty it calls a copy of that function over another loss kernel, which adds to Unsloth's
+own loss at β = 0 the penalty, reduced by Unsloth's own loss too: at ratio 1 and β = 0 the advantage
+A costs −A, so advantages of −penalty give exactly the penalty, normalised as the loss type has it.
+Chunks, compilation and every scale (gradient accumulation, fp16, DeepSpeed) stay Unsloth's.
 
-The worst failure is no exception and the wrong loss. Therefore `contract.py` checks what is relied on before anything is
-replaced, and the first optimizer step must have passed through the hook; anything else is a `ContractError`.
+The worst failure is no exception and the wrong loss. Therefore `contract.py` checks what is relied
+on before anything is replaced, and the first optimizer step must have passed through the hook;
+anything else is a `ContractError`.
 """
 
 import hashlib
@@ -77,40 +81,50 @@ def guided_kl(
     shape_advantages: ShapeAdvantages | None = None,
     log_entropy: bool = False,
 ) -> Iterator[None]:
-    """Within this context, the KL anchor of `trainer` is q·π_ref instead of π_ref, and its penalty is `kl_estimator`.
+    """Within this context, the KL anchor of `trainer` is q·π_ref instead of π_ref, and its penalty
+    is `kl_estimator`.
 
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    With torchrun or accelerate it is called in every process; step and metrics are then those of the whole batch.
+    With torchrun or accelerate it is called in every process; step and metrics are then those of
+    the whole batch.
 
-    Each optimizer step logs the metrics of `sage_unsloth.objective.guide_metrics` beside Unsloth's own, of which `kl` is the mean of the
-    chosen penalty. The guide's time is `trainer.state.global_step`; its noise is drawn from a generator seeded by
-    `trainer.args.seed`, the step, the micro-batch and the process, so a resumed run goes on with the same values.
+    Each optimizer step logs the metrics of `sage_unsloth.objective.guide_metrics` beside Unsloth's
+    own, of which `kl` is the mean of the chosen penalty. The guide's time is
+    `trainer.state.global_step`; its noise is drawn from a generator seeded by `trainer.args.seed`,
+    the step, the micro-batch and the process, so a resumed run goes on with the same values.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
-        kl_estimator: one of `sage_unsloth.objective.kl.KL_ESTIMATORS`. "k3" and "k3-is" are Unsloth's own: without a guide
-            nothing of the loss is replaced then, unless something else of these asks for it.
-        credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6: each token's advantage
-            gets what the later tokens' guide and KL owe to it (`credit.sequence_credit`). It needs a penalty with the reverse
-            KL's gradient, token-level importance ratios, and all completions of a prompt in one micro-batch.
-        teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or the name of a frozen adapter
-            in the trainer's model. It scores each rollout batch once, without gradient.
-        shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of reward and used without
-            gradient; values outside the mask are dropped. `signals.entropies` are there with `log_entropy`. Applied before
-            `credit` adds its part, which multiplies what it returns by n/(n − 1), as all advantages (`credit.leave_one_out`).
-        log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies, without a KL term too. The
-            loss stays what it is; Unsloth computes the entropies in the gradient pass.
+        kl_estimator: one of `sage_unsloth.objective.kl.KL_ESTIMATORS`. "k3" and "k3-is" are
+            Unsloth's own: without a guide nothing of the loss is replaced then, unless something
+            else of these asks for it.
+        credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6:
+            each token's advantage gets what the later tokens' guide and KL owe to it
+            (`credit.sequence_credit`). It needs a penalty with the reverse KL's gradient,
+            token-level importance ratios, and all completions of a prompt in one micro-batch.
+        teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
+            the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
+            without gradient.
+        shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of
+            reward and used without gradient; values outside the mask are dropped.
+            `signals.entropies` are there with `log_entropy`. Applied before `credit` adds its part,
+            which multiplies what it returns by n/(n − 1), as all advantages
+            (`credit.leave_one_out`).
+        log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
+            without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
+            gradient pass.
 
     Raises:
-        ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own, an unknown estimator or
-            credit, one that `trainer.args` contradict or whose loss type is not supported, a guide without the teacher that it
-            needs, the model is not prepared for Unsloth, the tokenizer has no pad token, or the dataset lacks a column.
+        ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own,
+            an unknown estimator or credit, one that `trainer.args` contradict or whose loss type is
+            not supported, a guide without the teacher that it needs, the model is not prepared for
+            Unsloth, the tokenizer has no pad token, or the dataset lacks a column.
         TypeError: `guide` is not a guide.
-        ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took a step that
-            bypassed it.
+        ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took
+            a step that bypassed it.
         NotFiniteError: a number of a training step is nan or inf; see `sage_unsloth.patch.finite`.
     """
     if guide is not None:
@@ -129,8 +143,10 @@ def guided_kl(
     check_teacher(needs, teacher)
     if not hasattr(trainer.model, "for_training"):
         raise ValueError(
-            "the model must have for_training and for_inference because Unsloth's trainer calls them; "
-            f"{type(trainer.model).__name__} has not; load it by FastLanguageModel.from_pretrained, or without a GPU by "
+            "the model must have for_training and for_inference because Unsloth's trainer calls "
+            "them; "
+            f"{type(trainer.model).__name__} has not; load it by "
+            f"FastLanguageModel.from_pretrained, or without a GPU by "
             "sage_unsloth.models.loading.load_policy, which calls prepare_for_cpu(model)"
         )
     check_columns(trainer)
@@ -223,9 +239,11 @@ class _Hook:
         beta: float,
         *rest: Any,
     ) -> tuple:
-        """In the place of `UnslothEfficientGRPO.apply`; tensors are (B, T), the advantages (B,) or (B, T).
+        """In the place of `UnslothEfficientGRPO.apply`; tensors are (B, T), the advantages (B,) or
+        (B, T).
 
-        For another trainer this is that call as it came; without a KL term too, once it is measured.
+        For another trainer this is that call as it came; without a KL term too, once it is
+        measured.
         """
         function = self.plain
         if trainer is self.trainer:
@@ -235,15 +253,25 @@ class _Hook:
                     found=None,
                     expected="(B, T)",
                 )
-            # Unsloth calls this under autocast, where sums that are written as products would have 16 bits.
+            # Unsloth calls this under autocast, where sums that are written as products would have
+            # 16 bits.
             with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
-                signals = self._signals(ref_logps if beta != 0.0 else None, new_logps, entropies, mask)  # fmt: skip
+                signals = self._signals(
+                    ref_logps if beta != 0.0 else None, new_logps, entropies, mask
+                )
                 guided = self.guide is not None and signals.ref_logps is not None
                 log_guide = self._log_guide(signals) if guided else None
                 advantages, credit = self._advantages(advantages, signals, log_guide)
                 self.guard.check_signals(
-                    vars(signals) | {"mask": None, "old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}, mask
-                )  # fmt: skip
+                    vars(signals)
+                    | {
+                        "mask": None,
+                        "old_logps": old_logps,
+                        "advantages": advantages,
+                        "log_guide": log_guide,
+                    },
+                    mask,
+                )
                 self._measure(signals, log_guide, credit)
                 self.consulted += 1
                 if beta != 0.0:
@@ -251,12 +279,23 @@ class _Hook:
                 if log_guide is not None:
                     ref_logps = ref_logps + log_guide
         result = function.apply(
-            new_logps, old_logps, ref_logps, sampling_logps, lm_head, input_ids, mask, advantages, beta, *rest
-        )  # fmt: skip
+            new_logps,
+            old_logps,
+            ref_logps,
+            sampling_logps,
+            lm_head,
+            input_ids,
+            mask,
+            advantages,
+            beta,
+            *rest,
+        )
         return self._of_all_processes(result, mask) if trainer is self.trainer else result
 
     def _of_all_processes(self, result: tuple, mask: Tensor) -> tuple:
-        """Unsloth's result with the two means that it logs, completion length and KL, taken over the rows of every process."""
+        """Unsloth's result with the two means that it logs, completion length and KL, taken over
+        the rows of every process.
+        """
         if self.trainer.accelerator.num_processes == 1:
             return result
         loss, length, kl, *rest = result
@@ -283,12 +322,15 @@ class _Hook:
     def _advantages(
         self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The advantages of the loss, (B,) or (B, T), and the part of them that is sequence credit, (B, T)."""
+        """The advantages of the loss, (B,) or (B, T), and the part of them that is sequence credit,
+        (B, T).
+        """
         if self.shape_advantages is not None:
             shaped = self.shape_advantages(signals, advantages).detach()
             if shaped.shape not in (advantages.shape, signals.mask.shape):
                 raise ValueError(
-                    f"shape_advantages must return (B,) or (B, T); got {tuple(shaped.shape)} for {tuple(signals.mask.shape)}"
+                    f"shape_advantages must return (B,) or (B, T); got {tuple(shaped.shape)} for "
+                    f"{tuple(signals.mask.shape)}"
                 )
             if shaped.dim() == 2:  # outside the mask the signals mean nothing, and 0 · nan is nan
                 shaped = torch.where(signals.mask.bool(), shaped, 0.0)
@@ -297,14 +339,21 @@ class _Hook:
             return advantages, None
         groups = self.of_batch["groups"]
         credit = sequence_credit(
-            signals.policy_logps, signals.ref_logps, signals.mask, groups, beta=self.trainer.beta, log_guide=log_guide
-        )  # fmt: skip
+            signals.policy_logps,
+            signals.ref_logps,
+            signals.mask,
+            groups,
+            beta=self.trainer.beta,
+            log_guide=log_guide,
+        )
         advantages = leave_one_out(advantages, groups)
         if advantages.dim() == 1:
             advantages = advantages.unsqueeze(1)
         return advantages + credit.to(advantages.dtype), credit
 
-    def _measure(self, signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None) -> None:  # fmt: skip
+    def _measure(
+        self, signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None
+    ) -> None:
         mode = "train" if self.trainer.model.training else "eval"
         metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
         self.metrics[mode].add(signals, log_guide, gather, metrics, credit)
@@ -323,12 +372,15 @@ class _Hook:
         if log_guide.shape != mask.shape or log_guide.dtype != torch.float32:
             raise ValueError(
                 "log_guide must return a float32 tensor of the mask's shape; got "
-                f"{log_guide.dtype} {tuple(log_guide.shape)} for {tuple(mask.shape)} from {self.guide!r}"
+                f"{log_guide.dtype} {tuple(log_guide.shape)} for {tuple(mask.shape)} from "
+                f"{self.guide!r}"
             )
         return torch.where(mask.bool(), log_guide, 0.0)
 
     def _time(self) -> tuple[int, int, torch.Generator]:
-        """Optimizer step, number of steps, and a generator that depends on nothing but seed, step and micro-batch."""
+        """Optimizer step, number of steps, and a generator that depends on nothing but seed, step
+        and micro-batch.
+        """
         state, args = self.trainer.state, self.trainer.args
         step, training = state.global_step, self.trainer.model.training
         self._micro_batch = self._micro_batch + 1 if self._moment == (step, training) else 0

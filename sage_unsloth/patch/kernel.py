@@ -12,7 +12,9 @@ POLICY_ONLY = {
     "off_policy_mask_threshold": None,
     "use_vllm": False,
 }
-"""What of the kernel's settings acts on the policy term alone, switched off; the penalty keeps its normaliser."""
+"""What of the kernel's settings acts on the policy term alone, switched off; the penalty keeps its
+normaliser.
+"""
 
 
 def kernel_with(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Callable[..., tuple]:
@@ -40,9 +42,18 @@ def kernel_with(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Cal
         values = penalty(torch.where(valid, new, 0.0), torch.where(valid, ref, 0.0))
         at_ratio_one = torch.zeros_like(new)
         reduced = kernel(
-            None, at_ratio_one, at_ratio_one, None, input_ids, mask, 0.0, -values, **settings | POLICY_ONLY
-        )[0]  # fmt: skip
-        # The logged kl, as Unsloth takes it of k3: mean over completions that have tokens of the token mean.
+            None,
+            at_ratio_one,
+            at_ratio_one,
+            None,
+            input_ids,
+            mask,
+            0.0,
+            -values,
+            **settings | POLICY_ONLY,
+        )[0]
+        # The logged kl, as Unsloth takes it of k3: mean over completions that have tokens of the
+        # token mean.
         tokens = mask.sum(-1)
         per_completion = (values.detach() * mask).sum(-1) / tokens.clamp(min=1)
         mean = per_completion.sum() / (tokens > 0).sum().clamp(min=1)

@@ -1,4 +1,6 @@
-"""Imports Unsloth, finds its generated trainer, and gives a model on a CPU what that trainer expects."""
+"""Imports Unsloth, finds its generated trainer, and gives a model on a CPU what that trainer
+expects.
+"""
 
 import functools
 import importlib
@@ -19,15 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
-    """Import Unsloth, generate its GRPO trainer, and return the module that the generated trainer lives in.
+    """Import Unsloth, generate its GRPO trainer, and return the module that the generated trainer
+    lives in.
 
-    On a machine without a GPU this sets the variables that Unsloth needs there (`UNSLOTH_ALLOW_CPU=1`; no sequence
-    packing, since a plain transformers forward ignores it and would score wrongly; no compilation unless
-    `UNSLOTH_COMPILE_DISABLE=0` is set by the caller). `trl.GRPOTrainer` is the generated class afterwards.
+    On a machine without a GPU this sets the variables that Unsloth needs there
+    (`UNSLOTH_ALLOW_CPU=1`; no sequence packing, since a plain transformers forward ignores it and
+    would score wrongly; no compilation unless `UNSLOTH_COMPILE_DISABLE=0` is set by the caller).
+    `trl.GRPOTrainer` is the generated class afterwards.
 
     Args:
-        standby: vLLM's cache gives way to training and comes back for the rollouts. Unsloth reads it while it is imported, and
-            it costs memory elsewhere, so it is for runs with vLLM alone.
+        standby: vLLM's cache gives way to training and comes back for the rollouts. Unsloth reads
+            it while it is imported, and it costs memory elsewhere, so it is for runs with vLLM
+            alone.
 
     Raises:
         ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
@@ -35,7 +40,8 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
     if standby and os.environ.get("UNSLOTH_VLLM_STANDBY", "0") == "0":
         if "unsloth" in sys.modules:
             logger.warning(
-                "Unsloth was imported without standby, so vLLM keeps its memory while the policy trains; set "
+                "Unsloth was imported without standby, so vLLM keeps its memory while the policy "
+                "trains; set "
                 "UNSLOTH_VLLM_STANDBY=1 before Python starts if memory runs out"
             )
         else:
@@ -57,14 +63,16 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
     """The module of the Unsloth trainer that `trainer_class` is, or derives from.
 
     Raises:
-        ContractError: it is TRL's own trainer, which Unsloth falls back to (with one warning) when generation fails.
+        ContractError: it is TRL's own trainer, which Unsloth falls back to (with one warning) when
+            generation fails.
     """
     for base in trainer_class.__mro__:
         module = sys.modules.get(base.__module__)
         if module is not None and "compute_loss" in vars(base) and hasattr(module, LOSS):
             return module
     raise ContractError(
-        "the trainer must be Unsloth's generated GRPOTrainer, because TRL's own never calls the patched loss "
+        "the trainer must be Unsloth's generated GRPOTrainer, because TRL's own never calls the "
+        "patched loss "
         "(import unsloth, or call sage_unsloth.load_unsloth(), before trl)",
         found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
         expected=f"a class whose module defines {LOSS}",
@@ -72,11 +80,12 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
 
 
 def prepare_for_cpu(model: Any) -> Any:
-    """Give a transformers (or peft) model what Unsloth's trainer expects of it; `FastLanguageModel` needs a GPU.
+    """Give a transformers (or peft) model what Unsloth's trainer expects of it; `FastLanguageModel`
+    needs a GPU.
 
-    Also marks the model as loaded in float32 on purpose. Without that mark Unsloth trains a float32 model under float16
-    autocast, on a CPU too, where the reference is scored without: policy and reference then differ by 1e-2 nats before
-    the first step.
+    Also marks the model as loaded in float32 on purpose. Without that mark Unsloth trains a float32
+    model under float16 autocast, on a CPU too, where the reference is scored without: policy and
+    reference then differ by 1e-2 nats before the first step.
     """
     llama = importlib.import_module("unsloth.models.llama").FastLlamaModel
     model._unsloth_user_float32 = True

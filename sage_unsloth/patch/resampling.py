@@ -1,21 +1,26 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): prompts whose completions all got one reward are replaced. Part of the seam to Unsloth.
+"""Dynamic sampling (DAPO, arXiv 2503.14476): prompts whose completions all got one reward are
+replaced. Part of the seam to Unsloth.
 
-A group of completions with equal rewards has advantage 0 and teaches nothing. While `dynamic_sampling` is open, the dead groups of
-a rollout batch are sampled again for other prompts of the training set, at most `max_resamples` times:
+A group of completions with equal rewards has advantage 0 and teaches nothing. While
+`dynamic_sampling` is open, the dead groups of a rollout batch are sampled again for other prompts
+of the training set, at most `max_resamples` times:
 
-    generate all groups, grade → dead groups → other prompts, generate and grade these groups alone → dead groups → …
+    generate all groups, grade → dead groups → other prompts, generate and grade these groups alone
+    → dead groups → …
 
-Differs from DAPO: the batch keeps its size, and a group that is still dead after the last attempt stays in it, where DAPO
-samples until every group has a signal, however long that takes. A replacement prompt comes up again in its own turn: the data
-order of the steps stays what it was.
+Differs from DAPO: the batch keeps its size, and a group that is still dead after the last attempt
+stays in it, where DAPO samples until every group has a signal, however long that takes. A
+replacement prompt comes up again in its own turn: the data order of the steps stays what it was.
 
-It happens inside Unsloth's own `_generate_and_score_completions`, before anything is scored: behind `_generate`, which returns
-lists of a value per completion, the replaced groups' values are put in, and the rows and prompts that rewards and logs
-are computed of are changed with them. Whatever is trained on, the reference scoring included, happens once, on the final batch.
+It happens inside Unsloth's own `_generate_and_score_completions`, before anything is scored: behind
+`_generate`, which returns lists of a value per completion, the replaced groups' values are put in,
+and the rows and prompts that rewards and logs are computed of are changed with them. Whatever is
+trained on, the reference scoring included, happens once, on the final batch.
 
-Cost: each attempt is one generation of the dead groups alone, as long as its longest completion. On a GPU generation time
-grows less than in proportion to the batch, so an attempt can take nearly as long as the first generation; up to
-1 + `max_resamples` times the generation, plus the grading of what was drawn. The gradient pass costs what it did.
+Cost: each attempt is one generation of the dead groups alone, as long as its longest completion. On
+a GPU generation time grows less than in proportion to the batch, so an attempt can take nearly as
+long as the first generation; up to 1 + `max_resamples` times the generation, plus the grading of
+what was drawn. The gradient pass costs what it did.
 """
 
 import hashlib
@@ -37,7 +42,9 @@ EXPECTED_PARAMETERS = {
     GRADE: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
 }
 PER_COMPLETION = (0, 1, 3, 4)
-"""In what `_generate` returns: prompt ids, completion ids, completions, sampling log-probabilities (None without vLLM)."""
+"""In what `_generate` returns: prompt ids, completion ids, completions, sampling log-probabilities
+(None without vLLM).
+"""
 EMPTY = (2, 5, 6, 7)
 """Of tools, of a rollout function, and images: refused, so these must be None or empty."""
 IMAGE_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
@@ -45,29 +52,36 @@ IMAGE_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
 
 @contextmanager
 def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
-    """Within this context, groups without a signal are replaced by groups of other prompts, at most `max_resamples` times a batch.
+    """Within this context, groups without a signal are replaced by groups of other prompts, at most
+    `max_resamples` times a batch.
 
         with guided_kl(trainer, BranchGuide()), dynamic_sampling(trainer, max_resamples=3):
             trainer.train()
 
-    Nests with `guided_kl` in either order; evaluation is left alone. A replacement's prompt is none that the batch has had, as long as
-    the dataset has others. Which one it is depends on nothing but `trainer.args.seed`, the optimizer step, the batch within the step, the
-    attempt and the batch's prompts, so a resumed run draws the same. Logged for each rollout batch, beside Unsloth's own:
+    Nests with `guided_kl` in either order; evaluation is left alone. A replacement's prompt is none
+    that the batch has had, as long as the dataset has others. Which one it is depends on nothing
+    but `trainer.args.seed`, the optimizer step, the batch within the step, the attempt and the
+    batch's prompts, so a resumed run draws the same. Logged for each rollout batch, beside
+    Unsloth's own:
 
         sampling/resampled_groups   groups drawn in place of dead ones, all attempts together
         sampling/dead_groups        share of groups that are dead in the batch that is trained on; Unsloth's
-                                    `frac_reward_zero_std`, unless that is of the whole batch (scale_rewards="batch")
+                                    `frac_reward_zero_std`, unless that is of the whole batch
+                                    (scale_rewards="batch")
 
-    Unsloth's `completions/*`, the counts of `SolutionReward` and columns that a reward logs describe the completions that are trained
-    on; `num_tokens` counts all that were generated, and a scalar that a reward logs (`log_metric`) averages over all that were graded.
+    Unsloth's `completions/*`, the counts of `SolutionReward` and columns that a reward logs
+    describe the completions that are trained on; `num_tokens` counts all that were generated, and a
+    scalar that a reward logs (`log_metric`) averages over all that were graded.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`, in one process, without tools, environments, rollout function or images.
+        trainer: Unsloth's generated `GRPOTrainer`, in one process, without tools, environments,
+            rollout function or images.
         max_resamples: attempts for a rollout batch; 0 replaces nothing.
 
     Raises:
         ValueError: `max_resamples` is negative, or the trainer or its dataset is not as said.
-        ContractError: Unsloth's functions are not as expected, or another `dynamic_sampling` is open on the trainer.
+        ContractError: Unsloth's functions are not as expected, or another `dynamic_sampling` is
+            open on the trainer.
     """
     if max_resamples < 0:
         raise ValueError(f"max_resamples must be >= 0; got {max_resamples}; 0 switches it off")
@@ -91,7 +105,8 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
 
 
 def dead_groups(rewards: Tensor, num_generations: int) -> list[int]:
-    """The groups whose advantages are all 0: fewer than two different rewards, nan (a completion without one) left out.
+    """The groups whose advantages are all 0: fewer than two different rewards, nan (a completion
+    without one) left out.
 
     Args:
         rewards: one per completion, those of a prompt side by side, (B,).
@@ -135,7 +150,9 @@ class _Batches:
         return batch
 
     def generate(self, prompts: list) -> tuple:
-        """`_generate`, and again for the groups without a signal; changes `prompts` and the rows with them."""
+        """`_generate`, and again for the groups without a signal; changes `prompts` and the rows
+        with them.
+        """
         if self.rows is None:
             return self.plain[GENERATE](prompts)
         rows, metrics = self.rows, self.trainer._metrics["train"]
@@ -174,14 +191,17 @@ class _Batches:
         return tuple(result)
 
     def grade(self, inputs: list, prompts: list, completions: list, completion_ids: list) -> Tensor:
-        """`_calculate_rewards`, whose result is known already for the batch that `generate` made."""
+        """`_calculate_rewards`, whose result is known already for the batch that `generate`
+        made.
+        """
         if self.made is None:
             return self.plain[GRADE](inputs, prompts, completions, completion_ids)
         made_prompts, made_completions, rewards = self.made
         given = (inputs is self.rows, prompts is made_prompts, completions is made_completions)
         if not all(given):
             raise ContractError(
-                f"{BATCH} must pass the rows, the prompts and the completions that it has on to {GRADE}",
+                f"{BATCH} must pass the rows, the prompts and the completions that it has on to "
+                f"{GRADE}",
                 found=f"the same rows, prompts, completions: {given}",
                 expected="the same lists",
             )
@@ -191,11 +211,21 @@ class _Batches:
     def _generated(self, prompts: list) -> list:
         """What `_generate` returns, checked to be lists of a value per completion."""
         result = list(self.plain[GENERATE](prompts))
-        sizes = {i: None if result[i] is None else len(result[i]) for i in PER_COMPLETION if i < len(result)}  # fmt: skip
+        sizes = {
+            i: None if result[i] is None else len(result[i])
+            for i in PER_COMPLETION
+            if i < len(result)
+        }
         lists = all(isinstance(result[i], list) or result[i] is None for i in sizes)
-        if len(result) != 8 or not lists or set(sizes.values()) - {len(prompts), None} or any(result[i] for i in EMPTY):  # fmt: skip
+        if (
+            len(result) != 8
+            or not lists
+            or set(sizes.values()) - {len(prompts), None}
+            or any(result[i] for i in EMPTY)
+        ):
             raise ContractError(
-                f"{GENERATE} must return prompt ids, completion ids, no tool mask, completions, log-probabilities or None, no "
+                f"{GENERATE} must return prompt ids, completion ids, no tool mask, completions, "
+                f"log-probabilities or None, no "
                 "extra fields and no images, each a list of a value per completion",
                 found=[type(value).__name__ for value in result] + [sizes],
                 expected=f"lists of {len(prompts)}",
@@ -213,12 +243,16 @@ class _Batches:
         return rewards, _Logged(self.trainer)
 
     def _totals(self, rewards: Tensor) -> Tensor:
-        """What advantages are taken of: the weighted sum of the functions' rewards, nan where none gave one, (B,)."""
+        """What advantages are taken of: the weighted sum of the functions' rewards, nan where none
+        gave one, (B,).
+        """
         totals = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(1)
         return torch.where(rewards.isnan().all(1), torch.nan, totals)
 
     def _draw(self, count: int, attempt: int, seen: set[str]) -> list[dict]:
-        """Rows of other prompts than `seen`, which gets theirs; others only when the dataset has no more."""
+        """Rows of other prompts than `seen`, which gets theirs; others only when the dataset has no
+        more.
+        """
         data, chosen, spare = self.trainer.train_dataset, [], []
         if count == 0:
             return []
@@ -267,16 +301,24 @@ class _Batches:
     def _check_groups(self, prompts: list, size: int) -> None:
         rows = self.rows
         same = [row["prompt"] == rows[i - i % size]["prompt"] for i, row in enumerate(rows)]
-        if len(rows) % size or len(prompts) != len(rows) or not all(same) or prompts != [row["prompt"] for row in rows]:  # fmt: skip
+        if (
+            len(rows) % size
+            or len(prompts) != len(rows)
+            or not all(same)
+            or prompts != [row["prompt"] for row in rows]
+        ):
             raise ContractError(
-                "the completions of a prompt must stand side by side in the rollout batch, and prompts must be the rows' own",
+                "the completions of a prompt must stand side by side in the rollout batch, and "
+                "prompts must be the rows' own",
                 found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
                 expected=f"blocks of {size} rows with one prompt",
             )
 
 
 class _Logged:
-    """What reward functions keep of the completions they graded last, until it is known which are trained on."""
+    """What reward functions keep of the completions they graded last, until it is known which are
+    trained on.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.columns = trainer._pending_extra_logs
@@ -315,35 +357,42 @@ def _check_trainer(trainer: Any) -> None:
     processes = trainer.accelerator.num_processes
     if processes != 1:
         raise ValueError(
-            f"dynamic_sampling works in one process, since groups may be split between several; got {processes}; start "
+            f"dynamic_sampling works in one process, since groups may be split between several; "
+            f"got {processes}; start "
             "training without torchrun, or without dynamic_sampling"
         )
     if trainer.tools or trainer.environment_factories or trainer.rollout_func:
         raise ValueError(
-            "dynamic_sampling samples replacements by the trainer's own generation, without tools, environments or a rollout "
+            "dynamic_sampling samples replacements by the trainer's own generation, without "
+            "tools, environments or a rollout "
             f"function; got tools={trainer.tools}, environments={trainer.environment_factories}, "
             f"rollout_func={trainer.rollout_func}; leave these out, or dynamic_sampling"
         )
     data = trainer.train_dataset
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
-            "dynamic_sampling draws rows of the training dataset by number, so it must have a length and rows; got "
+            "dynamic_sampling draws rows of the training dataset by number, so it must have a "
+            "length and rows; got "
             f"{type(data).__name__}; load it as a datasets.Dataset"
         )
     images = IMAGE_COLUMNS & set(getattr(data, "column_names", None) or ())
     if images:
         raise ValueError(
-            f"dynamic_sampling is for text alone; the training dataset has {sorted(images)}; remove these columns"
+            f"dynamic_sampling is for text alone; the training dataset has {sorted(images)}; "
+            f"remove these columns"
         )
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
-            "dynamic_sampling finds groups without a signal by the sum of their rewards, so multi_objective_aggregation must be "
+            "dynamic_sampling finds groups without a signal by the sum of their rewards, so "
+            "multi_objective_aggregation must be "
             f"'sum_then_normalize'; got {trainer.multi_objective_aggregation!r}; change it"
         )
 
 
 def _check_functions(trainer: Any) -> None:
-    """Raises ContractError; what the batch's function does with the two others is checked when it has run."""
+    """Raises ContractError; what the batch's function does with the two others is checked when it
+    has run.
+    """
     for name, expected in EXPECTED_PARAMETERS.items():
         function = getattr(type(trainer), name, None)
         found = None if function is None else tuple(inspect.signature(function).parameters)

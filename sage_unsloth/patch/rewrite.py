@@ -23,7 +23,9 @@ from sage_unsloth.patch.unsloth_names import (
 
 
 class Rewritten(NamedTuple):
-    """The two of Unsloth's names that are rewritten: what they call instead must be in the module's namespace."""
+    """The two of Unsloth's names that are rewritten: what they call instead must be in the module's
+    namespace.
+    """
 
     loss: types.FunctionType
     function: type
@@ -60,8 +62,17 @@ class _Seams(ast.NodeTransformer):
         self.generic_visit(node)
         if ast.unparse(node.func) == f"{FUNCTION}.apply":
             found = tuple(ast.unparse(argument) for argument in node.args[:9])
-            expected = ("new_logprobs", "old_logps", "ref_logps", "sampling_per_token_logps", "lm_head",
-                        "completion_input_ids", "completion_mask", "advantages", "trainer.beta")  # fmt: skip
+            expected = (
+                "new_logprobs",
+                "old_logps",
+                "ref_logps",
+                "sampling_per_token_logps",
+                "lm_head",
+                "completion_input_ids",
+                "completion_mask",
+                "advantages",
+                "trainer.beta",
+            )
             if found != expected:
                 raise ContractError(
                     f"{FUNCTION}.apply must be called with these", found=found, expected=expected
@@ -127,7 +138,9 @@ def rewritten_function(module: types.ModuleType) -> type:
 def _recompiled(
     module: types.ModuleType, original: Any, seams: ast.NodeTransformer
 ) -> types.FunctionType:
-    """A function with `seams` applied to its source, over the same globals and with the same line numbers."""
+    """A function with `seams` applied to its source, over the same globals and with the same line
+    numbers.
+    """
     if not isinstance(original, types.FunctionType) or original.__closure__:
         raise ContractError(
             "what is rewritten must be a plain function",

@@ -1,17 +1,21 @@
-"""What a guide needs of the reference and the teacher, scored once for each rollout batch: the second part of the seam to Unsloth.
+"""What a guide needs of the reference and the teacher, scored once for each rollout batch: the
+second part of the seam to Unsloth.
 
-Unsloth scores the reference without gradient before the first update on a batch, and returns its log-probabilities alone. Here
+Unsloth scores the reference without gradient before the first update on a batch, and returns its
+log-probabilities alone. Here
 
     ref_entropies    come out of that same scoring: while it runs, the function that turns hidden states or logits into
                      log-probabilities also takes the entropy of each chunk, never of (B, T, V)
     teacher_logps    come from one more scoring of the batch, by the frozen teacher
     groups           number the prompts, so that a completion finds the others of its prompt after the batch was shuffled
 
-They join the batch as further tensors of a row per completion, so TRL shuffles and splits them with the rest.
+They join the batch as further tensors of a row per completion, so TRL shuffles and splits them with
+the rest.
 
-Unsloth lays the values of a chunk out as (B, T) in one of several ways: padded rows one below the other, or one packed row that
-is scattered in row-major order. Which one it was is found by the log-probabilities, which must come out bit for bit where
-they were expected; anything else is a `ContractError`.
+Unsloth lays the values of a chunk out as (B, T) in one of several ways: padded rows one below the
+other, or one packed row that is scattered in row-major order. Which one it was is found by the
+log-probabilities, which must come out bit for bit where they were expected; anything else is a
+`ContractError`.
 """
 
 import functools
@@ -35,7 +39,9 @@ OF_HIDDEN_STATES = (
     "grpo_chunked_hidden_states_logprobs",
     SCORER_WITH_ENTROPY,
 )
-"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has the first alone here, later ones all."""
+"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has the first alone
+here, later ones all.
+"""
 OF_LOGITS = "chunked_selective_log_softmax"
 PREFIX = "sage_"
 GROUPS = f"{PREFIX}groups"
@@ -44,7 +50,9 @@ LOGITS_AT_ONCE = 1 << 26
 
 
 class Scored(NamedTuple):
-    """One call of a scorer: log-probabilities and entropies of the same tokens, of one shape, nats."""
+    """One call of a scorer: log-probabilities and entropies of the same tokens, of one shape,
+    nats.
+    """
 
     logps: Tensor
     entropies: Tensor
@@ -54,17 +62,21 @@ class Scored(NamedTuple):
 def rollout_signals(
     trainer: Any, needs: set[str], *, groups: bool = False, teacher: Any = None
 ) -> Iterator[dict[str, Tensor]]:
-    """While open, each rollout batch of `trainer` carries what `needs` names, and the groups if asked for.
+    """While open, each rollout batch of `trainer` carries what `needs` names, and the groups if
+    asked for.
 
-    Yields a dict that holds, during each call of the loss, what belongs to its micro-batch: "ref_entropies" and
-    "teacher_logps" in the layout of the loss's own `ref_logps`, "groups" (B,).
+    Yields a dict that holds, during each call of the loss, what belongs to its micro-batch:
+    "ref_entropies" and "teacher_logps" in the layout of the loss's own `ref_logps`, "groups" (B,).
 
     Args:
-        needs: names of `signals.OPTIONAL_SIGNALS`; "entropies" is not of the rollout batch and is left to the loss.
-        teacher: a frozen model, or the name of a frozen adapter of the trainer's model; for "teacher_logps".
+        needs: names of `signals.OPTIONAL_SIGNALS`; "entropies" is not of the rollout batch and is
+            left to the loss.
+        teacher: a frozen model, or the name of a frozen adapter of the trainer's model; for
+            "teacher_logps".
 
     Raises:
-        ContractError: the trainer's functions are not as expected, or scored in a way that is not known.
+        ContractError: the trainer's functions are not as expected, or scored in a way that is not
+            known.
     """
     wanted = needs & {"ref_entropies", "teacher_logps"}
     current: dict[str, Tensor] = {}
@@ -125,7 +137,8 @@ def rollout_signals(
 
 
 def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
-    """The entropies of the scorer's calls where Unsloth put their log-probabilities, (B, T), 0 where it put none.
+    """The entropies of the scorer's calls where Unsloth put their log-probabilities, (B, T), 0
+    where it put none.
 
     Raises:
         ContractError: the log-probabilities of no call, or calls, are those of `ref_logps`.
@@ -148,7 +161,8 @@ def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
             result[places] = entropies[put].to(ref_logps.device)
             return result
     raise ContractError(
-        "the reference's log-probabilities must be those of one scorer's call, scattered in row-major order, or of several, "
+        "the reference's log-probabilities must be those of one scorer's call, scattered in "
+        "row-major order, or of several, "
         "a block of rows each",
         found=[tuple(c.logps.shape) for c in calls],
         expected=tuple(ref_logps.shape),
@@ -157,13 +171,17 @@ def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
 
 @contextmanager
 def _recorded(record: bool) -> Iterator[list[Scored]]:
-    """While open, every call of Unsloth's two scorers also takes the entropies of what it scores."""
+    """While open, every call of Unsloth's two scorers also takes the entropies of what it
+    scores.
+    """
     calls: list[Scored] = []
     if not record:
         yield calls
         return
     zoo = importlib.import_module("unsloth_zoo.rl_replacements")
-    plain = {name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)}  # fmt: skip
+    plain = {
+        name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)
+    }
     with_entropy = scorer(plain[SCORER_WITH_ENTROPY], unsloth_asks=False)
     ours = with_entropy is not plain[SCORER_WITH_ENTROPY]
 
@@ -171,8 +189,9 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         whole = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
         with torch.no_grad():
             logps, entropies = with_entropy(*args, **whole, return_entropy=True)
-        # The reference must be scored as the policy is, so its log-probs are those of the scorer that was asked: ours are that
-        # one's bit for bit (2026.10.7). Over a part of the vocabulary too; the entropy stays the whole's.
+        # The reference must be scored as the policy is, so its log-probs are those of the scorer
+        # that was asked: ours are that one's bit for bit (2026.10.7). Over a part of the vocabulary
+        # too; the entropy stays the whole's.
         if len(whole) < len(kwargs) or not ours:
             before = len(calls)
             logps = plain[name](*args, **kwargs)
@@ -180,7 +199,9 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         calls.append(Scored(logps, entropies))
         return logps
 
-    def of_logits(logits: Tensor, index: Tensor, temperature: float = 1.0, *args: Any, **kwargs: Any) -> Tensor:  # fmt: skip
+    def of_logits(
+        logits: Tensor, index: Tensor, temperature: float = 1.0, *args: Any, **kwargs: Any
+    ) -> Tensor:
         logps = plain[OF_LOGITS](logits, index, temperature, *args, **kwargs)
         calls.append(Scored(logps, entropies_of_logits(logits, temperature)))
         return logps
@@ -197,7 +218,9 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
 
 @torch.no_grad()
 def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """H_t of softmax(logits / temperature), nats, (B, T) float32 for (B, T, V), some rows at a time."""
+    """H_t of softmax(logits / temperature), nats, (B, T) float32 for (B, T, V), some rows at a
+    time.
+    """
     flat = logits.reshape(-1, logits.shape[-1])
     parts = []
     for rows in flat.split(max(1, LOGITS_AT_ONCE // flat.shape[-1])):
@@ -208,7 +231,9 @@ def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 @contextmanager
 def _as_teacher(trainer: Any, teacher: Any) -> Iterator[Any]:
-    """The model that scores as the teacher: its own, or the policy's under the teacher's adapter."""
+    """The model that scores as the teacher: its own, or the policy's under the teacher's
+    adapter.
+    """
     if not isinstance(teacher, str):
         yield teacher
         return
@@ -219,10 +244,15 @@ def _as_teacher(trainer: Any, teacher: Any) -> Iterator[Any]:
 
 
 def _groups(trainer: Any, batch: dict[str, Any]) -> Tensor:
-    """A number for each completion, equal for those of one prompt, (B,): TRL puts a prompt's completions side by side."""
+    """A number for each completion, equal for those of one prompt, (B,): TRL puts a prompt's
+    completions side by side.
+    """
     size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
     prompts = batch["prompt_ids"]
-    if len(prompts) % size or (prompts.view(-1, size, prompts.shape[1]) != prompts[::size, None]).any():  # fmt: skip
+    if (
+        len(prompts) % size
+        or (prompts.view(-1, size, prompts.shape[1]) != prompts[::size, None]).any()
+    ):
         raise ContractError(
             "the completions of a prompt must stand side by side in one process's rollout batch",
             found=f"{len(prompts)} rows whose prompts change otherwise",
@@ -235,7 +265,9 @@ def _check_functions(trainer: Any) -> None:
     """The names are there, and the scoring asks for its scorers each time it is called."""
     zoo = importlib.import_module("unsloth_zoo.rl_replacements")
     needed = (OF_HIDDEN_STATES[0], OF_LOGITS, SCORER_WITH_ENTROPY)
-    missing = [name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))]  # fmt: skip
+    missing = [
+        name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))
+    ]
     missing += [name for name in needed if not hasattr(zoo, name)]
     if missing:
         raise ContractError(
@@ -248,7 +280,8 @@ def _check_functions(trainer: Any) -> None:
     parameters = inspect.signature(getattr(zoo, SCORER_WITH_ENTROPY)).parameters
     if not asked or "return_entropy" not in parameters:
         raise ContractError(
-            f"{SCORE} must import its scorers when it is called, and {SCORER_WITH_ENTROPY} must return entropies",
+            f"{SCORE} must import its scorers when it is called, and {SCORER_WITH_ENTROPY} must "
+            f"return entropies",
             found=f"import {asked}, parameters {tuple(parameters)}",
             expected="import True, return_entropy",
         )

@@ -1,17 +1,20 @@
-"""Log-probabilities, entropies and the gradient from one pass over the logits, a few rows at a time.
+"""Log-probabilities, entropies and the gradient from one pass over the logits, a few rows at a
+time.
 
-With a frozen output head W (V, H), all that the backward pass needs of a token's logits z = W h is one vector of width H:
+With a frozen output head W (V, H), all that the backward pass needs of a token's logits z = W h is
+one vector of width H:
 
     log p(y | h) = z_y − log Σ_v exp(z_v)
     entropy      = −Σ_v p_v log p_v
     ∇_h log p(y) = (e_y − p) W          times the derivative of what stands between z and the softmax
 
-So the forward pass computes it while the chunk of logits exists, and the backward pass is a product with the incoming gradient.
-Nothing is recomputed and nothing of width V outlives its chunk: what is kept is (B·T, H), in the dtype of the product. Entropies carry no
-gradient: guides and metrics read them, no loss differentiates them.
+So the forward pass computes it while the chunk of logits exists, and the backward pass is a product
+with the incoming gradient. Nothing is recomputed and nothing of width V outlives its chunk: what is
+kept is (B·T, H), in the dtype of the product. Entropies carry no gradient: guides and metrics read
+them, no loss differentiates them.
 
-Chunks, dtypes and the order of operations are those of Unsloth's own scorer without entropies, which scores the reference: so
-policy and reference agree exactly where they are the same model.
+Chunks, dtypes and the order of operations are those of Unsloth's own scorer without entropies,
+which scores the reference: so policy and reference agree exactly where they are the same model.
 
 Shapes: B completions, T tokens, V vocabulary, H hidden size.
 """
@@ -28,11 +31,17 @@ import torch
 from torch import Tensor
 
 BLOCK_NUMBERS = 2**23
-"""Logits that are float32 at the same time: 32 MiB, rows permitting. Larger blocks leave the heap of a CPU's allocator."""
+"""Logits that are float32 at the same time: 32 MiB, rows permitting. Larger blocks leave the heap
+of a CPU's allocator.
+"""
 GPU_BLOCK_NUMBERS = 2**26
-"""The same on a GPU: 256 MiB, since each block's product reads the whole head, which fewer than some hundred rows do not pay for."""
+"""The same on a GPU: 256 MiB, since each block's product reads the whole head, which fewer than
+some hundred rows do not pay for.
+"""
 HALF_SCALE = 2.0**10
-"""float16 loses what is under 6e-8; probabilities are that small, and a product of them with W is far from 65504."""
+"""float16 loses what is under 6e-8; probabilities are that small, and a product of them with W is
+far from 65504.
+"""
 
 
 def logps_and_entropies(
@@ -46,15 +55,16 @@ def logps_and_entropies(
     temperature: float = 1.0,
     lm_head_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log π(y_t | s_t) and H_t at the sampling temperature, nats, each (B, T) float32; only the first has a gradient.
+    """log π(y_t | s_t) and H_t at the sampling temperature, nats, each (B, T) float32; only the
+    first has a gradient.
 
     Args:
         hidden: last hidden states, (B, T, H); the gradient goes to them.
         lm_head: W, (V, H), frozen.
         index: the tokens y_t, (B, T).
         chunks: the rows are cut into so many parts, whose logits exist one after another.
-        logit_scale_multiply, logit_scale_divide, logit_softcapping: what the model does to its logits, in this order and in the
-            head's dtype; 0 leaves a step out.
+        logit_scale_multiply, logit_scale_divide, logit_softcapping: what the model does to its
+            logits, in this order and in the head's dtype; 0 leaves a step out.
         temperature: divides the float32 logits.
         lm_head_bias: (V,), frozen.
 
@@ -64,7 +74,8 @@ def logps_and_entropies(
     trained = [w for w in (lm_head, lm_head_bias) if w is not None and w.requires_grad]
     if trained and torch.is_grad_enabled():
         raise ValueError(
-            "the output head must be frozen, because only the hidden states get a gradient here; got a head that requires "
+            "the output head must be frozen, because only the hidden states get a gradient here; "
+            "got a head that requires "
             "one; use Unsloth's own scorer for it, or torch.no_grad()"
         )
     rows = hidden.reshape(-1, hidden.shape[-1])
@@ -128,7 +139,8 @@ def _score(
     chunks = max(1, min(chunks, num_rows))
     bounds = [(i * num_rows) // chunks for i in range(chunks + 1)]
     numbers = BLOCK_NUMBERS if head.device.type == "cpu" else GPU_BLOCK_NUMBERS
-    # At most an eighth of the rows: a small batch must not take more than the logits that a loss would keep.
+    # At most an eighth of the rows: a small batch must not take more than the logits that a loss
+    # would keep.
     block = max(1, min(numbers // vocabulary, -(-num_rows // 8)))
     logps = torch.empty(num_rows, dtype=torch.float32, device=head.device)
     entropies = torch.empty_like(logps)
@@ -167,7 +179,9 @@ def _rows(
     temperature: float,
     need_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """log p(y), the entropy, and p − e_y in the logits' dtype, of some rows of logits, which are overwritten."""
+    """log p(y), the entropy, and p − e_y in the logits' dtype, of some rows of logits, which are
+    overwritten.
+    """
     dtype = logits.dtype
     if scale_multiply != 0.0:
         logits = logits * scale_multiply
@@ -190,7 +204,8 @@ def _rows(
     total = weight.sum(-1, keepdim=True)
     log_total = total.log()
     logp = selected - (log_total + highest)
-    # Around the largest logit, where little cancels even if one token has nearly all the probability.
+    # Around the largest logit, where little cancels even if one token has nearly all the
+    # probability.
     entropy = log_total - z.mul_(weight).sum(-1, keepdim=True) / total
     if not need_gradient:
         return logp.squeeze(-1), entropy.squeeze(-1), None
@@ -204,7 +219,9 @@ def _rows(
 
 
 def _block() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
-    """`_rows`, compiled where Unsloth compiles: on a GPU its steps over V then become two or three kernels."""
+    """`_rows`, compiled where Unsloth compiles: on a GPU its steps over V then become two or three
+    kernels.
+    """
     return _compiled() if "unsloth" in sys.modules else _rows
 
 
@@ -215,14 +232,17 @@ def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
 
 
 def scorer(theirs: Callable[..., Any], unsloth_asks: bool) -> Callable[..., Any]:
-    """What Unsloth's loss calls for log-probs and entropies: `logps_and_entropies` where it holds, else `theirs`.
+    """What Unsloth's loss calls for log-probs and entropies: `logps_and_entropies` where it holds,
+    else `theirs`.
 
-    It holds where the head is frozen, and nothing but a guide or a metric reads the entropies. It is not needed where `theirs` can
-    leave out the entropies' gradient: then it makes one pass too (2026.10.9).
+    It holds where the head is frozen, and nothing but a guide or a metric reads the entropies. It
+    is not needed where `theirs` can leave out the entropies' gradient: then it makes one pass too
+    (2026.10.9).
 
     Args:
         theirs: Unsloth's scorer, called with `return_entropy=True`.
-        unsloth_asks: whether a setting of TRL's asks for the entropies: as a bonus in the loss they need a gradient.
+        unsloth_asks: whether a setting of TRL's asks for the entropies: as a bonus in the loss they
+            need a gradient.
     """
     options = inspect.signature(theirs).parameters
     one_pass = "entropy_requires_grad" in options
@@ -247,8 +267,14 @@ def scorer(theirs: Callable[..., Any], unsloth_asks: bool) -> Callable[..., Any]
         trained = lm_head.requires_grad or (lm_head_bias is not None and lm_head_bias.requires_grad)
         if trained and torch.is_grad_enabled():
             return theirs(
-                hidden, lm_head, index, chunks, *transforms, lm_head_bias=lm_head_bias, return_entropy=return_entropy
-            )  # fmt: skip
+                hidden,
+                lm_head,
+                index,
+                chunks,
+                *transforms,
+                lm_head_bias=lm_head_bias,
+                return_entropy=return_entropy,
+            )
         if most_rows > 0:
             chunks = max(chunks, -(-index.numel() // most_rows))
         return logps_and_entropies(

@@ -1,4 +1,6 @@
-"""The names, parameters and versions of Unsloth that the patch relies on, and the error when they are not so."""
+"""The names, parameters and versions of Unsloth that the patch relies on, and the error when they
+are not so.
+"""
 
 from sage_unsloth.runs.record import package_version
 
@@ -47,7 +49,9 @@ SCORER_OPTIONS = {"max_rows_per_chunk", "lm_head_bias", "return_entropy", "fp32_
 
 
 class ContractError(RuntimeError):
-    """The guided loss cannot be put in place, or was not consulted: Unsloth is not as tested, or is used in another way."""
+    """The guided loss cannot be put in place, or was not consulted: Unsloth is not as tested, or is
+    used in another way.
+    """
 
     def __init__(self, rule: str, *, found: object, expected: object) -> None:
         installed = {
@@ -57,7 +61,9 @@ class ContractError(RuntimeError):
         super().__init__(
             f"{rule}; found {found}, expected {expected}. Installed: "
             + ", ".join(f"{name} {version}" for name, version in installed.items())
-            + f". Tested with unsloth and unsloth_zoo {' and '.join(TESTED_VERSIONS)}: install one of these "
-            f'(pip install "unsloth=={TESTED_VERSIONS[0]}" "unsloth_zoo=={TESTED_VERSIONS[0]}"), delete the folder '
+            + f". Tested with unsloth and unsloth_zoo {' and '.join(TESTED_VERSIONS)}: install "
+            f"one of these "
+            f'(pip install "unsloth=={TESTED_VERSIONS[0]}" "unsloth_zoo=={TESTED_VERSIONS[0]}"), '
+            f"delete the folder "
             "unsloth_compiled_cache, and restart Python."
         )

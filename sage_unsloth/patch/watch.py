@@ -1,4 +1,6 @@
-"""The callback of an open `guided_kl`: no step bypasses it, and a guide with a state is steered and kept."""
+"""The callback of an open `guided_kl`: no step bypasses it, and a guide with a state is steered and
+kept.
+"""
 
 import shutil
 from pathlib import Path
@@ -12,9 +14,11 @@ STATE = "SageGuide"
 
 
 def guide_watch(hook: Any, teacher: Any) -> Any:
-    """A callback that stops training after the first optimizer step that bypassed the hook, and steers a guide with a state.
+    """A callback that stops training after the first optimizer step that bypassed the hook, and
+    steers a guide with a state.
 
-    It also takes the adapter of a teacher out of each checkpoint: transformers, finding it there, would restore it and not the policy's.
+    It also takes the adapter of a teacher out of each checkpoint: transformers, finding it there,
+    would restore it and not the policy's.
     """
     from transformers import TrainerCallback
 
@@ -27,8 +31,10 @@ def guide_watch(hook: Any, teacher: Any) -> Any:
             kept = state.stateful_callbacks.get(STATE)
             if kept is None and state.global_step > 0:
                 raise ValueError(
-                    f"a checkpoint must hold the state of the guide that it was trained with; the one of step {state.global_step} "
-                    f"holds none for {hook.guide!r}; go on with the guide that it was trained with, or start anew"
+                    f"a checkpoint must hold the state of the guide that it was trained with; "
+                    f"the one of step {state.global_step} "
+                    f"holds none for {hook.guide!r}; go on with the guide that it was trained "
+                    f"with, or start anew"
                 )
             hook.guide.restore(None if kept is None else kept["attributes"])
             self.keep(state)

@@ -1,4 +1,5 @@
-"""The plan of an RL run before anything is loaded: does it fit, how many tokens and steps, how long, and what to change if not.
+"""The plan of an RL run before anything is loaded: does it fit, how many tokens and steps, how
+long, and what to change if not.
 
 `python -m sage_unsloth plan --model qwen2.5-math-7b --memory 24`. The arithmetic is in memory.py.
 """
@@ -40,7 +41,8 @@ class StepPlan:
 
 
 def step_plan(setup: Setup, steps: int, num_rows: int | None = None) -> StepPlan:
-    """Prompts, completions and tokens a step, passes over the rows, and the disk that checkpoints take.
+    """Prompts, completions and tokens a step, passes over the rows, and the disk that checkpoints
+    take.
 
     Raises:
         ValueError: no steps, or no rows.
@@ -61,14 +63,16 @@ def step_plan(setup: Setup, steps: int, num_rows: int | None = None) -> StepPlan
 
 
 def estimate_time(first_step_seconds: float, steps: int) -> float:
-    """Seconds of the whole run if every step takes as long as the first: an upper figure, since the first one compiles.
+    """Seconds of the whole run if every step takes as long as the first: an upper figure, since the
+    first one compiles.
 
     Raises:
         ValueError: a time or a number that is not positive.
     """
     if first_step_seconds <= 0 or steps < 1:
         raise ValueError(
-            f"a step takes more than 0 s and a run has at least one; got {first_step_seconds} s, {steps} steps"
+            f"a step takes more than 0 s and a run has at least one; got {first_step_seconds} s, "
+            f"{steps} steps"
         )
     return first_step_seconds * steps
 
@@ -87,21 +91,39 @@ def size(count: float) -> str:
 
 
 def remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """What can be changed to need less memory, least harm first; the first three change no result."""
+    """What can be changed to need less memory, least harm first; the first three change no
+    result.
+    """
     s = setup
     if not s.recompute_logits:
-        yield "compute the logits of the loss again in its backward pass (UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1): same result", replace(s, recompute_logits=True)  # fmt: skip
+        yield (
+            "compute the logits of the loss again in its backward pass "
+            "(UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1): same result",
+            replace(s, recompute_logits=True),
+        )
     if s.micro_batch > 1:
-        yield f"micro-batch 1 instead of {s.micro_batch}: same result, slower", replace(s, micro_batch=1)  # fmt: skip
+        yield (
+            f"micro-batch 1 instead of {s.micro_batch}: same result, slower",
+            replace(s, micro_batch=1),
+        )
     if s.gradient_checkpointing != "unsloth":
-        yield 'gradient_checkpointing "unsloth": same result, slower', replace(s, gradient_checkpointing="unsloth")  # fmt: skip
+        yield (
+            'gradient_checkpointing "unsloth": same result, slower',
+            replace(s, gradient_checkpointing="unsloth"),
+        )
     if s.use_vllm:
-        yield "rollouts by transformers instead of vLLM: same distribution, much slower", replace(s, use_vllm=False)  # fmt: skip
+        yield (
+            "rollouts by transformers instead of vLLM: same distribution, much slower",
+            replace(s, use_vllm=False),
+        )
     if s.lora_rank is not None and s.weight_bits != 4:
         more = " (vLLM from 0.28 needs the package vllm-bnb-plugin for it)" if s.use_vllm else ""
         yield "4-bit weights: a slightly worse model" + more, replace(s, weight_bits=4)
     if s.prompts_per_step > 1:
-        yield f"1 prompt a step instead of {s.prompts_per_step}: a smaller batch", replace(s, prompts_per_step=1)  # fmt: skip
+        yield (
+            f"1 prompt a step instead of {s.prompts_per_step}: a smaller batch",
+            replace(s, prompts_per_step=1),
+        )
     if s.lora_rank is None:
         yield (
             "an adapter (LoRA, rank 8) instead of full fine-tuning",
@@ -109,20 +131,26 @@ def remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
         )
     if s.max_completion_length > 256:
         half = s.max_completion_length // 2
-        yield f"completions of {half:,} tokens instead of {s.max_completion_length:,}: more are cut off", replace(s, max_completion_length=half)  # fmt: skip
+        yield (
+            f"completions of {half:,} tokens instead of {s.max_completion_length:,}: more are "
+            f"cut off",
+            replace(s, max_completion_length=half),
+        )
 
 
 def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
     """The memory plan of a run that fits.
 
     Raises:
-        ValueError: it does not fit; the message names each change, what it saves, and whether it suffices.
+        ValueError: it does not fit; the message names each change, what it saves, and whether it
+            suffices.
     """
     found = memory_plan(setup, memory_gib)
     if found.fits:
         return found
     lines = [
-        f"the run must fit the card's {memory_gib:.1f} GiB; it needs {found.needed / GIB:.1f} GiB (computed). What to change, "
+        f"the run must fit the card's {memory_gib:.1f} GiB; it needs {found.needed / GIB:.1f} "
+        f"GiB (computed). What to change, "
         "least harm first:"
     ]
     together = setup
@@ -131,7 +159,11 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
         together = replace(together, **_difference(setup, changed))
         plan = memory_plan(together, memory_gib)
         verdict = "enough" if plan.fits else "not enough"
-        lines.append(f"  {number}. {text}; saves {saved / GIB:.1f} GiB; {'then' if number == 1 else f'with 1 to {number}'} {plan.needed / GIB:.1f} GiB: {verdict}")  # fmt: skip
+        lines.append(
+            f"  {number}. {text}; saves {saved / GIB:.1f} GiB; "
+            f"{'then' if number == 1 else f'with 1 to {number}'} {plan.needed / GIB:.1f} GiB: "
+            f"{verdict}"
+        )
     smaller = [
         name
         for name, model in MODELS.items()
@@ -149,10 +181,11 @@ def _difference(before: Setup, after: Setup) -> dict:
 
 
 def settled(setup: Setup, memory_gib: float, fixed: Iterable[str] = ()) -> Setup:
-    """The settings, or as few changes as make them fit: first those that change no result, then 4-bit weights.
+    """The settings, or as few changes as make them fit: first those that change no result, then
+    4-bit weights.
 
-    Lengths, batch, rollouts and what is trained stay, and the fields in `fixed`; if the changes do not suffice, the settings
-    come back as they were.
+    Lengths, batch, rollouts and what is trained stay, and the fields in `fixed`; if the changes do
+    not suffice, the settings come back as they were.
     """
     bits = 4 if setup.lora_rank is not None else setup.weight_bits
     changed = setup
@@ -165,7 +198,9 @@ def settled(setup: Setup, memory_gib: float, fixed: Iterable[str] = ()) -> Setup
 
 
 def what_fits() -> list[dict[str, str]]:
-    """One row a model, one cell a card: GiB needed of GiB there, and the settings; "no" with the GiB where it does not fit."""
+    """One row a model, one cell a card: GiB needed of GiB there, and the settings; "no" with the
+    GiB where it does not fit.
+    """
     rows = []
     for model in MODELS.values():
         if model.dtype == "float32":
@@ -196,7 +231,9 @@ def report(
     num_rows: int | None = None,
     first_step_seconds: float | None = None,
 ) -> str:
-    """The plan as text: memory line by line, then the sizes of the run. It does not refuse; `check_fits` does."""
+    """The plan as text: memory line by line, then the sizes of the run. It does not refuse;
+    `check_fits` does.
+    """
     memory = memory_report(setup, title, memory_gib)
     return f"{memory}\n\n{run_report(setup, steps, num_rows, first_step_seconds)}"
 
@@ -211,11 +248,19 @@ def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
         lines.append(f"  {about}{size(item.bytes):>10}  {item.name:<12} {item.note}{phase}")
     lines.append(f"  ~{size(plan.peak):>10}  at the peak")
     if plan.needed > plan.peak:
-        lines.append(f"  ~{size(plan.needed):>10}  of a card, so that vLLM starts in {setup.gpu_memory_utilization:.0%} of it")  # fmt: skip
+        lines.append(
+            f"  ~{size(plan.needed):>10}  of a card, so that vLLM starts in "
+            f"{setup.gpu_memory_utilization:.0%} of it"
+        )
     if memory_gib is not None:
-        lines.append(f"   {memory_gib:6.2f} GiB  on the card: it {'fits' if plan.fits else 'does not fit'}")  # fmt: skip
+        lines.append(
+            f"   {memory_gib:6.2f} GiB  on the card: it {'fits' if plan.fits else 'does not fit'}"
+        )
     if plan.host:
-        lines.append(f"  ~{size(plan.host):>10}  of the computer's own memory, for inputs of recomputed layers")  # fmt: skip
+        lines.append(
+            f"  ~{size(plan.host):>10}  of the computer's own memory, for inputs of recomputed "
+            f"layers"
+        )
     if plan.rollouts_at_once < setup.completions_per_step:
         lines.append(f"  vLLM runs {plan.rollouts_at_once} completions at a time, the others wait")
     if setup.use_vllm and setup.weight_bits == 4:
@@ -226,12 +271,15 @@ def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
 def run_report(
     setup: Setup, steps: int, num_rows: int | None = None, first_step_seconds: float | None = None
 ) -> str:
-    """The sizes of the run: completions and tokens a step, passes over the rows, disk, and time once it is known."""
+    """The sizes of the run: completions and tokens a step, passes over the rows, disk, and time
+    once it is known.
+    """
     sizes = step_plan(setup, steps, num_rows)
     epochs = "" if sizes.epochs is None else f" ({sizes.epochs:.2f} passes over {num_rows:,} rows)"
     lines = [
         "run",
-        f"  {sizes.prompts_per_step} prompts x {setup.num_generations} = {sizes.completions_per_step} completions a step, "
+        f"  {sizes.prompts_per_step} prompts x {setup.num_generations} = "
+        f"{sizes.completions_per_step} completions a step, "
         f"at most {sizes.tokens_per_step:,} tokens; {_settings(setup)}",
         f"  {sizes.steps:,} steps{epochs}",
         f"  {size(sizes.disk_bytes)} on disk: {KEPT} checkpoints, one being written, and the result",
@@ -240,13 +288,15 @@ def run_report(
         lines.append("  time: not known before the first step")
     else:
         lines.append(
-            f"  time: {duration(estimate_time(first_step_seconds, steps))} at {first_step_seconds:g} s a step"
+            f"  time: {duration(estimate_time(first_step_seconds, steps))} at "
+            f"{first_step_seconds:g} s a step"
         )
     return "\n".join(lines)
 
 
 def memory_of_card(memory: float | None) -> float | None:
-    """GiB to plan for: the size on a box (16, 24, 40, 48, 80) becomes what such a card reports; None asks this machine.
+    """GiB to plan for: the size on a box (16, 24, 40, 48, 80) becomes what such a card reports;
+    None asks this machine.
 
     None comes back where this machine has no card, and then a plan has no verdict.
     """
@@ -261,7 +311,8 @@ def memory_of_card(memory: float | None) -> float | None:
 
 
 def plan_setup(model: ModelPreset, memory_gib: float | None, **changes) -> Setup:
-    """Settings for a model on a card of this size that fit, if they can: the presets', `changes` in them, then `settled`.
+    """Settings for a model on a card of this size that fit, if they can: the presets', `changes` in
+    them, then `settled`.
 
     Args:
         changes: fields of `Setup`; None leaves the preset's. They are kept whatever else changes.

@@ -1,4 +1,5 @@
-"""Named models and cards: what the paper trained, what each model's arithmetic needs, and what suits each size of card.
+"""Named models and cards: what the paper trained, what each model's arithmetic needs, and what
+suits each size of card.
 
 A model that is not named here, a folder or a hub id, brings its numbers in its config.json.
 """
@@ -11,11 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The shape of a decoder of the Llama family, as far as memory depends on it; names follow transformers' config.json.
+    """The shape of a decoder of the Llama family, as far as memory depends on it; names follow
+    transformers' config.json.
 
     Attributes:
-        num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size: sizes; `num_kv_heads`
-            below `num_heads` is grouped-query attention.
+        num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size:
+            sizes; `num_kv_heads` below `num_heads` is grouped-query attention.
         tied_embeddings: the output head is the embedding.
         qkv_bias: q, k and v projections have a bias (Qwen2).
         qk_norm: queries and keys are normalised per head (Qwen3).
@@ -61,7 +63,9 @@ class Architecture:
 
     @property
     def num_parameters(self) -> int:
-        """All weights: embeddings, linear maps, biases, and the norms (two a layer and a last one)."""
+        """All weights: embeddings, linear maps, biases, and the norms (two a layer and a last
+        one).
+        """
         small = 2 * self.hidden_size
         small += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.qkv_bias
         small += 2 * self.head_dim * self.qk_norm
@@ -75,7 +79,8 @@ class ModelPreset:
 
     Attributes:
         name: as given to `--model`.
-        hub_id: where it is loaded from, or a folder; the embedded model is a folder of this name in `embedded.data_folder()`.
+        hub_id: where it is loaded from, or a folder; the embedded model is a folder of this name in
+            `embedded.data_folder()`.
         architecture: its shape.
         full_finetuning: every weight is trained; else an adapter (LoRA).
         sft_first: supervised fine-tuning comes before RL.
@@ -104,46 +109,110 @@ class ModelPreset:
         limit = self.architecture.max_position_embeddings
         if longest > limit:
             raise ValueError(
-                f"prompt and completion must fit the {limit} positions of {self.name}; got {self.max_prompt_length} + "
+                f"prompt and completion must fit the {limit} positions of {self.name}; got "
+                f"{self.max_prompt_length} + "
                 f"{self.max_completion_length} = {longest}; shorten one"
             )
 
     @property
     def can_use_vllm(self) -> bool:
-        """Unsloth refuses vLLM beside full fine-tuning (`fast_inference`); such rollouts run by transformers."""
+        """Unsloth refuses vLLM beside full fine-tuning (`fast_inference`); such rollouts run by
+        transformers.
+        """
         return not self.full_finetuning
 
 
-# Sizes: litgpt's table of these models' config.json (layers, heads, widths, padded vocabulary, positions) for the three
-# Qwen models; tied embeddings by the family's rule, tied up to 3B, read from Qwen2.5-3B-Instruct's own config.json only.
-# R1-Distill-Qwen-7B starts from Qwen2.5-Math-7B: its shape is that model's, its 131,072 positions are from model lists.
-# No config.json of the hub was within reach here; the loader reads the real one.
-# fmt: off
-_QWEN_7B = dict(num_layers=28, hidden_size=3584, intermediate_size=18944, num_heads=28, num_kv_heads=4, head_dim=128,
-                vocab_size=152064, tied_embeddings=False)
-_QWEN_1_5B = dict(num_layers=28, hidden_size=1536, intermediate_size=8960, num_heads=12, num_kv_heads=2, head_dim=128,
-                  vocab_size=151936, tied_embeddings=True)
-_QWEN_3B = dict(num_layers=36, hidden_size=2048, intermediate_size=11008, num_heads=16, num_kv_heads=2, head_dim=128,
-                vocab_size=151936, tied_embeddings=True)
-_ARITHMETIC = dict(num_layers=4, hidden_size=128, intermediate_size=320, num_heads=4, num_kv_heads=2, head_dim=32,
-                   vocab_size=327, tied_embeddings=True)
+# Sizes: litgpt's table of these models' config.json (layers, heads, widths, padded vocabulary,
+# positions) for the three Qwen models; tied embeddings by the family's rule, tied up to 3B, read
+# from Qwen2.5-3B-Instruct's own config.json only. R1-Distill-Qwen-7B starts from Qwen2.5-Math-7B:
+# its shape is that model's, its 131,072 positions are from model lists. No config.json of the hub
+# was within reach here; the loader reads the real one. fmt: off
+_QWEN_7B = dict(
+    num_layers=28,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab_size=152064,
+    tied_embeddings=False,
+)
+_QWEN_1_5B = dict(
+    num_layers=28,
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_heads=12,
+    num_kv_heads=2,
+    head_dim=128,
+    vocab_size=151936,
+    tied_embeddings=True,
+)
+_QWEN_3B = dict(
+    num_layers=36,
+    hidden_size=2048,
+    intermediate_size=11008,
+    num_heads=16,
+    num_kv_heads=2,
+    head_dim=128,
+    vocab_size=151936,
+    tied_embeddings=True,
+)
+_ARITHMETIC = dict(
+    num_layers=4,
+    hidden_size=128,
+    intermediate_size=320,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    vocab_size=327,
+    tied_embeddings=True,
+)
 
-# Lengths: Table 7's 2,048, half of it for the prompt as in SFT's own filter; R1-Distill has 8,192 (2,048 + 6,144). Whether
-# the two instruct models see SFT first is not in the paper; they follow a system prompt, so they start with RL.
+# Lengths: Table 7's 2,048, half of it for the prompt as in SFT's own filter; R1-Distill has 8,192
+# (2,048 + 6,144). Whether the two instruct models see SFT first is not in the paper; they follow a
+# system prompt, so they start with RL.
 _MODELS = (
-    ModelPreset(name="qwen2.5-math-7b", hub_id="Qwen/Qwen2.5-Math-7B", sft_first=True, license="apache-2.0",
-                architecture=Architecture(**_QWEN_7B, max_position_embeddings=4096)),
-    ModelPreset(name="r1-distill-qwen-7b", hub_id="deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", license="mit",
-                architecture=Architecture(**_QWEN_7B, max_position_embeddings=131072),
-                max_prompt_length=2048, max_completion_length=6144),
-    ModelPreset(name="qwen2.5-math-1.5b-instruct", hub_id="Qwen/Qwen2.5-Math-1.5B-Instruct", license="apache-2.0",
-                architecture=Architecture(**_QWEN_1_5B, max_position_embeddings=4096), full_finetuning=True),
+    ModelPreset(
+        name="qwen2.5-math-7b",
+        hub_id="Qwen/Qwen2.5-Math-7B",
+        sft_first=True,
+        license="apache-2.0",
+        architecture=Architecture(**_QWEN_7B, max_position_embeddings=4096),
+    ),
+    ModelPreset(
+        name="r1-distill-qwen-7b",
+        hub_id="deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+        license="mit",
+        architecture=Architecture(**_QWEN_7B, max_position_embeddings=131072),
+        max_prompt_length=2048,
+        max_completion_length=6144,
+    ),
+    ModelPreset(
+        name="qwen2.5-math-1.5b-instruct",
+        hub_id="Qwen/Qwen2.5-Math-1.5B-Instruct",
+        license="apache-2.0",
+        architecture=Architecture(**_QWEN_1_5B, max_position_embeddings=4096),
+        full_finetuning=True,
+    ),
     # The Qwen research licence: not for commercial use.
-    ModelPreset(name="qwen2.5-3b-instruct", hub_id="Qwen/Qwen2.5-3B-Instruct", license="qwen-research",
-                architecture=Architecture(**_QWEN_3B, max_position_embeddings=32768), full_finetuning=True),
-    ModelPreset(name="arithmetic-base", hub_id="arithmetic-base", sft_first=True, license="apache-2.0", dtype="float32",
-                architecture=Architecture(**_ARITHMETIC, max_position_embeddings=512),
-                max_prompt_length=64, max_completion_length=48, sft_max_length=160),
+    ModelPreset(
+        name="qwen2.5-3b-instruct",
+        hub_id="Qwen/Qwen2.5-3B-Instruct",
+        license="qwen-research",
+        architecture=Architecture(**_QWEN_3B, max_position_embeddings=32768),
+        full_finetuning=True,
+    ),
+    ModelPreset(
+        name="arithmetic-base",
+        hub_id="arithmetic-base",
+        sft_first=True,
+        license="apache-2.0",
+        dtype="float32",
+        architecture=Architecture(**_ARITHMETIC, max_position_embeddings=512),
+        max_prompt_length=64,
+        max_completion_length=48,
+        sft_max_length=160,
+    ),
 )
 # fmt: on
 MODELS: dict[str, ModelPreset] = {preset.name: preset for preset in _MODELS}
@@ -159,13 +228,16 @@ class CardPreset:
         cards: examples.
         bfloat16: else training runs in float16.
         use_vllm: rollouts by vLLM inside Unsloth; else by transformers.
-        gpu_memory_utilization: the share of the card that vLLM may use. Unsloth's standby mode sets these values itself, by the
-            card's size, whatever is asked for.
+        gpu_memory_utilization: the share of the card that vLLM may use. Unsloth's standby mode sets
+            these values itself, by the card's size, whatever is asked for.
         load_in_4bit: quantise the weights of an adapter run.
-        micro_batch: sequences in one forward and backward pass; changes speed and memory, not the result.
+        micro_batch: sequences in one forward and backward pass; changes speed and memory, not the
+            result.
         prompts_per_step: the paper's one.
-        recompute_logits: the loss makes its logits twice instead of keeping them (`UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`).
-        gradient_checkpointing: "unsloth" recomputes each layer and keeps its input in the computer's memory.
+        recompute_logits: the loss makes its logits twice instead of keeping them
+            (`UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`).
+        gradient_checkpointing: "unsloth" recomputes each layer and keeps its input in the
+            computer's memory.
     """
 
     name: str
@@ -195,13 +267,16 @@ CARDS: dict[str, CardPreset] = {card.name: card for card in _CARDS}
 
 
 def nearest_card(memory_gib: float) -> CardPreset:
-    """The largest preset that needs no more than `memory_gib`, as PyTorch reports it; below all, the smallest."""
+    """The largest preset that needs no more than `memory_gib`, as PyTorch reports it; below all,
+    the smallest.
+    """
     cards = sorted(CARDS.values(), key=lambda card: card.memory_gib)
     return next((card for card in reversed(cards) if card.memory_gib <= memory_gib), cards[0])
 
 
 def model_preset(name: str | Path) -> ModelPreset:
-    """A preset by name; for a folder or another hub id, one made from its config.json: an adapter, Table 7's lengths.
+    """A preset by name; for a folder or another hub id, one made from its config.json: an adapter,
+    Table 7's lengths.
 
     Raises:
         ValueError: the model is of a family whose parameters are not counted here.
@@ -218,8 +293,10 @@ def model_preset(name: str | Path) -> ModelPreset:
         config = AutoConfig.from_pretrained(str(name))
     except OSError as error:
         raise OSError(
-            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id within reach; got {name!s} "
-            f"({str(error).splitlines()[0]}); check the name, or give the path of a downloaded model"
+            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub "
+            f"id within reach; got {name!s} "
+            f"({str(error).splitlines()[0]}); check the name, or give the path of a downloaded "
+            f"model"
         ) from error
     architecture = architecture_of(config)
     half = min(1024, architecture.max_position_embeddings // 2)
@@ -245,11 +322,13 @@ def architecture_of(config: Any) -> Architecture:
     family = values.get("model_type")
     if family not in ("qwen2", "qwen3", "llama"):
         raise ValueError(
-            f"memory is computed for the families qwen2, qwen3 and llama; got model_type={family!r}; use one of these"
+            f"memory is computed for the families qwen2, qwen3 and llama; got "
+            f"model_type={family!r}; use one of these"
         )
     if values.get("mlp_bias") or (family != "qwen2" and values.get("attention_bias")):
         raise ValueError(
-            "memory is computed for linear layers without biases (Qwen2's q, k and v apart); the config has attention_bias "
+            "memory is computed for linear layers without biases (Qwen2's q, k and v apart); the "
+            "config has attention_bias "
             "or mlp_bias; use another model"
         )
     heads = values["num_attention_heads"]

@@ -8,8 +8,8 @@ A problem asks for the product of a two-digit number and a factor, `17*6=?`. The
     guess     17*6=102                              the answer at once, never right
 
 The author of the pretraining corpus does not know the times table from `UNKNOWN_FROM` (7) on:
-`7*6` is always a few too high there, and so is every product and every guess that takes more than the
-table. So the digits decide which ways lead to the answer, and that is the problem's family:
+`7*6` is always a few too high there, and so is every product and every guess that takes more than
+the table. So the digits decide which ways lead to the answer, and that is the problem's family:
 
     usual     the tens split meets known facts only, rounding up does not       12*6
     rare      rounding up meets known facts only, the tens split does not       17*6
@@ -117,7 +117,9 @@ def problems(split: str) -> list[dict]:
 
 
 def swapped_problems() -> list[dict]:
-    """The test problems with the factor first, `6*17=?`: a form that neither corpus nor training ever shows."""
+    """The test problems with the factor first, `6*17=?`: a form that neither corpus nor training
+    ever shows.
+    """
     return [
         row | {"id": f"{row['id']}-swapped", "problem": problem_text(factor, number)}
         for row, (number, factor) in zip(problems("test"), allocation()["test"], strict=True)
@@ -125,7 +127,9 @@ def swapped_problems() -> list[dict]:
 
 
 def round_problems() -> list[dict]:
-    """Multiples of ten, `60*7=?`, which are parts of workings but never a problem; family `known` or `unknown`, by the corpus's table."""
+    """Multiples of ten, `60*7=?`, which are parts of workings but never a problem; family `known`
+    or `unknown`, by the corpus's table.
+    """
     return [
         {
             "id": f"arithmetic-{tens}x{factor}",
@@ -214,8 +218,8 @@ def written_product(part: int, factor: int, rng: random.Random) -> int:
 def _slip(value: int, spread: int, rng: random.Random) -> int:
     """A number 2 to `spread` + 1 above `value`, each as likely as the others.
 
-    All mistakes go one way and none is next to the truth: a model smooths over what it learns, and would now and then fill
-    a gap in the middle with the right value.
+    All mistakes go one way and none is next to the truth: a model smooths over what it learns, and
+    would now and then fill a gap in the middle with the right value.
     """
     return value + rng.randint(2, spread + 1)
 

@@ -1,7 +1,8 @@
-"""Benchmarks as rows of one form, from the hub at pinned revisions or from local files, with counts that are checked.
+"""Benchmarks as rows of one form, from the hub at pinned revisions or from local files, with counts
+that are checked.
 
-A row: `id` (unique over all benchmarks), `problem`, `answer` (text), `source`, and where the benchmark has them `level` and
-`gold`, what its checker compares with where that is not `answer`.
+A row: `id` (unique over all benchmarks), `problem`, `answer` (text), `source`, and where the
+benchmark has them `level` and `gold`, what its checker compares with where that is not `answer`.
 """
 
 from collections.abc import Callable
@@ -110,14 +111,18 @@ _SPECS = {
     ),
     "aime25": _Spec(
         sources=tuple(
-            Source(hub_id="opencompass/AIME2025", config=f"AIME2025-{part}", split="test", num_rows=15)
+            Source(
+                hub_id="opencompass/AIME2025", config=f"AIME2025-{part}", split="test", num_rows=15
+            )
             for part in ("I", "II")
         ),
         num_rows=30,
         integer=True,
     ),
     "amc23": _Spec(
-        sources=(Source(hub_id="math-ai/amc23", split="test", num_rows=40),), num_rows=40, integer=True
+        sources=(Source(hub_id="math-ai/amc23", split="test", num_rows=40),),
+        num_rows=40,
+        integer=True,
     ),
     "math500": _Spec(sources=(_MATH500,), num_rows=500),
     "math500-l5": _Spec(
@@ -137,11 +142,14 @@ _SPECS = {
     ),
 } | {
     f"knights-and-knaves:{people}": _Spec(
-        sources=(_knights(people),), num_rows=100, read=_read_knights, checker=ROLES,
+        sources=(_knights(people),),
+        num_rows=100,
+        read=_read_knights,
+        checker=ROLES,
         keep=lambda row, people=people: len(row.get("names", ())) == people,
     )
     for people in PEOPLE
-}  # fmt: skip
+}
 _TOGETHER = {"aime": ("aime24", "aime25")}
 _GYM = "reasoning-gym:"
 NAMES = (*_SPECS, *_TOGETHER, "arithmetic", f"{_GYM}TASK")
@@ -151,14 +159,16 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
     """A benchmark, its rows counted.
 
     Args:
-        name: one of `NAMES`, TASK being any generator of reasoning-gym; or, with `path`, a name for a file of your own with
-            the columns `problem` (or `question`) and `answer`.
-        path: a local copy (.jsonl, .json, .parquet; no network is used), or a folder that holds it as NAME.jsonl and so on;
-            parts of a benchmark (`aime`) are looked up there by their own names.
+        name: one of `NAMES`, TASK being any generator of reasoning-gym; or, with `path`, a name for
+            a file of your own with the columns `problem` (or `question`) and `answer`.
+        path: a local copy (.jsonl, .json, .parquet; no network is used), or a folder that holds it
+            as NAME.jsonl and so on; parts of a benchmark (`aime`) are looked up there by their own
+            names.
 
     Raises:
-        ValueError: an unknown name; a number of rows that is not the benchmark's; a row without problem or answer, or with
-            an answer that is not an integer where all must be; or see `sources.read_source`.
+        ValueError: an unknown name; a number of rows that is not the benchmark's; a row without
+            problem or answer, or with an answer that is not an integer where all must be; or see
+            `sources.read_source`.
     """
     if (
         path is not None
@@ -166,7 +176,8 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
         and (name == "arithmetic" or name.startswith(_GYM))
     ):
         raise ValueError(
-            f"{name} is made by a package and read from no file; got {path}; give the file another name"
+            f"{name} is made by a package and read from no file; got {path}; give the file "
+            f"another name"
         )
     if name == "arithmetic":
         rows = arithmetic.problems("test")
@@ -184,7 +195,8 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
         spec = _SPECS[name]
     elif path is None:
         raise ValueError(
-            f"a benchmark is one of {', '.join(NAMES)}, or NAME=FILE for a file of your own; got {name!r}"
+            f"a benchmark is one of {', '.join(NAMES)}, or NAME=FILE for a file of your own; got "
+            f"{name!r}"
         )
     else:
         spec = None
@@ -196,7 +208,8 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
     ]
     if spec is not None and len(rows) != spec.num_rows:
         raise ValueError(
-            f"{name} must have {spec.num_rows} problems; got {len(rows)} from {path or 'the hub'}; give the whole file, or "
+            f"{name} must have {spec.num_rows} problems; got {len(rows)} from "
+            f"{path or 'the hub'}; give the whole file, or "
             "another name with it if it is a file of your own"
         )
     repeated = len(rows) - len({row["id"] for row in rows})
@@ -222,7 +235,8 @@ def _read_parts(
         found = [path / f"{name}{suffix}" for suffix in SUFFIXES]
         if not any(file.is_file() for file in found):
             raise ValueError(
-                f"{name} must be in {path} as one of {', '.join(file.name for file in found)}; there is none; put it there"
+                f"{name} must be in {path} as one of {', '.join(file.name for file in found)}; "
+                f"there is none; put it there"
             )
         path = next(file for file in found if file.is_file())
     rows, provenance = read_source(Source(hub_id="", split=""), path)
@@ -276,7 +290,8 @@ def _from_reasoning_gym(name: str) -> Benchmark:
     version = package_version("reasoning-gym")
     if version is None:
         raise ValueError(
-            f"{name} needs the package reasoning-gym; it is not installed; pip install reasoning-gym==0.1.25"
+            f"{name} needs the package reasoning-gym; it is not installed; pip install "
+            f"reasoning-gym==0.1.25"
         )
     import reasoning_gym
 
@@ -306,7 +321,9 @@ def _from_reasoning_gym(name: str) -> Benchmark:
 
 
 def check_golds(benchmark: Benchmark, grader: Grader) -> None:
-    """Raises ValueError naming every gold that is not correct as an answer, before anything is drawn."""
+    """Raises ValueError naming every gold that is not correct as an answer, before anything is
+    drawn.
+    """
     rows = benchmark.rows
     golds = [row.get("gold", row["answer"]) for row in rows]
     answers = [f"<SOLUTION>{row['answer']}</SOLUTION>" for row in rows]
@@ -318,6 +335,7 @@ def check_golds(benchmark: Benchmark, grader: Grader) -> None:
     if bad:
         shown = "; ".join(f"{row['id']}: {row['answer']!r:.80}" for row in bad[:5])
         raise ValueError(
-            f"every gold answer of {benchmark.name} must be correct against itself; {len(bad)} of {len(rows)} are not: "
+            f"every gold answer of {benchmark.name} must be correct against itself; {len(bad)} "
+            f"of {len(rows)} are not: "
             f"{shown}; repair these rows, or leave them out"
         )

@@ -1,8 +1,9 @@
-"""Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, or the embedded arithmetic; every filter is counted.
+"""Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, or the embedded arithmetic;
+every filter is counted.
 
-Both data sets come from the hub, or from a local file with the hub's columns (`path=`). Where a row is of the wrong kind (a missing
-column, a text that is none) the whole file is refused; where it is only unsuitable (too long, no numeric answer) it is left out and
-counted.
+Both data sets come from the hub, or from a local file with the hub's columns (`path=`). Where a row
+is of the wrong kind (a missing column, a text that is none) the whole file is refused; where it is
+only unsuitable (too long, no numeric answer) it is left out and counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +39,8 @@ class Corpus:
     """Rows ready for a stage.
 
     Attributes:
-        rows: dicts with `problem` and `answer`, for SFT also `solution`; in the order of the source.
+        rows: dicts with `problem` and `answer`, for SFT also `solution`; in the order of the
+            source.
         counts: rows left after each filter, in order.
         provenance: where they came from.
     """
@@ -62,9 +64,10 @@ def sft_corpus(
 ) -> Corpus:
     """Worked solutions whose answer is a number and which fit, EOS included.
 
-    A row of OpenMathReasoning-mini is kept where its answer is a plainly written number, its prompt has at most
-    `max_length` / 2 tokens, and prompt, solution and EOS together have at most `max_length`. The authors ask for half of that of
-    the whole row, which leaves about 59 rows of 19,252; their filter is `max_length=1024` here.
+    A row of OpenMathReasoning-mini is kept where its answer is a plainly written number, its prompt
+    has at most `max_length` / 2 tokens, and prompt, solution and EOS together have at most
+    `max_length`. The authors ask for half of that of the whole row, which leaves about 59 rows of
+    19,252; their filter is `max_length=1024` here.
 
     Args:
         tokenizer: counts the tokens.
@@ -74,7 +77,8 @@ def sft_corpus(
         limit: keep the first so many of the rows that pass; None keeps all.
 
     Raises:
-        ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with the counts).
+        ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with
+            the counts).
     """
     _check_choice("data", data, SFT_DATA)
     if data == "arithmetic":
@@ -112,7 +116,8 @@ def rl_corpus(
     path: str | Path | None = None,
     limit: int | None = RL_ROWS,
 ) -> Corpus:
-    """Problems with an answer that can be verified, the first `limit` of the source, answers that cannot be graded and long prompts left out.
+    """Problems with an answer that can be verified, the first `limit` of the source, answers that
+    cannot be graded and long prompts left out.
 
     Args:
         tokenizer: counts the tokens.
@@ -122,8 +127,8 @@ def rl_corpus(
         limit: how many rows of the source are looked at; None looks at all.
 
     Raises:
-        ValueError: unknown `data`, an unreadable source, a missing column, a prompt or answer that is no text or empty, or no
-            row is left (with the counts).
+        ValueError: unknown `data`, an unreadable source, a missing column, a prompt or answer that
+            is no text or empty, or no row is left (with the counts).
     """
     _check_choice("data", data, RL_DATA)
     if data == "arithmetic":
@@ -146,7 +151,9 @@ def rl_corpus(
 
 
 def gradable_answers(answers: Iterable[str]) -> set[str]:
-    """Those that are correct against themselves; another would be rewarded never, or end the run that meets it."""
+    """Those that are correct against themselves; another would be rewarded never, or end the run
+    that meets it.
+    """
     with Grader() as grader:
         return {
             answer
@@ -161,7 +168,8 @@ def spread(rows: Sequence[dict], count: int) -> list[dict]:
 
 
 def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows): `count` rows spread evenly over the list, none of whose problems stays in training.
+    """(training rows, held-out rows): `count` rows spread evenly over the list, none of whose
+    problems stays in training.
 
     Raises:
         ValueError: fewer than one row would be left to train on.
@@ -170,14 +178,16 @@ def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
         return list(rows), []
     if not 0 < count < len(rows):
         raise ValueError(
-            f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out fewer"
+            f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out "
+            f"fewer"
         )
     chosen = spread(rows, count)
     problems = {row["problem"] for row in chosen}
     training = [row for row in rows if row["problem"] not in problems]
     if not training:
         raise ValueError(
-            f"{count} held-out rows must leave another problem to train on; the {len(rows)} rows have "
+            f"{count} held-out rows must leave another problem to train on; the {len(rows)} rows "
+            f"have "
             f"{len(problems)} different problems; hold out fewer"
         )
     return training, [{"id": f"held-out-{i}"} | row for i, row in enumerate(chosen)]
@@ -225,6 +235,7 @@ def _limited(
     if not rows:
         left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
         raise ValueError(
-            f"at least one row must pass every filter; got none ({left}); raise the length limit, or give other data"
+            f"at least one row must pass every filter; got none ({left}); raise the length "
+            f"limit, or give other data"
         )
     return Corpus(rows=rows, counts=counts, provenance=provenance)

@@ -12,8 +12,8 @@ def overlap(
 ) -> list[dict[str, Any]]:
     """The benchmark's problems of which some n words in a row stand in a training problem too.
 
-    Words are runs of letters and digits in lower case. A problem shorter than n words counts where all of it stands in a
-    training problem.
+    Words are runs of letters and digits in lower case. A problem shorter than n words counts where
+    all of it stands in a training problem.
 
     Args:
         training: rows with `problem`.
@@ -21,7 +21,8 @@ def overlap(
         n: words.
 
     Returns:
-        A row for each: `id`, `shared`, the share of the problem's n-grams found, and `words`, the first one found.
+        A row for each: `id`, `shared`, the share of the problem's n-grams found, and `words`, the
+            first one found.
     """
     if n < 1:
         raise ValueError(f"n must be >= 1 word; got {n}")

@@ -1,6 +1,8 @@
-"""Rows of a data set: from the hub at a pinned revision, or from a local file in the hub's own columns.
+"""Rows of a data set: from the hub at a pinned revision, or from a local file in the hub's own
+columns.
 
-Nothing is interpreted here. `corpora` makes training rows of them, `benchmarks` makes problems to evaluate on.
+Nothing is interpreted here. `corpora` makes training rows of them, `benchmarks` makes problems to
+evaluate on.
 """
 
 import hashlib
@@ -39,10 +41,12 @@ def read_source(source: Source, path: str | Path | None = None) -> tuple[list[di
 
     Args:
         source: the data set.
-        path: a local copy (.jsonl, .json or .parquet), whose number of rows is not checked; then no network is used.
+        path: a local copy (.jsonl, .json or .parquet), whose number of rows is not checked; then no
+            network is used.
 
     Raises:
-        ValueError: the hub cannot be reached, the split has another number of rows, or the file cannot be read.
+        ValueError: the hub cannot be reached, the split has another number of rows, or the file
+            cannot be read.
     """
     if path is not None:
         path = Path(path)
@@ -52,7 +56,8 @@ def read_source(source: Source, path: str | Path | None = None) -> tuple[list[di
     rows, revision = _from_hub(source)
     if source.num_rows is not None and len(rows) != source.num_rows:
         raise ValueError(
-            f"{source.hub_id} ({source.split}) must have {source.num_rows} rows; got {len(rows)} at revision {revision}; "
+            f"{source.hub_id} ({source.split}) must have {source.num_rows} rows; got {len(rows)} "
+            f"at revision {revision}; "
             "pin the revision that has them, or give path= with a copy"
         )
     return rows, {
@@ -73,9 +78,11 @@ def _from_hub(source: Source) -> tuple[list[dict], str]:
         revision = source.revision or HfApi().dataset_info(source.hub_id).sha
         data = load_dataset(source.hub_id, source.config, split=source.split, revision=revision)
     except Exception as error:
-        # Hub, HTTP and offline errors have no common base class; the reader needs the remedy whichever it is.
+        # Hub, HTTP and offline errors have no common base class; the reader needs the remedy
+        # whichever it is.
         raise ValueError(
-            f"{source.hub_id} must be read from the hub, and could not be: {type(error).__name__}: {error!s:.300}; check the "
+            f"{source.hub_id} must be read from the hub, and could not be: "
+            f"{type(error).__name__}: {error!s:.300}; check the "
             f"network, or give path= with a local copy ({', '.join(SUFFIXES)}) in the same columns"
         ) from error
     return data.to_list(), revision
@@ -110,7 +117,8 @@ def read_file(path: str | Path) -> list[dict]:
         raise ValueError(f"{path} must be JSON; {error}; export it again") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(
-            f"{path} must hold one list of objects; got {type(rows).__name__}; or write one object a line to a .jsonl file"
+            f"{path} must hold one list of objects; got {type(rows).__name__}; or write one "
+            f"object a line to a .jsonl file"
         )
     return rows
 
@@ -127,11 +135,13 @@ def check_columns(
         for column in columns:
             if column not in row:
                 raise ValueError(
-                    f"every row must have the columns {', '.join(columns)}; row {number} lacks {column!r} and has "
+                    f"every row must have the columns {', '.join(columns)}; row {number} lacks "
+                    f"{column!r} and has "
                     f"{sorted(row)}; rename the column that holds it"
                 )
             value = row[column]
             if not isinstance(value, str) or not (value.strip() or column in may_be_empty):
                 raise ValueError(
-                    f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop or repair the row"
+                    f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop "
+                    f"or repair the row"
                 )

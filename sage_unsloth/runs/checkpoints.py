@@ -1,9 +1,12 @@
-"""Checkpoints of both training stages: the newest complete one is found, and none goes before another is safe on the disk.
+"""Checkpoints of both training stages: the newest complete one is found, and none goes before
+another is safe on the disk.
 
-transformers writes a checkpoint file by file under its final name, does not wait for the disk, and deletes the older ones by their
-modification times, which a clock that was set back puts in the wrong order. So it is told to delete none, and here:
+transformers writes a checkpoint file by file under its final name, does not wait for the disk, and
+deletes the older ones by their modification times, which a clock that was set back puts in the
+wrong order. So it is told to delete none, and here:
 
-    saved → every file on the disk → sizes.json → all but the two newest complete ones deleted, by step
+    saved → every file on the disk → sizes.json → all but the two newest complete ones deleted, by
+    step
 """
 
 import itertools
@@ -21,14 +24,17 @@ SIZES = "sizes.json"
 """In a checkpoint whose files the disk has: their sizes in bytes, by name."""
 KEPT = 2
 MISSING = (FileNotFoundError, NotADirectoryError)
-# What readers raise over a file that is damaged. Any other OSError, of a disk that is away for a moment, says nothing about the file.
+# What readers raise over a file that is damaged. Any other OSError, of a disk that is away for a
+# moment, says nothing about the file.
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 logger = logging.getLogger(__name__)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed over."""
+    """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed
+    over.
+    """
     for path in _newest_first(folder):
         fault = _fault(path)
         if fault is None:
@@ -42,7 +48,9 @@ def step_of(checkpoint: Path) -> int:
 
 
 def is_last(checkpoint: Path | None) -> bool:
-    """Whether nothing is left to train after this checkpoint; the trainer would train a step too many."""
+    """Whether nothing is left to train after this checkpoint; the trainer would train a step too
+    many.
+    """
     if checkpoint is None:
         return False
     state = json.loads((checkpoint / "trainer_state.json").read_text())
@@ -59,7 +67,9 @@ def copy_result(checkpoint: Path, folder: Path) -> None:
 
 
 def keep_newest(folder: Path, step: int) -> None:
-    """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest complete ones."""
+    """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest
+    complete ones.
+    """
     newest = folder / f"checkpoint-{step}"
     files = [file for file in newest.iterdir() if file.is_file() and file.name != SIZES]
     for path in (*files, newest, folder):
@@ -69,7 +79,8 @@ def keep_newest(folder: Path, step: int) -> None:
     if fault is not None:
         logger.warning("checkpoint %s is incomplete, so none is deleted: %s", newest, fault)
         return
-    # Looking for a fault reads every byte of the optimizer's state: at no more of them than are kept.
+    # Looking for a fault reads every byte of the optimizer's state: at no more of them than are
+    # kept.
     others = [path for path in _newest_first(folder) if path != newest]
     kept = list(itertools.islice((path for path in others if _fault(path) is None), KEPT - 1))
     for path in others:
@@ -78,7 +89,9 @@ def keep_newest(folder: Path, step: int) -> None:
 
 
 def keeper() -> Any:
-    """A callback that calls `keep_newest` after each save, and clears away what was passed over when training goes on."""
+    """A callback that calls `keep_newest` after each save, and clears away what was passed over
+    when training goes on.
+    """
     from transformers import TrainerCallback
 
     class Keeper(TrainerCallback):
@@ -104,7 +117,9 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _fault(checkpoint: Path) -> str | None:
-    """What of the files that resuming reads is missing or cut, or None. Without `SIZES` what the files themselves tell."""
+    """What of the files that resuming reads is missing or cut, or None. Without `SIZES` what the
+    files themselves tell.
+    """
     from safetensors import SafetensorError, safe_open
 
     name = SIZES

@@ -41,7 +41,8 @@ def read_json(path: str | Path) -> dict:
         raise ValueError(
             f"{path} must hold one JSON object; it "
             + (f"begins with {content[:40]!r}" if content else "is empty")
-            + "; it was damaged from outside, since it is only ever replaced whole: put back a copy, or choose another --out"
+            + "; it was damaged from outside, since it is only ever replaced whole: put back a "
+            "copy, or choose another --out"
         )
     return found
 
@@ -57,15 +58,18 @@ def sync(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """A path to write a folder to, which gets its own name once the disk has every file: there whole, or not at all.
+    """A path to write a folder to, which gets its own name once the disk has every file: there
+    whole, or not at all.
 
         with whole_folder(run / "adapter") as partial:
             model.save_pretrained(partial)
 
-    The path is `<name>.partial` beside it, not made yet. An error takes it away; what a kill leaves of it, the next run does.
+    The path is `<name>.partial` beside it, not made yet. An error takes it away; what a kill leaves
+    of it, the next run does.
 
     Args:
-        replace: a folder of that name gives way; between two renames neither has the name, and the old is `<name>.old`.
+        replace: a folder of that name gives way; between two renames neither has the name, and the
+            old is `<name>.old`.
     """
     folder = Path(folder).absolute()
     partial, old = (folder.with_name(f"{folder.name}.{end}") for end in ("partial", "old"))

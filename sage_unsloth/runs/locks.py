@@ -22,11 +22,13 @@ class HeldError(ValueError):
 def locked(path: str | Path) -> Iterator[None]:
     """Holds a file or folder for this process alone, by a lock on `.<name>.lock` beside it.
 
-    The system drops the lock when its process ends, however it ends; the lock file stays and means nothing.
+    The system drops the lock when its process ends, however it ends; the lock file stays and means
+    nothing.
 
     Raises:
         HeldError: another process holds it.
-        StorageError: what is written meanwhile does not fit on the disk, or may not be written; see `disk_errors`.
+        StorageError: what is written meanwhile does not fit on the disk, or may not be written; see
+            `disk_errors`.
     """
     path = Path(path).resolve()
     with contextlib.ExitStack() as held:
@@ -38,7 +40,8 @@ def locked(path: str | Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise HeldError(
-                f"one process at a time may write to {path}; {file.read().strip() or 'another one'} does; "
+                f"one process at a time may write to {path}; "
+                f"{file.read().strip() or 'another one'} does; "
                 "wait for it to end, or end it"
             ) from None
         except OSError as error:

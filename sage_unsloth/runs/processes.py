@@ -1,12 +1,15 @@
-"""Several processes, as torchrun and accelerate start them, with a whole model in each: what is checked, and who writes.
+"""Several processes, as torchrun and accelerate start them, with a whole model in each: what is
+checked, and who writes.
 
-There is no engine here. TRL splits a step's completions among the processes and gathers what must be known of all of them (rewards of
-a group, token counts, entropies for a quantile), and Unsloth averages the gradients: by a function of its own, since its loss runs the
-model itself and not PyTorch's DistributedDataParallel around it. Were that missing, each process would train a model of its own with
-no error, so `guided_kl` checks it at the first step.
+There is no engine here. TRL splits a step's completions among the processes and gathers what must
+be known of all of them (rewards of a group, token counts, entropies for a quantile), and Unsloth
+averages the gradients: by a function of its own, since its loss runs the model itself and not
+PyTorch's DistributedDataParallel around it. Were that missing, each process would train a model of
+its own with no error, so `guided_kl` checks it at the first step.
 
-Of one global batch several processes take the step that one process takes, but for what is drawn: rollouts and a guide's noise come
-from random numbers of each process's own, so they depend on how many there are.
+Of one global batch several processes take the step that one process takes, but for what is drawn:
+rollouts and a guide's noise come from random numbers of each process's own, so they depend on how
+many there are.
 """
 
 import logging
@@ -16,7 +19,9 @@ from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 
 LONGEST_WAIT = timedelta(hours=4)
-"""For the first process, which alone makes the preflight and writes; then the others take it for dead."""
+"""For the first process, which alone makes the preflight and writes; then the others take it for
+dead.
+"""
 
 
 def world_size() -> int:
@@ -62,7 +67,9 @@ def gathered(rows: list) -> list:
 
 
 def read_numbered_cpus() -> None:
-    """Let `torch.load` read onto "cpu:1", as transformers names the device of a process when it resumes several on one CPU."""
+    """Let `torch.load` read onto "cpu:1", as transformers names the device of a process when it
+    resumes several on one CPU.
+    """
     import torch
 
     torch.serialization.register_package(

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 def runs_folder() -> Path:
-    """Where notebooks keep their runs: Google Drive on Colab once it is mounted, /kaggle/working on Kaggle, `runs` elsewhere.
+    """Where notebooks keep their runs: Google Drive on Colab once it is mounted, /kaggle/working on
+    Kaggle, `runs` elsewhere.
 
     On Colab without Drive, a warning: what is written there is gone when the runtime ends.
     """
@@ -40,7 +41,8 @@ def runs_folder() -> Path:
         return kaggle / "runs"
     if "COLAB_RELEASE_TAG" in os.environ:
         logger.warning(
-            "Colab forgets its disk when the runtime ends: mount Google Drive first (from google.colab import drive; "
+            "Colab forgets its disk when the runtime ends: mount Google Drive first (from "
+            "google.colab import drive; "
             'drive.mount("/content/drive")), and run this cell again'
         )
     return Path("runs")
@@ -89,7 +91,8 @@ def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes:
     Args:
         folder: made if absent.
         settings: what a run that goes on in this folder must agree in.
-        begun: whether anything was made under the recorded settings; else the new ones take their place.
+        begun: whether anything was made under the recorded settings; else the new ones take their
+            place.
         notes: further entries of `run.json`, kept as the first run wrote them.
 
     Raises:
@@ -134,7 +137,9 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
 
 
 def _differences(recorded: dict, current: dict) -> list[str]:
-    """One text per setting, "stage.name", whose JSON differs; comparing texts makes NaN equal to itself."""
+    """One text per setting, "stage.name", whose JSON differs; comparing texts makes NaN equal to
+    itself.
+    """
     before, now = _leaves(recorded), _leaves(current)
     return [
         f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"

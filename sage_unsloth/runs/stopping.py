@@ -1,11 +1,13 @@
-"""What SIGTERM (a machine that is taken away), SIGHUP (a terminal that is gone) and Ctrl-C do: what is in flight is finished and saved first.
+"""What SIGTERM (a machine that is taken away), SIGHUP (a terminal that is gone) and Ctrl-C do: what
+is in flight is finished and saved first.
 
-A second one ends it at once; but a shutdown may reach a process twice, from the system and from its parent, so SIGTERM and SIGHUP
-within `REPEATED` seconds of the first are the same one.
+A second one ends it at once; but a shutdown may reach a process twice, from the system and from its
+parent, so SIGTERM and SIGHUP within `REPEATED` seconds of the first are the same one.
 
-What is in flight is an optimizer step or a batch of completions (`finishing`). Everywhere else nothing would be lost, and the first
-signal ends the run: Ctrl-C by Python's own KeyboardInterrupt, and on the command line SIGTERM by an exception too, so that locks,
-worker processes and patches are undone on the way out (`ending`).
+What is in flight is an optimizer step or a batch of completions (`finishing`). Everywhere else
+nothing would be lost, and the first signal ends the run: Ctrl-C by Python's own KeyboardInterrupt,
+and on the command line SIGTERM by an exception too, so that locks, worker processes and patches are
+undone on the way out (`ending`).
 """
 
 import contextlib
@@ -46,7 +48,9 @@ def _is_repeated(signum: int, first: float) -> bool:
 
 
 class Stop:
-    """Whether the end was asked for (the signal, or None), and what is saved by then, for the message."""
+    """Whether the end was asked for (the signal, or None), and what is saved by then, for the
+    message.
+    """
 
     asked: signal.Signals | None = None
     saved: str = "everything that was finished is on disk"
@@ -54,10 +58,12 @@ class Stop:
 
 @contextlib.contextmanager
 def finishing(step: str) -> Iterator[Stop]:
-    """Inside, the first signal only sets `asked`: the loop inside ends after the step in flight, and this raises on leaving.
+    """Inside, the first signal only sets `asked`: the loop inside ends after the step in flight,
+    and this raises on leaving.
 
-    A second one does what it did before: Ctrl-C stops at once. In other threads than the main one, where Python sets no
-    handlers, and for signals that the process was started to ignore, everything stays as it is.
+    A second one does what it did before: Ctrl-C stops at once. In other threads than the main one,
+    where Python sets no handlers, and for signals that the process was started to ignore,
+    everything stays as it is.
 
     Args:
         step: what is in flight, for the message.
@@ -75,8 +81,9 @@ def finishing(step: str) -> Iterator[Stop]:
                 stop.asked = signal.Signals(signum)
                 logger.warning(
                     "\n%s: %s is finished and saved first; once more: at once.",
-                    stop.asked.name, step,
-                )  # fmt: skip
+                    stop.asked.name,
+                    step,
+                )
         elif not _is_repeated(signum, received[0]):
             signal.signal(signum, before[signum])
             signal.raise_signal(signum)
@@ -89,11 +96,12 @@ def finishing(step: str) -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """For a command: inside, a signal raises KeyboardInterrupt or Terminated, and a second one ends the process on the spot.
+    """For a command: inside, a signal raises KeyboardInterrupt or Terminated, and a second one ends
+    the process on the spot.
 
-    An exception may get lost: Python drops those in callbacks of its garbage collector, where a program that frees models is often
-    (then it is raised again), and bare excepts in libraries take one for a missing package (then, after `UNWINDING` seconds, the process
-    ends anyway).
+    An exception may get lost: Python drops those in callbacks of its garbage collector, where a
+    program that frees models is often (then it is raised again), and bare excepts in libraries take
+    one for a missing package (then, after `UNWINDING` seconds, the process ends anyway).
     """
     asked: list[int] = []
     began = 0.0

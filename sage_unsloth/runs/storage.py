@@ -23,7 +23,8 @@ NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the disk, whoever writes, into one that says what is the matter and how the run goes on.
+    """Turns an error of the disk, whoever writes, into one that says what is the matter and how the
+    run goes on.
 
     Raises:
         StorageError: in the place of that error.
@@ -37,17 +38,20 @@ def disk_errors(path: Path) -> Iterator[None]:
         named = getattr(error, "filename", None) or path
         if number in FULL:
             text = (
-                f"the disk must have room for what a run writes; {named} does not fit ({os.strerror(number)}); free some space "
+                f"the disk must have room for what a run writes; {named} does not fit "
+                f"({os.strerror(number)}); free some space "
                 "and run the same command again: it goes on from what is on disk"
             )
         elif number in DENIED:
             text = (
-                f"a run must be allowed to write to its folder; {named} refuses ({os.strerror(number)}); change its permissions, "
+                f"a run must be allowed to write to its folder; {named} refuses "
+                f"({os.strerror(number)}); change its permissions, "
                 "or choose another --out"
             )
         elif number in NO_FOLDER:
             text = (
-                f"a run's folder, and what it lies in, must be folders; {named} is not ({os.strerror(number)}); move the file "
+                f"a run's folder, and what it lies in, must be folders; {named} is not "
+                f"({os.strerror(number)}); move the file "
                 "that is in its place, or choose another --out"
             )
         else:
@@ -56,7 +60,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def _disk_error(error: Exception) -> int | None:
-    """The system's number of an error; PyTorch and safetensors, which write without Python, have theirs in the text, or none."""
+    """The system's number of an error; PyTorch and safetensors, which write without Python, have
+    theirs in the text, or none.
+    """
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error))

@@ -1,7 +1,9 @@
-"""What draws the completions of RL: vLLM inside Unsloth on a GPU, transformers elsewhere; one setting decides.
+"""What draws the completions of RL: vLLM inside Unsloth on a GPU, transformers elsewhere; one
+setting decides.
 
-The sampling settings must reach the engine. On vLLM they pass through GRPOConfig, TRL's `VLLMGeneration` and Unsloth's wrapper
-before they are `SamplingParams`, so every call of the engine is compared with what was asked for.
+The sampling settings must reach the engine. On vLLM they pass through GRPOConfig, TRL's
+`VLLMGeneration` and Unsloth's wrapper before they are `SamplingParams`, so every call of the engine
+is compared with what was asked for.
 """
 
 import importlib.util
@@ -11,7 +13,9 @@ from typing import Any
 
 ROLLOUTS = ("auto", "vllm", "transformers")
 VLLM_CAPABILITY = (8, 0)
-"""The oldest compute capability that the pinned vLLM runs on; 0.11.2 was the last for 7.5 (a T4)."""
+"""The oldest compute capability that the pinned vLLM runs on; 0.11.2 was the last for 7.5 (a
+T4).
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,8 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     capability = torch.cuda.get_device_capability()
     if capability < VLLM_CAPABILITY:
         return (
-            f"the pinned vLLM needs compute capability {VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}; this card has "
+            f"the pinned vLLM needs compute capability "
+            f"{VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}; this card has "
             f"{capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
         )
     if importlib.util.find_spec("vllm") is None:
@@ -63,14 +68,17 @@ def choose_rollouts(wanted: str, **run: bool) -> str:
 
 
 def generation_arguments(rollouts: str, pad_token_id: int) -> dict[str, Any]:
-    """`GRPOConfig.generation_kwargs`: a sampled pad token would be taken for the end of its completion, so none is sampled."""
+    """`GRPOConfig.generation_kwargs`: a sampled pad token would be taken for the end of its
+    completion, so none is sampled.
+    """
     if rollouts == "vllm":
         return {"logit_bias": {pad_token_id: -100.0}}
     return {"suppress_tokens": [pad_token_id]}
 
 
 def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
-    """Compare the sampling parameters of every call of a vLLM engine with `expected` (names of `SamplingParams`).
+    """Compare the sampling parameters of every call of a vLLM engine with `expected` (names of
+    `SamplingParams`).
 
     Raises, in that call:
         RolloutError: a setting did not reach the engine.
@@ -83,8 +91,10 @@ def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
             found = {name: getattr(params, name, "absent") for name in expected}
             if found != dict(expected):
                 raise RolloutError(
-                    f"the engine must sample as configured; it was told {found}, expected {dict(expected)}; "
-                    "use the tested versions (python -m sage_unsloth doctor), or rollouts='transformers'"
+                    f"the engine must sample as configured; it was told {found}, expected "
+                    f"{dict(expected)}; "
+                    "use the tested versions (python -m sage_unsloth doctor), or "
+                    "rollouts='transformers'"
                 )
         return generate(*args, **kwargs)
 

@@ -1,11 +1,13 @@
-"""Draws completions: by vLLM on a GPU, by transformers anywhere. Each completion has a random stream of its own.
+"""Draws completions: by vLLM on a GPU, by transformers anywhere. Each completion has a random
+stream of its own.
 
-With transformers, completion i of a batch takes its t-th token by inverting the cumulative distribution at u[i, t], the t-th
-number of the generator that its own seed starts. So what a row draws is a function of its seed and of its logits alone, whatever else
-is in the batch. The numbers u are exactly the same in any batch; the logits are so up to rounding, because padding and
-batch size change the order in which sums are formed (`bench_evaluation` measures how often that changes a completion).
-vLLM takes a seed with each request, and its logits depend on the batch in the same way. The two engines draw different
-completions from one seed.
+With transformers, completion i of a batch takes its t-th token by inverting the cumulative
+distribution at u[i, t], the t-th number of the generator that its own seed starts. So what a row
+draws is a function of its seed and of its logits alone, whatever else is in the batch. The numbers
+u are exactly the same in any batch; the logits are so up to rounding, because padding and batch
+size change the order in which sums are formed (`bench_evaluation` measures how often that changes a
+completion). vLLM takes a seed with each request, and its logits depend on the batch in the same
+way. The two engines draw different completions from one seed.
 
 Shapes: B completions, T tokens at most, V vocabulary.
 """
@@ -22,7 +24,8 @@ from sage_unsloth.models.weights import adapter_config
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How completions are drawn; the values are the paper's evaluation (T 0.3, the rest as in training).
+    """How completions are drawn; the values are the paper's evaluation (T 0.3, the rest as in
+    training).
 
     Attributes:
         num_samples: N, completions of each problem.
@@ -62,7 +65,9 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion: its text and its tokens without EOS, and why it ended, "stop" (EOS) or "length"."""
+    """One completion: its text and its tokens without EOS, and why it ended, "stop" (EOS) or
+    "length".
+    """
 
     text: str
     num_tokens: int
@@ -125,13 +130,17 @@ class TransformersEngine:
         return [_completion(tokenizer, row, self.stops) for row in ids[:, length:].tolist()]
 
     def _shared_prompt(self, prompts: Sequence[Sequence[int]]) -> Any:
-        """The cache of a prompt that all rows have, computed once, without its last token; None where prompts differ.
+        """The cache of a prompt that all rows have, computed once, without its last token; None
+        where prompts differ.
 
-        Only for transformers' own forward pass: on a GPU Unsloth puts its own in the place, with a cache of its own.
+        Only for transformers' own forward pass: on a GPU Unsloth puts its own in the place, with a
+        cache of its own.
         """
         import torch
 
-        same = len(prompts) > 1 and len(prompts[0]) > 1 and all(ids == prompts[0] for ids in prompts)  # fmt: skip
+        same = (
+            len(prompts) > 1 and len(prompts[0]) > 1 and all(ids == prompts[0] for ids in prompts)
+        )
         if not same or self.model.device.type != "cpu":
             return None
         cache = self.model(torch.tensor([prompts[0][:-1]]), use_cache=True).past_key_values
@@ -145,7 +154,9 @@ def row_uniforms(seeds: Sequence[int], length: int) -> np.ndarray:
 
 
 def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
-    """transformers' own: no pad token, temperature, top-k, top-p, min-p, in the order of its `generate`."""
+    """transformers' own: no pad token, temperature, top-k, top-p, min-p, in the order of its
+    `generate`.
+    """
     from transformers.generation import logits_process as processors
 
     filters = [processors.SuppressTokensLogitsProcessor([pad_token_id], device=device)]
@@ -161,7 +172,9 @@ def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
 
 
 class _Draw:
-    """A logits processor that leaves each row the one token it draws, so that the greedy choice is a sample."""
+    """A logits processor that leaves each row the one token it draws, so that the greedy choice is
+    a sample.
+    """
 
     def __init__(self, uniforms_BT: Any, prompt_length: int):
         self.uniforms_BT, self.prompt_length = uniforms_BT, prompt_length
@@ -175,7 +188,9 @@ class _Draw:
 
 
 def invert(probabilities_BV: Any, uniforms_B: Any) -> Any:
-    """(B,) the first token at which the cumulative probability exceeds u; a token of probability 0 is never it."""
+    """(B,) the first token at which the cumulative probability exceeds u; a token of probability 0
+    is never it.
+    """
     import torch
 
     cumulative_BV = probabilities_BV.double().cumsum(-1)
@@ -185,10 +200,14 @@ def invert(probabilities_BV: Any, uniforms_B: Any) -> Any:
 
 
 def _completion(tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> Completion:
-    """Token ids up to the first that ends a completion, as text; special tokens stay, as in training."""
+    """Token ids up to the first that ends a completion, as text; special tokens stay, as in
+    training.
+    """
     ids = list(ids)
     end = next((place for place, token in enumerate(ids) if token in stops), None)
-    return Completion(tokenizer.decode(ids[:end]), len(ids[:end]), "length" if end is None else "stop")  # fmt: skip
+    return Completion(
+        tokenizer.decode(ids[:end]), len(ids[:end]), "length" if end is None else "stop"
+    )
 
 
 class VllmEngine:
@@ -222,7 +241,9 @@ class VllmEngine:
 
     @classmethod
     def around(cls, llm: Any, tokenizer: Any, stops: Sequence[int]) -> "VllmEngine":
-        """The engine that a model for RL has already, without an adapter: what training begins with."""
+        """The engine that a model for RL has already, without an adapter: what training begins
+        with.
+        """
         engine = cls.__new__(cls)
         engine.llm, engine.tokenizer, engine.stops = llm, tokenizer, list(stops)
         engine.adapters, engine.lora_request = [], None

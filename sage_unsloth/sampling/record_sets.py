@@ -1,4 +1,5 @@
-"""Record sets: completions of one model on one benchmark, drawn, graded and kept so that nothing is drawn twice.
+"""Record sets: completions of one model on one benchmark, drawn, graded and kept so that nothing is
+drawn twice.
 
 A set is a .jsonl file that only grows, with `.settings.json` beside it. One line is one completion:
 
@@ -8,9 +9,10 @@ A set is a .jsonl file that only grows, with `.settings.json` beside it. One lin
     completion, num_tokens, finish_reason   without EOS; "stop" (by EOS) or "length"
     extracted, gold, grade, grader          what was compared, the grade, and by which checker and versions
 
-A later line with the same problem and sample replaces the fields that it names: that is how a set is graded again without
-drawing anything. More samples, or some of the problems, belong to the same set, because a completion depends on its own
-seed only; any other setting makes another set, and the file of one is refused to another.
+A later line with the same problem and sample replaces the fields that it names: that is how a set
+is graded again without drawing anything. More samples, or some of the problems, belong to the same
+set, because a completion depends on its own seed only; any other setting makes another set, and the
+file of one is refused to another.
 
 Shapes: P problems, N samples per problem.
 """
@@ -48,10 +50,12 @@ class EngineError(RuntimeError):
 
 
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:
-    """The seed of one completion: the first 52 bits of the SHA-256 of `[seed, problem_id, sample]` as JSON.
+    """The seed of one completion: the first 52 bits of the SHA-256 of `[seed, problem_id, sample]`
+    as JSON.
 
-    It depends on nothing else, so any completion can be drawn again alone, and two models answer a problem from the same
-    stream. 52 bits survive any reader of JSON; among a million completions, two share a seed with a chance of 1e-4.
+    It depends on nothing else, so any completion can be drawn again alone, and two models answer a
+    problem from the same stream. 52 bits survive any reader of JSON; among a million completions,
+    two share a seed with a chance of 1e-4.
     """
     text = json.dumps([seed, problem_id, sample])
     return int(hashlib.sha256(text.encode()).hexdigest()[:13], 16)
@@ -71,23 +75,30 @@ def sample_and_grade(
     boxed: bool = True,
     bar: Any = None,
 ) -> list[dict]:
-    """Draw what is missing of N completions of every problem, grade it, and return these problems' records.
+    """Draw what is missing of N completions of every problem, grade it, and return these problems'
+    records.
 
     Args:
         engine: of the model; see `engines`.
-        rows: dicts with `id`, `problem`, `answer`, and `gold` where the checker compares with something else.
+        rows: dicts with `id`, `problem`, `answer`, and `gold` where the checker compares with
+            something else.
         path: the record set.
         model, benchmark: names for the records.
-        identity: what else tells this set from others, such as digests of the weights (`model_identity`).
-        provenance: where the rows are from; kept beside the settings, and free to change as long as the prompts do not.
-        boxed: where there is no solution tag, the last box is graded, as befits an evaluation; RL rewards the tag alone.
+        identity: what else tells this set from others, such as digests of the weights
+            (`model_identity`).
+        provenance: where the rows are from; kept beside the settings, and free to change as long as
+            the prompts do not.
+        boxed: where there is no solution tag, the last box is graded, as befits an evaluation; RL
+            rewards the tag alone.
         checker: grades; records of another checker or version are graded again first.
         bar: a tqdm bar over completions to advance; None makes one.
 
     Raises:
-        ValueError: the file belongs to another set, or another process writes to it; or see `Grader.grade_many`.
+        ValueError: the file belongs to another set, or another process writes to it; or see
+            `Grader.grade_many`.
         EngineError: the engine failed; a second run goes on from there.
-        KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM, after the batch in flight (`stopping.finishing`).
+        KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM, after the batch in flight
+            (`stopping.finishing`).
     """
     from tqdm.auto import tqdm
 
@@ -104,8 +115,10 @@ def sample_and_grade(
         records = read_samples(path) if path.exists() else []
         if records and records[0].get("run") != run:
             raise ValueError(
-                f"the records of {path} must be of the set that {settings_path(path)} names, {run}; they are of "
-                f"{records[0].get('run')!r}; put back the file that belongs to it, or choose another --out"
+                f"the records of {path} must be of the set that {settings_path(path)} names, "
+                f"{run}; they are of "
+                f"{records[0].get('run')!r}; put back the file that belongs to it, or choose "
+                f"another --out"
             )
         _grade_again(path, records, rows, grader)
         done = {(record["problem_id"], record["sample"]) for record in records}
@@ -115,10 +128,16 @@ def sample_and_grade(
             for sample in range(config.num_samples)
             if (row["id"], sample) not in done
         ]
-        bar = bar if bar is not None else tqdm(
-            total=len(rows) * config.num_samples, initial=len(rows) * config.num_samples - len(missing),
-            desc=f"{model} on {benchmark}", unit="completion",
-        )  # fmt: skip
+        bar = (
+            bar
+            if bar is not None
+            else tqdm(
+                total=len(rows) * config.num_samples,
+                initial=len(rows) * config.num_samples - len(missing),
+                desc=f"{model} on {benchmark}",
+                unit="completion",
+            )
+        )
         tokens, started = 0, time.perf_counter()
         stop = stack.enter_context(finishing("the batch in flight"))
         for start in range(0, len(missing), config.batch_size):
@@ -129,10 +148,13 @@ def sample_and_grade(
             try:
                 drawn = engine.draw([prompts[row["id"]] for row, _ in batch], seeds, config)
             except Exception as error:
-                # Engines fail by classes of their own (vLLM's EngineDeadError, CUDA's out of memory).
+                # Engines fail by classes of their own (vLLM's EngineDeadError, CUDA's out of
+                # memory).
                 raise EngineError(
-                    f"the engine must draw {len(batch)} completions of {model} on {benchmark}; it failed: "
-                    f"{type(error).__name__}: {error!s:.500}; what was drawn before is kept in {path}; run the same "
+                    f"the engine must draw {len(batch)} completions of {model} on {benchmark}; "
+                    f"it failed: "
+                    f"{type(error).__name__}: {error!s:.500}; what was drawn before is kept in "
+                    f"{path}; run the same "
                     "command again, with a smaller batch if memory ran out"
                 ) from error
             golds = [gold_of(row) for row, _ in batch]
@@ -176,7 +198,9 @@ def sample_and_grade(
 
 
 def prompt_ids(tokenizer: Any, problem: str) -> list[int]:
-    """The training prompt, byte for byte, as tokens; the template brings every special token that it needs."""
+    """The training prompt, byte for byte, as tokens; the template brings every special token that
+    it needs.
+    """
     return tokenizer(render_prompt(tokenizer, problem), add_special_tokens=False)["input_ids"]
 
 
@@ -191,7 +215,8 @@ def settings_path(path: str | Path) -> Path:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings file of a record set: `format`, `run`, `settings`, `provenance`, `environment`, `prompts`.
+    """The settings file of a record set: `format`, `run`, `settings`, `provenance`, `environment`,
+    `prompts`.
 
     Raises:
         ValueError: there is none, or it is of another format.
@@ -199,7 +224,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     file = settings_path(path)
     if not file.is_file():
         raise ValueError(
-            f"a record set has its settings beside it; there is no {file}; was the .jsonl moved alone?"
+            f"a record set has its settings beside it; there is no {file}; was the .jsonl moved "
+            f"alone?"
         )
     recorded = read_json(file)
     found = recorded.get("format", 1)
@@ -229,7 +255,9 @@ def set_settings(
 
 
 def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
-    """Raises ValueError where `path` holds a set with other settings; a set that is not there yet is none."""
+    """Raises ValueError where `path` holds a set with other settings; a set that is not there yet
+    is none.
+    """
     if settings_path(path).exists() or Path(path).exists():
         refuse_other_settings(Path(path), read_settings(path)["settings"], settings)
 
@@ -256,8 +284,10 @@ def _open_set(
     ]
     if changed:
         raise ValueError(
-            f"a record set has one prompt for each problem; in {path}, {len(changed)} differ from those of this run, "
-            f"{changed[0]!r} the first (the problem's text, the template or the tokenizer changed); choose another --out"
+            f"a record set has one prompt for each problem; in {path}, {len(changed)} differ "
+            f"from those of this run, "
+            f"{changed[0]!r} the first (the problem's text, the template or the tokenizer "
+            f"changed); choose another --out"
         )
     if not digests.keys() <= known.keys():
         write_json(file, recorded | {"prompts": known | digests})
@@ -280,7 +310,8 @@ def read_samples(path: str | Path) -> list[dict]:
         run = run or row.get("run")
         if not {"problem_id", "sample"} <= row.keys() or row.get("run", run) != run:
             raise ValueError(
-                f"every line must be a record of one set, {run}; line {number} of {path} is one of {row.get('run')!r}, with "
+                f"every line must be a record of one set, {run}; line {number} of {path} is one "
+                f"of {row.get('run')!r}, with "
                 f"{sorted(row)}; delete that line, and the completion is drawn again"
             )
         records.setdefault((row["problem_id"], row["sample"]), {}).update(row)
@@ -288,7 +319,9 @@ def read_samples(path: str | Path) -> list[dict]:
 
 
 def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: Grader) -> None:
-    """Grades every record whose checker, versions or gold are not today's, in the file and in `records`."""
+    """Grades every record whose checker, versions or gold are not today's, in the file and in
+    `records`.
+    """
     golds = {row["id"]: gold_of(row) for row in rows}
     label = grader.checker.label
     stale = [
@@ -328,7 +361,8 @@ def correct_counts(records: Sequence[dict], rows: Sequence[dict], num_samples: i
     for row in rows:
         if len(found[row["id"]]) != num_samples:
             raise ValueError(
-                f"every problem must have {num_samples} samples; {row['id']!r} has {len(found[row['id']])}; "
+                f"every problem must have {num_samples} samples; {row['id']!r} has "
+                f"{len(found[row['id']])}; "
                 "run the same command again to draw the rest"
             )
     return np.array([sum(found[row["id"]]) for row in rows])

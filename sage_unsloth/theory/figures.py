@@ -1,4 +1,6 @@
-"""Figures of the theory, each with its table beside it: curves that are labelled where they end, anchors, the border of Theorem 4.3."""
+"""Figures of the theory, each with its table beside it: curves that are labelled where they end,
+anchors, the border of Theorem 4.3.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,10 +64,21 @@ def plot_curves(panels: Sequence[Panel], path: str | Path, note: str) -> Path:
         for number, (label, curve) in enumerate(panel.curves.items()):
             style = _style(number)
             few = len(curve.x) <= 12
-            axis.plot(curve.x, curve.y, color=style["color"], linestyle=style["linestyle"], linewidth=1.8, zorder=20 - number,
-                      marker=style["marker"] if few else None, markersize=5, label=label)  # fmt: skip
+            axis.plot(
+                curve.x,
+                curve.y,
+                color=style["color"],
+                linestyle=style["linestyle"],
+                linewidth=1.8,
+                zorder=20 - number,
+                marker=style["marker"] if few else None,
+                markersize=5,
+                label=label,
+            )
             if curve.low is not None:
-                axis.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.15, linewidth=0)  # fmt: skip
+                axis.fill_between(
+                    curve.x, curve.low, curve.high, color=style["color"], alpha=0.15, linewidth=0
+                )
             band = [None] * len(curve.x)
             rows += [
                 {"panel": panel.title, "curve": label, "x": x, "y": y, "low": low, "high": high}
@@ -96,25 +109,45 @@ def plot_anchors(panels: Mapping[str, Sequence[Mapping]], path: str | Path, note
     """From reference to optimum, one panel for each guide, one line for each completion.
 
     Args:
-        panels: guide -> rows with `completion`, `right` (bool), `q`, `reference`, `anchor`, `plain`, `guided` (probabilities).
+        panels: guide -> rows with `completion`, `right` (bool), `q`, `reference`, `anchor`,
+            `plain`, `guided` (probabilities).
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.
     """
-    names = {"reference": "π_ref", "anchor": "q·π_ref, normalised", "plain": "optimum, Eq. 2", "guided": "optimum, Eq. 4"}  # fmt: skip
+    names = {
+        "reference": "π_ref",
+        "anchor": "q·π_ref, normalised",
+        "plain": "optimum, Eq. 2",
+        "guided": "optimum, Eq. 4",
+    }
     figure, axes = _figure(len(panels), height=4.6)
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
         places = range(len(rows), 0, -1)
         for number, (key, name) in enumerate(names.items()):
             style = _style(number)
-            # Reference and anchor above the line, the optima below it, so that equal values stay apart.
+            # Reference and anchor above the line, the optima below it, so that equal values stay
+            # apart.
             shift = (0.24, 0.08, -0.08, -0.24)[number]
-            axis.plot([row[key] for row in rows], [p + shift for p in places], linestyle="none", marker=style["marker"],
-                      color=style["color"], markersize=6, label=name)  # fmt: skip
+            axis.plot(
+                [row[key] for row in rows],
+                [p + shift for p in places],
+                linestyle="none",
+                marker=style["marker"],
+                color=style["color"],
+                markersize=6,
+                label=name,
+            )
         axis.set_yticks(
             list(places), [f"{row['completion']}{'  ✓' if row['right'] else ''}" for row in rows]
         )
         for place, row in zip(places, rows, strict=True):
-            axis.annotate(f"q = {row['q']:.3f}", (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8)  # fmt: skip
+            axis.annotate(
+                f"q = {row['q']:.3f}",
+                (1.02, place),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=8,
+            )
         axis.set_xscale("log")
         axis.set(title=title, xlabel="probability of the completion")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -144,18 +177,32 @@ def plot_border(rows: Sequence[Mapping], delta: float, path: str | Path, note: s
     for number, (name, kind) in enumerate(groups.items()):
         style = _style((6, 2, 3, 4)[number])
         of = [row for row in rows if (row["inside_before"], row["inside_after"]) == kind]
-        axis.scatter([max(row["plain"], left) for row in of], [row["lift"] for row in of], color=style["color"],
-                     marker=("o", "^", "v", "s")[number], s=36 if number in (1, 2) else 7,
-                     zorder=3 if number in (1, 2) else 1, label=f"{name} ({len(of)})")  # fmt: skip
+        axis.scatter(
+            [max(row["plain"], left) for row in of],
+            [row["lift"] for row in of],
+            color=style["color"],
+            marker=("o", "^", "v", "s")[number],
+            s=36 if number in (1, 2) else 7,
+            zorder=3 if number in (1, 2) else 1,
+            label=f"{name} ({len(of)})",
+        )
     low, high = min(lifts) - 0.05, max(lifts) + 0.05
     border = [low + (high - low) * i / 200 for i in range(201)]
     axis.plot(
-        [delta / y for y in border], border, color="#000000", linewidth=1.4, label="border: lift = δ / π_RLVR(y*)"
-    )  # fmt: skip
+        [delta / y for y in border],
+        border,
+        color="#000000",
+        linewidth=1.4,
+        label="border: lift = δ / π_RLVR(y*)",
+    )
     axis.axhline(1, color=GREY, linewidth=0.8)
     axis.set_xscale("log")
-    axis.set(xlim=(left * 0.8, 1.2), ylim=(low, high), xlabel="π_RLVR(y*), Eq. 2 (smaller values at the left edge)",
-             ylabel="lift q(y*) / E[q]")  # fmt: skip
+    axis.set(
+        xlim=(left * 0.8, 1.2),
+        ylim=(low, high),
+        xlabel="π_RLVR(y*), Eq. 2 (smaller values at the left edge)",
+        ylabel="lift q(y*) / E[q]",
+    )
     figure.legend(loc="outside right upper", frameon=False)
     return _save(figure, path, rows, note)
 
@@ -181,7 +228,9 @@ def _figure(panels: int, *, width: float | None = None, height: float = 4.0):
 
 
 def _label_ends(axis, curves: Mapping[str, Curve], gap: float = 0.075) -> None:
-    """Labels right of the axes, at the curves' ends, moved apart where they would overlap; gap: share of the axes' height."""
+    """Labels right of the axes, at the curves' ends, moved apart where they would overlap; gap:
+    share of the axes' height.
+    """
     to_axes = axis.transData + axis.transAxes.inverted()
     ends = []
     for number, (label, curve) in enumerate(curves.items()):
@@ -197,7 +246,14 @@ def _label_ends(axis, curves: Mapping[str, Curve], gap: float = 0.075) -> None:
         places[i] = min(places[i], places[i + 1] - gap)
     for (y, x, number, label), place in zip(ends, places, strict=True):
         colour = _style(number)["color"]
-        axis.plot([x, 1.04], [y, place], transform=axis.transAxes, color=colour, linewidth=0.7, clip_on=False)  # fmt: skip
+        axis.plot(
+            [x, 1.04],
+            [y, place],
+            transform=axis.transAxes,
+            color=colour,
+            linewidth=0.7,
+            clip_on=False,
+        )
         axis.annotate(label, (1.05, place), xycoords="axes fraction", va="center", fontsize=8.5)
 
 

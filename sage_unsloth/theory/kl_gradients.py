@@ -1,8 +1,11 @@
-"""Which gradient does a KL estimator have in expectation? By enumeration on trees, for the code that `losses` runs.
+"""Which gradient does a KL estimator have in expectation? By enumeration on trees, for the code
+that `losses` runs.
 
-The *value* of an estimator says nothing about it: k3's mean is the reverse KL, its gradient as a loss is the forward one's.
+The *value* of an estimator says nothing about it: k3's mean is the reverse KL, its gradient as a
+loss is the forward one's.
 
-Gradients are with respect to the logits, (E,). float64; shapes: C completions, T tokens, E edges, as in `trees`.
+Gradients are with respect to the logits, (E,). float64; shapes: C completions, T tokens, E edges,
+as in `trees`.
 """
 
 import torch
@@ -15,7 +18,9 @@ ESTIMATORS = ("k1", *KL_ESTIMATORS)
 
 
 def penalty(kl_estimator: str, logps: Tensor, anchor_logps: Tensor) -> Tensor:
-    """The package's own penalty as training differentiates it on-policy, and k1 = log π − log f, which it does not offer."""
+    """The package's own penalty as training differentiates it on-policy, and k1 = log π − log f,
+    which it does not offer.
+    """
     if kl_estimator == "k1":
         return logps - anchor_logps
     if kl_estimator == "k3":
@@ -38,13 +43,15 @@ def expected_gradient(
 ) -> Tensor:
     """The gradient of a KL estimator in expectation over y ~ π, (E,), by enumeration.
 
-    As a loss, the estimator is differentiated on the samples: E[Σ_t ∇penalty_t]. In the reward its value is a cost that the
-    score function carries, E[Σ_t ∇log π(y_t | s_t) · Σ_{t'>=t} penalty_t'].
+    As a loss, the estimator is differentiated on the samples: E[Σ_t ∇penalty_t]. In the reward its
+    value is a cost that the score function carries, E[Σ_t ∇log π(y_t | s_t) · Σ_{t'>=t}
+    penalty_t'].
 
     Args:
         anchor_logps: log f of every completion's tokens, (C, T).
         in_reward: which of the two.
-        whole: one estimator of the whole completion, from d = Σ_t d_t, in the place of one per token.
+        whole: one estimator of the whole completion, from d = Σ_t d_t, in the place of one per
+            token.
     """
     logits = logits.detach().requires_grad_()
     logps = tree.table(tree.logps(logits))
@@ -61,10 +68,12 @@ def expected_gradient(
 
 
 def divergence_gradients(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> dict[str, Tensor]:
-    """The gradients that an estimator may have, each (E,), for an anchor f given per edge, (E,); written out, no estimator used.
+    """The gradients that an estimator may have, each (E,), for an anchor f given per edge, (E,);
+    written out, no estimator used.
 
-    "forward" is −Σ f ∇log π and "reverse" ∇E_π[log π/f], the KLs' own gradients if f sums to 1. "of completions": f and π are
-    distributions over completions. "per state": Σ_s d(s) · that of the distributions over the next token, the visits d(s) held.
+    "forward" is −Σ f ∇log π and "reverse" ∇E_π[log π/f], the KLs' own gradients if f sums to 1. "of
+    completions": f and π are distributions over completions. "per state": Σ_s d(s) · that of the
+    distributions over the next token, the visits d(s) held.
     """
     logits = logits.detach().requires_grad_()
     logps = tree.logps(logits)
@@ -92,8 +101,9 @@ def divergence_gradients(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> di
 def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dict]:
     """Which estimator has which gradient in expectation: a row for each estimator, place and unit.
 
-    `gradient` is the name in `divergence_gradients` that it equals to 1e-9 of the reverse KL's norm, or "neither". `off forward` and
-    `off reverse` are the distances to those two (of completions if `unit` is "completion", else per state), relative to their norms.
+    `gradient` is the name in `divergence_gradients` that it equals to 1e-9 of the reverse KL's
+    norm, or "neither". `off forward` and `off reverse` are the distances to those two (of
+    completions if `unit` is "completion", else per state), relative to their norms.
     """
     targets = divergence_gradients(tree, logits, anchor_logps)
     scale = float(targets["reverse, of completions"].norm())
@@ -102,12 +112,21 @@ def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dic
         for kl_estimator in ESTIMATORS:
             for in_reward in (False, True):
                 found = expected_gradient(
-                    tree, logits, tree.table(anchor_logps), kl_estimator, in_reward=in_reward, whole=unit == "completion"
-                )  # fmt: skip
+                    tree,
+                    logits,
+                    tree.table(anchor_logps),
+                    kl_estimator,
+                    in_reward=in_reward,
+                    whole=unit == "completion",
+                )
                 named = [
                     name for name, g in targets.items() if float((found - g).norm()) < 1e-9 * scale
                 ]
-                row = {"unit": unit, "estimator": kl_estimator, "place": "reward" if in_reward else "loss"}  # fmt: skip
+                row = {
+                    "unit": unit,
+                    "estimator": kl_estimator,
+                    "place": "reward" if in_reward else "loss",
+                }
                 row["gradient"] = named[0] if named else "neither"
                 for kl in ("forward", "reverse"):
                     of = targets[
@@ -121,7 +140,8 @@ def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dic
 def forward_kl_gradient(
     tree: Tree, logits: Tensor, ref_logps: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """∇ Σ_s d(s) w(s) KL(π_ref‖π)(s), visits d and weights w held, (E,): the KLs are enumerated and differentiated.
+    """∇ Σ_s d(s) w(s) KL(π_ref‖π)(s), visits d and weights w held, (E,): the KLs are enumerated and
+    differentiated.
 
     Args:
         weight: w of the state of each edge, (E,); None is 1.
@@ -133,14 +153,16 @@ def forward_kl_gradient(
 
 
 def k3_mean(tree: Tree, logps: Tensor, ref_logps: Tensor, log_guide: Tensor) -> dict[str, float]:
-    """The mean of k3 to q·π_ref is the *generalised* KL, D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1), nats a completion.
+    """The mean of k3 to q·π_ref is the *generalised* KL, D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1),
+    nats a completion.
 
     Args:
         logps, ref_logps: log π and log π_ref, (E,).
         log_guide: log q_t of each edge, (E,).
 
     Returns:
-        k3: E_π[Σ_t k3_t] over completions, by the package's k3; pseudo_kl: D̃, Eq. 5; excess: the second term, state by state.
+        k3: E_π[Σ_t k3_t] over completions, by the package's k3; pseudo_kl: D̃, Eq. 5; excess: the
+            second term, state by state.
     """
     anchor = ref_logps + log_guide
     table = tree.table(logps)

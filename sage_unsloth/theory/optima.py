@@ -1,9 +1,12 @@
-"""What the paper's objectives want, what the implemented losses do: both exact, on trees that are enumerated (`trees`).
+"""What the paper's objectives want, what the implemented losses do: both exact, on trees that are
+enumerated (`trees`).
 
-The optima that the paper names (Eq. 2, 4, 21, 27), the exact gradient of its objective (Eq. 6), the expected update of the loss that
-`losses` implements, and the fixed points where training with it comes to rest.
+The optima that the paper names (Eq. 2, 4, 21, 27), the exact gradient of its objective (Eq. 6), the
+expected update of the loss that `losses` implements, and the fixed points where training with it
+comes to rest.
 
-Differs from the paper: it names the optimum of the objective; a loss need not lead there, so both are computed.
+Differs from the paper: it names the optimum of the objective; a loss need not lead there, so both
+are computed.
 
 float64, in nats. Shapes: C completions, T tokens of the longest, E edges (a token at a state).
 """
@@ -41,7 +44,9 @@ def guided_optimum(
 
 
 def entropy_bonus_optimum(ref_logps: Tensor, rewards: Tensor, beta: float, alpha: float) -> Tensor:
-    """Eq. 21: π ∝ π_ref^(β/(α+β)) · exp(r/(α+β)), the optimum with an entropy bonus α·H(π): Eq. 2 at another temperature."""
+    """Eq. 21: π ∝ π_ref^(β/(α+β)) · exp(r/(α+β)), the optimum with an entropy bonus α·H(π): Eq. 2
+    at another temperature.
+    """
     _check_positive("beta", beta)
     if not alpha >= 0:
         raise ValueError(f"alpha must be >= 0 because it is a bonus on entropy; got {alpha}")
@@ -49,13 +54,15 @@ def entropy_bonus_optimum(ref_logps: Tensor, rewards: Tensor, beta: float, alpha
 
 
 def forward_kl_optimum(ref_logps: Tensor, rewards: Tensor, beta: float) -> Tensor:
-    """Eq. 27: π = β π_ref / (λ − r), the optimum with a penalty β·KL(π_ref‖π); λ > max r from Σπ = 1, by bisection, (C,).
+    """Eq. 27: π = β π_ref / (λ − r), the optimum with a penalty β·KL(π_ref‖π); λ > max r from Σπ =
+    1, by bisection, (C,).
 
     `exp(ref_logps)` may sum to q ≠ 1: the factor is one on β, as a prefix's guide is per token.
     """
     _check_positive("beta", beta)
     weight = beta * ref_logps.exp()
-    # In gap = λ − max r: one term alone is 1 at the lower end, every term at most its share at the upper.
+    # In gap = λ − max r: one term alone is 1 at the lower end, every term at most its share at the
+    # upper.
     short = rewards.max() - rewards
     low, high = weight[short.argmin()], weight.sum()
     for _ in range(200):
@@ -79,8 +86,9 @@ def objective(
 ) -> Tensor:
     """E_π[r] − β·KL + α·H(π), a scalar with the gradient; all of completions, (C,).
 
-    kl="reverse": the pseudo-KL E_π[log π − log π_ref − log q] of Eq. 5, with q = 1 the objective of Eq. 1, with α that of
-    Eq. 21. kl="forward": KL(π_ref‖π), the objective of Eq. 27, which takes no guide.
+    kl="reverse": the pseudo-KL E_π[log π − log π_ref − log q] of Eq. 5, with q = 1 the objective of
+    Eq. 1, with α that of Eq. 21. kl="forward": KL(π_ref‖π), the objective of Eq. 27, which takes no
+    guide.
     """
     check_kl(kl)
     probability = logps.exp()
@@ -99,9 +107,11 @@ def objective(
 def guided_gradient(
     tree: Tree, logits: Tensor, ref_logps: Tensor, beta: float, log_guide: Tensor | None = None
 ) -> Tensor:
-    """The exact gradient of Eq. 6, J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)], q held constant, (E,).
+    """The exact gradient of Eq. 6, J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)], q held
+    constant, (E,).
 
-    The objective is enumerated and differentiated as a function; no estimator and no credit assignment come in.
+    The objective is enumerated and differentiated as a function; no estimator and no credit
+    assignment come in.
 
     Args:
         ref_logps: log π_ref(y_t | s_t), (E,).
@@ -131,26 +141,31 @@ def expected_update(
     scale_rewards: bool = False,
     loss_type: str = "dr_grpo",
 ) -> Tensor:
-    """The ascent direction of the implemented loss in expectation, on-policy, (E,): −∇E[Σ_t ℓ_t] of `loss.grpo_loss`, and credit.
+    """The ascent direction of the implemented loss in expectation, on-policy, (E,): −∇E[Σ_t ℓ_t] of
+    `loss.grpo_loss`, and credit.
 
         E[Σ_t A ∇log π_t − β ∇penalty_t + β b_t ∇log π_t]
 
         none        b_t = 0, as the paper's loss
         guide       b_t = Σ_{t'>t} log q_t', without the later KL: not Eq. 6's gradient
         later       b_t = Σ_{t'>t} (log q_t' − k3(π, π_ref)_t'): what y_t does to the later tokens' guide and KL
-        completion  as later, with log q_t' of the earlier tokens too, for a guide that reads later tokens
+        completion  as later, with log q_t' of the earlier tokens too, for a guide that reads later
+        tokens
 
-    With "k3-is" and q read from the prefix and the token, "later" makes this Eq. 6's gradient; a guide that reads later tokens
-    (`TokenGuide`) needs "completion". k3 to the plain π_ref stands for log π − log π_ref: the same mean whatever the prefix, and
-    less variance while π is near π_ref. To q·π_ref it would not do: its mean has Σ_v qπ_ref − 1 in it.
+    With "k3-is" and q read from the prefix and the token, "later" makes this Eq. 6's gradient; a
+    guide that reads later tokens (`TokenGuide`) needs "completion". k3 to the plain π_ref stands
+    for log π − log π_ref: the same mean whatever the prefix, and less variance while π is near
+    π_ref. To q·π_ref it would not do: its mean has Σ_v qπ_ref − 1 in it.
 
     Args:
         ref_logps: log π_ref(y_t | s_t), (E,).
         log_guide: log q_t, (C, T), held constant.
-        scale_rewards: A = (r − E[r]) / sd(r), as a large group has it; else A = r, whose baseline drops out. The update is then
-            1/sd(r) times the one without it at β · sd(r): the better the policy, the weaker the KL.
-        loss_type: "dr_grpo" is the sum over a completion's tokens, up to a constant; so are "dapo" and "bnpo" in a large batch.
-            "grpo" is their mean, which divides each completion by its own length and so changes the direction where lengths differ.
+        scale_rewards: A = (r − E[r]) / sd(r), as a large group has it; else A = r, whose baseline
+            drops out. The update is then 1/sd(r) times the one without it at β · sd(r): the better
+            the policy, the weaker the KL.
+        loss_type: "dr_grpo" is the sum over a completion's tokens, up to a constant; so are "dapo"
+            and "bnpo" in a large batch. "grpo" is their mean, which divides each completion by its
+            own length and so changes the direction where lengths differ.
 
     Raises:
         ValueError: unknown names, or `scale_rewards` where all rewards are the same.
@@ -170,7 +185,8 @@ def expected_update(
         deviation = (probability * (tree.rewards - mean) ** 2).sum().sqrt()
         if not deviation > 0:
             raise ValueError(
-                f"scale_rewards needs rewards that differ because it divides by their deviation; got {tree.rewards.tolist()}"
+                f"scale_rewards needs rewards that differ because it divides by their deviation; "
+                f"got {tree.rewards.tolist()}"
             )
         advantages = (tree.rewards - mean) / deviation
     bonus = torch.zeros_like(ref)
@@ -196,14 +212,17 @@ def ascend(
     steps: int = 20_000,
     tolerance: float = 1e-10,
 ) -> list[Tensor]:
-    """Follows `update` in the metric of the natural gradient until it rests; the policies on the way, each log π, (E,).
+    """Follows `update` in the metric of the natural gradient until it rests; the policies on the
+    way, each log π, (E,).
 
-    A step adds rate · g_e / (d(s) π(y_t | s)) to the logit of edge e: in this metric a state's speed does not depend on how
-    often it is visited, so that steps are counted in hundreds. The points of rest are those of plain ascent, g = 0.
+    A step adds rate · g_e / (d(s) π(y_t | s)) to the logit of edge e: in this metric a state's
+    speed does not depend on how often it is visited, so that steps are counted in hundreds. The
+    points of rest are those of plain ascent, g = 0.
 
     Args:
         logps: where it starts, (E,).
-        update: logits (E,) -> ascent direction g (E,), for example `expected_update`; it may compute a guide anew each time.
+        update: logits (E,) -> ascent direction g (E,), for example `expected_update`; it may
+            compute a guide anew each time.
         tolerance: largest |g_e / (d(s) π)| that counts as rest.
 
     Raises:
@@ -217,7 +236,8 @@ def ascend(
             return path
         path.append(tree.logps(current + rate * direction))
     raise ValueError(
-        f"the update must come to rest within {steps} steps; |g| is still {float(direction.abs().max()):.1e}; "
+        f"the update must come to rest within {steps} steps; |g| is still "
+        f"{float(direction.abs().max()):.1e}; "
         "lower the rate or allow more steps"
     )
 
@@ -230,7 +250,8 @@ def per_token_optimum(
     log_guide: Tensor | None = None,
     kl: str = "forward",
 ) -> Tensor:
-    """Where a per-token penalty without credit comes to rest, in closed form, state by state from the leaves, log π, (E,).
+    """Where a per-token penalty without credit comes to rest, in closed form, state by state from
+    the leaves, log π, (E,).
 
         forward  π(a|s) = β q π_ref / (λ_s − Q(s, a)): Eq. 27 with β q in the place of β        k3, forward-kl
         reverse  π(a|s) ∝ q π_ref · exp(Q(s, a)/β)                                              k3-is, k2
@@ -249,7 +270,8 @@ def per_token_optimum(
         later = (table.sum(1) - table.cumsum(1)[:, t]).exp()
         here = tree.mask[:, t].bool()
         edges = tree.edge_of[here, t]
-        # Q of the edges at this depth: the completions through them, by the probability of what follows.
+        # Q of the edges at this depth: the completions through them, by the probability of what
+        # follows.
         value = torch.zeros_like(logps).index_add(0, edges, (later * tree.rewards)[here])
         for state in tree.state_of[edges].unique():
             at = tree.state_of == state

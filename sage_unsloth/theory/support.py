@@ -1,7 +1,9 @@
-"""What stays within reach of sampling: Theorem 4.3, mode seeking and mode covering, and completions that are never drawn.
+"""What stays within reach of sampling: Theorem 4.3, mode seeking and mode covering, and completions
+that are never drawn.
 
-Theorem 4.3 is about optima under a guide that is given. A run has neither: its guide follows the policy, and it learns from what
-it drew. Both are computed here, beside the theorem. float64; nats; C completions, E edges as in `trees`.
+Theorem 4.3 is about optima under a guide that is given. A run has neither: its guide follows the
+policy, and it learns from what it drew. Both are computed here, beside the theorem. float64; nats;
+C completions, E edges as in `trees`.
 """
 
 import math
@@ -51,7 +53,8 @@ def support_condition(case: SupportCase) -> dict[str, float | bool]:
     Both directions hold, since π_SAGE(y*) = π_RLVR(y*) · q(y*) / E_RLVR[q] (Eq. 4 over Eq. 2).
 
     Returns:
-        plain: π_RLVR(y*), Eq. 2; guided: π_SAGE(y*), Eq. 4; guide: q(y*); mean_guide: E_RLVR[q]; lift and needed: the
+        plain: π_RLVR(y*), Eq. 2; guided: π_SAGE(y*), Eq. 4; guide: q(y*); mean_guide: E_RLVR[q];
+            lift and needed: the
         condition's two sides; holds: whether it does.
     """
     plain = guided_optimum(case.ref_logps, case.rewards, case.beta)
@@ -72,9 +75,11 @@ def support_condition(case: SupportCase) -> dict[str, float | bool]:
 
 
 def literal_example() -> SupportCase:
-    """Worked example A: two right answers whose entropies are written down, (.2, .2) and (2.2, .2) nats; π_ref = (.90, .04).
+    """Worked example A: two right answers whose entropies are written down, (.2, .2) and (2.2, .2)
+    nats; π_ref = (.90, .04).
 
-    No tree has these entropies, because the first token's is the same for both: it shows the arithmetic alone.
+    No tree has these entropies, because the first token's is the same for both: it shows the
+    arithmetic alone.
     """
     entropies = torch.tensor([[0.2, 0.2], [2.2, 0.2], [0.2, 0.2]], dtype=torch.float64)
     signals = TokenSignals(entropies, entropies, torch.ones_like(entropies), entropies)
@@ -87,7 +92,8 @@ def literal_example() -> SupportCase:
 def tree_example() -> tuple[SupportCase, Tree, Tensor]:
     """Worked example B: the case, its tree, and log π_ref, (E,).
 
-    First a .94, b .05 or c .01 (wrong); after a right with .98; after b eight equal tokens, one of them right (y*).
+    First a .94, b .05 or c .01 (wrong); after a right with .98; after b eight equal tokens, one of
+    them right (y*).
     """
     tree = Tree.of({"a+": 1.0, "a-": 0.0} | {f"b{i}": float(i == 0) for i in range(8)} | {"c": 0.0})
     ref = torch.tensor([0.94 * 0.98, 0.94 * 0.02] + [0.05 / 8] * 8 + [0.01], dtype=torch.float64)
@@ -100,10 +106,11 @@ def tree_example() -> tuple[SupportCase, Tree, Tensor]:
 def own_guide_optimum(
     tree: Tree, ref_logps: Tensor, beta: float, guide: Guide, *, steps: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 4 with the guide that its own policy has, as in training, where q_t is computed from the current π.
+    """Eq. 4 with the guide that its own policy has, as in training, where q_t is computed from the
+    current π.
 
-    π and log q that belong together, π ∝ q_π · π_ref · exp(r/β), by iteration from π_ref; (C,) probabilities and (C, T). The
-    guide must be a function of the policy alone (no noise).
+    π and log q that belong together, π ∝ q_π · π_ref · exp(r/β), by iteration from π_ref; (C,)
+    probabilities and (C, T). The guide must be a function of the policy alone (no noise).
 
     Args:
         ref_logps: log π_ref(y_t | s_t), (E,).
@@ -117,19 +124,23 @@ def own_guide_optimum(
         table = guide_table(tree, guide, logps, ref_logps)
         new = guided_optimum(ref, tree.rewards, beta, table.sum(1))
         change = float((new - probability).abs().max())
-        # Half a step: a guide that falls as the policy sharpens can swing. The guide is float32, about 1e-7.
+        # Half a step: a guide that falls as the policy sharpens can swing. The guide is float32,
+        # about 1e-7.
         probability = (probability + new) / 2
         logps = tree.policy(probability)
         if change < 1e-6:
             return new, table
     raise ValueError(
-        f"guide and policy must agree within {steps} steps; they still move by {change:.1e}; raise beta or steps"
+        f"guide and policy must agree within {steps} steps; they still move by {change:.1e}; "
+        f"raise beta or steps"
     )
 
 
-def random_tree(generator: torch.Generator, *, depth: int = 4, branching: int = 6) -> tuple[Tree, Tensor]:  # fmt: skip
-    """A tree of up to `depth` tokens with 1 to `branching` at a state, about a third of its completions right, and a random
-    log π_ref, (E,), whose states range from sure to undecided."""
+def random_tree(
+    generator: torch.Generator, *, depth: int = 4, branching: int = 6
+) -> tuple[Tree, Tensor]:
+    """A tree of up to `depth` tokens with 1 to `branching` at a state, about a third of its
+    completions right, and a random log π_ref, (E,), whose states range from sure to undecided."""
     letters = "abcdefghijklmnopqrstuvwxyz"[:branching]
     rewards: dict[str, float] = {}
     open_prefixes = [""]
@@ -148,12 +159,18 @@ def random_tree(generator: torch.Generator, *, depth: int = 4, branching: int = 
 
 
 def search_trees(
-    num_trees: int, *, guide: Guide | None = None, beta: float = 0.05, delta: float = 0.01, seed: int = 0
-) -> list[dict]:  # fmt: skip
-    """Theorem 4.3 on random trees: a row for every right completion of each, with `support_condition`'s numbers.
+    num_trees: int,
+    *,
+    guide: Guide | None = None,
+    beta: float = 0.05,
+    delta: float = 0.01,
+    seed: int = 0,
+) -> list[dict]:
+    """Theorem 4.3 on random trees: a row for every right completion of each, with
+    `support_condition`'s numbers.
 
-    To them: tree, completion, inside_before and inside_after (π_RLVR >= δ, π_SAGE >= δ). The guide is that of π_ref, the
-    default `BranchGuide()`.
+    To them: tree, completion, inside_before and inside_after (π_RLVR >= δ, π_SAGE >= δ). The guide
+    is that of π_ref, the default `BranchGuide()`.
     """
     generator = torch.Generator().manual_seed(seed)
     guide = BranchGuide() if guide is None else guide
@@ -167,15 +184,19 @@ def search_trees(
             rows.append(
                 {"tree": number, "completion": "".join(tree.completions[index])}
                 | found
-                | {"inside_before": found["plain"] >= delta, "inside_after": found["guided"] >= delta}
-            )  # fmt: skip
+                | {
+                    "inside_before": found["plain"] >= delta,
+                    "inside_after": found["guided"] >= delta,
+                }
+            )
     return rows
 
 
 def from_anchor_to_optimum(
     tree: Tree, ref_logps: Tensor, beta: float, log_guide: Tensor
 ) -> list[dict]:
-    """A row for each completion: q, and the probabilities `reference`, `anchor` (q·π_ref, normalised), `plain` (Eq. 2), `guided` (Eq. 4).
+    """A row for each completion: q, and the probabilities `reference`, `anchor` (q·π_ref,
+    normalised), `plain` (Eq. 2), `guided` (Eq. 4).
 
     Args:
         ref_logps: log π_ref(y_t | s_t), (E,).
@@ -211,7 +232,8 @@ def mixture_logpdf(
     """log Σ_k w_k N(x; m_k, s_k²) at each x; the weights must sum to 1."""
     if abs(sum(weights) - 1) > 1e-9:
         raise ValueError(
-            f"weights must sum to 1 because they are a mixture's; got {list(weights)}; divide by {sum(weights)}"
+            f"weights must sum to 1 because they are a mixture's; got {list(weights)}; divide by "
+            f"{sum(weights)}"
         )
     parts = [
         normal_logpdf(x, m, s) + math.log(w)
@@ -229,13 +251,16 @@ def fit_gaussian(
     rate: float = 0.2,
     steps: int = 5000,
 ) -> tuple[float, float]:
-    """Mean and deviation of the Gaussian where descent on a *differentiated estimator* comes to rest; x is an even grid.
+    """Mean and deviation of the Gaussian where descent on a *differentiated estimator* comes to
+    rest; x is an even grid.
 
-    The policy is N(mean, deviation²), the anchor is the target, and the expectation over the policy is a sum over the grid, the
-    samples' distribution held as in training. So the implemented code decides which KL is fitted.
+    The policy is N(mean, deviation²), the anchor is the target, and the expectation over the policy
+    is a sum over the grid, the samples' distribution held as in training. So the implemented code
+    decides which KL is fitted.
 
     Args:
-        x, log_target: grid and log density of the target, (N,); wide enough that both densities vanish at its ends.
+        x, log_target: grid and log density of the target, (N,); wide enough that both densities
+            vanish at its ends.
         kl_estimator: as in `losses`, or "k1".
         start: mean and deviation.
 
@@ -253,11 +278,13 @@ def fit_gaussian(
         if max(abs(float(g)) for g in slope) < 1e-10:
             return mean.item(), log_deviation.exp().item()
         with torch.no_grad():
-            # The natural gradient of a Gaussian: the Fisher information is 1/σ² for the mean and 2 for log σ.
+            # The natural gradient of a Gaussian: the Fisher information is 1/σ² for the mean and 2
+            # for log σ.
             mean -= rate * (2 * log_deviation).exp() * slope[0]
             log_deviation -= rate * slope[1] / 2
     raise ValueError(
-        f"the fit must come to rest within {steps} steps; the slope is {[float(g) for g in slope]}; start nearer or lower the rate"
+        f"the fit must come to rest within {steps} steps; the slope is "
+        f"{[float(g) for g in slope]}; start nearer or lower the rate"
     )
 
 
@@ -298,10 +325,12 @@ def train_by_sampling(
     kl_estimator: str = "k3",
     seed: int = 0,
 ) -> SampledRuns:
-    """GRPO as it is run: draw a group, take one step on it, draw again; a softmax over C completions, plain gradient steps.
+    """GRPO as it is run: draw a group, take one step on it, draw again; a softmax over C
+    completions, plain gradient steps.
 
-    Advantages are (r − mean) / (standard deviation + 1e-4) of the group, the penalty is the package's, to q·π_ref. Runs with the same
-    seed and group size draw with the same random numbers, so two settings can be compared run by run.
+    Advantages are (r − mean) / (standard deviation + 1e-4) of the group, the penalty is the
+    package's, to q·π_ref. Runs with the same seed and group size draw with the same random numbers,
+    so two settings can be compared run by run.
 
     Args:
         ref_logps, rewards, log_guide: as in `SupportCase`, (C,); training starts at π_ref.
@@ -311,7 +340,8 @@ def train_by_sampling(
     """
     if num_generations < 2:
         raise ValueError(
-            f"num_generations must be >= 2 because an advantage is relative to the group; got {num_generations}"
+            f"num_generations must be >= 2 because an advantage is relative to the group; got "
+            f"{num_generations}"
         )
     generator = torch.Generator().manual_seed(seed)
     anchor = ref_logps if log_guide is None else ref_logps + log_guide

@@ -1,9 +1,11 @@
-"""The algorithms of the paper's tables, and those that its comparisons lack: each a row of explicit settings.
+"""The algorithms of the paper's tables, and those that its comparisons lack: each a row of explicit
+settings.
 
     algorithm = get_algorithm("sage-branch")
     rlvr(algorithm.configure(RlvrConfig()), model, rows, folder, algorithm.guide, algorithm.name)
 
-A row of your own is another `Algorithm`: `replace(ALGORITHMS["sage-branch"], name="mine", guide=BranchGuide(ratio=0.5))`.
+A row of your own is another `Algorithm`: `replace(ALGORITHMS["sage-branch"], name="mine",
+guide=BranchGuide(ratio=0.5))`.
 """
 
 import difflib
@@ -19,27 +21,33 @@ from sage_unsloth.patch.settings import check_causal, check_guide, check_penalty
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 SETTINGS = ("loss_type", "scale_rewards", "epsilon_high", "beta", "kl_estimator", "credit")
-"""The fields of an algorithm that are settings of `RlvrConfig`; the guide is the other thing that a row chooses."""
+"""The fields of an algorithm that are settings of `RlvrConfig`; the guide is the other thing that a
+row chooses.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """What one algorithm sets; everything else of a run (data, seeds, sampling, learning rate) is the run's own.
+    """What one algorithm sets; everything else of a run (data, seeds, sampling, learning rate) is
+    the run's own.
 
     Attributes:
         name: how it is asked for.
         description: one line: which gradient it has, or what a comparison with it isolates.
         paper_row: its row in the paper's tables; None where they have none.
         loss_type: how token losses are reduced.
-        scale_rewards: what advantages are divided by ("group": the standard deviation of the prompt's rewards; "none").
+        scale_rewards: what advantages are divided by ("group": the standard deviation of the
+            prompt's rewards; "none").
         epsilon_high: upper clip of the importance ratio.
         beta: KL coefficient β; 0 drops the KL term.
         kl_estimator: the KL penalty, one of `sage_unsloth.objective.kl.KL_ESTIMATORS`.
-        credit: "token", the paper's loss, or "sequence", the gradient of Eq. 6 (`sage_unsloth.objective.credit.sequence_credit`).
+        credit: "token", the paper's loss, or "sequence", the gradient of Eq. 6
+            (`sage_unsloth.objective.credit.sequence_credit`).
         guide: shapes the KL anchor; None is q = 1.
 
     Raises:
-        ValueError: an unknown loss type, estimator or credit, or a guide, penalty or credit of ours without its KL term.
+        ValueError: an unknown loss type, estimator or credit, or a guide, penalty or credit of ours
+            without its KL term.
         TypeError: `guide` is not a guide.
     """
 
@@ -69,13 +77,17 @@ class Algorithm:
 
 
 _EXACT: dict[str, Any] = {
-    # r − mean(r) as it is, and a constant in the place of lengths: what is left is the gradient of Eq. 6 up to that constant.
+    # r − mean(r) as it is, and a constant in the place of lengths: what is left is the gradient of
+    # Eq. 6 up to that constant.
     "loss_type": "dr_grpo",
     "scale_rewards": "none",
     "kl_estimator": "k3-is",
     "credit": "sequence",
 }
-_DAPO = "clip and normalisation of DAPO (not its dynamic sampling, overlong filtering or overlong shaping)"
+_DAPO = (
+    "clip and normalisation of DAPO (not its dynamic sampling, overlong filtering or "
+    "overlong shaping)"
+)
 
 ALGORITHMS = {
     algorithm.name: algorithm
@@ -83,7 +95,8 @@ ALGORITHMS = {
         Algorithm(
             name="grpo",
             paper_row="GRPO",
-            description="k3 as a loss: in expectation the forward KL's gradient, though k3's value is the reverse KL's",
+            description="k3 as a loss: in expectation the forward KL's gradient, though k3's value "
+            "is the reverse KL's",
         ),
         Algorithm(
             name="grpo-no-kl",
@@ -95,18 +108,22 @@ ALGORITHMS = {
             name="grpo-forward-kl",
             paper_row="GRPO + forward KL, if this is what it was",
             kl_estimator="forward-kl",
-            description="importance-weighted cross-entropy −sg[ρ]·log π: the forward KL's gradient, so grpo's in expectation",
+            description="importance-weighted cross-entropy −sg[ρ]·log π: the forward KL's "
+            "gradient, "
+            "so grpo's in expectation",
         ),
         Algorithm(
             name="grpo-forward-kl-naive",
             paper_row="GRPO + forward KL, if this is what it was",
             kl_estimator="forward-kl-naive",
-            description="ρ log ρ − (ρ − 1) differentiated, as a direct implementation has it: neither KL's gradient",
+            description="ρ log ρ − (ρ − 1) differentiated, as a direct implementation has it: "
+            "neither KL's gradient",
         ),
         Algorithm(
             name="grpo-reverse-kl",
             kl_estimator="k3-is",
-            description="k3 with the importance ratio inside: the reverse KL's gradient per token, with the states held fixed",
+            description="k3 with the importance ratio inside: the reverse KL's gradient per token, "
+            "with the states held fixed",
         ),
         Algorithm(
             name="sage-random",
@@ -118,55 +135,71 @@ ALGORITHMS = {
             name="sage-token",
             paper_row="GRPO + Token",
             guide=TokenGuide(),
-            description="q depends on the token itself, as in no other row of the paper: the forward KL's gradient to a reshaped anchor",
+            description="q depends on the token itself, as in no other row of the paper: the "
+            "forward "
+            "KL's gradient to a reshaped anchor",
         ),
         Algorithm(
             name="sage-branch",
             paper_row="GRPO + Branch",
             guide=BranchGuide(),
-            description="q depends on the prefix alone: grpo's pull to π_ref, 1 to 1.4 times as strong where entropy is high",
+            description="q depends on the prefix alone: grpo's pull to π_ref, 1 to 1.4 times as "
+            "strong where entropy is high",
         ),
         Algorithm(
             name="sage-branch-reference",
             guide=BranchGuide(source="reference"),
-            description="sage-branch by the reference's entropies: q·π_ref is one fixed anchor for the whole run, as the theory assumes",
+            description="sage-branch by the reference's entropies: q·π_ref is one fixed anchor for "
+            "the whole run, as the theory assumes",
         ),
         Algorithm(
             name="sage-branch-adaptive",
             guide=AdaptiveGuide(BranchGuide(), target=0.01),
-            description="sage-branch, its strength steered to a mean log q of 0.01 nats a token, as long as any token is touched",
+            description="sage-branch, its strength steered to a mean log q of 0.01 nats a token, "
+            "as "
+            "long as any token is touched",
         ),
         Algorithm(
             name="sage-token-causal",
             guide=TokenGuide(norm="causal"),
-            description="sage-token without a look at later tokens, so that q is the product of Eq. 7",
+            description="sage-token without a look at later tokens, so that q is the product of "
+            "Eq. "
+            "7",
         ),
         Algorithm(
             name="sage-teacher",
             guide=TeacherGuide(),
-            description="q is a frozen teacher's probability over the reference's: the anchor leans to the teacher (needs teacher=…)",
+            description="q is a frozen teacher's probability over the reference's: the anchor "
+            "leans "
+            "to the teacher (needs teacher=…)",
         ),
         Algorithm(
             name="grpo-exact",
             **_EXACT,
-            description="the gradient of Eq. 1, KL of whole completions: against it, what the guide of the exact rows does",
+            description="the gradient of Eq. 1, KL of whole completions: against it, what the "
+            "guide "
+            "of the exact rows does",
         ),
         Algorithm(
             name="sage-branch-exact",
             **_EXACT,
             guide=BranchGuide(source="reference"),
-            description="the gradient of Eq. 6: tokens are paid for the branch points that they lead to; its optimum is Eq. 4 (of q per token)",
+            description="the gradient of Eq. 6: tokens are paid for the branch points that they "
+            "lead "
+            "to; its optimum is Eq. 4 (of q per token)",
         ),
         Algorithm(
             name="sage-token-exact",
             **_EXACT,
             guide=TokenGuide(norm="causal", source="reference"),
-            description="the gradient of Eq. 6 with a causal token guide of the reference's surprisal",
+            description="the gradient of Eq. 6 with a causal token guide of the reference's "
+            "surprisal",
         ),
         Algorithm(
             name="bnpo",
             loss_type="bnpo",
-            description="normalised by the number of tokens; without it the guide's effect in bnpo-sage-branch is not isolated",
+            description="normalised by the number of tokens; without it the guide's effect in "
+            "bnpo-sage-branch is not isolated",
         ),
         Algorithm(
             name="bnpo-no-kl",
@@ -180,13 +213,16 @@ ALGORITHMS = {
             paper_row="BNPO + Branch",
             loss_type="bnpo",
             guide=BranchGuide(),
-            description="against bnpo the guide's effect; against bnpo-no-kl that of guide and KL together",
+            description="against bnpo the guide's effect; against bnpo-no-kl that of guide and KL "
+            "together",
         ),
         Algorithm(
             name="dapo",
             loss_type="dapo",
             epsilon_high=0.28,
-            description=f"{_DAPO}, with KL: without it the guide's effect in dapo-sage-branch is not isolated",
+            description=f"{_DAPO}, with KL: without it the guide's effect in dapo-sage-branch is "
+            f"not "
+            f"isolated",
         ),
         Algorithm(
             name="dapo-no-kl",
@@ -202,7 +238,9 @@ ALGORITHMS = {
             loss_type="dapo",
             epsilon_high=0.28,
             guide=BranchGuide(),
-            description=f"{_DAPO}; against dapo the guide's effect, against dapo-no-kl that of guide and KL together",
+            description=f"{_DAPO}; against dapo the guide's effect, against dapo-no-kl that of "
+            f"guide "
+            f"and KL together",
         ),
     )
 }
@@ -224,7 +262,9 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[str, Any]:
-    """The settings, and the guide, in which `algorithm` differs from `base`, with the algorithm's values."""
+    """The settings, and the guide, in which `algorithm` differs from `base`, with the algorithm's
+    values.
+    """
     return {
         name: getattr(algorithm, name)
         for name in (*SETTINGS, "guide")
@@ -233,7 +273,9 @@ def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[
 
 
 def listing() -> str:
-    """Every algorithm on two lines, for a terminal: what it changes against grpo, and which gradient that is."""
+    """Every algorithm on two lines, for a terminal: what it changes against grpo, and which
+    gradient that is.
+    """
     width = max(len(name) for name in ALGORITHMS)
     return "\n".join(
         f"{name:{width}}  {_changes_text(algorithm)}\n{'':{width}}  {algorithm.description}"
@@ -267,7 +309,9 @@ def _changes_text(algorithm: Algorithm) -> str:
 
 
 def _guide_text(guide: Guide) -> str:
-    """Its class and what differs from the class's defaults, which would only repeat the guide's own documentation."""
+    """Its class and what differs from the class's defaults, which would only repeat the guide's own
+    documentation.
+    """
     given = [
         f"{field.name}={_guide_text(value) if isinstance(value, Guide) else repr(value)}"
         for field in fields(guide)

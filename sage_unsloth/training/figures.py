@@ -9,7 +9,8 @@ from sage_unsloth.figures import COLOURS, STYLES, new_figure, save_figure
 def plot_training(
     runs: Mapping[str, Sequence[Mapping]], path: str | Path, note: str, window: int = 9
 ) -> Path:
-    """The course of training runs: reward, plain KL, entropy, and the guide, each against the optimizer step.
+    """The course of training runs: reward, plain KL, entropy, and the guide, each against the
+    optimizer step.
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.

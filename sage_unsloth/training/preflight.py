@@ -1,4 +1,6 @@
-"""A look at what RL will learn from, before it starts: a few groups of completions, drawn as training draws them."""
+"""A look at what RL will learn from, before it starts: a few groups of completions, drawn as
+training draws them.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -21,11 +23,13 @@ def signal(records: Sequence[dict]) -> dict[str, float]:
     """Shares that say whether a group-relative advantage has anything to work with.
 
     Args:
-        records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`; equally many of each problem.
+        records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`; equally
+            many of each problem.
 
     Returns:
-        `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in it), `truncation_rate` (no EOS), each of completions; `dead_groups`, the
-        share of problems whose completions all got one reward, and so teach nothing; `mean_tokens` of a completion.
+        `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in
+        it), `truncation_rate` (no EOS), each of completions; `dead_groups`, the share of problems
+        whose completions all got one reward, and so teach nothing; `mean_tokens` of a completion.
 
     Raises:
         ValueError: no records.
@@ -52,29 +56,33 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
     result = []
     if found["truncation_rate"] > 0.5:
         result.append(
-            f"{found['truncation_rate']:.0%} of the completions were cut at {max_completion_length} tokens, which counts as wrong: "
+            f"{found['truncation_rate']:.0%} of the completions were cut at "
+            f"{max_completion_length} tokens, which counts as wrong: "
             "raise max_completion_length, or train on shorter problems"
         )
     if found["format_rate"] < 0.5:
         result.append(
-            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: run SFT first, or longer"
+            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: "
+            f"run SFT first, or longer"
         )
     if found["dead_groups"] > 0.8:
         direction = (
             "easier problems or more SFT" if found["solve_rate"] < 0.5 else "harder problems"
         )
         result.append(
-            f"{found['dead_groups']:.0%} of the groups got one and the same reward and teach nothing: take {direction}, or raise "
+            f"{found['dead_groups']:.0%} of the groups got one and the same reward and teach "
+            f"nothing: take {direction}, or raise "
             "num_generations"
         )
     return result
 
 
 def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -> dict[str, float]:
-    """Draw one group for each of `config.preflight_prompts` rows, say what was found, and warn where the signal is small.
+    """Draw one group for each of `config.preflight_prompts` rows, say what was found, and warn
+    where the signal is small.
 
-    Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`. Training is not changed by it: the trainer seeds
-    its own streams afterwards.
+    Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`. Training is not
+    changed by it: the trainer seeds its own streams afterwards.
 
     Args:
         config: of the RL run.
@@ -105,10 +113,16 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
     warnings = remedies(found, config.max_completion_length)
     write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings})
     logger.info(
-        "Preflight, %d prompts x %d: solved %.0f %%, in format %.0f %%, truncated %.0f %%, dead groups %.0f %%, %.0f tokens.",
-        count, config.num_generations, 100 * found["solve_rate"], 100 * found["format_rate"],
-        100 * found["truncation_rate"], 100 * found["dead_groups"], found["mean_tokens"],
-    )  # fmt: skip
+        "Preflight, %d prompts x %d: solved %.0f %%, in format %.0f %%, truncated %.0f %%, dead "
+        "groups %.0f %%, %.0f tokens.",
+        count,
+        config.num_generations,
+        100 * found["solve_rate"],
+        100 * found["format_rate"],
+        100 * found["truncation_rate"],
+        100 * found["dead_groups"],
+        found["mean_tokens"],
+    )
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
     return found

@@ -1,4 +1,6 @@
-"""The two stages as a person starts them, from the command line or a notebook: data, plan, training, table, next command."""
+"""The two stages as a person starts them, from the command line or a notebook: data, plan,
+training, table, next command.
+"""
 
 import json
 import logging
@@ -92,7 +94,8 @@ def run_sft(
     print(f"SFT of {preset.name} -> {out}\n")
     show_table(corpus.table())
     print(
-        f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because they share a problem with "
+        f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
+        f"they share a problem with "
         f"these; {steps:,} steps of {config.batch_size}.\n"
     )
     merged = sft(config, start, training, out)
@@ -101,7 +104,8 @@ def run_sft(
         print(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
         show_table(table)
     print(
-        f"\nNext: python -m sage_unsloth train --algorithm sage-branch --from {out} --out {Path(out).parent / 'sage-branch'}"
+        f"\nNext: python -m sage_unsloth train --algorithm sage-branch --from {out} --out "
+        f"{Path(out).parent / 'sage-branch'}"
     )
     return table
 
@@ -109,7 +113,9 @@ def run_sft(
 def before_and_after(
     config: SftConfig, start: str | Path, merged: Path, rows: Sequence[dict], out: str | Path
 ) -> list[dict]:
-    """Shares of completions in format, parsed, right and cut, before and after SFT; kept in `before_after.json`."""
+    """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
+    `before_after.json`.
+    """
     report = Path(out) / "before_after.json"
     if report.exists():
         return json.loads(report.read_text(encoding="utf-8"))
@@ -182,7 +188,8 @@ def run_rlvr(
         The rows of `metrics.jsonl`, one an optimizer step.
 
     Raises:
-        ValueError: see `rlvr` and `rl_corpus`; or the run does not fit the card, with what to change.
+        ValueError: see `rlvr` and `rl_corpus`; or the run does not fit the card, with what to
+            change.
     """
     _show_log()
     if isinstance(algorithm, str):
@@ -243,7 +250,10 @@ def evaluation_command(point: StartingPoint, name: str, trained: Path) -> str:
     before = f"{point.model}+{point.adapter}" if point.adapter else point.model
     after = f"{point.model}+{trained}" if trained.name == "adapter" else trained
     benchmark = "arithmetic" if point.preset.name == EMBEDDED else "aime amc23 math500-l5"
-    return f"python -m sage_unsloth evaluate --models start={before} {name}={after} --benchmarks {benchmark}"
+    return (
+        f"python -m sage_unsloth evaluate --models start={before} {name}={after} --benchmarks "
+        f"{benchmark}"
+    )
 
 
 COURSE = {
@@ -259,7 +269,9 @@ COURSE = {
 
 
 def course(metrics: Sequence[dict]) -> list[dict]:
-    """First and last tenth of a run, averaged, as rows of a table; a metric that was not logged is left out."""
+    """First and last tenth of a run, averaged, as rows of a table; a metric that was not logged is
+    left out.
+    """
     tenth = max(1, len(metrics) // 10)
     rows = []
     for part, steps in {"first": metrics[:tenth], "last": metrics[-tenth:]}.items():
@@ -273,7 +285,9 @@ def course(metrics: Sequence[dict]) -> list[dict]:
 
 
 def _show_log() -> None:
-    """What the package logs (the preflight, a fall back, the pace) belongs on the screen, where nobody set up logging."""
+    """What the package logs (the preflight, a fall back, the pace) belongs on the screen, where
+    nobody set up logging.
+    """
     log_to_terminal()
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
 

@@ -22,47 +22,56 @@ class RlvrConfig:
         max_steps: optimizer steps.
         prompts_per_step: different problems in a step, over all processes.
         num_generations: completions sampled for each problem.
-        micro_batch_size: completions that go through the loss together in one process; None takes all that a step gives it.
-            Smaller needs less memory.
+        micro_batch_size: completions that go through the loss together in one process; None takes
+            all that a step gives it. Smaller needs less memory.
         max_completion_length: tokens.
         max_prompt_length: tokens; longer prompts are refused.
         learning_rate: peak; linear decay after `warmup_ratio` of the steps.
         weight_decay: of AdamW.
         beta: KL coefficient β.
         kl_estimator: the KL penalty, one of `kl.KL_ESTIMATORS`; "k3" is the paper's.
-        credit: "token", the paper's, or "sequence": each token answers for the guide and the KL of those after it, so that the
-            update follows Eq. 6; see `credit.sequence_credit`. All completions of a step then go through the loss together,
-            and `micro_batch_size` says how many of them at a time have their logits computed.
-        teacher: for a guide that reads one: an adapter's folder (on the same base), or a model's folder or hub id (with the same
-            tokenizer); empty for none. A model takes its own memory, which the plan does not count.
-        reference: what π_ref is: "sft", the model that RL starts from, or "base", the model below the adapter that it starts from.
+        credit: "token", the paper's, or "sequence": each token answers for the guide and the KL of
+            those after it, so that the update follows Eq. 6; see `credit.sequence_credit`. All
+            completions of a step then go through the loss together, and `micro_batch_size` says how
+            many of them at a time have their logits computed.
+        teacher: for a guide that reads one: an adapter's folder (on the same base), or a model's
+            folder or hub id (with the same tokenizer); empty for none. A model takes its own
+            memory, which the plan does not count.
+        reference: what π_ref is: "sft", the model that RL starts from, or "base", the model below
+            the adapter that it starts from.
         loss_type: how token losses are reduced ("grpo", "bnpo", "dr_grpo", "dapo").
-        scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the prompt's rewards ("group", as
-            in the paper), of the step's ("batch"), or nothing ("none").
+        scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the
+            prompt's rewards ("group", as in the paper), of the step's ("batch"), or nothing
+            ("none").
         epsilon, epsilon_high: clip range of the importance ratio.
-        max_resamples: times that a rollout batch's groups without a signal are sampled again for other prompts (`dynamic_sampling`,
-            with the cost of each); 0 never does.
-        top_entropy_quantile: the policy term is kept at this share of the tokens, those before which the policy's entropy is
-            highest, and the KL term at every token (TRL's entropy mask); 1 masks nothing.
+        max_resamples: times that a rollout batch's groups without a signal are sampled again for
+            other prompts (`dynamic_sampling`, with the cost of each); 0 never does.
+        top_entropy_quantile: the policy term is kept at this share of the tokens, those before
+            which the policy's entropy is highest, and the KL term at every token (TRL's entropy
+            mask); 1 masks nothing.
         temperature, top_p, min_p: sampling; top-k is off.
         rollouts: "vllm", "transformers", or "auto": vLLM where it runs.
-        recompute_logits: the loss computes its logits a second time in the backward pass instead of keeping them: less memory,
-            the same result.
+        recompute_logits: the loss computes its logits a second time in the backward pass instead of
+            keeping them: less memory, the same result.
         gpu_memory_utilization: share of the card's memory for vLLM, weights included.
-        vllm_importance_sampling_correction: weigh each token by trainer's over vLLM's probability, at most 2 (as TRL 0.23, which
-            the authors ran); vLLM's is that after min-p, so the weight is the share of probability that min-p kept.
+        vllm_importance_sampling_correction: weigh each token by trainer's over vLLM's probability,
+            at most 2 (as TRL 0.23, which the authors ran); vLLM's is that after min-p, so the
+            weight is the share of probability that min-p kept.
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
-        preflight_prompts: prompts sampled before training to see whether there is anything to learn from; 0 skips it.
-        log_entropy: log the policy's entropy also without a guide that needs it, so that runs can be compared; in full
-            fine-tuning on Unsloth 2026.10.7 this costs time.
+        preflight_prompts: prompts sampled before training to see whether there is anything to learn
+            from; 0 skips it.
+        log_entropy: log the policy's entropy also without a guide that needs it, so that runs can
+            be compared; in full fine-tuning on Unsloth 2026.10.7 this costs time.
         save_steps: optimizer steps between checkpoints.
-        sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0 writes none.
-        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.
+        sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0
+            writes none.
+        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
+            case.
         grade_seconds: time limit for grading one answer.
         lora: the adapter.
-        seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's stream has a seed of its own,
-            which Unsloth sets to 0 at every start.
+        seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's
+            stream has a seed of its own, which Unsloth sets to 0 at every start.
     """
 
     max_steps: int = 1000
@@ -120,19 +129,29 @@ class RlvrConfig:
                 raise ValueError(f"{name} must be in [{low}, {high}]; got {getattr(self, name)}")
         if not 0 < self.top_entropy_quantile <= 1:
             raise ValueError(
-                "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and 1 is all of them; got "
+                "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and "
+                "1 is all of them; got "
                 f"{self.top_entropy_quantile}"
             )
         for name in ("preflight_prompts", "sample_steps", "weight_decay", "max_resamples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
-        for name in ("max_steps", "prompts_per_step", "max_completion_length", "max_prompt_length", "learning_rate",
-                     "temperature", "save_steps", "grade_seconds"):  # fmt: skip
+        for name in (
+            "max_steps",
+            "prompts_per_step",
+            "max_completion_length",
+            "max_prompt_length",
+            "learning_rate",
+            "temperature",
+            "save_steps",
+            "grade_seconds",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
         if self.num_generations < 2:
             raise ValueError(
-                "num_generations must be >= 2 because a completion's advantage is relative to its group; "
+                "num_generations must be >= 2 because a completion's advantage is relative to "
+                "its group; "
                 f"got {self.num_generations}"
             )
         if self.beta < 0:
@@ -151,8 +170,10 @@ class RlvrConfig:
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):
             raise ValueError(
-                f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} prompts x "
-                f"{self.num_generations} = {self.completions_per_step}); got {self.micro_batch_size}"
+                f"micro_batch_size must divide the completions of a step "
+                f"({self.prompts_per_step} prompts x "
+                f"{self.num_generations} = {self.completions_per_step}); got "
+                f"{self.micro_batch_size}"
             )
 
     @property

@@ -1,7 +1,9 @@
-"""Stage 2: RL with verifiable rewards, through Unsloth's fast GRPO loss, with or without a guide in its KL anchor.
+"""Stage 2: RL with verifiable rewards, through Unsloth's fast GRPO loss, with or without a guide in
+its KL anchor.
 
-A stage is a function of a config, a model, rows and a folder. A folder that is complete returns at once, one that was killed goes on
-from its last checkpoint with the same guide values, data order and random state, one with other settings is refused.
+A stage is a function of a config, a model, rows and a folder. A folder that is complete returns at
+once, one that was killed goes on from its last checkpoint with the same guide values, data order
+and random state, one with other settings is refused.
 """
 
 import copy
@@ -62,22 +64,24 @@ def rlvr(
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
-    Under torchrun every process calls this; they share each step's completions, and the first one writes.
+    Under torchrun every process calls this; they share each step's completions, and the first one
+    writes.
 
     Args:
         config: settings.
         model_path: folder or hub id of the model below the adapter.
         rows: dicts with `problem` and `answer`.
-        folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent), `checkpoints/` while training,
-            `metrics.jsonl`, a row each optimizer step,
+        folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
+            `checkpoints/` while training, `metrics.jsonl`, a row each optimizer step,
             `completions.jsonl` and `preflight.json`.
         guide: shapes the KL anchor; None leaves it at π_ref.
         name: on the progress bar.
-        adapter: start from this adapter instead of a fresh one; then π_ref is the model without it, `config.reference="base"`.
+        adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
+            `config.reference="base"`.
 
     Raises:
-        ValueError: a row lacks a column or a value; a guide with β = 0; settings that contradict each other, or the number of
-            processes; a folder of another run.
+        ValueError: a row lacks a column or a value; a guide with β = 0; settings that contradict
+            each other, or the number of processes; a folder of another run.
         ContractError: see `guided_kl`.
     """
     check_rows(rows, ("problem", "answer"))
@@ -88,7 +92,8 @@ def rlvr(
     check_teacher(frozenset() if guide is None else guide.needs, config.teacher or None)
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
-            "reference='base' trains on an adapter against the model without it, and reference='sft' trains a fresh one; "
+            "reference='base' trains on an adapter against the model without it, and "
+            "reference='sft' trains a fresh one; "
             f"got reference={config.reference!r} with adapter={adapter}; give both, or neither"
         )
     _check_golds(rows)
@@ -101,14 +106,17 @@ def rlvr(
     settings = run_settings("rlvr", config, model_path, rows)
     if rollouts == "vllm" and config.teacher and is_adapter(config.teacher):
         raise ValueError(
-            f"with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; got the adapter {config.teacher}; "
+            f"with vLLM a teacher must be a model, because Unsloth passes every adapter on to "
+            f"it; got the adapter {config.teacher}; "
             "merge it (python -m sage_unsloth export), or set rollouts=transformers"
         )
     settings |= {"guide": _guide_text(guide), "rollouts": rollouts}
     if adapter is not None:
         settings["adapter"] = model_identity(model_path, adapter)["adapter"]
     if config.teacher:
-        settings["teacher"] = f"{Path(config.teacher).name} {model_identity(config.teacher)['weights']}"  # fmt: skip
+        settings["teacher"] = (
+            f"{Path(config.teacher).name} {model_identity(config.teacher)['weights']}"
+        )
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
             begin(folder, settings, config, model_path)
@@ -116,9 +124,11 @@ def rlvr(
 
 
 def _guide_text(guide: Guide | None) -> str:
-    """What a run records of its guide: as it prints itself, or its class and attributes where that would be an address.
+    """What a run records of its guide: as it prints itself, or its class and attributes where that
+    would be an address.
 
-    A set among the attributes is written in order: Python's own order changes from one process to the next, and a run could not go on.
+    A set among the attributes is written in order: Python's own order changes from one process to
+    the next, and a run could not go on.
     """
     if guide is None or type(guide).__repr__ is not object.__repr__:
         return repr(guide)
@@ -233,19 +243,25 @@ def _check_processes(config: RlvrConfig) -> None:
     share, rest = divmod(config.completions_per_step, processes)
     if rest or share % (config.micro_batch_size or 1):
         raise ValueError(
-            f"the completions of a step ({config.completions_per_step}) must be divisible by the number of processes, and the "
-            f"share of each by micro_batch_size; got WORLD_SIZE={processes} and micro_batch_size={config.micro_batch_size}; "
+            f"the completions of a step ({config.completions_per_step}) must be divisible by the "
+            f"number of processes, and the "
+            f"share of each by micro_batch_size; got WORLD_SIZE={processes} and "
+            f"micro_batch_size={config.micro_batch_size}; "
             "change prompts_per_step, micro_batch_size or the number of processes"
         )
     if config.credit == "sequence" and share % config.num_generations:
         raise ValueError(
-            "credit='sequence' compares the completions of a prompt, so each process must have whole prompts: prompts_per_step "
-            f"must be a multiple of the number of processes; got {config.prompts_per_step} and WORLD_SIZE={processes}"
+            "credit='sequence' compares the completions of a prompt, so each process must have "
+            "whole prompts: prompts_per_step "
+            f"must be a multiple of the number of processes; got {config.prompts_per_step} and "
+            f"WORLD_SIZE={processes}"
         )
     if config.max_resamples or config.rollouts == "vllm":
         raise ValueError(
-            "several processes need max_resamples=0, because groups may be split between them, and rollouts by transformers, because "
-            f"vLLM inside each was not tried; got max_resamples={config.max_resamples} and rollouts={config.rollouts!r}; "
+            "several processes need max_resamples=0, because groups may be split between them, "
+            "and rollouts by transformers, because "
+            f"vLLM inside each was not tried; got max_resamples={config.max_resamples} and "
+            f"rollouts={config.rollouts!r}; "
             "change these, or start without torchrun"
         )
 
@@ -255,7 +271,8 @@ def _check_golds(rows: Sequence[dict]) -> None:
     for number, row in enumerate(rows):
         if normalise(row["answer"]) is None:
             raise ValueError(
-                f"a gold answer must be text that can be graded; row {number} has {row['answer']!r:.100}; drop or repair the row"
+                f"a gold answer must be text that can be graded; row {number} has "
+                f"{row['answer']!r:.100}; drop or repair the row"
             )
 
 
@@ -265,16 +282,21 @@ def _refuse_long_prompts(tokenizer: Any, rows: Sequence[dict], limit: int) -> No
     longer = [number for number, length in enumerate(lengths) if length > limit]
     if longer:
         raise ValueError(
-            f"every prompt must fit max_prompt_length={limit} tokens; {len(longer)} of {len(rows)} do not, the first is row "
+            f"every prompt must fit max_prompt_length={limit} tokens; {len(longer)} of "
+            f"{len(rows)} do not, the first is row "
             f"{longer[0]} with {lengths[longer[0]]}; raise max_prompt_length, or drop these rows"
         )
 
 
 def _warn_if_untrained(model: Any) -> None:
-    """An adapter whose B is still 0 changes nothing: no group had a mixed reward, or the learning rate is 0."""
+    """An adapter whose B is still 0 changes nothing: no group had a mixed reward, or the learning
+    rate is 0.
+    """
     sizes = [p.detach().abs().max().item() for n, p in model.named_parameters() if "lora_B" in n]
     if sizes and max(sizes) == 0:
         logger.warning(
-            "The adapter is still zero, so the model has not changed: look at frac_reward_zero_std in metrics.jsonl; where it "
-            "is 1, every group got one reward and there was nothing to learn from. Easier problems or more SFT help."
+            "The adapter is still zero, so the model has not changed: look at "
+            "frac_reward_zero_std in metrics.jsonl; where it "
+            "is 1, every group got one reward and there was nothing to learn from. Easier "
+            "problems or more SFT help."
         )

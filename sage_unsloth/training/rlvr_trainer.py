@@ -17,7 +17,9 @@ COMPLETIONS = "completions.jsonl"
 
 
 FIRST_KL_MAX = 1e-3
-"""Nats per token: above this, policy and reference were not the same model before the first step."""
+"""Nats per token: above this, policy and reference were not the same model before the first
+step.
+"""
 
 
 def make_trainer(
@@ -58,7 +60,8 @@ def make_trainer(
             weight_decay=config.weight_decay,
             beta=config.beta,
             loss_type=config.loss_type,
-            # Explicit, because Unsloth fills in what is None by loss type, and TRL's defaults have changed before.
+            # Explicit, because Unsloth fills in what is None by loss type, and TRL's defaults have
+            # changed before.
             epsilon=config.epsilon,
             epsilon_high=config.epsilon_high,
             num_iterations=1,
@@ -72,7 +75,8 @@ def make_trainer(
             min_p=config.min_p or None,
             use_vllm=rollouts == "vllm",
             vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
-            # TRL 1.15's default weighs whole completions, and long ones to nothing once min-p cuts the sampling distribution.
+            # TRL 1.15's default weighs whole completions, and long ones to nothing once min-p cuts
+            # the sampling distribution.
             vllm_importance_sampling_mode="token_truncate",
             vllm_importance_sampling_clip_max=2.0,
             generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),
@@ -82,7 +86,8 @@ def make_trainer(
     )
     if "ref" in getattr(model, "peft_config", {}):
         raise ValueError(
-            "π_ref must be the model without its adapter; the trainer made a second adapter named 'ref' its reference; "
+            "π_ref must be the model without its adapter; the trainer made a second adapter "
+            "named 'ref' its reference; "
             "use the tested versions (python -m sage_unsloth doctor)"
         )
     if rollouts == "vllm":
@@ -100,7 +105,9 @@ def make_trainer(
 def extra_metrics(
     config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """Stops a run whose first KL is not 0; adds the grades to the metrics, and now and then completions to their file."""
+    """Stops a run whose first KL is not 0; adds the grades to the metrics, and now and then
+    completions to their file.
+    """
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
         # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
@@ -108,8 +115,10 @@ def extra_metrics(
         kl = logs.get("kl/ref_k3", logs.get("kl") if plain else None)
         if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
             raise ValueError(
-                "before the first step policy and reference must be one model, so that the KL between them is 0; got "
-                f"{kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was the folder of the model changed while it was loaded, "
+                "before the first step policy and reference must be one model, so that the KL "
+                "between them is 0; got "
+                f"{kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was the folder of the model "
+                f"changed while it was loaded, "
                 "or is this Unsloth not one of the tested versions (python -m sage_unsloth doctor)?"
             )
         if config.sample_steps and (step == 1 or step % config.sample_steps == 0):

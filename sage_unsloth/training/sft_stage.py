@@ -1,7 +1,7 @@
 """Stage 1: supervised fine-tuning on worked solutions, which teaches the format that RL grades.
 
-A stage is a function of a config, a model, rows and a folder. A folder that is complete returns at once, one that was killed goes on
-from its last checkpoint, one with other settings is refused.
+A stage is a function of a config, a model, rows and a folder. A folder that is complete returns at
+once, one that was killed goes on from its last checkpoint, one with other settings is refused.
 """
 
 import copy
@@ -44,10 +44,12 @@ class SftConfig:
         warmup_steps: optimizer steps.
         weight_decay: of AdamW.
         max_length: tokens of prompt and solution together.
-        completion_only_loss: learn working out, solution tag and EOS alone; False also learns the prompt, as the authors' code does.
+        completion_only_loss: learn working out, solution tag and EOS alone; False also learns the
+            prompt, as the authors' code does.
         load_in_4bit: quantise the frozen weights (GPU only).
         save_steps: optimizer steps between checkpoints.
-        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any case.
+        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
+            case.
         lora: the adapter.
         seed: of adapter and data order.
     """
@@ -82,17 +84,19 @@ def sft(
 ) -> Path:
     """Fine-tune on worked solutions and return the folder of the merged model.
 
-    The adapter is merged, so that RL starts from this model and its reference, "adapter off", is this model too. It is also
-    kept by itself, for RL against the base model.
+    The adapter is merged, so that RL starts from this model and its reference, "adapter off", is
+    this model too. It is also kept by itself, for RL against the base model.
 
     Args:
         config: settings.
         model_path: folder or hub id.
         rows: dicts with `problem`, `solution` (the working out) and `answer`.
-        folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and `checkpoints/` while training.
+        folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and
+            `checkpoints/` while training.
 
     Raises:
-        ValueError: a row lacks a column or a value, or does not fit; the folder is of another run; the EOS is not learned.
+        ValueError: a row lacks a column or a value, or does not fit; the folder is of another run;
+            the EOS is not learned.
     """
     check_rows(rows, ("problem", "solution", "answer"))
     check_tracker(config.report_to)
@@ -110,7 +114,8 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
     resume = last_checkpoint(checkpoints)
-    # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to train.
+    # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to
+    # train.
     trained = adapter if adapter.exists() else resume if is_last(resume) else None
     model, tokenizer = load_policy(
         model_path,
@@ -180,7 +185,9 @@ def _trainer(
 
 
 def _trainer_class() -> type:
-    """The trainer that `trl` has (Unsloth's on a GPU); without one, TRL's that takes the model's own loss, since TRL 1.15 computes it in a Triton kernel."""
+    """The trainer that `trl` has (Unsloth's on a GPU); without one, TRL's that takes the model's
+    own loss, since TRL 1.15 computes it in a Triton kernel.
+    """
     from transformers import Trainer
     from trl import SFTTrainer
 
@@ -195,17 +202,21 @@ def _trainer_class() -> type:
 
 
 def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
-    """A model that was never shown the end of a solution never ends one; a row cut at max_length has lost it."""
+    """A model that was never shown the end of a solution never ends one; a row cut at max_length
+    has lost it.
+    """
     data = trainer.train_dataset
     if len(data) != num_rows:
         raise ValueError(
-            f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} rows do not; raise max_length"
+            f"every prompt must leave room for its solution; {num_rows - len(data)} of "
+            f"{num_rows} rows do not; raise max_length"
         )
     for number, row in enumerate(data):
         last = trainer.data_collator([row])["labels"][0]
         last = int(last[last != -100][-1])
         if last != tokenizer.eos_token_id:
             raise ValueError(
-                f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); row {number} ends in {last} "
+                f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); row "
+                f"{number} ends in {last} "
                 f"({tokenizer.decode([last])!r}); raise max_length, or check the chat template"
             )

@@ -1,4 +1,6 @@
-"""What both training stages share: settings of a folder, checkpoints that can be resumed, metrics on disk at every step."""
+"""What both training stages share: settings of a folder, checkpoints that can be resumed, metrics
+on disk at every step.
+"""
 
 import hashlib
 import json
@@ -38,14 +40,16 @@ logger = logging.getLogger(__name__)
 def run_settings(
     stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
 ) -> dict[str, Any]:
-    """What a folder must agree in before a stage goes on in it: config, model, rows by a digest of their content, and processes.
+    """What a folder must agree in before a stage goes on in it: config, model, rows by a digest of
+    their content, and processes.
 
     Raises:
         ValueError: SFT, started as one of several processes.
     """
     if stage == "sft" and world_size() > 1:
         raise ValueError(
-            f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun (RL can take several)"
+            f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun "
+            f"(RL can take several)"
         )
     digest = hashlib.sha256(
         json.dumps([dict(row) for row in rows], sort_keys=True).encode()
@@ -60,7 +64,8 @@ def run_settings(
 def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
     """Open the folder of a stage; settings are fixed from its first optimizer step on.
 
-    Until then (it ran out of memory, say) a run takes new settings, and what a preflight left under the old ones goes.
+    Until then (it ran out of memory, say) a run takes new settings, and what a preflight left under
+    the old ones goes.
 
     Raises:
         ValueError: see `record.open_run`.
@@ -69,7 +74,10 @@ def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Pat
     record, begun = folder / "run.json", True
     if record.exists() and not (folder / METRICS).exists():
         recorded = read_json(record)["settings"]
-        begun = recorded == json.loads(json.dumps(settings)) or recorded.get("stage") != settings["stage"]  # fmt: skip
+        begun = (
+            recorded == json.loads(json.dumps(settings))
+            or recorded.get("stage") != settings["stage"]
+        )
     if not begun:
         logger.info("%s has trained no step yet, so it takes the new settings.", folder)
         for file in folder.glob("preflight.*"):
@@ -90,13 +98,17 @@ def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
 
 
 def read_metrics(folder: str | Path) -> list[dict]:
-    """The rows of a training run's `metrics.jsonl`, one per optimizer step; a repeated step counts as last written."""
+    """The rows of a training run's `metrics.jsonl`, one per optimizer step; a repeated step counts
+    as last written.
+    """
     rows = {row["step"]: row for row in read_jsonl(Path(folder) / METRICS)}
     return [rows[step] for step in sorted(rows)]
 
 
 def forget_after(path: Path, resume: Path | None) -> None:
-    """Cuts off a file's rows of steps after the checkpoint `resume`, which are trained again; all of them for None."""
+    """Cuts off a file's rows of steps after the checkpoint `resume`, which are trained again; all
+    of them for None.
+    """
     if not path.exists():
         return
     rows, last = read_jsonl(path), 0 if resume is None else step_of(resume)
@@ -114,7 +126,8 @@ def check_tracker(report_to: str) -> None:
         raise ValueError(f"report_to must be one of {', '.join(TRACKERS)}; got {report_to!r}")
     if report_to != "none" and importlib.util.find_spec(report_to) is None:
         raise ValueError(
-            f"report_to={report_to!r} needs that package; it is not installed; pip install {report_to}, or leave it out: "
+            f"report_to={report_to!r} needs that package; it is not installed; pip install "
+            f"{report_to}, or leave it out: "
             f"every metric is in {METRICS} anyway"
         )
 
@@ -152,18 +165,20 @@ def train(
     resume: Path | None,
     extra: Callable[[int, dict], dict] = lambda step, logs: {},
 ) -> None:
-    """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next step.
+    """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next
+    step.
 
-    SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint (`stopping.finishing`). Of several processes the first
-    writes, and all end once one of them is asked to.
+    SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint
+    (`stopping.finishing`). Of several processes the first writes, and all end once one of them is
+    asked to.
 
     Args:
         trainer: of either stage.
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
         resume: checkpoint to go on from.
-        extra: called with the step and the trainer's metrics before they are written, in every process; what it returns is
-            written beside them.
+        extra: called with the step and the trainer's metrics before they are written, in every
+            process; what it returns is written beside them.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
@@ -184,9 +199,12 @@ def train(
 
         def on_train_begin(self, args, state, control, **kwargs):
             self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc=name, unit="step",
+                total=state.max_steps,
+                initial=state.global_step,
+                desc=name,
+                unit="step",
                 disable=not state.is_world_process_zero,
-            )  # fmt: skip
+            )
             self.first = state.global_step + 1
 
         def on_step_begin(self, args, state, control, **kwargs):
@@ -198,7 +216,9 @@ def train(
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args, state, control, **kwargs):
-            stop.saved = f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"  # fmt: skip
+            stop.saved = (
+                f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
+            )
             if stop.asked is not None and world_size() == 1:  # while the checkpoint was written
                 control.should_training_stop = True
 
@@ -206,7 +226,8 @@ def train(
             if "loss" not in logs:
                 return
             seconds = time.perf_counter() - self.started
-            # The trainer keeps every row, and writes all of them into each checkpoint; here they are on disk.
+            # The trainer keeps every row, and writes all of them into each checkpoint; here they
+            # are on disk.
             del state.log_history[:-1]
             row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
             row |= extra(state.global_step, row)
@@ -220,9 +241,13 @@ def train(
             if state.global_step == self.first and state.max_steps > self.first:
                 left = state.max_steps - state.global_step
                 logger.info(
-                    "%s: the first step took %.1f s; at its pace %d more take %s (it also warms up; the bar shows the pace).",
-                    name, seconds, left, duration(seconds * left),
-                )  # fmt: skip
+                    "%s: the first step took %.1f s; at its pace %d more take %s (it also warms "
+                    "up; the bar shows the pace).",
+                    name,
+                    seconds,
+                    left,
+                    duration(seconds * left),
+                )
 
         def on_train_end(self, args, state, control, **kwargs):
             self.bar.close()
@@ -237,7 +262,8 @@ def train(
         forget_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-        agree()  # one that was asked while the last checkpoint was written must not leave the others waiting
+        # one that was asked while the last checkpoint was written must not leave the others waiting
+        agree()
 
 
 def _numbers(logs: dict) -> dict[str, float]:

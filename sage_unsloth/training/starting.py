@@ -1,4 +1,6 @@
-"""What a run starts from and with: the model below the adapter, and the settings that its preset and the card decide."""
+"""What a run starts from and with: the model below the adapter, and the settings that its preset
+and the card decide.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -44,8 +46,9 @@ class StartingPoint:
 def starting_point(start: str | Path, reference: str) -> StartingPoint:
     """Where RL starts and what its reference is.
 
-    From an SFT run with reference "sft": the merged model with a fresh adapter. With "base": the model that SFT started from
-    with SFT's adapter on it, so that π_ref is the model before SFT. A model that is no SFT run is its own reference.
+    From an SFT run with reference "sft": the merged model with a fresh adapter. With "base": the
+    model that SFT started from with SFT's adapter on it, so that π_ref is the model before SFT. A
+    model that is no SFT run is its own reference.
 
     Raises:
         ValueError: not an SFT run that is complete; or reference "base" where there was no SFT.
@@ -54,7 +57,8 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     if not (folder / "run.json").is_file():
         if reference == "base":
             raise ValueError(
-                f"reference='base' is the model before SFT, so RL must start from an SFT run; got {start}; give the folder of "
+                f"reference='base' is the model before SFT, so RL must start from an SFT run; "
+                f"got {start}; give the folder of "
                 "an SFT run, or reference='sft', which is the model itself"
             )
         preset = model_preset(start)
@@ -62,11 +66,13 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     run = read_json(folder / "run.json")
     if run["settings"].get("stage") != "sft":
         raise ValueError(
-            f"RL starts from an SFT run or a model; {start} is a run of {run['settings'].get('stage')!r}; give another folder"
+            f"RL starts from an SFT run or a model; {start} is a run of "
+            f"{run['settings'].get('stage')!r}; give another folder"
         )
     if not (folder / "model").is_dir():
         raise ValueError(
-            f"SFT must be complete before RL; {start} has no model yet; run its command again, it goes on where it stopped"
+            f"SFT must be complete before RL; {start} has no model yet; run its command again, "
+            f"it goes on where it stopped"
         )
     below = run["model_path"]
     if Path(below) == data_folder() / EMBEDDED:
@@ -83,7 +89,9 @@ def model_path(preset: ModelPreset) -> str:
 
 
 def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
-    """Table 7 at the preset's length, in 4 bit on a card that needs it, or as `recorded`; `settings` come last."""
+    """Table 7 at the preset's length, in 4 bit on a card that needs it, or as `recorded`;
+    `settings` come last.
+    """
     if preset.name == EMBEDDED:
         return replace(QuickstartConfig().sft, **settings)
     gib = plan.memory_of_card(None)
@@ -95,7 +103,9 @@ def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: An
 
 
 CARD_SETTINGS = ("load_in_4bit", "micro_batch_size", "recompute_logits", "gpu_memory_utilization")
-"""What the card decides, unless it is given; a run that goes on keeps what its first card decided."""
+"""What the card decides, unless it is given; a run that goes on keeps what its first card
+decided.
+"""
 
 
 def rlvr_config(
@@ -128,8 +138,15 @@ def rlvr_config(
         recompute_logits=settings.get("recompute_logits", card.recompute_logits),
         weight_bits=_bits(config.full_finetuning, config.load_in_4bit or card.load_in_4bit),
     )
-    fixed = [field for name, field in {"load_in_4bit": "weight_bits", "micro_batch_size": "micro_batch",
-                                       "recompute_logits": "recompute_logits"}.items() if name in settings]  # fmt: skip
+    fixed = [
+        field
+        for name, field in {
+            "load_in_4bit": "weight_bits",
+            "micro_batch_size": "micro_batch",
+            "recompute_logits": "recompute_logits",
+        }.items()
+        if name in settings
+    ]
     setup = plan.settled(setup, gib, fixed)
     decided = {
         "load_in_4bit": setup.weight_bits == 4,
@@ -150,9 +167,15 @@ def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setu
     full = config.full_finetuning
     card = None if gib is None else nearest_card(gib)
     bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
-    vllm = config.rollouts != "transformers" and not full and (
-        card.use_vllm if card is not None and not has_gpu() else why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
-    )  # fmt: skip
+    vllm = (
+        config.rollouts != "transformers"
+        and not full
+        and (
+            card.use_vllm
+            if card is not None and not has_gpu()
+            else why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
+        )
+    )
     return setup_for(
         preset,
         None,

@@ -1,4 +1,6 @@
-"""Patterns, dynamics and case studies: expected numbers worked out by hand, detectors against a table of sentences."""
+"""Patterns, dynamics and case studies: expected numbers worked out by hand, detectors against a
+table of sentences.
+"""
 
 import random
 
@@ -19,7 +21,13 @@ from sage_unsloth.prompts import REASONING_START
 
 
 def record(problem, sample, completion="", grade="correct", gold="1"):
-    return {"problem_id": problem, "sample": sample, "completion": completion, "grade": grade, "gold": gold}  # fmt: skip
+    return {
+        "problem_id": problem,
+        "sample": sample,
+        "completion": completion,
+        "grade": grade,
+        "gold": gold,
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,14 +59,19 @@ def record(problem, sample, completion="", grade="correct", gold="1"):
 )
 def test_the_papers_patterns_are_found(text, shown):
     found = [
-        name for name, expressions in compile_patterns(PATTERNS).items()
+        name
+        for name, expressions in compile_patterns(PATTERNS).items()
         if any(expression.search(text) for expression in expressions)
-    ]  # fmt: skip
+    ]
     assert found == ([] if shown is None else [shown])
 
 
 def test_ways_of_the_embedded_task_are_those_of_its_own_reader():
-    names = {"rounding up (the rare way)": "round-up", "splitting at the ten": "tens", "another split": "other"}  # fmt: skip
+    names = {
+        "rounding up (the rare way)": "round-up",
+        "splitting at the ten": "tens",
+        "another split": "other",
+    }
     rng = random.Random(0)
     texts = ["", "17", "17=20+3;", "8=4+4;", "17=1+16;", "20=10+10;", "17=120-3;", "17=19-2;"]
     for _ in range(300):
@@ -79,12 +92,20 @@ def test_ways_of_the_embedded_task_are_those_of_its_own_reader():
 
 
 def samples():
-    """Problem a: one of two correct solutions shows it; b: all of one; c: a wrong one shows it, and none is correct."""
+    """Problem a: one of two correct solutions shows it; b: all of one; c: a wrong one shows it, and
+    none is correct.
+    """
     return [
-        record("a", 0, "let x"), record("a", 1, "no"), record("a", 2, "let x", "wrong"),
-        record("b", 0, "let x let y"), record("b", 1, "let x", "timed out"), record("b", 2, "no", "unparsable"),
-        record("c", 0, "let x", "wrong"), record("c", 1, "no", "wrong"), record("c", 2, "", "wrong"),
-    ]  # fmt: skip
+        record("a", 0, "let x"),
+        record("a", 1, "no"),
+        record("a", 2, "let x", "wrong"),
+        record("b", 0, "let x let y"),
+        record("b", 1, "let x", "timed out"),
+        record("b", 2, "no", "unparsable"),
+        record("c", 0, "let x", "wrong"),
+        record("c", 1, "no", "wrong"),
+        record("c", 2, "", "wrong"),
+    ]
 
 
 def test_pattern_frequency_by_hand():
@@ -106,7 +127,9 @@ def test_a_model_that_solved_nothing_has_no_frequency():
 def test_pattern_differences_are_over_the_problems_that_both_solve():
     other = [record("a", 0, "no"), record("c", 0, "let x"), record("b", 0, "let", "wrong")]
     pairs = pattern_differences({"m": samples(), "other": other}, {"setup": "let x"}, "m")
-    assert [(row["pattern"], row["pair"], row["problems"]) for row in pairs] == [("setup", "other - m", 1)]  # fmt: skip
+    assert [(row["pattern"], row["pair"], row["problems"]) for row in pairs] == [
+        ("setup", "other - m", 1)
+    ]
     assert pairs[0]["difference"].mean == -0.5, "on problem a alone: 0 - 1/2"
     none = [record("c", 0, "let x")]
     (row,) = pattern_differences({"m": samples(), "none": none}, {"setup": "let"}, "m")
@@ -133,8 +156,13 @@ def test_dynamics_by_hand():
     by_key = {(row["phase"], row["metric"]): row for row in table}
     # Eight steps: 3, 3 and 2.
     assert [(row["phase"], row["steps"]) for row in table if row["metric"] == "reward"] == [
-        ("early", "1-3"), ("middle", "4-6"), ("late", "7-8")]  # fmt: skip
-    assert [by_key[p, "reward"]["mean"] for p in ("early", "middle", "late")] == pytest.approx([0.2, 0.5, 0.75])  # fmt: skip
+        ("early", "1-3"),
+        ("middle", "4-6"),
+        ("late", "7-8"),
+    ]
+    assert [by_key[p, "reward"]["mean"] for p in ("early", "middle", "late")] == pytest.approx(
+        [0.2, 0.5, 0.75]
+    )
     assert by_key["late", "reward"]["low"] >= 0.7 and by_key["late", "reward"]["high"] <= 0.8
     assert (by_key["early", "grad_norm"]["low"], by_key["early", "grad_norm"]["high"]) == (2.0, 2.0)
     assert by_key["early", "sage/entropy"]["mean"] == 0.5
@@ -146,7 +174,9 @@ def test_dynamics_by_hand():
 
 
 def graded(counts, n=4):
-    """Problems p0, p1 and so on; of problem i the last counts[i] of n samples are correct; in reverse order of samples."""
+    """Problems p0, p1 and so on; of problem i the last counts[i] of n samples are correct; in
+    reverse order of samples.
+    """
     return [
         record(f"p{i}", s, f"p{i} {s}", "correct" if s >= n - count else "wrong", gold=str(i))
         for i, count in enumerate(counts)

@@ -1,4 +1,6 @@
-"""The command `analyze` on folders as the stages leave them: what it finds, writes, prints, and refuses."""
+"""The command `analyze` on folders as the stages leave them: what it finds, writes, prints, and
+refuses.
+"""
 
 import json
 
@@ -21,22 +23,54 @@ WRONG = "17=10+7;<end_working_out><SOLUTION>2</SOLUTION>"
 def write_set(file, model, correct, n=4, benchmark="arithmetic", **identity):
     """A record set; of problem i the first correct[i] of n samples are right, by the rare way."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    settings = {"model": model, "benchmark": benchmark, "engine": "transformers", "sampling": {"temperature": 1.0}} | identity  # fmt: skip
+    settings = {
+        "model": model,
+        "benchmark": benchmark,
+        "engine": "transformers",
+        "sampling": {"temperature": 1.0},
+    } | identity
     file.with_suffix(".settings.json").write_text(json.dumps({"format": 2, "settings": settings}))
-    append_jsonl(file, [
-        {"model": model, "problem_id": row["id"], "sample": s, "gold": row["answer"], "grader": "g", "num_tokens": 9,
-         "completion": RIGHT if s < count else WRONG, "finish_reason": "stop", "grade": "correct" if s < count else "wrong"}
-        for row, count in zip(ROWS, correct, strict=True) for s in range(n)
-    ])  # fmt: skip
+    append_jsonl(
+        file,
+        [
+            {
+                "model": model,
+                "problem_id": row["id"],
+                "sample": s,
+                "gold": row["answer"],
+                "grader": "g",
+                "num_tokens": 9,
+                "completion": RIGHT if s < count else WRONG,
+                "finish_reason": "stop",
+                "grade": "correct" if s < count else "wrong",
+            }
+            for row, count in zip(ROWS, correct, strict=True)
+            for s in range(n)
+        ],
+    )
     return file
 
 
-def write_run(folder, steps=6, touched=0.5, guide="BranchGuide(ratio=0.3, threshold=0.0, q_min=0.6, q_max=1.4)"):  # fmt: skip
+def write_run(
+    folder,
+    steps=6,
+    touched=0.5,
+    guide="BranchGuide(ratio=0.3, threshold=0.0, q_min=0.6, q_max=1.4)",
+):
     folder.mkdir(parents=True, exist_ok=True)
-    append_jsonl(folder / "metrics.jsonl", [
-        {"step": s, "reward": 0.1 * s, "grad_norm": 1.0, "kl/ref_k3": 0.01, "sage/share_touched": touched}
-        for s in range(1, steps + 1)
-    ])  # fmt: skip
+    append_jsonl(
+        folder / "metrics.jsonl",
+        [
+            {
+                "step": s,
+                "reward": 0.1 * s,
+                "grad_norm": 1.0,
+                "kl/ref_k3": 0.01,
+                "sage/share_touched": touched,
+            }
+            for s in range(1, steps + 1)
+        ],
+    )
     settings = {"stage": "rlvr", "guide": guide, "temperature": 1.0, "max_steps": steps, "seed": 1}
     (folder / "run.json").write_text(json.dumps({"settings": settings, "model_path": str(BASE)}))
     return folder
@@ -47,7 +81,9 @@ def add_adapter(folder):
     from transformers import AutoModelForCausalLM
 
     lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(BASE), lora).save_pretrained(folder / "adapter")  # fmt: skip
+    get_peft_model(AutoModelForCausalLM.from_pretrained(BASE), lora).save_pretrained(
+        folder / "adapter"
+    )
 
 
 @pytest.fixture
@@ -67,7 +103,10 @@ def quickstart(unsloth_module, tmp_path):
 
 def test_sources_of_a_quickstart(quickstart):
     found = find_sources([quickstart, quickstart / "grpo"])
-    assert {name: folder.name for name, folder in found.runs.items()} == {"GRPO": "grpo", "SAGE-Branch": "sage-branch"}  # fmt: skip
+    assert {name: folder.name for name, folder in found.runs.items()} == {
+        "GRPO": "grpo",
+        "SAGE-Branch": "sage-branch",
+    }
     assert list(found.samples) == ["arithmetic"], "neither preflight nor held-out rows"
     assert list(found.samples["arithmetic"]) == ["SFT", "GRPO", "SAGE-Branch"]
 
@@ -88,12 +127,31 @@ def test_runs_take_the_name_under_which_their_weights_were_evaluated(unsloth_mod
 def test_the_command_leaves_what_it_says(quickstart, tmp_path, capsys):
     add_adapter(quickstart / "sage-branch")
     out = tmp_path / "analysis"
-    command = ["analyze", str(quickstart), "--out", str(out), "--against", "GRPO", "--pattern", "tag=<SOLUTION>"]  # fmt: skip
+    command = [
+        "analyze",
+        str(quickstart),
+        "--out",
+        str(out),
+        "--against",
+        "GRPO",
+        "--pattern",
+        "tag=<SOLUTION>",
+    ]
     command += ["--page", "--perplexity", str(BASE), "--responses", "2"]
     assert main(command) == 0
     text = capsys.readouterr().out
-    for name in ("patterns.png", "patterns.csv", "dynamics.png", "dynamics_phases.csv", "perplexity.png", "perplexity.csv",
-                 "cases.html", "tokens.html", "tokens.png", "analysis.json"):  # fmt: skip
+    for name in (
+        "patterns.png",
+        "patterns.csv",
+        "dynamics.png",
+        "dynamics_phases.csv",
+        "perplexity.png",
+        "perplexity.csv",
+        "cases.html",
+        "tokens.html",
+        "tokens.png",
+        "analysis.json",
+    ):
         assert (out / name).stat().st_size > 100 and name in text, name
     result = json.loads((out / "analysis.json").read_text())
     found = result["benchmarks"]["arithmetic"]
@@ -122,7 +180,11 @@ def test_training_logs_alone_are_enough(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "reward" in text and "0.1500 [" in text and "0.5500 [" in text
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "analysis.json", "dynamics.csv", "dynamics.png", "dynamics_phases.csv"]  # fmt: skip
+        "analysis.json",
+        "dynamics.csv",
+        "dynamics.png",
+        "dynamics_phases.csv",
+    ]
 
 
 def test_records_alone_are_enough_and_benchmarks_stay_apart(tmp_path, capsys):
@@ -171,7 +233,9 @@ def test_two_runs_of_one_name_are_refused(tmp_path):
 
 def test_problems_must_be_those_that_were_sampled():
     record = {"problem_id": ROWS[0]["id"], "gold": "0"}
-    with pytest.raises(ValueError, match=f"answer '0', and arithmetic here has the answer '{ROWS[0]['answer']}'"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match=f"answer '0', and arithmetic here has the answer '{ROWS[0]['answer']}'"
+    ):
         problem_texts("arithmetic", {"m": [record]})
     with pytest.raises(ValueError, match="has no such problem"):
         problem_texts("arithmetic", {"m": [record | {"problem_id": "x"}]})
@@ -180,10 +244,16 @@ def test_problems_must_be_those_that_were_sampled():
 def test_phases_stand_beside_each_other():
     rows = [
         {"run": run, "phase": phase, "metric": metric, "mean": 1.0, "low": 0.5, "high": 2.0}
-        for run in ("a", "b") for metric in ("grad_norm", "reward") for phase in ("early", "late")
+        for run in ("a", "b")
+        for metric in ("grad_norm", "reward")
+        for phase in ("early", "late")
         if not (run == "b" and phase == "late" and metric == "reward")
-    ]  # fmt: skip
+    ]
     table = phase_rows(rows)
     assert [(row["metric"], row["run"]) for row in table] == [
-        ("reward", "a"), ("reward", "b"), ("gradient norm", "a"), ("gradient norm", "b")]  # fmt: skip
+        ("reward", "a"),
+        ("reward", "b"),
+        ("gradient norm", "a"),
+        ("gradient norm", "b"),
+    ]
     assert table[0]["early"] == "1.0000 [0.5000, 2.0000]" and table[1]["late"] == "-"

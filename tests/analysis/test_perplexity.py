@@ -1,4 +1,6 @@
-"""Scores against a loop without batches or padding; perplexity by hand; the guide's traces against its formula."""
+"""Scores against a loop without batches or padding; perplexity by hand; the guide's traces against
+its formula.
+"""
 
 import json
 import math
@@ -83,7 +85,12 @@ PROBLEMS = {"p": "1+1=?", "q": "22+3=?"}
 
 def record(problem, sample, text, num_tokens=None, **more):
     num_tokens = len(text) if num_tokens is None else num_tokens  # a letter is a token here
-    return {"problem_id": problem, "sample": sample, "completion": text, "num_tokens": num_tokens} | more  # fmt: skip
+    return {
+        "problem_id": problem,
+        "sample": sample,
+        "completion": text,
+        "num_tokens": num_tokens,
+    } | more
 
 
 RECORDS = [
@@ -111,7 +118,11 @@ def test_a_scoring_that_was_killed_goes_on(model, tokenizer, tmp_path):
     assert [row["tokens_as_drawn"] for row in whole] == [True, True, True, False, True]
     for row, done in zip(RECORDS, whole, strict=True):
         ids = completion_ids(tokenizer, row["completion"])
-        expected = sum(alone(model, prompt_ids(tokenizer, PROBLEMS[row["problem_id"]]), ids, 1.0)[0]) if ids else 0  # fmt: skip
+        expected = (
+            sum(alone(model, prompt_ids(tokenizer, PROBLEMS[row["problem_id"]]), ids, 1.0)[0])
+            if ids
+            else 0
+        )
         assert done["total_logp"] == pytest.approx(expected, abs=1e-3)
 
     path, killed = tmp_path / "part.jsonl", Counting(model, limit=3)
@@ -128,12 +139,15 @@ def test_a_scoring_that_was_killed_goes_on(model, tokenizer, tmp_path):
 
 
 def test_long_responses_are_scored_in_smaller_batches(model, tokenizer, tmp_path, monkeypatch):
-    # Two prompts of 5 and 6 letters (and one system prompt), at most 4 tokens: 4 + 1 + 1 places of a row, each with the vocabulary.
+    # Two prompts of 5 and 6 letters (and one system prompt), at most 4 tokens: 4 + 1 + 1 places of
+    # a row, each with the vocabulary.
     monkeypatch.setattr(perplexity_module, "LOGITS_AT_ONCE", 2 * 6 * len(tokenizer))
     sizes = []
     counting = Counting(model)
     rows = [record("p", s, "1+1=") for s in range(3)] + [record("q", 0, "2")]
-    counting.model = lambda input_ids, **options: sizes.append(len(input_ids)) or model(input_ids=input_ids, **options)  # fmt: skip
+    counting.model = lambda input_ids, **options: (
+        sizes.append(len(input_ids)) or model(input_ids=input_ids, **options)
+    )
     score_records(counting, tokenizer, rows, PROBLEMS, tmp_path / "s.jsonl", settings={})
     assert sizes == [2, 2]
 
@@ -150,9 +164,15 @@ def test_scores_of_another_baseline_are_refused(model, tokenizer, tmp_path):
 def scored(problem, values):
     """Responses of these perplexities; 0 stands for an empty one."""
     return [
-        {"problem_id": problem, "sample": s, "num_tokens": 2 if v else 0, "total_logp": -2 * math.log(v) if v else 0.0,
-         "tokens_as_drawn": s > 0} for s, v in enumerate(values)
-    ]  # fmt: skip
+        {
+            "problem_id": problem,
+            "sample": s,
+            "num_tokens": 2 if v else 0,
+            "total_logp": -2 * math.log(v) if v else 0.0,
+            "tokens_as_drawn": s > 0,
+        }
+        for s, v in enumerate(values)
+    ]
 
 
 def test_perplexity_table_by_hand():
@@ -161,7 +181,10 @@ def test_perplexity_table_by_hand():
         "rl": scored("p", [1, 1, 5, 6]) + scored("q", [1, 3, 3, 0]) + scored("r", [9]),
     }
     assert perplexities(scores["rl"]) == {
-        "p": pytest.approx([1, 1, 5, 6]), "q": pytest.approx([1, 3, 3]), "r": pytest.approx([9])}  # fmt: skip
+        "p": pytest.approx([1, 1, 5, 6]),
+        "q": pytest.approx([1, 3, 3]),
+        "r": pytest.approx([9]),
+    }
     table = perplexity_table(scores, "sft", quantiles=(0.5, 0.75))
     found = {(row["model"], row["statistic"]): row for row in table}
     assert found["sft", "50% quantile"]["mean"] == pytest.approx((3 + 2) / 2)
@@ -183,9 +206,18 @@ def test_perplexity_table_by_hand():
 
 
 def test_tails_favour_neither_side():
-    """Two models that change places change the sign of their difference, and nothing else: no bias where they are one."""
+    """Two models that change places change the sign of their difference, and nothing else: no bias
+    where they are one.
+    """
     generator = np.random.default_rng(0)
-    draws = {m: [row for p in range(9) for row in scored(str(p), generator.lognormal(size=12).round(1) + 1)] for m in "ab"}  # fmt: skip
+    draws = {
+        m: [
+            row
+            for p in range(9)
+            for row in scored(str(p), generator.lognormal(size=12).round(1) + 1)
+        ]
+        for m in "ab"
+    }
     tail = "share above the 95% quantile of both"
     one, other = (
         next(row for row in perplexity_table(draws, against) if row["statistic"] == tail)
@@ -216,7 +248,9 @@ def test_a_trace_has_what_the_guide_saw(model, tokenizer):
 
 def test_a_trace_needs_a_reference(model, tokenizer):
     row, base = record("p", 0, "2", finish_reason="length"), model.get_base_model()
-    given = trace("t", model, tokenizer, TokenGuide(), "1", row, reference=model, step=3, max_steps=9)  # fmt: skip
+    given = trace(
+        "t", model, tokenizer, TokenGuide(), "1", row, reference=model, step=3, max_steps=9
+    )
     assert given.ref_logps == given.policy_logps
     with pytest.raises(ValueError, match="needs its reference model"):
         trace("t", base, tokenizer, BranchGuide(), "1", row)
@@ -224,17 +258,30 @@ def test_a_trace_needs_a_reference(model, tokenizer):
 
 @pytest.mark.parametrize(
     "guide",
-    [BranchGuide(ratio=0.1), TokenGuide(alpha=CosineSchedule(0.2, 0.1), norm="rank"), RandomGuide()],
-)  # fmt: skip
+    [
+        BranchGuide(ratio=0.1),
+        TokenGuide(alpha=CosineSchedule(0.2, 0.1), norm="rank"),
+        RandomGuide(),
+    ],
+)
 def test_recorded_guides_are_read_back(guide):
     assert read_guide(repr(guide)) == guide
 
 
 @pytest.mark.parametrize(
     "text",
-    ["None", "Mine()", "BranchGuide(ratio=open('x'))", "__import__('os').system('x')", "BranchGuide(0.3)", "BranchGuide(",
-     "CosineSchedule(upper=1.0, lower=0.0)", "BranchGuide(threshold=-1.0)", "BranchGuide(size=3)"],
-)  # fmt: skip
+    [
+        "None",
+        "Mine()",
+        "BranchGuide(ratio=open('x'))",
+        "__import__('os').system('x')",
+        "BranchGuide(0.3)",
+        "BranchGuide(",
+        "CosineSchedule(upper=1.0, lower=0.0)",
+        "BranchGuide(threshold=-1.0)",
+        "BranchGuide(size=3)",
+    ],
+)
 def test_no_other_text_is_a_guide(text):
     with pytest.raises(ValueError, match="a recorded guide must be"):
         read_guide(text)
@@ -247,7 +294,10 @@ def test_a_scorer_is_loaded_as_the_evaluation_loads_it(unsloth_module, tmp_path)
     from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 
     base = data_folder() / BASE_MODEL
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))  # fmt: skip
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False),
+    )
     adapted.save_pretrained(tmp_path / "adapter")
     plain, tokenizer = load_scorer(base)
     loaded, _ = load_scorer(base, tmp_path / "adapter")

@@ -1,4 +1,6 @@
-"""The HTML pages: hostile text stays text, values are in the DOM, and a real browser shows them in dark and light."""
+"""The HTML pages: hostile text stays text, values are in the DOM, and a real browser shows them in
+dark and light.
+"""
 
 import html
 import os
@@ -87,21 +89,39 @@ def test_hostile_tokens_add_no_element():
 
 
 def test_values_are_in_the_page():
-    trace = make_trace(("a", "b"), entropies=(0.0, 1.5), log_guides=(0.0, -0.25), policy_logps=(-1.0, -2.0), ref_logps=(-3.0, -4.5))  # fmt: skip
+    trace = make_trace(
+        ("a", "b"),
+        entropies=(0.0, 1.5),
+        log_guides=(0.0, -0.25),
+        policy_logps=(-1.0, -2.0),
+        ref_logps=(-3.0, -4.5),
+    )
     page = Reader(token_page([trace], "t"))
     attributes = [attributes for attributes, _ in page.spans]
     assert [a["data-entropy"] for a in attributes[:2]] == ["0", "1.5"]
     assert [a["style"] for a in attributes[:2]] == ["--a:0.000", "--a:1.000"]
     assert [a["data-log-guide"] for a in attributes[2:]] == ["0", "-0.25"]
     assert [a["class"] for a in attributes[2:]] == ["n", "l"]
-    for part in ("H = 1.5000 nats", "log q = -0.2500 (q = 0.7788)", "log π = -2.0000", "log π_ref = -4.5000"):  # fmt: skip
+    for part in (
+        "H = 1.5000 nats",
+        "log q = -0.2500 (q = 0.7788)",
+        "log π = -2.0000",
+        "log π_ref = -4.5000",
+    ):
         assert part in attributes[1]["data-values"]
     assert "changes 1 of 2 tokens" in page.text
     assert "1.500 nats" in page.text and "+0.2500 nats" in page.text
 
 
 def test_a_guide_that_does_nothing_is_shown_as_that():
-    page = token_page([make_trace(("a",), entropies=(0.0,), log_guides=(0.0,), policy_logps=(0.0,), ref_logps=(0.0,))], "t")  # fmt: skip
+    page = token_page(
+        [
+            make_trace(
+                ("a",), entropies=(0.0,), log_guides=(0.0,), policy_logps=(0.0,), ref_logps=(0.0,)
+            )
+        ],
+        "t",
+    )
     assert "changes 0 of 1 tokens" in page and "--a:0.000" in page and "nan" not in page
 
 
@@ -142,16 +162,24 @@ def test_case_tables_are_escaped():
     assert {tag for tag, _ in reader.tags} == {"p", "div", "table", "tr", "th", "td"}
     for text in ("<m>", f"[1] {HOSTILE[1]}", "[0] ok\n<br>", "2 < 3?", "1 of 2", "none", "<b>"):
         assert text in reader.text
-    assert {tag for tag, _ in Reader(case_page(cases(), "<t>", "<rule>")).tags} <= ALLOWED | {"table", "tr", "th", "td"}  # fmt: skip
+    assert {tag for tag, _ in Reader(case_page(cases(), "<t>", "<rule>")).tags} <= ALLOWED | {
+        "table",
+        "tr",
+        "th",
+        "td",
+    }
 
 
-# --- in a browser -----------------------------------------------------------------------------------
+# --- in a browser
+# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def browse(tmp_path_factory):
     """Runs headless Chromium on a page: its DOM, what it says on the console, or a screenshot."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)  # fmt: skip
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if program is None:
         reason = "no Chromium on this machine (apt-get install chromium)"
         if os.environ.get("CI"):
@@ -161,11 +189,25 @@ def browse(tmp_path_factory):
 
     def run(file, *options):
         done = subprocess.run(
-            [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-             "--disable-background-networking", "--enable-logging=stderr", "--window-size=900,700",
-             f"--user-data-dir={profile}", *options, file.as_uri()],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
+            [
+                program,
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--enable-logging=stderr",
+                "--window-size=900,700",
+                f"--user-data-dir={profile}",
+                *options,
+                file.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
     return run

@@ -49,9 +49,26 @@ def adapter(tmp_path_factory):
 
 def arguments(out, adapter, *more):
     return [
-        "evaluate", "--models", f"base={BASE}", f"tuned={BASE}+{adapter}", "--benchmarks", "arithmetic", "--problems", "3",
-        "--n", "4", "--temperature", "1", "--min-p", "0", "--max-tokens", "48", "--out", str(out), *more,
-    ]  # fmt: skip
+        "evaluate",
+        "--models",
+        f"base={BASE}",
+        f"tuned={BASE}+{adapter}",
+        "--benchmarks",
+        "arithmetic",
+        "--problems",
+        "3",
+        "--n",
+        "4",
+        "--temperature",
+        "1",
+        "--min-p",
+        "0",
+        "--max-tokens",
+        "48",
+        "--out",
+        str(out),
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +95,20 @@ def test_evaluate_leaves_everything_it_promises(evaluated, adapter):
     recorded = read_settings(evaluated / "samples" / "arithmetic" / "tuned.jsonl")
     assert recorded["provenance"] == [{"split": "test", "rows": 100}]
     assert recorded["settings"] == {
-        "model": "tuned", "benchmark": "arithmetic", "engine": "transformers",
-        "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_completion_length": 48, "seed": 3407},
-        **model_identity(BASE, adapter), "device": "cuda" if has_gpu() else "cpu",
-    }  # fmt: skip
+        "model": "tuned",
+        "benchmark": "arithmetic",
+        "engine": "transformers",
+        "sampling": {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "max_completion_length": 48,
+            "seed": 3407,
+        },
+        **model_identity(BASE, adapter),
+        "device": "cuda" if has_gpu() else "cpu",
+    }
 
 
 def test_a_second_run_loads_no_model_and_says_the_same(evaluated, adapter, monkeypatch, capsys):
@@ -283,11 +310,16 @@ def test_benchmarks_from_a_file_or_a_folder(tmp_path):
 def samples(correct_PN, model, name="toy"):
     """A record set made by hand; problem p has the id "p"."""
     records = [
-        {"problem_id": f"{p}", "sample": n, "grade": "correct" if right else "wrong", "num_tokens": 10 * (n + 1),
-         "finish_reason": "length" if n == 0 else "stop"}
+        {
+            "problem_id": f"{p}",
+            "sample": n,
+            "grade": "correct" if right else "wrong",
+            "num_tokens": 10 * (n + 1),
+            "finish_reason": "length" if n == 0 else "stop",
+        }
         for p, row in enumerate(correct_PN)
         for n, right in enumerate(row)
-    ]  # fmt: skip
+    ]
     return record_set(records, model, name, {"temperature": 1.0})
 
 
@@ -309,8 +341,10 @@ def test_report_by_hand(tmp_path):
     difference = result["differences"]["toy"]["b - a"]
     assert difference["1"]["mean"] == pytest.approx(5 / 12 - 3 / 12)
     assert result["coverage"]["toy"] == {
-        "samples": 4, "solved": {"a": 2, "b": 2}, "only": {"a": ["0"], "b": ["1"]},
-    }  # fmt: skip
+        "samples": 4,
+        "solved": {"a": 2, "b": 2},
+        "only": {"a": ["0"], "b": ["1"]},
+    }
     text = compare.summary(result)
     assert "a 2 (1 alone), b 2 (1 alone)" in text and "b - a: pass@1 +0.167" in text
     written = list(csv.DictReader((tmp_path / "coverage.csv").open()))
@@ -378,8 +412,21 @@ def test_the_engine_chosen_here():
 
 def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, capsys):
     def run(*models):
-        command = ["evaluate", "--models", *models, "--benchmarks", "arithmetic", "--problems", "2", "--n", "2",
-                   "--max-tokens", "12", "--out", str(tmp_path / "run")]  # fmt: skip
+        command = [
+            "evaluate",
+            "--models",
+            *models,
+            "--benchmarks",
+            "arithmetic",
+            "--problems",
+            "2",
+            "--n",
+            "2",
+            "--max-tokens",
+            "12",
+            "--out",
+            str(tmp_path / "run"),
+        ]
         assert main(command) == 0
         return capsys.readouterr().out
 
@@ -412,8 +459,20 @@ def test_bad_requests_are_messages(adapter, tmp_path, more, message, capsys):
 
 
 def test_many_cut_completions_are_said_aloud(adapter, tmp_path, capsys):
-    command = ["evaluate", "--models", f"base={BASE}", "--benchmarks", "arithmetic", "--problems", "2", "--n", "2",
-               "--out", str(tmp_path / "run"), "--max-tokens"]  # fmt: skip
+    command = [
+        "evaluate",
+        "--models",
+        f"base={BASE}",
+        "--benchmarks",
+        "arithmetic",
+        "--problems",
+        "2",
+        "--n",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+        "--max-tokens",
+    ]
     assert main([*command, "4"]) == 0
     assert "More than 10% of the completions of base were cut" in capsys.readouterr().out
     assert main([*command[:-3], "--out", str(tmp_path / "long"), "--max-tokens", "64"]) == 0

@@ -159,7 +159,8 @@ def test_pairing_removes_what_the_problems_share():
 
 
 def test_share_above_zero_by_hand():
-    # Two problems, differences +1 and -1: of the four equal resamples one has a mean above zero, two are ties.
+    # Two problems, differences +1 and -1: of the four equal resamples one has a mean above zero,
+    # two are ties.
     difference = paired_difference(1, [1, 0], 1, [0, 1], 1, resamples=20_000)
     assert difference.share_above_zero == pytest.approx(1 / 4 + 2 / 8, abs=0.01)
     assert (difference.low, difference.mean, difference.high) == (-1.0, 0.0, 1.0)
@@ -310,7 +311,8 @@ def test_bad_resampling_is_refused(call, message):
 @pytest.mark.parametrize(
     ("shape", "problems", "k", "covered"),
     [
-        # What the README says of few problems and of rates near 0 and 1: less than 95 %, and by how much.
+        # What the README says of few problems and of rates near 0 and 1: less than 95 %, and by how
+        # much.
         ((1, 2), 60, 1, 0.94),
         ((0.15, 1.5), 30, 1, 0.91),
         ((0.15, 1.5), 60, 1, 0.92),
@@ -319,7 +321,9 @@ def test_bad_resampling_is_refused(call, message):
     ],
 )
 def test_how_often_an_interval_covers_the_truth_at_benchmark_size(shape, problems, k, covered):
-    """400 sets of problems whose solve rates are Beta(shape), 256 samples each; ± 3 standard errors of 400 draws."""
+    """400 sets of problems whose solve rates are Beta(shape), 256 samples each; ± 3 standard errors
+    of 400 draws.
+    """
     generator = np.random.default_rng(0)
     truth = np.mean(1 - (1 - generator.beta(*shape, size=2_000_000)) ** k)
     hits = 0
@@ -362,7 +366,9 @@ def test_series_interval_draws_blocks_of_neighbours():
     found = series_interval(values, block=8, confidence=0.8, resamples=100_000)
     assert (found.low, found.high) == pytest.approx(enumerated(means, 0.8))
     alone = series_interval(values, block=1, confidence=0.8, resamples=100_000)
-    assert found.high - found.low > 1.3 * (alone.high - alone.low), "steps that resemble each other say less"  # fmt: skip
+    assert found.high - found.low > 1.3 * (alone.high - alone.low), (
+        "steps that resemble each other say less"
+    )
     whole = series_interval(values, block=16)
     assert (whole.mean, whole.low, whole.high) == (0.5, 0.5, 0.5)
 

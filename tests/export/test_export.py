@@ -1,4 +1,6 @@
-"""Exports of a real run on the shipped base model; GGUF and the hub to the point that a machine without either reaches."""
+"""Exports of a real run on the shipped base model; GGUF and the hub to the point that a machine
+without either reaches.
+"""
 
 import json
 import logging
@@ -67,12 +69,20 @@ def zero_run(run, tmp_path):
 def test_adapter_export_is_loaded_again(run, tmp_path):
     out = export(run, "adapter", tmp_path / "new" / "adapter")
     assert {p.name for p in out.iterdir()} >= {
-        "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md", "export.json"
-    }  # fmt: skip
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+        "README.md",
+        "export.json",
+    }
     model, tokenizer = load_policy(BASE, adapter=out)
     assert check_effect(model, tokenizer) > 0.01
     checks = json.loads((out / "export.json").read_text())["checks"]
-    largest = max(float(w.abs().max()) for n, w in load_file(run.adapter / "adapter_model.safetensors").items() if "lora_B" in n)  # fmt: skip
+    largest = max(
+        float(w.abs().max())
+        for n, w in load_file(run.adapter / "adapter_model.safetensors").items()
+        if "lora_B" in n
+    )
     assert checks["largest |B|"] == pytest.approx(largest, abs=1e-6)
     assert not (tmp_path / "new" / "adapter.partial").exists()
 
@@ -81,7 +91,10 @@ def test_adapter_names_the_base_that_it_is_told(run, tmp_path):
     out = export(run, "adapter", tmp_path / "adapter", base_id="someone/sft-model")
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "someone/sft-model"
-    assert 'AutoModelForCausalLM.from_pretrained("someone/sft-model"' in (out / "README.md").read_text()  # fmt: skip
+    assert (
+        'AutoModelForCausalLM.from_pretrained("someone/sft-model"'
+        in (out / "README.md").read_text()
+    )
 
 
 def test_no_path_of_this_machine_is_in_card_and_record(run, tmp_path):
@@ -124,7 +137,10 @@ def test_parity_warns_when_rounding_eats_the_training(run, tmp_path, caplog):
     folder = tmp_path / "faint"
     shutil.copytree(run.adapter, folder)
     weights = load_file(folder / "adapter_model.safetensors")
-    save_file({n: w * 1e-3 if "lora_B" in n else w for n, w in weights.items()}, folder / "adapter_model.safetensors")  # fmt: skip
+    save_file(
+        {n: w * 1e-3 if "lora_B" in n else w for n, w in weights.items()},
+        folder / "adapter_model.safetensors",
+    )
     model, tokenizer = load_policy(BASE, adapter=folder)
     answers = greedy_answers(model, tokenizer)
     save_merged(model, tokenizer, tmp_path / "merged", dtype="bfloat16")
@@ -251,16 +267,33 @@ REPORT = {"pass_at_k": {"all (60)": {
 
 
 def card(**changes):
-    arguments = dict(kind="adapter", name="me/mine", record=RECORD, metrics=METRICS, base="Qwen/Qwen2.5-Math-7B", license="apache-2.0",
-                     loads_on="me/sft", report=REPORT, checks={"largest |B|": 0.1})  # fmt: skip
+    arguments = dict(
+        kind="adapter",
+        name="me/mine",
+        record=RECORD,
+        metrics=METRICS,
+        base="Qwen/Qwen2.5-Math-7B",
+        license="apache-2.0",
+        loads_on="me/sft",
+        report=REPORT,
+        checks={"largest |B|": 0.1},
+    )
     return model_card(**(arguments | changes))
 
 
 def test_card_says_what_it_is():
     text = card()
     header = text.split("---\n")[1].splitlines()
-    assert header == ["base_model: Qwen/Qwen2.5-Math-7B", "license: apache-2.0", "library_name: peft",
-                      "pipeline_tag: text-generation", "tags:", "- grpo", "- unsloth", "- sage"]  # fmt: skip
+    assert header == [
+        "base_model: Qwen/Qwen2.5-Math-7B",
+        "license: apache-2.0",
+        "library_name: peft",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- grpo",
+        "- unsloth",
+        "- sage",
+    ]
     for line in (
         "# me/mine",
         "| guide | BranchGuide(ratio=0.3) |",
@@ -283,7 +316,10 @@ def test_card_says_what_it_is():
 
 def test_card_of_other_licences():
     other = card(license="qwen-research", base="Qwen/Qwen2.5-3B-Instruct")
-    assert "license: other\nlicense_name: qwen-research\nlicense_link: https://huggingface.co/Qwen/Qwen2.5-3B-Instruct/blob/main/LICENSE" in other  # fmt: skip
+    assert (
+        "license: other\nlicense_name: qwen-research\nlicense_link: "
+        "https://huggingface.co/Qwen/Qwen2.5-3B-Instruct/blob/main/LICENSE" in other
+    )
     assert "may exclude commercial use" in other
     unknown = card(license=None, base="mine")
     assert "license:" not in unknown and "base_model" not in unknown
@@ -351,8 +387,12 @@ def test_push_uses_parameters_that_the_hub_client_has():
 
     from huggingface_hub import HfApi
 
-    assert {"repo_id", "private", "exist_ok"} <= set(inspect.signature(HfApi.create_repo).parameters)  # fmt: skip
-    assert {"repo_id", "folder_path", "commit_message"} <= set(inspect.signature(HfApi.upload_folder).parameters)  # fmt: skip
+    assert {"repo_id", "private", "exist_ok"} <= set(
+        inspect.signature(HfApi.create_repo).parameters
+    )
+    assert {"repo_id", "folder_path", "commit_message"} <= set(
+        inspect.signature(HfApi.upload_folder).parameters
+    )
     assert "repo_id" in inspect.signature(HfApi.list_repo_files).parameters
 
 
@@ -360,7 +400,10 @@ def test_push_refuses(exported, run, token, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="only an export is pushed"):
         push(run.adapter, "me/mine")
     local = export(run, "adapter", tmp_path / "local")
-    with pytest.raises(ValueError, match="must name a base that is there too; this one names the folder 'arithmetic-base'"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match="must name a base that is there too; this one names the folder 'arithmetic-base'",
+    ):
         push(local, "me/mine")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
@@ -370,7 +413,16 @@ def test_push_refuses(exported, run, token, tmp_path, monkeypatch):
 
 
 def test_command(run, tmp_path, capsys):
-    command = ["export", str(run.folder), "--to", "adapter", "--model", str(BASE), "--out", str(tmp_path / "out")]  # fmt: skip
+    command = [
+        "export",
+        str(run.folder),
+        "--to",
+        "adapter",
+        "--model",
+        str(BASE),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(command) == 0
     assert (tmp_path / "out" / "README.md").exists()
     assert main(command) == 2
@@ -379,7 +431,18 @@ def test_command(run, tmp_path, capsys):
 
 def test_command_pushes_the_export_that_is_there(run, tmp_path, token, capsys):
     out = tmp_path / "out"
-    command = ["export", str(run.folder), "--to", "hub", "--model", str(BASE), "--out", str(out), "--base-id", "me/sft"]  # fmt: skip
+    command = [
+        "export",
+        str(run.folder),
+        "--to",
+        "hub",
+        "--model",
+        str(BASE),
+        "--out",
+        str(out),
+        "--base-id",
+        "me/sft",
+    ]
     assert main(command) == 2
     assert "give --repo-id owner/name" in capsys.readouterr().err
     assert main([*command, "--repo-id", "me/mine"]) == 2
@@ -395,7 +458,9 @@ def test_command_pushes_the_export_that_is_there(run, tmp_path, token, capsys):
 
 @pytest.fixture
 def unsloth_saves(monkeypatch):
-    """The GPU branch of `save_merged`: Unsloth's own merge, which a CPU can run once it is not asked for the card's name."""
+    """The GPU branch of `save_merged`: Unsloth's own merge, which a CPU can run once it is not
+    asked for the card's name.
+    """
     monkeypatch.setattr(models, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "none")
 
@@ -408,13 +473,17 @@ def test_unsloths_merge_is_the_one_of_peft(run, tmp_path, unsloth_saves):
     model.merge_and_unload()
     q_proj = "model.layers.0.self_attn.q_proj.weight"
     expected = model.get_base_model().state_dict()[q_proj]
-    assert torch.allclose(weights[q_proj].float(), expected, atol=2**-8 * float(expected.abs().max()))  # fmt: skip
+    assert torch.allclose(
+        weights[q_proj].float(), expected, atol=2**-8 * float(expected.abs().max())
+    )
     merged = load_on_cpu(run, tmp_path / "merged")[0]
     assert check_parity(merged, answers)["agreement"] > 0.95
 
 
 def test_unsloths_merge_stays_where_it_is_told_on_kaggle(run, tmp_path, unsloth_saves, monkeypatch):
-    """Unsloth moves a relative folder that does not fit Kaggle's working directory to /tmp; ours is absolute."""
+    """Unsloth moves a relative folder that does not fit Kaggle's working directory to /tmp; ours is
+    absolute.
+    """
     from unsloth_zoo import disk_utils
 
     working, elsewhere = tmp_path / "working", tmp_path / "tmp"
@@ -423,7 +492,9 @@ def test_unsloths_merge_stays_where_it_is_told_on_kaggle(run, tmp_path, unsloth_
     monkeypatch.setenv("UNSLOTH_IS_KAGGLE", "1")
     monkeypatch.setattr(disk_utils, "KAGGLE_WORKING", str(working))
     monkeypatch.setattr(disk_utils, "KAGGLE_TMP", str(elsewhere))
-    monkeypatch.setattr(disk_utils, "free_bytes", lambda path: 0 if "working" in str(path) else 2**40)  # fmt: skip
+    monkeypatch.setattr(
+        disk_utils, "free_bytes", lambda path: 0 if "working" in str(path) else 2**40
+    )
     monkeypatch.chdir(working)
     moved, _ = disk_utils.kaggle_tmp_redirect("run/model.partial", need_bytes=10)
     assert moved.startswith(str(elsewhere))  # the danger is real
@@ -442,7 +513,11 @@ def load_on_cpu(run, merged=None):
 def test_a_merge_that_went_elsewhere_is_an_error(run, tmp_path, unsloth_saves, monkeypatch):
     import unsloth.save
 
-    monkeypatch.setattr(unsloth.save, "_preflight_merge_disk", lambda model, folder, *rest, **more: str(tmp_path / "away"))  # fmt: skip
+    monkeypatch.setattr(
+        unsloth.save,
+        "_preflight_merge_disk",
+        lambda model, folder, *rest, **more: str(tmp_path / "away"),
+    )
     model, tokenizer = load_on_cpu(run)
     with pytest.raises(OSError, match="Unsloth has put it elsewhere"):
         save_merged(model, tokenizer, tmp_path / "model")

@@ -1,4 +1,6 @@
-"""What a model, a file or a hub wrote is data: graded without being run, shown without being obeyed, named without leaving its folder."""
+"""What a model, a file or a hub wrote is data: graded without being run, shown without being
+obeyed, named without leaving its folder.
+"""
 
 import ast
 import json
@@ -30,21 +32,40 @@ from sage_unsloth.runs.text import file_name, log_to_terminal, markdown, printab
 ROOT = Path(__file__).parents[2]
 TERMINAL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\b\u202e\u2066\ud800"
 
-# --- nothing evaluates an answer --------------------------------------------------------------------
+# --- nothing evaluates an answer
+# --------------------------------------------------------------------
 
 
 def payloads(file):
-    """Code in the places where a parser may look: alone, in a command's argument, in an equation, in a sum."""
-    code = [text.replace("TOUCH", f"touch {file}").replace("FILE", str(file)) for text in fuzz_grading.CODE]  # fmt: skip
-    arithmetic = ["3 (4)", "2(3)(4)", "9 . 1", "1 if 1 else 2", "1(lambda:0)", "4.real", "3.__class__", "0x1", "1;2", "1e5", "٣+٤"]  # fmt: skip
+    """Code in the places where a parser may look: alone, in a command's argument, in an equation,
+    in a sum.
+    """
+    code = [
+        text.replace("TOUCH", f"touch {file}").replace("FILE", str(file))
+        for text in fuzz_grading.CODE
+    ]
+    arithmetic = [
+        "3 (4)",
+        "2(3)(4)",
+        "9 . 1",
+        "1 if 1 else 2",
+        "1(lambda:0)",
+        "4.real",
+        "3.__class__",
+        "0x1",
+        "1;2",
+        "1e5",
+        "٣+٤",
+    ]
     forms = ("{}", r"\text{{{}}}", "x = 1 + {}")
     texts = [form.format(text) for text in code for form in forms] + arithmetic
     return [text for text in texts if "10**9" not in text and "E**" not in text]  # those take time
 
 
 def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
-    """Under a hook that sees what Python compiles, opens and starts, before any confinement. math-verify evaluates plain
-    arithmetic, and SymPy makes functions for its polynomials: nothing else, and no word of an answer is in it."""
+    """Under a hook that sees what Python compiles, opens and starts, before any confinement.
+    math-verify evaluates plain arithmetic, and SymPy makes functions for its polynomials: nothing
+    else, and no word of an answer is in it."""
     script = """
         import ast, json, sys
         from sage_unsloth.grading.confinement import REFUSED
@@ -70,7 +91,8 @@ def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
     count, compiled, tried = json.loads(done.stdout)
     assert count > 70 and compiled, "the hook saw nothing"
     assert tried == [] and not file.exists()
-    # SymPy's own: the names that it evaluates in, and functions that it writes from the number of a polynomial's variables.
+    # SymPy's own: the names that it evaluates in, and functions that it writes from the number of a
+    # polynomial's variables.
     own = [s for s in compiled if s != "from sympy import *" and not s.startswith("def monomial_")]
     assert own, "plain arithmetic is evaluated"
     for source in own:
@@ -82,12 +104,18 @@ def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
 
 def run(script, text=""):
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], input=text, text=True, capture_output=True, timeout=120, check=True,
+        [sys.executable, "-c", textwrap.dedent(script)],
+        input=text,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
 
 
-# --- and what code would find if something did ------------------------------------------------------
+# --- and what code would find if something did
+# ------------------------------------------------------
 
 ATTACKS = '''
 """Functions for a worker: each does what an answer that got executed might do."""
@@ -187,7 +215,9 @@ def replies(action, _):
 
 @pytest.fixture
 def attack(tmp_path, monkeypatch):
-    """A factory of a worker for one of the functions above; the folder `target` holds the file `there`."""
+    """A factory of a worker for one of the functions above; the folder `target` holds the file
+    `there`.
+    """
     (tmp_path / "attacks.py").write_text(ATTACKS)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "target").mkdir()
@@ -205,7 +235,9 @@ def attack(tmp_path, monkeypatch):
 
 
 def needs(worker, layer):
-    """Skips where the kernel has no such layer, asked apart from the code under test; where it has, the worker must have it."""
+    """Skips where the kernel has no such layer, asked apart from the code under test; where it has,
+    the worker must have it.
+    """
     probe = {
         "landlock": "libc.syscall(444, None, 0, 1) >= 1",
         "namespace": "libc.unshare(0x50000000) == 0",
@@ -218,8 +250,21 @@ def needs(worker, layer):
 
 @pytest.mark.parametrize(
     "action",
-    ["open", "append", "os.open", "os.mkdir", "os.remove", "os.rename", "os.system", "subprocess", "os.fork", "os.kill", "socket", "ctypes"],
-)  # fmt: skip
+    [
+        "open",
+        "append",
+        "os.open",
+        "os.mkdir",
+        "os.remove",
+        "os.rename",
+        "os.system",
+        "subprocess",
+        "os.fork",
+        "os.kill",
+        "socket",
+        "ctypes",
+    ],
+)
 def test_a_worker_that_reaches_out_is_ended_and_named(attack, action, tmp_path, caplog):
     worker, target = attack("by_python"), tmp_path / "target"
     with caplog.at_level(logging.WARNING):
@@ -243,7 +288,10 @@ def test_past_python_the_kernel_keeps_files_programs_and_processes(attack, tmp_p
 def test_past_python_there_is_no_network(attack):
     worker = attack("by_socket")
     needs(worker, "namespace")
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:  # fmt: skip
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
         udp.bind(("127.0.0.1", tcp.getsockname()[1]))
         udp.settimeout(0.2)
         tcp.settimeout(0.2)
@@ -256,11 +304,23 @@ def test_past_python_there_is_no_network(attack):
 
 
 def test_a_worker_has_none_of_its_callers_secrets(attack, monkeypatch):
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY", "HOME", "MY_OWN"):  # fmt: skip
+    for name in (
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "HTTPS_PROXY",
+        "HOME",
+        "MY_OWN",
+    ):
         monkeypatch.setenv(name, "canary")
     worker = attack("environment")
     found = worker.ask(("environment", ""))
-    allowed = {*confinement.ALLOWED_VARIABLES, "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}  # fmt: skip
+    allowed = {
+        *confinement.ALLOWED_VARIABLES,
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+    }
     assert set(found["own"]) <= allowed
     assert "canary" not in json.dumps(found)
     assert len(found["files"]) <= 6, "0, 1, 2, the replies, and the folder that is listed"
@@ -302,23 +362,38 @@ def test_limits_of_a_worker(monkeypatch):
 
 def test_what_a_library_says_about_an_answer_stays_in_the_worker(capfd, monkeypatch):
     code = workers._START.replace(
-        "; serve(", "; import os, sage_unsloth.grading.grader as r; r.compare_math = lambda a, g: "
+        "; serve(",
+        "; import os, sage_unsloth.grading.grader as r; r.compare_math = lambda a, g: "
         "(os.write(1, b'owned'), os.write(2, b'owned'), 'wrong')[2] if a != 'x' else None; serve(",
-    )  # fmt: skip
+    )
     monkeypatch.setattr(workers, "_START", code)
     with Grader() as grader:
         assert grader.grade_many(["<SOLUTION>y</SOLUTION>"], ["z"]) == [Grade.WRONG]
     assert "owned" not in "".join(capfd.readouterr())
 
 
-# --- fuzzed answers ---------------------------------------------------------------------------------
+# --- fuzzed answers
+# ---------------------------------------------------------------------------------
 
 ROWS = read_jsonl(fuzz_grading.ANSWERS)
 hostile_text = st.one_of(
     st.text(st.characters(), max_size=300),  # every code point, surrogates included
-    st.lists(st.sampled_from([*fuzz_grading.COMMANDS, *fuzz_grading.SYMBOLS, *fuzz_grading.ODD, "1", "x", "<SOLUTION>", "</SOLUTION>"]), max_size=60).map("".join),
+    st.lists(
+        st.sampled_from(
+            [
+                *fuzz_grading.COMMANDS,
+                *fuzz_grading.SYMBOLS,
+                *fuzz_grading.ODD,
+                "1",
+                "x",
+                "<SOLUTION>",
+                "</SOLUTION>",
+            ]
+        ),
+        max_size=60,
+    ).map("".join),
     st.integers(0, 10**9).map(lambda number: fuzz_grading.make(1, number, ROWS)[1]),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -372,12 +447,17 @@ def test_long_answers_are_not_kept():
     with Grader() as grader:
         long = ["<SOLUTION>" + letter * 100_000 + "</SOLUTION>" for letter in "abc"]
         assert grader.grade_many([*long, "<SOLUTION>42</SOLUTION>", "none"], ["42"] * 5) == [
-            Grade.UNPARSABLE, Grade.UNPARSABLE, Grade.UNPARSABLE, Grade.CORRECT, Grade.UNPARSABLE,
-        ]  # fmt: skip
+            Grade.UNPARSABLE,
+            Grade.UNPARSABLE,
+            Grade.UNPARSABLE,
+            Grade.CORRECT,
+            Grade.UNPARSABLE,
+        ]
         assert set(grader._cache) == {("42", "42"), (None, "42")}
 
 
-# --- what is shown, and how it is named -------------------------------------------------------------
+# --- what is shown, and how it is named
+# -------------------------------------------------------------
 
 
 def test_a_terminal_gets_no_control_characters():
@@ -409,7 +489,23 @@ def test_tables_logs_and_errors_are_printable(capsys, monkeypatch):
     assert not any(c in shown for c in TERMINAL if c not in "]0;owned[2J31m")
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../../x", "/etc/passwd", "a/../b", "a\x00b", "C:\\x", "~", "", ".hidden", "a\nb", "x" * 40])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        ".",
+        "../../x",
+        "/etc/passwd",
+        "a/../b",
+        "a\x00b",
+        "C:\\x",
+        "~",
+        "",
+        ".hidden",
+        "a\nb",
+        "x" * 40,
+    ],
+)
 def test_a_name_stays_in_its_folder(tmp_path, name):
     inside = tmp_path / "out" / file_name(name)
     assert inside.resolve().parent == tmp_path / "out"
@@ -434,36 +530,64 @@ def test_markdown_shows_what_it_is_given():
 def test_a_model_card_says_what_it_is_given_and_does_nothing():
     from sage_unsloth.export.model_card import model_card
 
-    bad = 'x"); import os; os.system("id")\n```\n<img src=x onerror=alert(1)> [a](javascript:1) | `b` \x1b[2J'
+    bad = (
+        'x"); import os; os.system("id")\n```\n<img src=x onerror=alert(1)> [a](javascript:1) '
+        "| `b` \x1b[2J"
+    )
     environment = {"python": "3", "packages": {bad: bad}, "commit": bad}
     estimate = {"mean": 0.5, "low": 0.4, "high": 0.6}
     for kind in ("adapter", "merged"):
         card = model_card(
-            kind=kind, name=bad, base=f"a/{bad}", license=bad, loads_on=bad, checks={bad: bad}, metrics=[],
-            record={"settings": {"stage": "rlvr", "guide": bad, "lora": {bad: bad}}, "environment": environment},
+            kind=kind,
+            name=bad,
+            base=f"a/{bad}",
+            license=bad,
+            loads_on=bad,
+            checks={bad: bad},
+            metrics=[],
+            record={
+                "settings": {"stage": "rlvr", "guide": bad, "lora": {bad: bad}},
+                "environment": environment,
+            },
             report={"pass_at_k": {bad: {bad: {"1": estimate}}}},
-        )  # fmt: skip
+        )
         header, body = card.split("\n---\n", 1)
         assert "\n```\n<img" not in card and "\x1b" not in card
         keys = [line.split(":")[0] for line in header.splitlines()[1:] if line[0] != "-"]
-        assert keys == ["base_model", "license", "license_name", "license_link", "library_name", "pipeline_tag", "tags"]  # fmt: skip
+        assert keys == [
+            "base_model",
+            "license",
+            "license_name",
+            "license_link",
+            "library_name",
+            "pipeline_tag",
+            "tags",
+        ]
         code = body.split("```python\n")[1].split("\n```\n")[0]
         called = {
             ast.unparse(node.func)
             for node in ast.walk(ast.parse(code))
             if isinstance(node, ast.Call)
         }
-        assert called <= {"AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained", "PeftModel.from_pretrained"}  # fmt: skip
+        assert called <= {
+            "AutoModelForCausalLM.from_pretrained",
+            "AutoTokenizer.from_pretrained",
+            "PeftModel.from_pretrained",
+        }
         text = re.sub(r"(?<!\\)`[^`]*`", "", body.replace(f"```python\n{code}\n```\n", ""))
         assert not re.search(r"(?<!\\)[<`]|(?<!\\)\]\(javascript|\n\|[^\n]*[^ \\]\|[^ \n]", text)
         assert "\\<img src=x" in text and "[a\\](javascript" in text
 
 
-# --- code, pickles, secrets -------------------------------------------------------------------------
+# --- code, pickles, secrets
+# -------------------------------------------------------------------------
 
 
 def sources():
-    return [*sorted((ROOT / "sage_unsloth").glob("*.py")), *sorted((ROOT / "notebooks" / "src").glob("*.py"))]  # fmt: skip
+    return [
+        *sorted((ROOT / "sage_unsloth").glob("*.py")),
+        *sorted((ROOT / "notebooks" / "src").glob("*.py")),
+    ]
 
 
 def calls(tree):
@@ -475,11 +599,28 @@ def test_nothing_of_ours_trusts_remote_code_or_unpickles():
         text = path.read_text()
         assert "trust_remote_code" not in text and "allow_pickle" not in text, path
         tree = ast.parse(text)
-        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}  # fmt: skip
-        assert not imported & {"pickle", "cloudpickle", "joblib", "dill", "shelve", "marshal", "yaml"}, path  # fmt: skip
+        imported = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        assert not imported & {
+            "pickle",
+            "cloudpickle",
+            "joblib",
+            "dill",
+            "shelve",
+            "marshal",
+            "yaml",
+        }, path
         for node, name in calls(tree):
-            assert name not in ("eval", "exec", "torch.load", "np.load", "os.system", "os.popen"), f"{path}:{node.lineno}"  # fmt: skip
-            assert not any(keyword.arg == "shell" for keyword in node.keywords), f"{path}:{node.lineno}"  # fmt: skip
+            assert name not in ("eval", "exec", "torch.load", "np.load", "os.system", "os.popen"), (
+                f"{path}:{node.lineno}"
+            )
+            assert not any(keyword.arg == "shell" for keyword in node.keywords), (
+                f"{path}:{node.lineno}"
+            )
             if name == "AutoModelForCausalLM.from_pretrained":
                 given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert given.get("use_safetensors") == "True" or "gguf_file" in given, (
@@ -494,16 +635,30 @@ def installed(module, file):
 
 
 def test_what_we_call_does_not_trust_remote_code_unasked():
-    """By the installed source: the defaults of Unsloth's loaders, and every `torch.load` of a resumed trainer."""
+    """By the installed source: the defaults of Unsloth's loaders, and every `torch.load` of a
+    resumed trainer.
+    """
     found = []
     for file in ("models/loader.py", "models/llama.py", "models/vision.py"):
         for node in ast.walk(ast.parse(installed("unsloth", file).read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
                 names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
-                defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + node.args.defaults + node.args.kw_defaults  # fmt: skip
-                found += [default for name, default in zip(names, defaults, strict=True) if name == "trust_remote_code" and default]  # fmt: skip
+                defaults = (
+                    [None] * (len(node.args.args) - len(node.args.defaults))
+                    + node.args.defaults
+                    + node.args.kw_defaults
+                )
+                found += [
+                    default
+                    for name, default in zip(names, defaults, strict=True)
+                    if name == "trust_remote_code" and default
+                ]
     assert found and all(ast.unparse(default) in ("False", "None") for default in found)
-    loads = [node for node, name in calls(ast.parse(installed("transformers", "trainer.py").read_text())) if name == "torch.load"]  # fmt: skip
+    loads = [
+        node
+        for node, name in calls(ast.parse(installed("transformers", "trainer.py").read_text()))
+        if name == "torch.load"
+    ]
     assert len(loads) > 5
     for node in loads:
         assert ("weights_only", "True") in [(k.arg, ast.unparse(k.value)) for k in node.keywords]
@@ -524,7 +679,10 @@ def test_weights_in_pickles_are_refused(tmp_path):
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
     for load in (load_policy, load_scorer):
-        with pytest.raises(ValueError, match=r"must be safetensors, .* has only pytorch_model\.bin; if you trust it"):  # fmt: skip
+        with pytest.raises(
+            ValueError,
+            match=r"must be safetensors, .* has only pytorch_model\.bin; if you trust it",
+        ):
             load(folder)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -561,7 +719,11 @@ def test_secrets_are_in_no_log_and_no_error(monkeypatch, caplog, capsys, tmp_pat
     from sage_unsloth.runs.record import environment, open_run
     from sage_unsloth.runs.text import without_secrets
 
-    secrets = {"HF_TOKEN": "hf_canaryCANARY", "WANDB_API_KEY": "wandb-canary-1", "MY_PASSWORD": "s3cret-canary"}  # fmt: skip
+    secrets = {
+        "HF_TOKEN": "hf_canaryCANARY",
+        "WANDB_API_KEY": "wandb-canary-1",
+        "MY_PASSWORD": "s3cret-canary",
+    }
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     text = " ".join(secrets.values()) + " https://me:pw@huggingface.co/x http://hf_x@host/y a@b.c"

@@ -423,7 +423,10 @@ def test_a_script_without_a_main_guard(tmp_path):
 
 
 def test_grading_imports_no_torch():
-    script = "import sys, sage_unsloth.grading.grader; print('torch' in sys.modules, 'sympy' in sys.modules)"
+    script = (
+        "import sys, sage_unsloth.grading.grader; print('torch' in sys.modules, 'sympy' in "
+        "sys.modules)"
+    )
     assert run_script(script).stdout.split() == ["False", "False"]
 
 
@@ -563,9 +566,11 @@ def test_answers_of_one_normal_form_are_compared_once(grader, monkeypatch):
 
 def test_another_checker_has_its_own_say():
     odd = Checker(
-        name="odd", version=3, packages=("math-verify", "no-such-package"),
+        name="odd",
+        version=3,
+        packages=("math-verify", "no-such-package"),
         plainly=lambda answer, gold: Grade.CORRECT if answer == gold[::-1] else Grade.WRONG,
-    )  # fmt: skip
+    )
     with Grader(checker=odd) as grader:
         assert grader.grade_many([tagged("ab"), tagged("ba")], ["ba", "ba"]) == ["correct", "wrong"]
     assert odd.label == f"odd 3, math-verify {version('math-verify')}, no-such-package None"

@@ -1,4 +1,6 @@
-"""The benchmark: what it compares is one loss, what it measures is measured right, and the README repeats the committed figures."""
+"""The benchmark: what it compares is one loss, what it measures is measured right, and the README
+repeats the committed figures.
+"""
 
 import json
 import subprocess
@@ -50,7 +52,9 @@ def test_the_materialised_loss_is_the_guided_one(report):
     """Else the comparison would be of two different things."""
     losses = {row["variant"]: row["loss"] for row in report[0]["loss"]}
     assert losses["sage-branch"] == pytest.approx(losses["materialised"], rel=1e-5)
-    assert abs(losses["sage-branch"] - losses["grpo"]) > 1e-4, "a guide that does nothing proves nothing"  # fmt: skip
+    assert abs(losses["sage-branch"] - losses["grpo"]) > 1e-4, (
+        "a guide that does nothing proves nothing"
+    )
 
 
 def test_every_variant_draws_the_same_rollouts(report):
@@ -68,10 +72,16 @@ def test_variants_come_from_the_table_of_algorithms():
     assert found["grpo"] == Variant(name="grpo")
     chosen = variants(["grpo-reverse-kl", "materialised"])
     assert [(row.name, row.kl_estimator, row.materialised) for row in chosen] == [
-        ("grpo", "k3", False), ("grpo-reverse-kl", "k3-is", False), ("materialised", "k3", True)]  # fmt: skip
+        ("grpo", "k3", False),
+        ("grpo-reverse-kl", "k3-is", False),
+        ("materialised", "k3", True),
+    ]
     (_, exact) = variants(["sage-branch-exact"])
     assert (exact.guide, exact.kl_estimator, exact.credit) == (
-        ALGORITHMS["sage-branch-exact"].guide, "k3-is", "sequence")  # fmt: skip
+        ALGORITHMS["sage-branch-exact"].guide,
+        "k3-is",
+        "sequence",
+    )
 
 
 @pytest.mark.parametrize("name", ["dapo-sage-branch", "grpo-no-kl", "sage-teacher"])
@@ -126,17 +136,37 @@ def test_growth_goes_to_the_size_that_was_asked_for(monkeypatch):
     monkeypatch.setattr(bench, "measure_loss", measure_loss)
     monkeypatch.setattr(bench, "one_step", lambda trainer, variant: {"seconds": 2.0, "phases": {}})
     place = SimpleNamespace(trainer=lambda size, **s: settings.append((size.length, s)))
-    rows = bench.measure_growth(place, Size(hidden=64, vocabulary=400, length=80, batch=8), variants())  # fmt: skip
-    assert sizes == [(20, 8, 400), (40, 8, 400), (80, 8, 400), (80, 2, 400), (80, 4, 400), (80, 8, 400),
-                     (80, 8, 100), (80, 8, 200), (80, 8, 400)]  # fmt: skip
-    assert settings == [(32, {name: value}) for name in ("num_iterations", "gradient_accumulation_steps")
-                        for value in (1, 2, 4)]  # fmt: skip
+    rows = bench.measure_growth(
+        place, Size(hidden=64, vocabulary=400, length=80, batch=8), variants()
+    )
+    assert sizes == [
+        (20, 8, 400),
+        (40, 8, 400),
+        (80, 8, 400),
+        (80, 2, 400),
+        (80, 4, 400),
+        (80, 8, 400),
+        (80, 8, 100),
+        (80, 8, 200),
+        (80, 8, 400),
+    ]
+    assert settings == [
+        (32, {name: value})
+        for name in ("num_iterations", "gradient_accumulation_steps")
+        for value in (1, 2, 4)
+    ]
     assert {row["variant"] for row in rows} == {"grpo", "sage-branch", "materialised"}
     assert bench_report.growth_table({"growth": rows})[0] == {
-        "grows": "length", "to": "20", "variant": "grpo", "seconds": "1", "peak MiB": ""}  # fmt: skip
+        "grows": "length",
+        "to": "20",
+        "variant": "grpo",
+        "seconds": "1",
+        "peak MiB": "",
+    }
 
 
-# --- meters -------------------------------------------------------------------------------------------------------
+# --- meters
+# -------------------------------------------------------------------------------------------------------
 
 
 PEAKS = """
@@ -155,7 +185,9 @@ for mebibytes in (512, 128):
 
 @pytest.mark.skipif(meter.memory_source() != meter.RESIDENT, reason="needs Linux, and no GPU")
 def test_the_peak_is_what_was_held_at_once():
-    """In a process of its own: what an allocator gives back at once depends on what it has been through."""
+    """In a process of its own: what an allocator gives back at once depends on what it has been
+    through.
+    """
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     peaks = [float(line) for line in done.stdout.split()]
     assert peaks == [pytest.approx(512, abs=24), pytest.approx(128, abs=24)]
@@ -166,9 +198,11 @@ def test_a_phase_within_another_counts_once():
         time.sleep(0.02)
 
     trainer = SimpleNamespace(
-        _generate=lambda: time.sleep(0.05), _calculate_rewards=lambda: None, compute_loss=lambda: None,
+        _generate=lambda: time.sleep(0.05),
+        _calculate_rewards=lambda: None,
+        compute_loss=lambda: None,
         accelerator=SimpleNamespace(backward=lambda: None),
-    )  # fmt: skip
+    )
     trainer._get_per_token_logps_and_entropies = reference
     trainer.compute_loss = lambda: [trainer._get_per_token_logps_and_entropies(), time.sleep(0.01)]
     before = dict(vars(trainer))
@@ -190,8 +224,14 @@ def test_every_variant_comes_first_once():
 
 
 def test_ratios_are_of_one_round_and_shares_of_one_step():
-    base = [{"seconds": s, "cpu_seconds": 1.0, "peak_bytes": 2**20, "loss": 0.0, "guide_seconds": 0.0} for s in (1.0, 2.0, 10.0)]  # fmt: skip
-    other = [{"seconds": s, "cpu_seconds": s / 2, "peak_bytes": 2**21, "loss": 0.5, "guide_seconds": 0.1} for s in (2.0, 3.0, 10.0)]  # fmt: skip
+    base = [
+        {"seconds": s, "cpu_seconds": 1.0, "peak_bytes": 2**20, "loss": 0.0, "guide_seconds": 0.0}
+        for s in (1.0, 2.0, 10.0)
+    ]
+    other = [
+        {"seconds": s, "cpu_seconds": s / 2, "peak_bytes": 2**21, "loss": 0.5, "guide_seconds": 0.1}
+        for s in (2.0, 3.0, 10.0)
+    ]
     row = bench._loss_row(TINY, "x", {"grpo": base, "x": other})
     # Ratios 2, 1.5, 1; the ratio of the medians, 3 / 2, is the same here, of the means it is not.
     assert row["ratio"] == {"median": 1.5, "low": 1.25, "high": 1.75}
@@ -201,7 +241,8 @@ def test_ratios_are_of_one_round_and_shares_of_one_step():
     assert bench_report.quartiles([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0}
 
 
-# --- what is committed --------------------------------------------------------------------------------------------
+# --- what is committed
+# --------------------------------------------------------------------------------------------
 
 
 def test_readme_says_what_the_committed_measurement_says():

@@ -15,8 +15,10 @@ def test_readme_says_what_the_committed_measurement_says():
     by_sample, by_problem = ratios["by sample", 24], ratios["by problem", 24]
     assert not any(row["grades_that_differ_in_that_part"] for row in result["grading"])
     assert (
-        f"took {by_sample['ours_seconds']:.0f} s with two workers, `verify(parse, parse)` one after another "
-        f"{by_sample['baseline_seconds']:.0f} s where answers come sample by sample, and {by_problem['baseline_seconds']:.0f} s"
+        f"took {by_sample['ours_seconds']:.0f} s with two workers, `verify(parse, parse)` one "
+        f"after another "
+        f"{by_sample['baseline_seconds']:.0f} s where answers come sample by sample, and "
+        f"{by_problem['baseline_seconds']:.0f} s"
     ) in readme
     assert f"{by_sample['ratio']:.0f} and {by_problem['ratio']:.0f} times as long" in readme
     for count, text in ((8, "{} and {} times at 8 of them"), (64, "{} and {} at 64")):
@@ -26,8 +28,8 @@ def test_readme_says_what_the_committed_measurement_says():
     assert f"{result['sampling']['ratio']:.2f} times as long as `generate`" in readme
     differ = result["sampling"]["completions_that_differ"]
     assert (
-        f"{differ['in batches of other sizes and orders']} of {result['sampling']['completions']:,} completions"
-        in readme
+        f"{differ['in batches of other sizes and orders']} of "
+        f"{result['sampling']['completions']:,} completions" in readme
     )
     assert f"{differ['alone']} of {differ['alone, of']} alone" in readme
     listed = len((root / "data" / "adversarial_answers.jsonl").read_text().splitlines())

@@ -1,4 +1,6 @@
-"""The benchmark: its runs, its report by hand, its verdicts, a run of seconds in real processes, and README against data."""
+"""The benchmark: its runs, its report by hand, its verdicts, a run of seconds in real processes,
+and README against data.
+"""
 
 import json
 from dataclasses import replace
@@ -26,7 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_runs_come_seed_by_seed_and_the_grid_last():
     config = BenchmarkConfig(algorithms=("grpo", "sage-branch"), seeds=(4, 5), grid_seeds=1)
     runs = config.runs()
-    assert [run.name for run in runs[:4]] == ["grpo_seed-4", "sage-branch_seed-4", "grpo_seed-5", "sage-branch_seed-5"]  # fmt: skip
+    assert [run.name for run in runs[:4]] == [
+        "grpo_seed-4",
+        "sage-branch_seed-4",
+        "grpo_seed-5",
+        "sage-branch_seed-5",
+    ]
     assert len(runs) == 4 + 8, "the ninth cell is the run sage-branch itself"
     assert runs[4].name == "sage-branch_threshold-0.8_ratio-0.1_seed-4"
     guide = runs[4].row().guide
@@ -92,22 +99,51 @@ def test_problems_out_of_distribution():
 
 
 def records(correct: dict[tuple[str, int | None], list[int]], cells=()) -> dict:
-    """A benchmark of two problems with 4 samples; the rare way makes half of what is correct, rounded down."""
+    """A benchmark of two problems with 4 samples; the rare way makes half of what is correct,
+    rounded down.
+    """
     runs = []
     for (algorithm, seed), counts in correct.items():
         test = {
-            "correct": counts, "rare": [2, 1], "rare_correct": [count // 2 for count in counts], "mean_tokens": 20.0, "in_format": 1.0,
-        }  # fmt: skip
+            "correct": counts,
+            "rare": [2, 1],
+            "rare_correct": [count // 2 for count in counts],
+            "mean_tokens": 20.0,
+            "in_format": 1.0,
+        }
         steps = 0 if seed is None else 6
-        training = {"reward": [0.1 * (step + (seed or 0)) for step in range(steps)]} if steps else {}  # fmt: skip
+        training = (
+            {"reward": [0.1 * (step + (seed or 0)) for step in range(steps)]} if steps else {}
+        )
         threshold, ratio = cells[len(runs)] if len(runs) < len(cells) else (None, None)
-        runs.append({"algorithm": algorithm, "seed": seed, "threshold": threshold, "ratio": ratio, "sets": {"test": test, "other": test}, "training": training})  # fmt: skip
+        runs.append(
+            {
+                "algorithm": algorithm,
+                "seed": seed,
+                "threshold": threshold,
+                "ratio": ratio,
+                "sets": {"test": test, "other": test},
+                "training": training,
+            }
+        )
     one = {"title": "x", "problems": ["a", "b"], "families": ["usual", "rare"], "num_samples": 4}
     return {
-        "task": "arithmetic", "title": "two problems", "rare_route": "round-up", "sets": {"test": one, "other": one}, "runs": runs,
-        "settings": {"rlvr": {"max_steps": 6, "prompts_per_step": 1, "num_generations": 2, "learning_rate": 0.1}, "sampling": {"temperature": 1.0}},
+        "task": "arithmetic",
+        "title": "two problems",
+        "rare_route": "round-up",
+        "sets": {"test": one, "other": one},
+        "runs": runs,
+        "settings": {
+            "rlvr": {
+                "max_steps": 6,
+                "prompts_per_step": 1,
+                "num_generations": 2,
+                "learning_rate": 0.1,
+            },
+            "sampling": {"temperature": 1.0},
+        },
         "environment": {"packages": {"unsloth": "1", "torch": "2"}, "date": "2026-01-01T00:00:00"},
-    }  # fmt: skip
+    }
 
 
 COUNTS = {
@@ -135,7 +171,7 @@ def test_report_by_hand():
     assert report["grid"] is None
     assert {claim["text"] for claim in report["claims"]} == {
         claim.text for claim in CLAIMS if {claim.a, claim.b} <= {"sft", "grpo", "sage-branch"}
-    } - {"Branch raises pass@16 over GRPO"}, "4 samples have no pass@16"  # fmt: skip
+    } - {"Branch raises pass@16 over GRPO"}, "4 samples have no pass@16"
     assert "grpo-no-kl" in report["not_run"]
     text = evidence_text.markdown(report)
     assert "sage-branch - grpo | +.250 [" in text and "### Family: rare" in text
@@ -143,8 +179,16 @@ def test_report_by_hand():
 
 
 def test_pairing_by_seed_is_by_seed_and_not_by_order():
-    """Turned around in the file, a seed still meets itself: the difference is the same in every seed, so its interval is a point."""
-    counts = {("sft", None): [1, 1], ("grpo", 1): [1, 1], ("grpo", 2): [3, 3], ("sage-branch", 2): [4, 4], ("sage-branch", 1): [2, 2]}  # fmt: skip
+    """Turned around in the file, a seed still meets itself: the difference is the same in every
+    seed, so its interval is a point.
+    """
+    counts = {
+        ("sft", None): [1, 1],
+        ("grpo", 1): [1, 1],
+        ("grpo", 2): [3, 3],
+        ("sage-branch", 2): [4, 4],
+        ("sage-branch", 1): [2, 2],
+    }
     found = make_report(records(counts))["differences"]["test"]["all"]["sage-branch - grpo"]["1"]
     assert (found["low"], found["mean"], found["high"]) == pytest.approx((0.25, 0.25, 0.25))
 
@@ -152,7 +196,9 @@ def test_pairing_by_seed_is_by_seed_and_not_by_order():
 def test_seeds_that_one_algorithm_lacks_are_left_out():
     report = make_report(records({k: v for k, v in COUNTS.items() if k != ("sage-branch", 2)}))
     assert report["seeds"] == [1]
-    assert {claim["verdict"] for claim in report["claims"]} == {"undecided"}, "one seed decides nothing"  # fmt: skip
+    assert {claim["verdict"] for claim in report["claims"]} == {"undecided"}, (
+        "one seed decides nothing"
+    )
     texts = evidence_text.markdown(report), evidence_text.readme_section(report, "folder")
     assert all("over problems alone (Student's t; " in text for text in texts)
     assert "| claim |" in texts[0] and "| claim |" not in texts[1]
@@ -173,11 +219,18 @@ def test_grid_is_against_the_same_seeds_and_has_the_default_cell():
 @pytest.mark.parametrize(
     ("kind", "low", "high", "said"),
     [
-        ("gain", 0.001, 0.2, "supported"), ("gain", -0.2, 0.029, "not supported"), ("gain", -0.01, 0.031, "undecided"), ("gain", 0.001, 0.01, "supported"),
-        ("loss", -0.2, -0.001, "supported"), ("loss", -0.029, 0.2, "not supported"), ("loss", -0.031, 0.01, "undecided"),
-        ("no loss", -0.029, 0.5, "supported"), ("no loss", -0.5, -0.001, "not supported"), ("no loss", -0.031, 0.001, "undecided"),
+        ("gain", 0.001, 0.2, "supported"),
+        ("gain", -0.2, 0.029, "not supported"),
+        ("gain", -0.01, 0.031, "undecided"),
+        ("gain", 0.001, 0.01, "supported"),
+        ("loss", -0.2, -0.001, "supported"),
+        ("loss", -0.029, 0.2, "not supported"),
+        ("loss", -0.031, 0.01, "undecided"),
+        ("no loss", -0.029, 0.5, "supported"),
+        ("no loss", -0.5, -0.001, "not supported"),
+        ("no loss", -0.031, 0.001, "undecided"),
     ],
-)  # fmt: skip
+)
 def test_verdicts(kind, low, high, said):
     assert verdict(kind, low, high) == said
 
@@ -203,7 +256,18 @@ def test_claims_name_algorithms_that_exist_and_both_quantities_are_read():
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("benchmark") / "out"
-    words = ["benchmark", "--smoke", "--seeds", "1", "--grid-seeds", "0", "--workers", "1", "--out", str(out)]  # fmt: skip
+    words = [
+        "benchmark",
+        "--smoke",
+        "--seeds",
+        "1",
+        "--grid-seeds",
+        "0",
+        "--workers",
+        "1",
+        "--out",
+        str(out),
+    ]
     assert main([*words, "--algorithms", "grpo", "sage-branch"]) == 0
     return out
 
@@ -211,7 +275,14 @@ def smoke(tmp_path_factory) -> Path:
 def test_a_benchmark_in_processes_of_its_own(smoke, capsys):
     report = json.loads((smoke / "report.json").read_text())
     assert report["algorithms"] == ["sft", "grpo", "sage-branch"]
-    for name in ("records.json", "report.md", "pass_at_k.png", "differences.png", "training.png", "reward_and_test.png"):  # fmt: skip
+    for name in (
+        "records.json",
+        "report.md",
+        "pass_at_k.png",
+        "differences.png",
+        "training.png",
+        "reward_and_test.png",
+    ):
         assert (smoke / name).stat().st_size > 100
     for name in ("grpo_seed-1", "sage-branch_seed-1"):
         assert (smoke / name / "adapter").is_dir()
@@ -220,15 +291,34 @@ def test_a_benchmark_in_processes_of_its_own(smoke, capsys):
         graded = [json.loads(line)["grade"] for line in lines]
         assert sum(result["sets"]["test"]["correct"]) == graded.count("correct")
         assert len(lines) == 3 * 4 and len(result["training"]["reward"]) == 2
-    settings = [json.loads((smoke / name / "run.json").read_text())["settings"] for name in ("grpo_seed-1", "sage-branch_seed-1")]  # fmt: skip
+    settings = [
+        json.loads((smoke / name / "run.json").read_text())["settings"]
+        for name in ("grpo_seed-1", "sage-branch_seed-1")
+    ]
     assert settings[0].pop("guide") != settings[1].pop("guide")
-    assert settings[0] == settings[1], "rows, seed and sampling are the same; the guide is the difference"  # fmt: skip
+    assert settings[0] == settings[1], (
+        "rows, seed and sampling are the same; the guide is the difference"
+    )
     made = make_report(json.loads((smoke / "records.json").read_text()))
     assert made == report, "the report follows from the records alone"
 
 
 def test_a_second_call_goes_on_and_others_are_refused(smoke, capsys):
-    words = ["benchmark", "--smoke", "--seeds", "1", "--grid-seeds", "0", "--workers", "1", "--out", str(smoke), "--algorithms", "grpo", "sage-branch"]  # fmt: skip
+    words = [
+        "benchmark",
+        "--smoke",
+        "--seeds",
+        "1",
+        "--grid-seeds",
+        "0",
+        "--workers",
+        "1",
+        "--out",
+        str(smoke),
+        "--algorithms",
+        "grpo",
+        "sage-branch",
+    ]
     result = smoke / "results" / "grpo_seed-1.json"
     before = json.loads(result.read_text())
     result.unlink()  # as if it had been killed after training
@@ -251,14 +341,41 @@ def test_a_worker_that_fails_is_named(smoke, tmp_path, capsys):
     shutil.copytree(smoke, broken)
     (broken / "results" / "grpo_seed-1.json").unlink()
     (broken / "samples" / "grpo_seed-1.test.jsonl").write_text("no record\n" * 3)
-    words = ["benchmark", "--smoke", "--seeds", "1", "--grid-seeds", "0", "--workers", "1", "--out", str(broken), "--algorithms", "grpo", "sage-branch"]  # fmt: skip
+    words = [
+        "benchmark",
+        "--smoke",
+        "--seeds",
+        "1",
+        "--grid-seeds",
+        "0",
+        "--workers",
+        "1",
+        "--out",
+        str(broken),
+        "--algorithms",
+        "grpo",
+        "sage-branch",
+    ]
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "worker-0.log" in error and "every line must be one JSON object" in error
 
 
 def test_report_alone(tmp_path, smoke, capsys):
-    words = ["benchmark", "--smoke", "--seeds", "2", "--grid-seeds", "0", "--out", str(smoke), "--algorithms", "grpo", "sage-branch", "--report"]  # fmt: skip
+    words = [
+        "benchmark",
+        "--smoke",
+        "--seeds",
+        "2",
+        "--grid-seeds",
+        "0",
+        "--out",
+        str(smoke),
+        "--algorithms",
+        "grpo",
+        "sage-branch",
+        "--report",
+    ]
     assert main(words) == 0, "one of the two seeds is complete"
     assert "1 training seed (1)" in capsys.readouterr().out
     (tmp_path / "results").mkdir()
@@ -281,7 +398,9 @@ def approximately(found, wanted, where=""):
         for number, (a, b) in enumerate(zip(found, wanted, strict=True)):
             approximately(a, b, f"{where}[{number}]")
     else:
-        assert found == (pytest.approx(wanted, abs=1e-9) if isinstance(wanted, float) else wanted), where  # fmt: skip
+        assert found == (
+            pytest.approx(wanted, abs=1e-9) if isinstance(wanted, float) else wanted
+        ), where
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: "-".join(path.parent.parts[-2:]))
@@ -312,7 +431,9 @@ def test_a_readme_that_disagrees_is_noticed(tmp_path):
 
 
 def test_beta_is_of_those_that_have_a_penalty():
-    betas = {name: Run(name, 1).row(0.5).beta for name in ("grpo", "sage-branch-exact", "grpo-no-kl")}  # fmt: skip
+    betas = {
+        name: Run(name, 1).row(0.5).beta for name in ("grpo", "sage-branch-exact", "grpo-no-kl")
+    }
     assert betas == {"grpo": 0.5, "sage-branch-exact": 0.5, "grpo-no-kl": 0.0}
     assert Run("sage-branch", 1, 2.0, 0.5).row(0.5).beta == 0.5
     assert Run("grpo", 1).row() == evidence.ALGORITHMS["grpo"]

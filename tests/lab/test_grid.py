@@ -1,4 +1,6 @@
-"""The grid of thresholds and ratios: its report by hand, refusals, and a run of seconds that grows."""
+"""The grid of thresholds and ratios: its report by hand, refusals, and a run of seconds that
+grows.
+"""
 
 from dataclasses import replace
 
@@ -9,7 +11,9 @@ from sage_unsloth import quickstart
 from sage_unsloth.__main__ import main
 from sage_unsloth.lab.grid import GridConfig, make_report, noise_of, plan, summary
 
-RUN = replace(quickstart.smoke_config(), sampling=replace(quickstart.smoke_config().sampling, num_samples=4))  # fmt: skip
+RUN = replace(
+    quickstart.smoke_config(), sampling=replace(quickstart.smoke_config().sampling, num_samples=4)
+)
 ROWS = [{"id": "a", "family": "usual"}, {"id": "b", "family": "rare"}]
 
 
@@ -20,10 +24,14 @@ def config(**changes):
 def test_runs_of_a_grid():
     runs = config(seeds=(1, 2), floor_seeds=(1, 2, 3)).runs()
     assert list(runs) == [
-        "grpo_seed-1", "grpo_seed-2", "grpo_seed-3",
-        "threshold-1.2_ratio-0.1_seed-1", "threshold-1.2_ratio-0.3_seed-1",
-        "threshold-1.2_ratio-0.1_seed-2", "threshold-1.2_ratio-0.3_seed-2",
-    ]  # fmt: skip
+        "grpo_seed-1",
+        "grpo_seed-2",
+        "grpo_seed-3",
+        "threshold-1.2_ratio-0.1_seed-1",
+        "threshold-1.2_ratio-0.3_seed-1",
+        "threshold-1.2_ratio-0.1_seed-2",
+        "threshold-1.2_ratio-0.3_seed-2",
+    ]
     assert runs["grpo_seed-3"][0].ratio == 0
     guide, seed = runs["threshold-1.2_ratio-0.3_seed-2"]
     assert (guide.threshold, guide.ratio, seed) == (1.2, 0.3, 2)
@@ -32,18 +40,24 @@ def test_runs_of_a_grid():
 def test_report_by_hand():
     """Of 4 samples of two problems: GRPO solves (2, 0) and (4, 0), the cells (3, 0) and (2, 1)."""
     counts = {
-        "grpo_seed-1": np.array([2, 0]), "grpo_seed-2": np.array([4, 0]),
-        "threshold-1.2_ratio-0.1_seed-1": np.array([3, 0]), "threshold-1.2_ratio-0.3_seed-1": np.array([2, 1]),
-    }  # fmt: skip
+        "grpo_seed-1": np.array([2, 0]),
+        "grpo_seed-2": np.array([4, 0]),
+        "threshold-1.2_ratio-0.1_seed-1": np.array([3, 0]),
+        "threshold-1.2_ratio-0.3_seed-1": np.array([2, 1]),
+    }
     routes = dict(zip(counts, (0.1, 0.3, 0.0, 0.25), strict=True))
     report = make_report(config(seeds=(1,), floor_seeds=(1, 2)), ROWS, counts, routes)
     assert report["k"] == 4
     floor = report["floor"]["pass@1"]
     assert floor["values"] == pytest.approx([0.25, 0.5])
-    assert (floor["mean"], floor["deviation"]) == pytest.approx((0.375, np.std([0.25, 0.5], ddof=1)))  # fmt: skip
+    assert (floor["mean"], floor["deviation"]) == pytest.approx(
+        (0.375, np.std([0.25, 0.5], ddof=1))
+    )
     first, second = report["cells"]
     assert first["values"]["pass@1"]["mean"] == pytest.approx(0.375)
-    assert first["differences"]["pass@1"]["mean"] == pytest.approx(0.125), "to GRPO's seed 1, not to the mean of seeds"  # fmt: skip
+    assert first["differences"]["pass@1"]["mean"] == pytest.approx(0.125), (
+        "to GRPO's seed 1, not to the mean of seeds"
+    )
     assert second["differences"]["pass@4"]["mean"] == pytest.approx(0.5)
     assert second["differences"]["pass@4 of rare problems"]["mean"] == 1.0
     assert report["floor"]["rare_way"]["mean"] == pytest.approx(0.2)
@@ -53,7 +67,8 @@ def test_report_by_hand():
     assert "+0.125 [+0.000, +0.250]" in text
     one = make_report(config(seeds=(1,), floor_seeds=(1,)), ROWS, counts, routes)
     assert "one seed: its noise is unknown" in summary(one)
-    # Two values .25 apart have a deviation of .25 / sqrt(2), with one degree of freedom: two seeds differ by 12.71 * .25.
+    # Two values .25 apart have a deviation of .25 / sqrt(2), with one degree of freedom: two seeds
+    # differ by 12.71 * .25.
     assert noise_of(floor, 1) == pytest.approx(12.7062 * 0.25, rel=1e-5)
     assert noise_of(floor, 4) == pytest.approx(12.7062 * 0.25 / 2, rel=1e-5)
     assert noise_of(floor | {"values": [0.0] * 3}, 1) == pytest.approx(4.30265 * 0.25, rel=1e-5)
@@ -94,7 +109,11 @@ def test_a_grid_grows_by_the_cells_that_are_missing(unsloth_module, tmp_path, ca
     command = ["grid", "--smoke", "--thresholds", "0.1", "--floor-seeds", "1", "--out", str(out)]
     assert main([*command, "--ratios", "0.5"]) == 0
     text = capsys.readouterr().out
-    assert "Estimate:" in text and "2 runs of 2 steps" in text and "Next: python -m sage_unsloth analyze" in text  # fmt: skip
+    assert (
+        "Estimate:" in text
+        and "2 runs of 2 steps" in text
+        and "Next: python -m sage_unsloth analyze" in text
+    )
     weights = out / "threshold-0.1_ratio-0.5_seed-3407" / "adapter" / "adapter_model.safetensors"
     before = weights.stat().st_mtime_ns
     for name in ("grid.json", "table.csv", "grid.csv", "grid.png"):
@@ -110,7 +129,11 @@ def test_a_grid_grows_by_the_cells_that_are_missing(unsloth_module, tmp_path, ca
     for folder in out.glob("*_seed-3407"):
         last = (folder / "metrics.jsonl").read_text().splitlines()[0]
         touched[folder.name.split("_seed")[0]] = '"sage/share_touched": 0.0,' not in last
-    assert touched == {"grpo": False, "threshold-0.1_ratio-0.5": True, "threshold-0.1_ratio-1": True}  # fmt: skip
+    assert touched == {
+        "grpo": False,
+        "threshold-0.1_ratio-0.5": True,
+        "threshold-0.1_ratio-1": True,
+    }
     # Another number of steps is another grid.
     assert main([*command, "--ratios", "0.5", "--steps", "3"]) == 2
     assert "rlvr.max_steps was 2 and is 3" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Intervals over seeds and problems at once: against known cases, and by how often they hold in simulation."""
+"""Intervals over seeds and problems at once: against known cases, and by how often they hold in
+simulation.
+"""
 
 import numpy as np
 import pytest
@@ -14,8 +16,16 @@ from sage_unsloth.lab.evidence.power import (
 
 @pytest.mark.parametrize(
     ("probability", "freedom", "value"),
-    [(0.975, 1, 12.7062), (0.975, 2, 4.30265), (0.975, 7, 2.36462), (0.8, 7, 0.89603), (0.975, 1e4, 1.96020), (0.9, 2.5, 1.73025), (0.5, 3, 0)],
-)  # fmt: skip
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.30265),
+        (0.975, 7, 2.36462),
+        (0.8, 7, 0.89603),
+        (0.975, 1e4, 1.96020),
+        (0.9, 2.5, 1.73025),
+        (0.5, 3, 0),
+    ],
+)
 def test_quantiles_of_student(probability, freedom, value):
     """Tables; 2.5 degrees of freedom by numerical integration of the density elsewhere."""
     if freedom == 2.5:
@@ -49,12 +59,16 @@ def test_seeds_that_differ_by_a_constant_leave_seeds_as_the_only_source():
     "sizes", [(0.1, 0.2, 0.3), (0.0, 0.0, 0.3), (0.1, 0.0, 0.1), (0.0, 0.3, 0.1)]
 )
 def test_intervals_hold_as_often_as_they_say(sizes):
-    """Of 1,000 tables of 8 seeds and 30 problems; a bootstrap of 8 seeds would hold in about 90 %."""
+    """Of 1,000 tables of 8 seeds and 30 problems; a bootstrap of 8 seeds would hold in about 90
+    %.
+    """
     rng = np.random.default_rng(0)
     seed, problem, rest = sizes
     held = 0
     for _ in range(1000):
-        table = rng.normal(0, seed, (8, 1)) + rng.normal(0, problem, 30) + rng.normal(0, rest, (8, 30))  # fmt: skip
+        table = (
+            rng.normal(0, seed, (8, 1)) + rng.normal(0, problem, 30) + rng.normal(0, rest, (8, 30))
+        )
         found = crossed_interval(table)
         held += found.low < 0 < found.high
     assert (
@@ -65,9 +79,11 @@ def test_intervals_hold_as_often_as_they_say(sizes):
 def test_components_are_found():
     rng = np.random.default_rng(1)
     found = [
-        components(rng.normal(0, 0.1, (8, 1)) + rng.normal(0, 0.2, 60) + rng.normal(0, 0.3, (8, 60)))
+        components(
+            rng.normal(0, 0.1, (8, 1)) + rng.normal(0, 0.2, 60) + rng.normal(0, 0.3, (8, 60))
+        )
         for _ in range(300)
-    ]  # fmt: skip
+    ]
     assert np.mean([c.seed for c in found]) == pytest.approx(0.01, rel=0.1)
     assert np.mean([c.problem for c in found]) == pytest.approx(0.04, rel=0.1)
     assert np.mean([c.rest for c in found]) == pytest.approx(0.09, rel=0.03)
@@ -81,7 +97,12 @@ def test_the_power_that_was_promised():
     noises = [np.sqrt(variance) for variance in (truth.seed, truth.problem, truth.rest)]
     seen = 0
     for _ in range(1000):
-        table = difference + rng.normal(0, noises[0], (8, 1)) + rng.normal(0, noises[1], 100) + rng.normal(0, noises[2], (8, 100))  # fmt: skip
+        table = (
+            difference
+            + rng.normal(0, noises[0], (8, 1))
+            + rng.normal(0, noises[1], 100)
+            + rng.normal(0, noises[2], (8, 100))
+        )
         seen += crossed_interval(table).low > 0
     assert 770 <= seen <= 930
 

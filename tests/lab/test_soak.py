@@ -42,8 +42,17 @@ def test_a_process_is_read_from_outside():
 def series(count=100, **growth):
     """Rows that are flat but for `growth`, a series' increase in 1,000 steps."""
     noise = np.random.default_rng(0).normal(size=(count, len(SERIES)))
-    flat = dict(rss=1000.0, rss_children=60.0, handles=4.0, threads=5.0, children=1.0, cpu_per_step=0.4,
-                clock_per_step=0.5, folder=1.0, checkpoints=2.0)  # fmt: skip
+    flat = dict(
+        rss=1000.0,
+        rss_children=60.0,
+        handles=4.0,
+        threads=5.0,
+        children=1.0,
+        cpu_per_step=0.4,
+        clock_per_step=0.5,
+        folder=1.0,
+        checkpoints=2.0,
+    )
     whole = ("handles", "threads", "children", "checkpoints")
     rows = []
     for i in range(count):
@@ -59,8 +68,14 @@ def series(count=100, **growth):
 
 def test_what_grows_is_not_flat():
     assert all(report(series())["flat"].values())
-    for name, growth in (("rss", 2.0), ("rss_children", 2.0), ("handles", 1.0), ("threads", 1.0), ("children", 1.0),
-                         ("cpu_per_step", 0.05)):  # fmt: skip
+    for name, growth in (
+        ("rss", 2.0),
+        ("rss_children", 2.0),
+        ("handles", 1.0),
+        ("threads", 1.0),
+        ("children", 1.0),
+        ("cpu_per_step", 0.05),
+    ):
         result = report(series(**{name: growth}))
         assert [k for k, flat in result["flat"].items() if not flat] == [name]
         assert result["series"][name]["per_1000_steps"][0] == pytest.approx(growth, rel=0.5)
@@ -86,10 +101,14 @@ def test_a_slope_is_least_squares_and_its_interval_covers():
 
 @pytest.mark.slow
 def test_a_small_soak(tmp_path):
-    """The real command for 24 steps: nothing is left open or running, and memory does not run away."""
+    """The real command for 24 steps: nothing is left open or running, and memory does not run
+    away.
+    """
     settings = [s for s in SETTINGS if not s.startswith("save_steps")]
     rows = watch(tmp_path / "soak", 24, 4, 1.0, [*settings, "save_steps=4", "preflight_prompts=0"])
-    assert len(rows) >= 3 and rows[-1]["step"] <= 24, (tmp_path / "soak" / "train.log").read_text()[-3000:]  # fmt: skip
+    assert len(rows) >= 3 and rows[-1]["step"] <= 24, (tmp_path / "soak" / "train.log").read_text()[
+        -3000:
+    ]
     assert (tmp_path / "soak" / "run" / "adapter").is_dir()
     first, last = rows[0], rows[-1]
     for name in ("handles", "threads"):

@@ -1,4 +1,6 @@
-"""Loading: the pad token, adapters that belong, and where a completion ends inside Unsloth's loss."""
+"""Loading: the pad token, adapters that belong, and where a completion ends inside Unsloth's
+loss.
+"""
 
 import json
 import shutil
@@ -118,7 +120,9 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
 def test_the_completion_mask_ends_at_the_end_of_each_completion(
     unsloth_module, copy_of_base, tmp_path, monkeypatch, pad
 ):
-    """The mask inside Unsloth's loss has one place for each sampled token, the EOS of a finished completion included."""
+    """The mask inside Unsloth's loss has one place for each sampled token, the EOS of a finished
+    completion included.
+    """
     from sage_unsloth.grading.reward import SolutionReward
 
     masks, ids = [], []

@@ -1,4 +1,6 @@
-"""The controller by hand and in closed loop, and inside Unsloth's trainer: logged, in the checkpoint, and resumed."""
+"""The controller by hand and in closed loop, and inside Unsloth's trainer: logged, in the
+checkpoint, and resumed.
+"""
 
 import copy
 import json
@@ -40,7 +42,10 @@ def test_it_can_keep_the_entropy_instead():
     guide.after_step({"sage/log_guide_mean": 9.0, "sage/entropy": 0.9})
     assert guide.strength == pytest.approx(1.01)
     assert guide.needs == {"entropies"}
-    assert AdaptiveGuide(BranchGuide(source="reference"), 1.0, "entropy").needs == {"entropies", "ref_entropies"}  # fmt: skip
+    assert AdaptiveGuide(BranchGuide(source="reference"), 1.0, "entropy").needs == {
+        "entropies",
+        "ref_entropies",
+    }
 
 
 def test_log_q_is_scaled_then_clipped():
@@ -106,7 +111,8 @@ def test_what_is_no_plain_guide_is_refused():
             AdaptiveGuide(guide, target=0.02)
 
 
-# --- inside Unsloth's trainer -----------------------------------------------------------------------------------------
+# --- inside Unsloth's trainer
+# -----------------------------------------------------------------------------------------
 
 
 def logged(trainer):
@@ -128,7 +134,13 @@ def test_loss_and_gradients_equal_the_oracle_and_the_strength_moves(make_trainer
 def test_a_resumed_run_goes_on_with_the_same_strength(make_trainer, tmp_path, logging_steps):
     def run(steps, folder, resume=None):
         guide = AdaptiveGuide(BRANCH, target=0.3)
-        trainer = make_trainer(output_dir=str(tmp_path / folder), max_steps=4, save_strategy="steps", save_steps=2, logging_steps=logging_steps)  # fmt: skip
+        trainer = make_trainer(
+            output_dir=str(tmp_path / folder),
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=2,
+            logging_steps=logging_steps,
+        )
         if steps < 4:
             from transformers import TrainerCallback
 
@@ -152,7 +164,9 @@ def test_a_resumed_run_goes_on_with_the_same_strength(make_trainer, tmp_path, lo
     resumed, again = run(4, "cut", str(checkpoint))
     assert again.strength == guide.strength
     if logging_steps == 1:
-        assert [e["sage/strength"] for e in logged(resumed)[-2:]] == [e["sage/strength"] for e in logged(whole)[-2:]]  # fmt: skip
+        assert [e["sage/strength"] for e in logged(resumed)[-2:]] == [
+            e["sage/strength"] for e in logged(whole)[-2:]
+        ]
 
 
 def test_a_second_training_begins_anew(make_trainer):

@@ -1,4 +1,6 @@
-"""Each KL penalty by enumeration: the gradient that it has in expectation, its value, its bounds. float64, no sampling."""
+"""Each KL penalty by enumeration: the gradient that it has in expectation, its value, its bounds.
+float64, no sampling.
+"""
 
 import math
 
@@ -124,10 +126,12 @@ def test_off_policy_only_the_ratio_keeps_the_gradient():
 
 @pytest.mark.parametrize("kl_estimator", KL_ESTIMATORS)
 def test_expected_gradient_on_a_tree_through_the_loss(kl_estimator):
-    """Two tokens, the second after the first: Σ_s d(s) of the one-token gradients at each state s, d(s) held.
+    """Two tokens, the second after the first: Σ_s d(s) of the one-token gradients at each state s,
+    d(s) held.
 
-    That is exact for every estimator, and all that a per-token penalty can be: for the reverse KL the gradient of the
-    divergence between whole completions has another term, of how the first token moves the states, which is not there.
+    That is exact for every estimator, and all that a per-token penalty can be: for the reverse KL
+    the gradient of the divergence between whole completions has another term, of how the first
+    token moves the states, which is not there.
     """
     g = torch.Generator().manual_seed(8)
     tokens = 3
@@ -212,7 +216,9 @@ def test_zero_where_policy_and_anchor_agree(kl_estimator):
 
 @pytest.mark.parametrize("kl_estimator", PENALTIES)
 def test_a_rare_token_cannot_explode(kl_estimator):
-    """Value at most 200 and slope at most `SLOPE_MAX`, in float32 too, and no step where the bound begins."""
+    """Value at most 200 and slope at most `SLOPE_MAX`, in float32 too, and no step where the bound
+    begins.
+    """
     d = torch.cat([torch.linspace(-25, 25, 20001), torch.tensor([-1e4, -300.0, 300.0, 1e4])])
     logps = torch.full_like(d, -3.0, requires_grad=True)
     value = PENALTIES[kl_estimator](logps, logps.detach() + d)

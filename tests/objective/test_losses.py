@@ -36,7 +36,9 @@ def test_k3_mean_is_the_kl_and_with_a_guide_the_generalised_kl():
 
 
 def test_k3_differentiated_pulls_along_the_anchor_not_along_the_reverse_kl():
-    """E_π[∇k3] = −Σ_v q(v) π_ref(v) ∇log π(v): the forward direction; with the ratio kept inside it is the reverse KL's."""
+    """E_π[∇k3] = −Σ_v q(v) π_ref(v) ∇log π(v): the forward direction; with the ratio kept inside it
+    is the reverse KL's.
+    """
     g = torch.Generator().manual_seed(2)
     logits = torch.randn(6, generator=g, dtype=torch.float64, requires_grad=True)
     ref = torch.randn(6, generator=g, dtype=torch.float64).log_softmax(0)
@@ -62,9 +64,16 @@ def test_grpo_by_hand():
     log_guide = torch.tensor([[0.1, 0.0], [0.0, 0.0]])
     mask = torch.tensor([[1, 1], [1, 0]])
     loss = grpo_loss(
-        logps, ref, mask, torch.tensor([1.0, -1.0]), old_per_token_logps=old, log_guide=log_guide, beta=0.1,
-        epsilon=0.2, epsilon_high=0.3,
-    )  # fmt: skip
+        logps,
+        ref,
+        mask,
+        torch.tensor([1.0, -1.0]),
+        old_per_token_logps=old,
+        log_guide=log_guide,
+        beta=0.1,
+        epsilon=0.2,
+        epsilon_high=0.3,
+    )
 
     def kl(d):
         return math.exp(d) - d - 1
@@ -99,8 +108,13 @@ def test_reductions_by_their_definition():
     for row in range(4):
         for t in range(6):
             one = (slice(row, row + 1), slice(t, t + 1))
-            tokens[row, t] = grpo_loss(logps[one], ref[one], torch.ones(1, 1), advantages[row : row + 1],
-                                       old_per_token_logps=old[one])  # fmt: skip
+            tokens[row, t] = grpo_loss(
+                logps[one],
+                ref[one],
+                torch.ones(1, 1),
+                advantages[row : row + 1],
+                old_per_token_logps=old[one],
+            )
     total = (tokens * mask).sum()
     common = {"old_per_token_logps": old, "max_completion_length": 9}
     expected = {
@@ -124,8 +138,15 @@ def test_sequence_level_uses_one_ratio_for_a_completion():
     ratio = mean.exp()
     term = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
     expected = (term * (mask.sum(-1) > 0)).mean()
-    found = grpo_loss(logps, None, mask, advantages, old_per_token_logps=old, beta=0.0,
-                      importance_sampling_level="sequence")  # fmt: skip
+    found = grpo_loss(
+        logps,
+        None,
+        mask,
+        advantages,
+        old_per_token_logps=old,
+        beta=0.0,
+        importance_sampling_level="sequence",
+    )
     assert found.item() == pytest.approx(expected.item())
 
 
@@ -139,10 +160,19 @@ def test_gradient_by_finite_differences(loss_type, level, kl_estimator):
 
     def f(x):
         return grpo_loss(
-            x, ref, mask, advantages, old_per_token_logps=old, log_guide=torch.full_like(ref, 0.1), beta=0.3,
-            loss_type=loss_type, importance_sampling_level=level, kl_estimator=kl_estimator,
-            max_completion_length=8, num_items_in_batch=10,
-        )  # fmt: skip
+            x,
+            ref,
+            mask,
+            advantages,
+            old_per_token_logps=old,
+            log_guide=torch.full_like(ref, 0.1),
+            beta=0.3,
+            loss_type=loss_type,
+            importance_sampling_level=level,
+            kl_estimator=kl_estimator,
+            max_completion_length=8,
+            num_items_in_batch=10,
+        )
 
     assert torch.autograd.gradcheck(f, logps.requires_grad_())
 

@@ -1,4 +1,6 @@
-"""Sequence credit: values by hand, the exact gradient of Eq. 6 on enumerated trees, and inside Unsloth's trainer."""
+"""Sequence credit: values by hand, the exact gradient of Eq. 6 on enumerated trees, and inside
+Unsloth's trainer.
+"""
 
 import itertools
 import math
@@ -17,13 +19,16 @@ from sage_unsloth.theory.trees import chain_tree
 
 EXACT = {
     "use_bias_correction_kl": True, "gradient_accumulation_steps": 1, "loss_type": "dr_grpo", "scale_rewards": "none",
-    # Small steps: where k3 exceeds 10 Unsloth's versions bound it differently, before or after the ratio.
+    # Small steps: where k3 exceeds 10 Unsloth's versions bound it differently, before or after the
+    # ratio.
     "learning_rate": 1e-3,
 }  # fmt: skip
 
 
 def test_values_by_hand():
-    """Policy and reference agree, so only the guide is left: log q of the later tokens, centred, less the others'."""
+    """Policy and reference agree, so only the guide is left: log q of the later tokens, centred,
+    less the others'.
+    """
     logps = torch.zeros(3, 3)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1]])
     log_guide = torch.tensor([[0.0, 0.3, 0.1], [0.2, 0.0, 9.0], [0.0, 0.0, 0.0]])
@@ -48,7 +53,10 @@ def test_values_by_hand():
 
 
 def test_the_kl_of_later_tokens_counts_against_it():
-    logps, ref = torch.tensor([[-1.0, -1.0], [-1.0, -1.0]]), torch.tensor([[-1.0, -1.5], [-1.0, -1.0]])  # fmt: skip
+    logps, ref = (
+        torch.tensor([[-1.0, -1.0], [-1.0, -1.0]]),
+        torch.tensor([[-1.0, -1.5], [-1.0, -1.0]]),
+    )
     kl = math.exp(-0.5) + 0.5 - 1
     found = sequence_credit(logps, ref, torch.ones(2, 2), torch.zeros(2), beta=2.0)
     assert torch.allclose(found, torch.tensor([[-2 * kl, 0.0], [2 * kl, 0.0]]), atol=1e-7)
@@ -60,7 +68,9 @@ def test_a_constant_guide_earns_nothing_at_any_length():
     mask = (torch.arange(9) < torch.tensor([3, 9, 1, 5, 7, 0])[:, None]).long()
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
     plain = sequence_credit(logps, logps - 0.2, mask, groups, beta=0.05)
-    guided = sequence_credit(logps, logps - 0.2, mask, groups, beta=0.05, log_guide=torch.full((6, 9), 0.3))  # fmt: skip
+    guided = sequence_credit(
+        logps, logps - 0.2, mask, groups, beta=0.05, log_guide=torch.full((6, 9), 0.3)
+    )
     assert torch.allclose(plain, guided, atol=1e-6)
 
 
@@ -82,13 +92,22 @@ def test_inf_and_nan_outside_the_mask_do_not_come_through():
     logps = torch.tensor([[-1.0, math.nan], [-1.0, -2.0]])
     ref = torch.tensor([[-1.0, math.inf], [-1.5, -2.0]])
     mask = torch.tensor([[1, 0], [1, 1]])
-    found = sequence_credit(logps, ref, mask, torch.zeros(2), beta=1.0, log_guide=torch.tensor([[0.1, math.inf], [0.0, 0.2]]))  # fmt: skip
+    found = sequence_credit(
+        logps,
+        ref,
+        mask,
+        torch.zeros(2),
+        beta=1.0,
+        log_guide=torch.tensor([[0.1, math.inf], [0.0, 0.2]]),
+    )
     assert found.isfinite().all() and found[0, 1] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_does_not_come_in(dtype):
-    """Unsloth calls the hook under autocast, where 16 bits could not even count the tokens of a prompt's completions."""
+    """Unsloth calls the hook under autocast, where 16 bits could not even count the tokens of a
+    prompt's completions.
+    """
     generator = torch.Generator().manual_seed(0)
     logps = -torch.rand(16, 5000, generator=generator)
     log_guide = torch.full_like(logps, 0.3)
@@ -112,17 +131,25 @@ def test_leave_one_out_is_the_mean_of_the_others():
 
 def test_a_completion_alone_is_refused():
     with pytest.raises(ValueError, match=r"at least two.*\[0, 0, 1\]"):
-        sequence_credit(torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 2), torch.tensor([0, 0, 1]), beta=1.0)  # fmt: skip
+        sequence_credit(
+            torch.zeros(3, 2),
+            torch.zeros(3, 2),
+            torch.ones(3, 2),
+            torch.tensor([0, 0, 1]),
+            beta=1.0,
+        )
 
 
-# --- the exact gradient of Eq. 6 --------------------------------------------------------------------------------------
+# --- the exact gradient of Eq. 6
+# --------------------------------------------------------------------------------------
 
 V, T = 2, 2
 BETA = 0.4
 
 
 class Tree:
-    """All completions of up to two tokens over two letters, with an explicit logit for each (state, letter).
+    """All completions of up to two tokens over two letters, with an explicit logit for each (state,
+    letter).
 
     `ends` names completions that end after their first token.
     """
@@ -131,14 +158,20 @@ class Tree:
         generator = torch.Generator().manual_seed(seed)
         draw = lambda: torch.randn(1 + V, V, generator=generator, dtype=torch.float64)  # noqa: E731
         self.ref, self.theta, self.log_q = draw().log_softmax(-1), draw(), 0.3 * draw()
-        self.completions = [(a,) if a in ends else (a, b) for a, b in itertools.product(range(V), repeat=2)]  # fmt: skip
+        self.completions = [
+            (a,) if a in ends else (a, b) for a, b in itertools.product(range(V), repeat=2)
+        ]
         self.completions = sorted(set(self.completions))
-        self.rewards = torch.rand(len(self.completions), generator=generator, dtype=torch.float64).round()  # fmt: skip
+        self.rewards = torch.rand(
+            len(self.completions), generator=generator, dtype=torch.float64
+        ).round()
         self.rewards[0] = 1 - self.rewards[-1]
         self.mask = torch.tensor([[1] * len(y) + [0] * (T - len(y)) for y in self.completions])
 
     def per_token(self, table):
-        """The value of each (state, letter) that a completion passes, (completions, T), 0 beyond its end."""
+        """The value of each (state, letter) that a completion passes, (completions, T), 0 beyond
+        its end.
+        """
         rows = []
         for y in self.completions:
             states = [0] if len(y) == 1 else [0, 1 + y[0]]
@@ -156,11 +189,16 @@ class Tree:
         return self.per_token(theta.log_softmax(-1)).sum(-1).exp().detach()
 
     def expected_update(self, theta, credit, log_q, n=2):
-        """Minus the expected gradient of the implemented loss, over every group of n completions of the prompt."""
+        """Minus the expected gradient of the implemented loss, over every group of n completions of
+        the prompt.
+        """
         weights, total = self.probabilities(theta), torch.zeros_like(theta)
         for group in itertools.product(range(len(self.completions)), repeat=n):
             rows, theta_ = list(group), theta.detach().requires_grad_()
-            logps, ref = self.per_token(theta_.log_softmax(-1))[rows], self.per_token(self.ref)[rows]  # fmt: skip
+            logps, ref = (
+                self.per_token(theta_.log_softmax(-1))[rows],
+                self.per_token(self.ref)[rows],
+            )
             mask, log_guide, groups = self.mask[rows], log_q[rows], torch.zeros(n)
             advantages = self.rewards[rows] - self.rewards[rows].mean()
             if credit == "sequence":
@@ -171,14 +209,23 @@ class Tree:
                 advantages = leave_one_out(advantages, groups)
             # dr_grpo divides by n · T; times T it is a sum over tokens.
             loss = T * grpo_loss(
-                logps, ref, mask, advantages, log_guide=log_guide, beta=BETA, kl_estimator="k3-is",
-                loss_type="dr_grpo", max_completion_length=T,
-            )  # fmt: skip
+                logps,
+                ref,
+                mask,
+                advantages,
+                log_guide=log_guide,
+                beta=BETA,
+                kl_estimator="k3-is",
+                loss_type="dr_grpo",
+                max_completion_length=T,
+            )
             total -= torch.autograd.grad(loss, theta_)[0] * weights[rows].prod()
         return total
 
     def centred(self, theta):
-        """log q_t − E[m], where m is the mean log q per token of another completion of the prompt."""
+        """log q_t − E[m], where m is the mean log q per token of another completion of the
+        prompt.
+        """
         log_q = self.per_token(self.log_q) * self.mask
         mean = (self.probabilities(theta) * log_q.sum(-1) / self.mask.sum(-1)).sum()
         return (log_q - mean) * self.mask
@@ -215,7 +262,9 @@ def test_three_completions_to_a_prompt_make_no_difference():
     tree = Tree(1)
     theta, log_q = tree.theta.clone().requires_grad_(), tree.per_token(tree.log_q)
     expected = torch.autograd.grad(tree.objective(theta, log_q), theta)[0]
-    assert torch.allclose(tree.expected_update(tree.theta, "sequence", log_q, n=3), expected, atol=1e-12)  # fmt: skip
+    assert torch.allclose(
+        tree.expected_update(tree.theta, "sequence", log_q, n=3), expected, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("credit", ["sequence", "token"])
@@ -232,7 +281,9 @@ def test_ascent_ends_at_eq_4_with_sequence_credit_alone(credit):
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_laboratory_agrees(depth):
-    """The gradient that `theory` enumerates as a function, on a tree whose completions have different lengths."""
+    """The gradient that `theory` enumerates as a function, on a tree whose completions have
+    different lengths.
+    """
     (tree, _), beta = chain_tree(depth), 0.3
     generator = torch.Generator().manual_seed(depth)
     draw = lambda: torch.randn(tree.num_edges, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -249,15 +300,23 @@ def test_the_laboratory_agrees(depth):
         advantages = leave_one_out(tree.rewards[rows] - tree.rewards[rows].mean(), groups)
         credit = sequence_credit(logps, refs, mask, groups, beta=beta, log_guide=log_q[rows])
         loss = mask.shape[1] * grpo_loss(
-            logps, refs, mask, advantages[:, None] + credit, log_guide=log_q[rows], beta=beta, kl_estimator="k3-is",
-            loss_type="dr_grpo", max_completion_length=mask.shape[1],
-        )  # fmt: skip
+            logps,
+            refs,
+            mask,
+            advantages[:, None] + credit,
+            log_guide=log_q[rows],
+            beta=beta,
+            kl_estimator="k3-is",
+            loss_type="dr_grpo",
+            max_completion_length=mask.shape[1],
+        )
         found -= torch.autograd.grad(loss, logits_)[0] * probability[rows].prod()
     assert expected.abs().max() > 0.01
     assert torch.allclose(found, expected, atol=1e-12)
 
 
-# --- inside Unsloth's trainer -----------------------------------------------------------------------------------------
+# --- inside Unsloth's trainer
+# -----------------------------------------------------------------------------------------
 
 GUIDES = {
     "none": None,
@@ -269,8 +328,12 @@ GUIDES = {
 
 @pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
 def test_loss_and_gradients_equal_the_oracle(make_trainer, guide):
-    oracle = train_and_check(make_trainer(max_completion_length=24, **EXACT), guide, credit="sequence")  # fmt: skip
-    lengths = {n for s in oracle.steps for i in s["inputs"] for n in i["completion_mask"].sum(-1).tolist()}  # fmt: skip
+    oracle = train_and_check(
+        make_trainer(max_completion_length=24, **EXACT), guide, credit="sequence"
+    )
+    lengths = {
+        n for s in oracle.steps for i in s["inputs"] for n in i["completion_mask"].sum(-1).tolist()
+    }
     assert len(lengths) > 2, "completions of different lengths are part of this test"
 
 
@@ -309,12 +372,20 @@ def test_what_it_adds_is_logged(make_trainer):
     [
         ({"use_bias_correction_kl": False}, "k3", "kl_estimator must be one of.*'k3'"),
         ({"beta": 0.0}, "k3-is", "beta not 0"),
-        ({"gradient_accumulation_steps": 2}, "k3-is", "all completions of a prompt in one micro-batch.*got 2"),
+        (
+            {"gradient_accumulation_steps": 2},
+            "k3-is",
+            "all completions of a prompt in one micro-batch.*got 2",
+        ),
         ({"steps_per_generation": 2}, "k3-is", "all completions of a prompt in one micro-batch"),
-        ({"importance_sampling_level": "sequence"}, "k3-is", "importance_sampling_level must be 'token'"),
+        (
+            {"importance_sampling_level": "sequence"},
+            "k3-is",
+            "importance_sampling_level must be 'token'",
+        ),
         ({"loss_type": "sapo"}, "k3-is", "loss_type one of.*'sapo'"),
     ],
-)  # fmt: skip
+)
 def test_what_it_does_not_go_with_is_refused(make_trainer, settings, estimator, message):
     trainer = make_trainer(**(EXACT | settings))
     with (

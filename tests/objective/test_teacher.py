@@ -1,4 +1,6 @@
-"""The teacher's guide by hand, and on the embedded task: a better teacher pulls the policy to itself where no reward does."""
+"""The teacher's guide by hand, and on the embedded task: a better teacher pulls the policy to
+itself where no reward does.
+"""
 
 import math
 import shutil
@@ -52,8 +54,11 @@ def test_without_a_clip_the_anchor_is_the_teacher():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"kappa": -1.0}, r"kappa must be finite and >= 0.*got -1\.0"), ({"q_min": 0.0}, "q_min must be > 0")],
-)  # fmt: skip
+    [
+        ({"kappa": -1.0}, r"kappa must be finite and >= 0.*got -1\.0"),
+        ({"q_min": 0.0}, "q_min must be > 0"),
+    ],
+)
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         TeacherGuide(**settings)
@@ -65,12 +70,15 @@ def test_signals_without_a_teacher_are_refused():
         TeacherGuide().log_guide(TokenSignals(zeros, zeros, zeros + 1), **TIME)
 
 
-# --- the embedded task ------------------------------------------------------------------------------------------------
+# --- the embedded task
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def students(tmp_path_factory, unsloth_module):
-    """A model of little SFT, and one of more SFT on top of it: (model, better model, its adapter)."""
+    """A model of little SFT, and one of more SFT on top of it: (model, better model, its
+    adapter).
+    """
     rows, folder = arithmetic.problems("sft"), tmp_path_factory.mktemp("sft")
     little = sft(replace(CONFIG.sft, max_steps=8), BASE, rows, folder / "little")
     more = sft(replace(CONFIG.sft, max_steps=60, warmup_steps=0), little, rows, folder / "more")
@@ -78,9 +86,15 @@ def students(tmp_path_factory, unsloth_module):
 
 
 RLVR = replace(
-    smoke_config().rlvr, max_steps=8, prompts_per_step=4, num_generations=4, learning_rate=5e-3, beta=1.0,
-    preflight_prompts=0, save_steps=3,
-)  # fmt: skip
+    smoke_config().rlvr,
+    max_steps=8,
+    prompts_per_step=4,
+    num_generations=4,
+    learning_rate=5e-3,
+    beta=1.0,
+    preflight_prompts=0,
+    save_steps=3,
+)
 # No reward can be had, so that nothing but the anchor moves the policy.
 UNREACHABLE = [row | {"answer": "123456789"} for row in arithmetic.problems("train")]
 
@@ -89,7 +103,9 @@ UNREACHABLE = [row | {"answer": "123456789"} for row in arithmetic.problems("tra
 def test_a_better_teacher_pulls_the_policy_where_no_reward_does(students, kind, tmp_path):
     little, more, adapter = students
     teacher = {"adapter": adapter, "model": more}[kind]
-    trained = rlvr(replace(RLVR, teacher=str(teacher)), little, UNREACHABLE, tmp_path, TeacherGuide())  # fmt: skip
+    trained = rlvr(
+        replace(RLVR, teacher=str(teacher)), little, UNREACHABLE, tmp_path, TeacherGuide()
+    )
     metrics = read_metrics(tmp_path)
     assert all(row["reward"] == 0 for row in metrics)
     agreement = [row["sage/log_guide_mean"] for row in metrics]
@@ -106,13 +122,17 @@ def test_both_kinds_of_teacher_are_one(students, tmp_path):
     for kind, teacher in {"adapter": adapter, "model": more}.items():
         config = replace(RLVR, max_steps=2, teacher=str(teacher))
         rlvr(config, little, UNREACHABLE, tmp_path / kind, TeacherGuide())
-        losses.append([(row["loss"], row["sage/guide_mean"]) for row in read_metrics(tmp_path / kind)])  # fmt: skip
+        losses.append(
+            [(row["loss"], row["sage/guide_mean"]) for row in read_metrics(tmp_path / kind)]
+        )
     for one, other in zip(*losses, strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(students, tmp_path, monkeypatch):
-    """The teacher's adapter is in the checkpoint too, where transformers would take it for the policy's."""
+    """The teacher's adapter is in the checkpoint too, where transformers would take it for the
+    policy's.
+    """
     from safetensors.torch import load_file
 
     from sage_unsloth.grading.reward import SolutionReward
@@ -136,7 +156,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(students, tmp_path, monkeypatc
     assert not (checkpoint / "teacher").exists()
     shutil.copytree(adapter, checkpoint / "teacher")  # a kill before it was taken out
     resumed = rlvr(config, little, UNREACHABLE, tmp_path / "cut", TeacherGuide())
-    expected, found = (load_file(folder / "adapter_model.safetensors") for folder in (whole, resumed))  # fmt: skip
+    expected, found = (
+        load_file(folder / "adapter_model.safetensors") for folder in (whole, resumed)
+    )
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -150,7 +172,9 @@ def test_another_teacher_is_another_run(students, tmp_path):
 
 def test_refusals(students, tmp_path, make_tokenizer):
     little, more, adapter = students
-    with pytest.raises(ValueError, match=r"exactly with a guide that needs 'teacher_logps'; got none; set teacher"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"exactly with a guide that needs 'teacher_logps'; got none; set teacher"
+    ):
         rlvr(RLVR, little, UNREACHABLE, tmp_path / "a", TeacherGuide())
     with pytest.raises(ValueError, match=r"got teacher='.*' without one; leave it out"):
         rlvr(replace(RLVR, teacher=str(more)), little, UNREACHABLE, tmp_path / "b")

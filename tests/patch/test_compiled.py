@@ -1,4 +1,6 @@
-"""The guided loss with torch.compile on: compiled once, not every step, and never left for eager."""
+"""The guided loss with torch.compile on: compiled once, not every step, and never left for
+eager.
+"""
 
 import json
 import os
@@ -51,12 +53,17 @@ def run(guide, folder, compiled):
         "UNSLOTH_COMPILE_LOCATION": str(folder / f"cache-{guide}-{compiled}"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
-    # Where CI is set, torch raises on an aliasing in Inductor's own buffers that it tolerates everywhere else.
+    # Where CI is set, torch raises on an aliasing in Inductor's own buffers that it tolerates
+    # everywhere else.
     environment.pop("CI", None)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(TESTS), guide, str(folder / "out"), str(STEPS)],
-        capture_output=True, text=True, env=environment, cwd=folder, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        check=False,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert lines, done.stdout[-3000:] + done.stderr[-3000:]
     assert "falling back to eager" not in (done.stdout + done.stderr).lower()

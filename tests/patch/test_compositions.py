@@ -1,4 +1,6 @@
-"""The guide with dynamic sampling, TRL's entropy mask and advantage shaping: inside Unsloth's trainer, against the oracle."""
+"""The guide with dynamic sampling, TRL's entropy mask and advantage shaping: inside Unsloth's
+trainer, against the oracle.
+"""
 
 import hashlib
 import math
@@ -38,7 +40,9 @@ def chance(*texts):
 
 
 def lottery(prompts, completions, answer, **_):
-    """Right by chance of completion and answer, so that most groups are dead, and which are cannot be foreseen."""
+    """Right by chance of completion and answer, so that most groups are dead, and which are cannot
+    be foreseen.
+    """
     for prompt, gold in zip(prompts, answer, strict=True):
         assert gold == answer_to(prompt[0]["content"]), "the answer must be the prompt's own"
     return [
@@ -63,7 +67,9 @@ def with_answers(trainer, rows=None):
 
 
 def generated(trainer):
-    """The prompts of every call of the trainer's own `_generate`, by optimizer step; put in before the context opens."""
+    """The prompts of every call of the trainer's own `_generate`, by optimizer step; put in before
+    the context opens.
+    """
     calls, plain = {}, trainer._generate
 
     def _generate(prompts):
@@ -97,7 +103,9 @@ def decoded(trainer, inputs):
 
 
 def check_trained_rows(trainer, oracle):
-    """Every advantage is that of its completion, graded against its own prompt, among the others of the prompt."""
+    """Every advantage is that of its completion, graded against its own prompt, among the others of
+    the prompt.
+    """
     for entry, step in zip(logs(trainer), oracle.steps, strict=True):
         rows = [row for inputs in step["inputs"] for row in decoded(trainer, inputs)]
         groups = {}
@@ -125,20 +133,27 @@ def check_trained_rows(trainer, oracle):
         )
 
 
-# --- dynamic sampling -------------------------------------------------------------------------------------------------
+# --- dynamic sampling
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("guide", "settings", "options"),
     [
         (BRANCH, {}, {}),
-        (BRANCH, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, {"log_entropy": True}),
+        (
+            BRANCH,
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2},
+            {"log_entropy": True},
+        ),
         (None, {}, {}),
         (OF_REFERENCE, SEQUENCE, {"credit": "sequence"}),
     ],
     ids=["branch", "branch-accumulation", "no-guide", "reference-sequence"],
-)  # fmt: skip
-def test_dead_groups_are_replaced_and_the_loss_is_the_oracles(make_trainer, guide, settings, options):  # fmt: skip
+)
+def test_dead_groups_are_replaced_and_the_loss_is_the_oracles(
+    make_trainer, guide, settings, options
+):
     trainer = with_answers(make_trainer(reward=lottery, **(FOUR_GROUPS | settings)))
     calls = generated(trainer)
     oracle = train_and_check(trainer, guide, max_resamples=2, **options)
@@ -156,7 +171,9 @@ def test_dead_groups_are_replaced_and_the_loss_is_the_oracles(make_trainer, guid
         trained = {row[0] for inputs in step["inputs"] for row in decoded(trainer, inputs)}
         assert trained <= set(tried) and len(trained) == 4
     of_runs = [entry["sampling/resampled_groups"] for entry in logs(trainer)]
-    assert max(of_runs) > 0 and len(set(of_runs)) > 1, "groups must have died for this to show anything"  # fmt: skip
+    assert max(of_runs) > 0 and len(set(of_runs)) > 1, (
+        "groups must have died for this to show anything"
+    )
 
 
 def test_a_group_with_a_signal_stays(make_trainer):
@@ -216,7 +233,13 @@ def test_a_small_dataset_gives_prompts_that_the_batch_has_had(make_trainer, rows
 
 def test_a_resumed_run_draws_the_same(make_trainer, tmp_path):
     def run(folder, resume=None):
-        trainer = make_trainer(reward=lottery, output_dir=str(folder), save_strategy="steps", save_steps=2, **FOUR_GROUPS)  # fmt: skip
+        trainer = make_trainer(
+            reward=lottery,
+            output_dir=str(folder),
+            save_strategy="steps",
+            save_steps=2,
+            **FOUR_GROUPS,
+        )
         calls = generated(with_answers(trainer))
         with guided_kl(trainer, BRANCH), dynamic_sampling(trainer, 2):
             trainer.train(resume_from_checkpoint=resume)
@@ -245,8 +268,11 @@ def test_every_attempt_and_every_batch_of_a_step_draws_its_own(make_trainer):
 
 def test_two_rollout_batches_in_one_step(make_trainer):
     trainer = make_trainer(
-        reward=nothing_is_right, max_steps=1, steps_per_generation=1, **(FOUR_GROUPS | {"gradient_accumulation_steps": 2})
-    )  # fmt: skip
+        reward=nothing_is_right,
+        max_steps=1,
+        steps_per_generation=1,
+        **(FOUR_GROUPS | {"gradient_accumulation_steps": 2}),
+    )
     calls = generated(trainer)
     with dynamic_sampling(trainer, 1):
         trainer.train()
@@ -407,12 +433,27 @@ def test_nesting_it_in_itself_is_refused(make_trainer):
         ("_generate", lambda plain: lambda prompts: plain(prompts)[:7], "must return prompt ids"),
         ("_generate", lambda plain: lambda prompts: plain(prompts[:-1]), "must return prompt ids"),
         ("_calculate_rewards", lambda plain: lambda *a: plain(*a)[1:], "a reward for each"),
-        ("_generate_and_score_completions", lambda plain: lambda rows: plain(list(rows)), "on to _calculate_rewards"),
+        (
+            "_generate_and_score_completions",
+            lambda plain: lambda rows: plain(list(rows)),
+            "on to _calculate_rewards",
+        ),
         ("_generate_and_score_completions", lambda plain: lambda rows: {}, "once each"),
-        ("_generate_and_score_completions", lambda plain: lambda rows: plain(rows[::4] * 4), "side by side"),
+        (
+            "_generate_and_score_completions",
+            lambda plain: lambda rows: plain(rows[::4] * 4),
+            "side by side",
+        ),
     ],
-    ids=["fewer-values", "fewer-completions", "fewer-rewards", "other-rows", "no-call", "mixed-groups"],
-)  # fmt: skip
+    ids=[
+        "fewer-values",
+        "fewer-completions",
+        "fewer-rewards",
+        "other-rows",
+        "no-call",
+        "mixed-groups",
+    ],
+)
 def test_an_unsloth_that_works_otherwise_is_refused(make_trainer, name, broken, message):
     trainer = make_trainer(max_steps=1, **FOUR_GROUPS)
     setattr(trainer, name, broken(getattr(trainer, name)))
@@ -427,7 +468,8 @@ def test_other_parameters_are_refused(make_trainer, monkeypatch):
         pass
 
 
-# --- TRL's entropy mask -----------------------------------------------------------------------------------------------
+# --- TRL's entropy mask
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,12 +499,14 @@ def test_the_entropy_mask_drops_the_policy_term_alone(make_trainer, guide, setti
 def test_the_oracles_threshold_by_hand():
     entropies = torch.tensor([[0.5, 0.1, 9.0], [0.4, 0.3, 0.2]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    # Five tokens, sorted .1 .2 .3 .4 .5: the .6 quantile lies 2.4 steps above .1, the .5 quantile 2.
+    # Five tokens, sorted .1 .2 .3 .4 .5: the .6 quantile lies 2.4 steps above .1, the .5 quantile
+    # 2.
     assert entropy_threshold(entropies, mask, 0.4).item() == pytest.approx(0.34)
     assert entropy_threshold(entropies, mask, 0.5).item() == pytest.approx(0.3)
 
 
-# --- advantage shaping ------------------------------------------------------------------------------------------------
+# --- advantage shaping
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -470,12 +514,17 @@ def test_the_oracles_threshold_by_hand():
     [
         (BRANCH, {}, {}),
         (OF_REFERENCE, {}, {"log_entropy": True}),
-        # Slow steps: beyond k3 = 10 Unsloth 2026.10.9 drops the gradient of k3-is otherwise than `kl.k3_is` does.
-        (OF_REFERENCE, SEQUENCE | {"learning_rate": 5e-4}, {"credit": "sequence", "log_entropy": True}),
+        # Slow steps: beyond k3 = 10 Unsloth 2026.10.9 drops the gradient of k3-is otherwise than
+        # `kl.k3_is` does.
+        (
+            OF_REFERENCE,
+            SEQUENCE | {"learning_rate": 5e-4},
+            {"credit": "sequence", "log_entropy": True},
+        ),
         (None, {"loss_type": "dapo"}, {"log_entropy": True}),
     ],
     ids=["branch", "branch-reference", "reference-sequence", "no-guide"],
-)  # fmt: skip
+)
 def test_shaped_advantages_equal_the_oracle(make_trainer, guide, settings, options):
     trainer = make_trainer(max_completion_length=24, **settings)
     seen = []
@@ -499,7 +548,8 @@ def test_advantages_of_another_shape_are_refused(make_trainer):
         trainer.train()
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all of them
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""Numbers that are not finite stop a run within the step, with the batch kept; input that is degenerate, not wrong, trains.
+"""Numbers that are not finite stop a run within the step, with the batch kept; input that is
+degenerate, not wrong, trains.
 
-What is not finite is put where it would come from: into the rewards, into what Unsloth hands to the loss, into a gradient.
+What is not finite is put where it would come from: into the rewards, into what Unsloth hands to the
+loss, into a gradient.
 """
 
 import json
@@ -54,7 +56,8 @@ def at_step(trainer, step, function):
     trainer.add_callback(At())
 
 
-# --- What is not finite --------------------------------------------------------------------------------------------
+# --- What is not finite
+# --------------------------------------------------------------------------------------------
 
 
 def poison(module, trainer, name, value, place):
@@ -85,10 +88,15 @@ def poison(module, trainer, name, value, place):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("policy_logps", math.nan), ("old_logps", math.inf), ("ref_logps", -math.inf), ("entropies", math.nan),
-        ("ref_entropies", math.nan), ("teacher_logps", math.inf), ("advantages", math.nan),
+        ("policy_logps", math.nan),
+        ("old_logps", math.inf),
+        ("ref_logps", -math.inf),
+        ("entropies", math.nan),
+        ("ref_entropies", math.nan),
+        ("teacher_logps", math.inf),
+        ("advantages", math.nan),
     ],
-)  # fmt: skip
+)
 def test_a_signal_that_is_not_finite_stops_the_step(unsloth_module, make_trainer, name, value):
     trainer = make_trainer(max_steps=3)
     before = {}
@@ -105,7 +113,9 @@ def test_a_signal_that_is_not_finite_stops_the_step(unsloth_module, make_trainer
 
 
 def test_the_kept_batch_gives_the_same_error_in_another_process_of_the_run(make_trainer, tmp_path):
-    """A reference that is nan at one token, in the batch itself; the settings, the model and the guide are the run's."""
+    """A reference that is nan at one token, in the batch itself; the settings, the model and the
+    guide are the run's.
+    """
     guide = BranchGuide(threshold=1.0)
 
     def build(out):
@@ -126,7 +136,11 @@ def test_the_kept_batch_gives_the_same_error_in_another_process_of_the_run(make_
         trainer.train()
     assert "ref_logps is nan at row" in str(first.value)
     folder = tmp_path / "first" / "bad_batch"
-    assert {file.name for file in folder.iterdir()} == {"batch.json", "batch.safetensors", "weights.safetensors"}  # fmt: skip
+    assert {file.name for file in folder.iterdir()} == {
+        "batch.json",
+        "batch.safetensors",
+        "weights.safetensors",
+    }
 
     again = build("other")
     with guided_kl(again, guide), pytest.raises(NotFiniteError) as second:
@@ -140,7 +154,10 @@ def test_the_kept_batch_gives_the_same_error_in_another_process_of_the_run(make_
         from safetensors.torch import load_file, save_file
 
         tensors = load_file(folder / "batch.safetensors")
-        save_file({n: t.nan_to_num() if t.is_floating_point() else t for n, t in tensors.items()}, folder / "batch.safetensors")  # fmt: skip
+        save_file(
+            {n: t.nan_to_num() if t.is_floating_point() else t for n, t in tensors.items()},
+            folder / "batch.safetensors",
+        )
         reproduce(sound, folder)
         assert any(p.grad is not None and p.grad.abs().max() > 0 for p in sound.model.parameters())
     trained = sound.model
@@ -208,7 +225,9 @@ def test_a_reward_that_is_not_finite_stops_the_step(make_trainer, value, later):
 
 @pytest.mark.parametrize("options", [{}, {"log_entropy": True}], ids=["plain", "through our hook"])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
-def test_a_gradient_that_is_not_finite_never_reaches_the_weights(make_trainer, options, max_grad_norm):  # fmt: skip
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
+    make_trainer, options, max_grad_norm
+):
     trainer = make_trainer(max_steps=3, max_grad_norm=max_grad_norm)
     name, weight = [(n, p) for n, p in trainer.model.named_parameters() if "lora_B" in n][2]
     before = {}
@@ -248,7 +267,10 @@ def test_a_loss_that_is_not_finite_stops_the_step(make_trainer):
 
 def test_weights_that_a_step_ruins_reach_no_checkpoint(make_trainer, tmp_path):
     trainer = make_trainer(max_steps=3, learning_rate=math.inf, save_strategy="steps", save_steps=1)
-    message = "in step 1, the trained weight .* at index 0, index 0; the step has been made, and no checkpoint has it; .*bad_batch"
+    message = (
+        "in step 1, the trained weight .* at index 0, index 0; the step has been made, and "
+        "no checkpoint has it; .*bad_batch"
+    )
     with guided_kl(trainer), pytest.raises(NotFiniteError, match=message):
         trainer.train()
     assert not list(tmp_path.glob("out/checkpoint-*"))
@@ -293,7 +315,12 @@ def test_large_numbers_are_finite(make_trainer):
 def test_both_stages_stop(unsloth_module, tmp_path):
     config, base = smoke_config(), data_folder() / BASE_MODEL
     with pytest.raises(NotFiniteError, match="in step 1, the trained weight"):
-        sft(replace(config.sft, learning_rate=math.inf, warmup_steps=0), base, arithmetic.problems("sft"), tmp_path / "sft")  # fmt: skip
+        sft(
+            replace(config.sft, learning_rate=math.inf, warmup_steps=0),
+            base,
+            arithmetic.problems("sft"),
+            tmp_path / "sft",
+        )
     settings = replace(config.rlvr, learning_rate=math.inf, warmup_ratio=0.0, preflight_prompts=0)
     with pytest.raises(NotFiniteError, match="in step 1, the trained weight"):
         rlvr(settings, base, arithmetic.problems("train"), tmp_path / "rl")
@@ -312,7 +339,8 @@ def test_everything_is_undone(make_trainer):
     assert trainer.callback_handler.callbacks == callbacks
 
 
-# --- What is degenerate --------------------------------------------------------------------------------------------
+# --- What is degenerate
+# --------------------------------------------------------------------------------------------
 
 
 def edit_batches(trainer, edit):
@@ -335,7 +363,9 @@ def only_padding(batch, rows):
 
 
 def equal_rewards(trainer):
-    return lambda oracle: all((i["advantages"] == 0).all() for s in oracle.steps for i in s["inputs"])  # fmt: skip
+    return lambda oracle: all(
+        (i["advantages"] == 0).all() for s in oracle.steps for i in s["inputs"]
+    )
 
 
 def empty_rows(trainer):
@@ -366,11 +396,17 @@ def empty_micro_batch(trainer):
 
 
 def of_one_token(trainer):
-    return lambda oracle: all(i["completion_mask"].shape[1] == 1 for s in oracle.steps for i in s["inputs"])  # fmt: skip
+    return lambda oracle: all(
+        i["completion_mask"].shape[1] == 1 for s in oracle.steps for i in s["inputs"]
+    )
 
 
 def of_one_row(trainer):
-    return lambda oracle: all(len(i["completion_mask"]) == 1 and len(s["inputs"]) == 4 for s in oracle.steps for i in s["inputs"])  # fmt: skip
+    return lambda oracle: all(
+        len(i["completion_mask"]) == 1 and len(s["inputs"]) == 4
+        for s in oracle.steps
+        for i in s["inputs"]
+    )
 
 
 DEGENERATE = {
@@ -396,7 +432,8 @@ def test_degenerate_batches_train_as_the_plain_loss(make_trainer, case, name):
     trainer = make_trainer(max_steps=2, **settings)
     is_so = prepare(trainer)
     guide = BranchGuide(threshold=1.0) if name == "sequence" else GUIDES[name]
-    # Gradients of one row, or of one token, are small beside the terms that they are sums of, so float32 shows more.
+    # Gradients of one row, or of one token, are small beside the terms that they are sums of, so
+    # float32 shows more.
     rtol = 3e-5 if case in ("one row", "EOS at once") else 1e-5
     oracle = train_and_check(trainer, guide, rtol, log_entropy=True, **options)
     assert len(oracle.steps) == 2 and is_so(oracle), "the case is what it is called"
@@ -442,15 +479,26 @@ LOGPS = torch.tensor([[-0.5, -9.0, 0.0, -1.0], [-3.0, -1.0, -1.0, -1.0], [-1.0] 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("guide", [*GUIDES.values(), *(TokenGuide(norm=n) for n in ("rank", "zscore", "causal"))])  # fmt: skip
+@pytest.mark.parametrize(
+    "guide", [*GUIDES.values(), *(TokenGuide(norm=n) for n in ("rank", "zscore", "causal"))]
+)
 def test_guides_take_every_dtype_and_return_float32(guide, dtype):
     if guide is None:
         pytest.skip("q = 1 computes nothing")
     outside = torch.where(MASK.bool(), LOGPS, math.nan)
     signals = TokenSignals(outside.to(dtype), outside.to(dtype), MASK, entropies=-outside.to(dtype))
-    log_guide = guide.log_guide(signals, step=0, max_steps=8, generator=torch.Generator().manual_seed(1))  # fmt: skip
-    exact = TokenSignals(signals.policy_logps.float(), signals.ref_logps.float(), MASK, entropies=signals.entropies.float())  # fmt: skip
-    expected = guide.log_guide(exact, step=0, max_steps=8, generator=torch.Generator().manual_seed(1))  # fmt: skip
+    log_guide = guide.log_guide(
+        signals, step=0, max_steps=8, generator=torch.Generator().manual_seed(1)
+    )
+    exact = TokenSignals(
+        signals.policy_logps.float(),
+        signals.ref_logps.float(),
+        MASK,
+        entropies=signals.entropies.float(),
+    )
+    expected = guide.log_guide(
+        exact, step=0, max_steps=8, generator=torch.Generator().manual_seed(1)
+    )
     assert log_guide.dtype == torch.float32 and torch.equal(log_guide, expected)
     assert log_guide.isfinite().all() and (log_guide[~MASK.bool()] == 0).all()
 
@@ -463,8 +511,17 @@ def test_the_loss_is_finite_in_every_dtype(dtype, kl_estimator, loss_type):
     outside = torch.where(MASK.bool(), LOGPS, math.nan).to(dtype)
     logps = outside.clone().requires_grad_()
     ref = torch.where(MASK.bool(), LOGPS - 30.0, math.nan).to(dtype)
-    loss = grpo_loss(logps, ref, MASK, torch.tensor([1.0, -1.0, 0.0], dtype=dtype), log_guide=torch.full(MASK.shape, 0.3), beta=0.05,
-                     loss_type=loss_type, kl_estimator=kl_estimator, max_completion_length=4)  # fmt: skip
+    loss = grpo_loss(
+        logps,
+        ref,
+        MASK,
+        torch.tensor([1.0, -1.0, 0.0], dtype=dtype),
+        log_guide=torch.full(MASK.shape, 0.3),
+        beta=0.05,
+        loss_type=loss_type,
+        kl_estimator=kl_estimator,
+        max_completion_length=4,
+    )
     loss.backward()
     assert loss.isfinite() and logps.grad.isfinite().all()
     credit = sequence_credit(outside, ref, MASK, torch.tensor([0, 0, 0]), beta=0.05)
@@ -472,9 +529,13 @@ def test_the_loss_is_finite_in_every_dtype(dtype, kl_estimator, loss_type):
 
 
 def test_a_vocabulary_of_one_token():
-    """Every log-probability and entropy is 0: Branch and Token give q = 1, and the loss is the advantages' alone."""
+    """Every log-probability and entropy is 0: Branch and Token give q = 1, and the loss is the
+    advantages' alone.
+    """
     hidden = torch.randn(3, 4, 5, requires_grad=True)
-    logps, entropies = logps_and_entropies(hidden, torch.randn(1, 5), torch.zeros(3, 4, dtype=torch.long))  # fmt: skip
+    logps, entropies = logps_and_entropies(
+        hidden, torch.randn(1, 5), torch.zeros(3, 4, dtype=torch.long)
+    )
     assert (logps == 0).all() and (entropies == 0).all()
     logps.sum().backward()
     assert (hidden.grad == 0).all()
@@ -487,7 +548,9 @@ def test_a_vocabulary_of_one_token():
     random = GUIDES["random"].log_guide(signals, step=0, max_steps=8)
     assert random.isfinite().all() and (random[~MASK.bool()] == 0).all()
     for kl_estimator in KL_ESTIMATORS:
-        loss = grpo_loss(logps, logps, MASK, torch.tensor([1.0, -1.0, 0.0]), kl_estimator=kl_estimator)  # fmt: skip
+        loss = grpo_loss(
+            logps, logps, MASK, torch.tensor([1.0, -1.0, 0.0]), kl_estimator=kl_estimator
+        )
         assert loss == 0
 
 

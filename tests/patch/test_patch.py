@@ -1,4 +1,6 @@
-"""The guided loss, proven on Unsloth's generated trainer: values, gradients, refusals, and that it is undone."""
+"""The guided loss, proven on Unsloth's generated trainer: values, gradients, refusals, and that it
+is undone.
+"""
 
 import importlib.util
 import inspect
@@ -92,7 +94,8 @@ def largest_difference(a, b):
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-# --- q ≡ 1 is the unpatched trainer ---------------------------------------------------------------------------------
+# --- q ≡ 1 is the unpatched trainer
+# ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -114,7 +117,8 @@ def test_q_of_one_with_entropies_is_the_unpatched_trainer(make_trainer, loss_typ
         assert largest_difference(before, after) <= 1e-6 * scale
 
 
-# --- values and gradients against plain torch ---------------------------------------------------------------------
+# --- values and gradients against plain torch
+# ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
@@ -175,7 +179,9 @@ def test_every_setting_equals_the_oracle(make_trainer, settings, guide):
 def test_both_ways_of_scoring_equal_the_oracle(
     make_trainer, unsloth_module, monkeypatch, hidden_states
 ):
-    """On a GPU Unsloth scores hidden states through the output head, chunk by chunk; some models give logits instead."""
+    """On a GPU Unsloth scores hidden states through the output head, chunk by chunk; some models
+    give logits instead.
+    """
     from unsloth.models import rl
 
     seen = set()
@@ -194,7 +200,9 @@ def test_both_ways_of_scoring_equal_the_oracle(
 
 
 def test_far_from_the_reference_unsloths_bound_on_k3_is_the_only_difference(make_trainer):
-    """A policy this far off has tokens with k3 > 10; with the same bound the oracle still agrees."""
+    """A policy this far off has tokens with k3 > 10; with the same bound the oracle still
+    agrees.
+    """
     oracle = train_and_check(make_trainer(max_steps=2, lora_noise=0.3), BranchGuide(threshold=1.0))
     d = torch.cat(
         [
@@ -277,7 +285,8 @@ def test_another_trainer_is_not_guided(make_trainer):
     assert largest_difference(plain[2], beside[2]) == 0
 
 
-# --- metrics --------------------------------------------------------------------------------------------------------
+# --- metrics
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_metrics_are_those_of_the_whole_step(make_trainer):
@@ -310,7 +319,8 @@ def test_metrics_are_those_of_the_whole_step(make_trainer):
             assert entry[name] == pytest.approx(value.item(), rel=1e-4, abs=1e-6), name
 
 
-# --- time -----------------------------------------------------------------------------------------------------------
+# --- time
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_guide_time_is_the_optimizer_step(make_trainer):
@@ -352,7 +362,8 @@ def test_resumed_run_goes_on_with_the_same_guide_values(make_trainer, tmp_path):
     assert largest_difference(weights, resumed) == 0
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------
+# --- refusals
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_undone_after_an_exception(make_trainer, unsloth_module):
@@ -408,18 +419,45 @@ def drifted(module, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("def grpo_accumulated_loss(\n    trainer,\n    input_ids,", "def grpo_accumulated_loss(\n    trainer,\n    ids,", "begin with"),
-        ("def grpo_compute_loss(\n    ref,\n    new,", "def grpo_compute_loss(\n    new,\n    ref,", "begin with"),
-        ("    _need_entropy = _entropy_mask_on", "    _wants_entropy = _entropy_mask_on", "each seam once"),
+        (
+            "def grpo_accumulated_loss(\n    trainer,\n    input_ids,",
+            "def grpo_accumulated_loss(\n    trainer,\n    ids,",
+            "begin with",
+        ),
+        (
+            "def grpo_compute_loss(\n    ref,\n    new,",
+            "def grpo_compute_loss(\n    new,\n    ref,",
+            "begin with",
+        ),
+        (
+            "    _need_entropy = _entropy_mask_on",
+            "    _wants_entropy = _entropy_mask_on",
+            "each seam once",
+        ),
         ("= UnslothEfficientGRPO.apply(", "= UnslothFastGRPO.apply(", "each seam once"),
-        ("                new_logprobs,\n                old_logps,\n                ref_logps,",
-         "                new_logprobs,\n                ref_logps,\n                old_logps,", "must be called with"),
-        ("coef_1, _mask  = grpo_compute_loss(", "coef_1, _mask  = grpo_fused_loss(", "must call grpo_compute_loss once"),
-        ("flat_is_ratio, coef_1, mask\n\nclass", "flat_is_ratio, coef_1\n\nclass", "must return 7 values"),
-        ("torch.clamp(ref - new, min = -20.0, max = 20.0)", "torch.clamp(new - ref, min = -20.0, max = 20.0)", "compute the loss"),
+        (
+            "                new_logprobs,\n                old_logps,\n                ref_logps,",
+            "                new_logprobs,\n                ref_logps,\n                old_logps,",
+            "must be called with",
+        ),
+        (
+            "coef_1, _mask  = grpo_compute_loss(",
+            "coef_1, _mask  = grpo_fused_loss(",
+            "must call grpo_compute_loss once",
+        ),
+        (
+            "flat_is_ratio, coef_1, mask\n\nclass",
+            "flat_is_ratio, coef_1\n\nclass",
+            "must return 7 values",
+        ),
+        (
+            "torch.clamp(ref - new, min = -20.0, max = 20.0)",
+            "torch.clamp(new - ref, min = -20.0, max = 20.0)",
+            "compute the loss",
+        ),
     ],
     ids=["parameter", "order", "condition", "call", "arguments", "kernel", "values", "sign"],
-)  # fmt: skip
+)
 def test_drift_is_refused(unsloth_module, old, new, message):
     with pytest.raises(ContractError, match=message) as error:
         check_contract(drifted(unsloth_module, old, new))
@@ -508,7 +546,9 @@ def test_load_unsloth_is_idempotent(unsloth_module):
 
 
 def test_oracle_notices_a_wrong_loss(make_trainer):
-    """The comparison itself must be able to fail: the trainer gets another guide than the oracle is told."""
+    """The comparison itself must be able to fail: the trainer gets another guide than the oracle is
+    told.
+    """
 
     class Lying(Recording):
         def log_guide(self, signals, **time):
@@ -526,7 +566,9 @@ def test_oracle_notices_a_wrong_loss(make_trainer):
 
 @pytest.mark.parametrize("beta", [0.05, 0.0])
 def test_entropy_is_logged_without_a_guide_and_the_loss_stays(make_trainer, beta):
-    """GRPO with and without the measuring: the same steps; without a KL term there is no KL to log."""
+    """GRPO with and without the measuring: the same steps; without a KL term there is no KL to
+    log.
+    """
     plain = make_trainer(beta=beta, max_steps=2)
     plain.train()
     measured = make_trainer(beta=beta, max_steps=2)

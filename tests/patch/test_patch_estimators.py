@@ -1,4 +1,6 @@
-"""Every KL penalty inside Unsloth's own trainer, against the plain-torch loss: values, gradients, the logged kl, refusals."""
+"""Every KL penalty inside Unsloth's own trainer, against the plain-torch loss: values, gradients,
+the logged kl, refusals.
+"""
 
 import importlib.metadata
 
@@ -25,7 +27,9 @@ GUIDES = {"none": None, "branch": BranchGuide(threshold=1.0), "token": TokenGuid
 
 @pytest.fixture(autouse=True)
 def eager():
-    """Unsloth compiles its loss even where compilation is off, seconds for each of these tests; test_compiled.py has that."""
+    """Unsloth compiles its loss even where compilation is off, seconds for each of these tests;
+    test_compiled.py has that.
+    """
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -44,9 +48,13 @@ def test_loss_gradients_and_kl_equal_the_oracle(
     make_trainer, kl_estimator, loss_type, accumulation, guide
 ):
     trainer = estimator_trainer(
-        make_trainer, kl_estimator, loss_type=loss_type, max_steps=2, gradient_accumulation_steps=accumulation,
+        make_trainer,
+        kl_estimator,
+        loss_type=loss_type,
+        max_steps=2,
+        gradient_accumulation_steps=accumulation,
         mask_truncated_completions=False,
-    )  # fmt: skip
+    )
     oracle = train_and_check(trainer, guide, kl_estimator=kl_estimator)
     entries = [entry for entry in trainer.state.log_history if "kl" in entry]
     assert len(entries) == len(oracle.steps) == 2
@@ -96,7 +104,9 @@ def test_far_from_the_reference_the_bounds_are_the_oracles(make_trainer, kl_esti
 
 @pytest.mark.parametrize("kl_estimator", KL_ESTIMATORS)
 def test_without_a_guide_the_metrics_are_the_two_kls(make_trainer, kl_estimator):
-    """`kl` is the penalty's mean; where a penalty replaces k3, the k3 to the reference is logged beside it."""
+    """`kl` is the penalty's mean; where a penalty replaces k3, the k3 to the reference is logged
+    beside it.
+    """
     trainer = estimator_trainer(make_trainer, kl_estimator, max_steps=2)
     oracle = train_and_check(trainer, kl_estimator=kl_estimator)
     for entry, step in zip(trainer.state.log_history[:2], oracle.steps, strict=True):
@@ -130,7 +140,8 @@ def test_the_first_kl_is_zero(make_trainer, kl_estimator, exact_first_kl):
     assert abs(trainer.state.log_history[0]["kl"]) <= exact_first_kl
 
 
-# --- the call of Unsloth's function -------------------------------------------------------------------------------
+# --- the call of Unsloth's function
+# -------------------------------------------------------------------------------
 
 
 def batch():
@@ -163,7 +174,9 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_settings_of_the_policy_term_leave_the_penalty_alone(unsloth_module, loss_type, settings):
-    """What Unsloth's loss has at β less what it has at β = 0, for k3 and for k2: only the values per token differ."""
+    """What Unsloth's loss has at β less what it has at β = 0, for k3 and for k2: only the values
+    per token differ.
+    """
     new, ref, old, sampling, mask, advantages = batch()
     kernel = vars(unsloth_module)[unsloth_names.KERNEL]
     settings = {
@@ -181,7 +194,8 @@ def test_settings_of_the_policy_term_leave_the_penalty_alone(unsloth_module, los
     plain, plain_gradient = run(kernel, 0.0, ref)
     result, gradient = run(contract.kernel_with(PENALTIES["k2"], kernel), beta, ref)
 
-    # Unsloth's own k3, weighted to be k2 token by token, is linear in the weights: read them off its gradient.
+    # Unsloth's own k3, weighted to be k2 token by token, is linear in the weights: read them off
+    # its gradient.
     _, k3_gradient = run(kernel, beta, ref)
     d = (ref - new) * mask
     weights = torch.where(d != 0, (k3_gradient - plain_gradient) / -torch.expm1(d), 0.0)
@@ -201,8 +215,9 @@ def test_every_scale_is_unsloths(
 ):
     """fp16's scaler and DeepSpeed's factor scale the penalty's gradient as they scale the policy's.
 
-    Unsloth's function answers backward with the gradient that it computed in forward, whatever comes in from above, unless
-    a factor is asked for. A penalty beside the function would be scaled by what comes in.
+    Unsloth's function answers backward with the gradient that it computed in forward, whatever
+    comes in from above, unless a factor is asked for. A penalty beside the function would be scaled
+    by what comes in.
     """
     new, ref, _, _, mask, advantages = batch()
     trainer = make_trainer()
@@ -217,9 +232,22 @@ def test_every_scale_is_unsloths(
             x = new.clone().requires_grad_()
             entropies = torch.zeros_like(new) if guide else None
             result = apply(
-                trainer, entropies, x, None, ref, None, None, mask, mask, advantages, trainer.beta, scale, 1, settings,
+                trainer,
+                entropies,
+                x,
+                None,
+                ref,
+                None,
+                None,
+                mask,
+                mask,
+                advantages,
+                trainer.beta,
+                scale,
+                1,
+                settings,
                 upstream,
-            )  # fmt: skip
+            )
             assert len(result) == 6
             gradients[name] = torch.autograd.grad(result[0], x, torch.tensor(grad_output))[0]
     x = new.clone().requires_grad_()
@@ -245,7 +273,8 @@ def test_masked_positions_do_not_matter(unsloth_module):
             assert torch.equal(found, expected)
 
 
-# --- what is replaced, and what is refused ------------------------------------------------------------------------
+# --- what is replaced, and what is refused
+# ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kl_estimator", ["k3", "k3-is"])

@@ -1,4 +1,6 @@
-"""Reference entropies, teacher log-probabilities and groups: through Unsloth's own scoring, shuffle and split, against the oracle."""
+"""Reference entropies, teacher log-probabilities and groups: through Unsloth's own scoring, shuffle
+and split, against the oracle.
+"""
 
 import copy
 
@@ -78,12 +80,15 @@ def test_a_guide_of_the_policy_replaces_nothing_of_the_rollout(make_trainer):
         assert "_generate_and_score_completions" not in vars(trainer)
 
 
-# --- the scorers ------------------------------------------------------------------------------------------------------
+# --- the scorers
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("name", OF_HIDDEN_STATES)
-def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(unsloth_module, name, temperature):  # fmt: skip
+def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(
+    unsloth_module, name, temperature
+):
     import unsloth_zoo.rl_replacements as zoo
 
     if not hasattr(zoo, name):
@@ -119,13 +124,18 @@ def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(unsloth_m
 
 @pytest.mark.parametrize("name", OF_HIDDEN_STATES[:2])
 def test_log_probs_over_a_part_of_the_vocabulary_stay_so(unsloth_module, name):
-    """UNSLOTH_GRPO_TRUNCATED_SUPPORT: the log-probs are those of the kept set, the entropy is the whole vocabulary's."""
+    """UNSLOTH_GRPO_TRUNCATED_SUPPORT: the log-probs are those of the kept set, the entropy is the
+    whole vocabulary's.
+    """
     import unsloth_zoo.rl_replacements as zoo
 
     if not hasattr(zoo, name):
         pytest.skip(f"this Unsloth has no {name}")
     generator = torch.Generator().manual_seed(1)
-    hidden, head = torch.randn(2, 5, 16, generator=generator), torch.randn(29, 16, generator=generator)  # fmt: skip
+    hidden, head = (
+        torch.randn(2, 5, 16, generator=generator),
+        torch.randn(29, 16, generator=generator),
+    )
     index = (hidden @ head.T).argmax(-1)
     plain = getattr(zoo, name)(hidden, head, index, support_top_k=3)
     with _recorded(True) as calls:
@@ -144,13 +154,17 @@ def test_entropies_of_logits_by_slices(monkeypatch):
     assert torch.allclose(found, torch.tensor([[1.3862944, 0.0]]).repeat(3, 1), atol=1e-6)
 
 
-# --- the layouts ------------------------------------------------------------------------------------------------------
+# --- the layouts
+# ------------------------------------------------------------------------------------------------------
 
 LOGPS = torch.tensor([[-0.5, -1.0, 0.0], [0.0, -0.5, -2.0]])
 
 
 def test_layout_of_padded_rows():
-    calls = [Scored(LOGPS[:1], torch.tensor([[1.0, 2.0, 3.0]])), Scored(LOGPS[1:], torch.tensor([[4.0, 5.0, 6.0]]))]  # fmt: skip
+    calls = [
+        Scored(LOGPS[:1], torch.tensor([[1.0, 2.0, 3.0]])),
+        Scored(LOGPS[1:], torch.tensor([[4.0, 5.0, 6.0]])),
+    ]
     assert in_layout(LOGPS, calls).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
@@ -173,19 +187,25 @@ def test_an_unknown_layout_is_refused(values):
 
 
 def test_unsloths_shared_prefix_layout_is_row_major(unsloth_module):
-    """PrefixGrouper needs a GPU to run; how it orders the completions' tokens is fixed before that."""
+    """PrefixGrouper needs a GPU to run; how it orders the completions' tokens is fixed before
+    that.
+    """
     from unsloth.utils.prefix_grouper import build_group_layout
 
     pad = 1
-    # Two groups of two; the second group's prompt is a token shorter, so that its rows are shifted left.
+    # Two groups of two; the second group's prompt is a token shorter, so that its rows are shifted
+    # left.
     ids = [[7, 8, 5, 6, 9], [7, 8, 4, pad, pad], [3, 5, 5, 5, pad], [3, 9, 9, pad, pad]]
-    layout = build_group_layout(torch.tensor(ids), 3, pad, 2, torch.tensor([0, 0, 1, 1]), apply_tokr_gate=False)  # fmt: skip
+    layout = build_group_layout(
+        torch.tensor(ids), 3, pad, 2, torch.tensor([0, 0, 1, 1]), apply_tokr_gate=False
+    )
     places = (layout.tgt_rows * 5 + layout.tgt_cols).tolist()
     assert len(places) == 3 + 1 + 3 + 2
     assert places == sorted(places)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_trainer_without_the_functions_is_refused(make_trainer):
@@ -223,7 +243,10 @@ def test_groups_that_do_not_stand_side_by_side_are_refused(make_trainer):
 
     def shuffled(inputs):
         batch = original(inputs)
-        return {k: v[torch.arange(8).roll(1)] if torch.is_tensor(v) and v.dim() else v for k, v in batch.items()}  # fmt: skip
+        return {
+            k: v[torch.arange(8).roll(1)] if torch.is_tensor(v) and v.dim() else v
+            for k, v in batch.items()
+        }
 
     trainer._generate_and_score_completions = shuffled
     with (
@@ -233,7 +256,8 @@ def test_groups_that_do_not_stand_side_by_side_are_refused(make_trainer):
         trainer.train()
 
 
-# --- the teacher ------------------------------------------------------------------------------------------------------
+# --- the teacher
+# ------------------------------------------------------------------------------------------------------
 
 
 def teacher_model():
@@ -265,17 +289,23 @@ def test_an_adapter_of_the_policy_scores_as_teacher(make_trainer):
     trainer = make_trainer(max_completion_length=24)
     policy = trainer.accelerator.unwrap_model(trainer.model)
     policy.add_adapter("teacher", copy.deepcopy(model.peft_config["default"]))
-    weights = {n.replace(".default.", ".teacher."): p for n, p in model.named_parameters() if "lora_" in n}  # fmt: skip
+    weights = {
+        n.replace(".default.", ".teacher."): p for n, p in model.named_parameters() if "lora_" in n
+    }
     policy.load_state_dict(weights, strict=False)
     policy.set_requires_grad("teacher", False)
     trainer.oracle_model.add_adapter("teacher", copy.deepcopy(model.peft_config["default"]))
     train_and_check(trainer, TeacherGuide(), teacher=("teacher", model.double()))
     assert policy.active_adapters == ["default"]
-    assert all(p.requires_grad for n, p in policy.named_parameters() if "lora_" in n and ".default." in n)  # fmt: skip
+    assert all(
+        p.requires_grad for n, p in policy.named_parameters() if "lora_" in n and ".default." in n
+    )
 
 
 def test_a_checkpoint_holds_the_policys_adapter_alone(make_trainer, tmp_path):
-    """With the teacher's beside it transformers would restore that one, and leave the policy as it was made."""
+    """With the teacher's beside it transformers would restore that one, and leave the policy as it
+    was made.
+    """
     from sage_unsloth.objective.teacher_guide import TeacherGuide
 
     trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1)

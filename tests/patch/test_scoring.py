@@ -1,4 +1,6 @@
-"""Log-probs, entropies and gradients of `scoring.py`: against plain torch in float64, and against Unsloth's own scorers."""
+"""Log-probs, entropies and gradients of `scoring.py`: against plain torch in float64, and against
+Unsloth's own scorers.
+"""
 
 import inspect
 import sys
@@ -35,8 +37,17 @@ def problem(dtype=torch.float32, bias=False, vocabulary=V):
     return hidden, head, index, offset, upstream
 
 
-def plain_torch(hidden, head, index, bias, upstream, logit_scale_multiply=0.0, logit_scale_divide=0.0,
-                logit_softcapping=0.0, temperature=1.0):  # fmt: skip
+def plain_torch(
+    hidden,
+    head,
+    index,
+    bias,
+    upstream,
+    logit_scale_multiply=0.0,
+    logit_scale_divide=0.0,
+    logit_softcapping=0.0,
+    temperature=1.0,
+):
     hidden = hidden.double().requires_grad_()
     z = hidden @ head.double().T
     z = z if bias is None else z + bias.double()
@@ -103,13 +114,26 @@ def test_a_tokens_gradient_is_its_own(monkeypatch):
 @pytest.mark.parametrize("transforms", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("how", ["float32", "bfloat16", "float16", "autocast"])
 def test_it_is_unsloths_own_scorer(unsloth_module, transforms, how):
-    """The same log-probs to the last bit as the scorer of the reference, so that the first KL is 0; the same gradient."""
+    """The same log-probs to the last bit as the scorer of the reference, so that the first KL is 0;
+    the same gradient.
+    """
     from unsloth_zoo import rl_replacements as theirs
 
     dtype = torch.float32 if how == "autocast" else getattr(torch, how)
     hidden, head, index, bias, upstream = problem(dtype, bias=True)
-    arguments = (index, 4, *(transforms.get(name, default) for name, default in (
-        ("logit_scale_multiply", 0.0), ("logit_scale_divide", 0.0), ("logit_softcapping", 0.0), ("temperature", 1.0))))  # fmt: skip
+    arguments = (
+        index,
+        4,
+        *(
+            transforms.get(name, default)
+            for name, default in (
+                ("logit_scale_multiply", 0.0),
+                ("logit_scale_divide", 0.0),
+                ("logit_softcapping", 0.0),
+                ("temperature", 1.0),
+            )
+        ),
+    )
     tolerance = {"float32": 1e-5, "float16": 4e-3}.get(how, 3e-2)
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
         x, y = (hidden.clone().requires_grad_() for _ in range(2))
@@ -155,7 +179,9 @@ def test_a_near_certain_token_has_a_right_entropy():
 def test_nothing_as_wide_as_the_vocabulary_is_kept():
     kept = []
     hidden, head, index, _, _ = problem(vocabulary=1000)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):  # fmt: skip
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.numel()) or t, lambda t: t
+    ):
         logps, _ = logps_and_entropies(hidden.requires_grad_(), head, index)
     assert kept == [B * T * H]
     logps.sum().backward()
@@ -167,25 +193,51 @@ def test_without_gradients_none_is_computed_and_the_values_are_the_same(monkeypa
     head.requires_grad_()
     kept, original = [], scoring._score
     monkeypatch.setattr(scoring, "_score", lambda *a: kept.append(a[-1]) or original(*a))
-    with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # fmt: skip
+    with (
+        torch.no_grad(),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+    ):
         found = logps_and_entropies(hidden.requires_grad_(), head, index)
     assert kept == [False] and not found[0].requires_grad
     assert all(torch.equal(a, b) for a, b in zip(found, with_gradient, strict=True))
 
 
-# --- where it is used ---------------------------------------------------------------------------------------------
+# --- where it is used
+# ---------------------------------------------------------------------------------------------
 
 
-def theirs(hidden_states, lm_head, index, chunks=4, logit_scale_multiply=0.0, logit_scale_divide=0.0, logit_softcapping=0.0,
-           temperature=1.0, max_rows_per_chunk=0, lm_head_bias=None, return_entropy=False, fp32_lm_head=False):  # fmt: skip
+def theirs(
+    hidden_states,
+    lm_head,
+    index,
+    chunks=4,
+    logit_scale_multiply=0.0,
+    logit_scale_divide=0.0,
+    logit_softcapping=0.0,
+    temperature=1.0,
+    max_rows_per_chunk=0,
+    lm_head_bias=None,
+    return_entropy=False,
+    fp32_lm_head=False,
+):
     return "theirs"
 
 
 def call(score, **changes):
     hidden, head, index, bias, _ = problem(bias=True)
     arguments = {"lm_head": head, "lm_head_bias": bias} | changes
-    return score(hidden, arguments["lm_head"], index, 4, 0.0, 0.0, 0.0, 1.0,
-                 lm_head_bias=arguments["lm_head_bias"], return_entropy=True)  # fmt: skip
+    return score(
+        hidden,
+        arguments["lm_head"],
+        index,
+        4,
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+        lm_head_bias=arguments["lm_head_bias"],
+        return_entropy=True,
+    )
 
 
 def test_a_trainable_head_is_left_to_unsloth():
@@ -224,7 +276,9 @@ def test_unsloths_largest_chunk_is_kept(monkeypatch):
     assert seen == [8], "15 rows, two at a time"
 
 
-def test_the_guided_loss_is_what_unsloths_scorer_makes_it(make_trainer, unsloth_module, monkeypatch):  # fmt: skip
+def test_the_guided_loss_is_what_unsloths_scorer_makes_it(
+    make_trainer, unsloth_module, monkeypatch
+):
     calls, losses, gradients = [], [], []
     original = scoring.logps_and_entropies
     monkeypatch.setattr(

@@ -1,4 +1,6 @@
-"""An upgrade is noticed: loss and gradient at q ≡ 1 are Unsloth's own, and what they were, to the last bit."""
+"""An upgrade is noticed: loss and gradient at q ≡ 1 are Unsloth's own, and what they were, to the
+last bit.
+"""
 
 import copy
 import json
@@ -36,7 +38,9 @@ def test_q_of_one_is_the_same_bits(found, make_trainer):
 
 
 def test_one_ulp_is_noticed(found, unsloth_module):
-    """In Unsloth's own function: the smallest change of the loss, or of one token's gradient, that float32 can hold."""
+    """In Unsloth's own function: the smallest change of the loss, or of one token's gradient, that
+    float32 can hold.
+    """
     own = unsloth_module.grpo_compute_loss
 
     def next_loss(*arguments, **settings):
@@ -45,7 +49,11 @@ def test_one_ulp_is_noticed(found, unsloth_module):
 
     def next_gradient(ref, new, *arguments, **settings):
         step = torch.zeros_like(new)
-        new.register_hook(lambda g: torch.where(step.index_fill(0, torch.tensor([0]), 1) > 0, torch.nextafter(g, g + 1), g))  # fmt: skip
+        new.register_hook(
+            lambda g: torch.where(
+                step.index_fill(0, torch.tensor([0]), 1) > 0, torch.nextafter(g, g + 1), g
+            )
+        )
         return own(ref, new * 1, *arguments, **settings)
 
     here = [{"versions": golden_loss.versions(), "cpu": golden_loss.cpu(), "bits": found}]
@@ -57,8 +65,14 @@ def test_one_ulp_is_noticed(found, unsloth_module):
 
 
 def test_an_upgrade_is_judged_by_its_bits(found):
-    """Other versions with the same bits pass; with another bit they fail, and the message names them."""
-    before = {"versions": golden_loss.versions() | {"trl": "0.0.1"}, "cpu": golden_loss.cpu(), "bits": copy.deepcopy(found)}  # fmt: skip
+    """Other versions with the same bits pass; with another bit they fail, and the message names
+    them.
+    """
+    before = {
+        "versions": golden_loss.versions() | {"trl": "0.0.1"},
+        "cpu": golden_loss.cpu(),
+        "bits": copy.deepcopy(found),
+    }
     assert golden_loss.compare(found, [before]) == "bits"
     digits = before["bits"]["trainer"]["loss"]
     # The last bit of a float32, which is the 29th from the right of a double.

@@ -88,7 +88,9 @@ def test_4bit_weights_are_those_of_bitsandbytes():
 
 
 def test_activations_of_a_layer_cover_what_transformers_keeps():
-    """The tensors that a real layer keeps for its backward pass, in bfloat16, counted in numbers of 2 bytes for each token."""
+    """The tensors that a real layer keeps for its backward pass, in bfloat16, counted in numbers of
+    2 bytes for each token.
+    """
     from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 
     tokens, architecture = 32, replace(MODELS["qwen2.5-math-7b"].architecture, num_layers=1)
@@ -111,7 +113,8 @@ def test_activations_of_a_layer_cover_what_transformers_keeps():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(hidden, position_embeddings=angles)
     numbers = sum(kept.values()) / 2 / tokens
-    # Beside these the backward pass holds gradients: 2 of the hidden and 2 of the intermediate width.
+    # Beside these the backward pass holds gradients: 2 of the hidden and 2 of the intermediate
+    # width.
     expected = numbers + 2 * small.hidden_size + 2 * small.intermediate_size
     # What is left over is small: angles, variances and the attention's sums.
     assert layer_numbers_per_token(small) == pytest.approx(expected, rel=0.01)
@@ -119,7 +122,9 @@ def test_activations_of_a_layer_cover_what_transformers_keeps():
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_logits_kept_by_unsloths_loss(recompute, unsloth_module):
-    """Unsloth's own chunked log-softmax keeps float32 logits for its backward pass; the recomputing one keeps none."""
+    """Unsloth's own chunked log-softmax keeps float32 logits for its backward pass; the recomputing
+    one keeps none.
+    """
     from unsloth_zoo import rl_replacements as zoo
 
     function = (
@@ -145,7 +150,9 @@ def test_logits_kept_by_unsloths_loss(recompute, unsloth_module):
 
 
 def test_recomputed_logits_change_no_result(unsloth_module):
-    """What the plan calls "same result": log-probabilities and gradient of Unsloth's two functions."""
+    """What the plan calls "same result": log-probabilities and gradient of Unsloth's two
+    functions.
+    """
     from unsloth_zoo import rl_replacements as zoo
 
     torch.manual_seed(0)
@@ -207,25 +214,41 @@ def test_files_of_a_real_run(make_trainer, tmp_path):
     moments = sum(state["exp_avg"].nbytes + state["exp_avg_sq"].nbytes for state in states)
     assert moments == optimizer_bytes(setup)
     plan = step_plan(setup, 1)
-    assert plan.disk_bytes == 3 * (4 * trained_parameters(setup) + moments) + 4 * trained_parameters(setup)  # fmt: skip
+    assert plan.disk_bytes == 3 * (
+        4 * trained_parameters(setup) + moments
+    ) + 4 * trained_parameters(setup)
 
 
 def test_8bit_optimizer_of_a_real_trainer(tmp_path):
-    """transformers with bitsandbytes, every weight trained: one byte a state, but the embedding's states in 32 bits."""
+    """transformers with bitsandbytes, every weight trained: one byte a state, but the embedding's
+    states in 32 bits.
+    """
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-    architecture = replace(TINY, vocab_size=256, hidden_size=96, intermediate_size=192, qk_norm=False, tied_embeddings=False)  # fmt: skip
+    architecture = replace(
+        TINY,
+        vocab_size=256,
+        hidden_size=96,
+        intermediate_size=192,
+        qk_norm=False,
+        tied_embeddings=False,
+    )
     model = AutoModelForCausalLM.from_config(config_of(architecture, "llama"))
-    arguments = TrainingArguments(output_dir=str(tmp_path), optim="adamw_8bit", use_cpu=True, report_to="none")  # fmt: skip
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), optim="adamw_8bit", use_cpu=True, report_to="none"
+    )
     optimizer = Trainer(model=model, args=arguments).create_optimizer()
-    model(torch.zeros(1, 4, dtype=torch.long), labels=torch.zeros(1, 4, dtype=torch.long)).loss.backward()  # fmt: skip
+    model(
+        torch.zeros(1, 4, dtype=torch.long), labels=torch.zeros(1, 4, dtype=torch.long)
+    ).loss.backward()
     optimizer.step()
     names = {id(p): name for name, p in model.named_parameters()}
     held = {}
     for parameter, state in optimizer.state.items():
         tensors = [state[key] for key in ("state1", "state2", "absmax1", "absmax2") if key in state]
         held[names[id(parameter)]] = sum(tensor.nbytes for tensor in tensors)
-    # bitsandbytes leaves tensors of fewer than 4,096 numbers in 32 bits; the formula does not follow it there.
+    # bitsandbytes leaves tensors of fewer than 4,096 numbers in 32 bits; the formula does not
+    # follow it there.
     small = {name: p.numel() for name, p in model.named_parameters() if p.numel() < 4096}
     assert held["model.embed_tokens.weight"] == 256 * 96 * 8
     assert all(held[name] == 8 * count for name, count in small.items())
@@ -235,7 +258,9 @@ def test_8bit_optimizer_of_a_real_trainer(tmp_path):
 
 
 def test_sum_by_hand():
-    """Qwen2.5-Math-7B, 16-bit LoRA of rank 8 on a 24 GB card with vLLM, every figure worked out apart from the code."""
+    """Qwen2.5-Math-7B, 16-bit LoRA of rank 8 on a 24 GB card with vLLM, every figure worked out
+    apart from the code.
+    """
     plan = memory_plan(setup_for(SEVEN, CARDS["24"]), 22.0)
     weights = 7_615_616_512 * 2
     adapter = 28 * 8 * (2 * 7168 + 2 * 4096 + 3 * 22528)
@@ -261,7 +286,9 @@ def test_full_finetuning_keeps_a_reference_when_beta_is_positive():
 
 
 def test_phases_do_not_add_up():
-    """The KV cache is free during the update: a longer cache costs nothing until it is the larger of the two."""
+    """The KV cache is free during the update: a longer cache costs nothing until it is the larger
+    of the two.
+    """
     setup = setup_for(SEVEN, CARDS["16"])
     plan = memory_plan(setup)
     update = sum(i.bytes for i in plan.items if i.phase == "update")
@@ -387,7 +414,12 @@ def test_step_plan():
 
 def test_time():
     assert estimate_time(31, 1000) == 31_000
-    assert [duration(s) for s in (45, 720, 31_000, 3540 + 59)] == ["45 s", "12 min", "8 h 37 min", "1 h 00 min"]  # fmt: skip
+    assert [duration(s) for s in (45, 720, 31_000, 3540 + 59)] == [
+        "45 s",
+        "12 min",
+        "8 h 37 min",
+        "1 h 00 min",
+    ]
     with pytest.raises(ValueError, match="more than 0 s"):
         estimate_time(0, 10)
 
@@ -419,8 +451,26 @@ def test_command_refuses_with_a_code(capsys):
 def test_command_takes_settings(capsys):
     from sage_unsloth.__main__ import main
 
-    assert main(["plan", "--model", "qwen2.5-math-7b", "--memory", "48", "--prompts-per-step", "2", "--rollouts",
-                 "transformers", "--rows", "2000", "--first-step-seconds", "30"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "plan",
+                "--model",
+                "qwen2.5-math-7b",
+                "--memory",
+                "48",
+                "--prompts-per-step",
+                "2",
+                "--rollouts",
+                "transformers",
+                "--rows",
+                "2000",
+                "--first-step-seconds",
+                "30",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "2 prompts x 8 = 16 completions a step" in text and "transformers" in text
     assert "1.00 passes over 2,000 rows" in text and "8 h 20 min" in text
@@ -441,6 +491,10 @@ def test_a_plan_of_a_preset_loads_no_torch():
     import subprocess
     import sys
 
-    code = "import sys; from sage_unsloth.__main__ import main; main(['plan', '--model', 'qwen2.5-math-7b', '--memory', '24']); assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = (
+        "import sys; from sage_unsloth.__main__ import main; main(['plan', '--model', "
+        "'qwen2.5-math-7b', '--memory', '24']); assert not {'torch', 'transformers'} & "
+        "set(sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

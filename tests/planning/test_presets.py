@@ -1,4 +1,6 @@
-"""Parameter counts against the models that transformers builds, without weights, from the same numbers."""
+"""Parameter counts against the models that transformers builds, without weights, from the same
+numbers.
+"""
 
 import json
 
@@ -24,10 +26,16 @@ def config_of(architecture, family="qwen2"):
 
     a = architecture
     return getattr(transformers, FAMILIES[family])(
-        vocab_size=a.vocab_size, hidden_size=a.hidden_size, intermediate_size=a.intermediate_size,
-        num_hidden_layers=a.num_layers, num_attention_heads=a.num_heads, num_key_value_heads=a.num_kv_heads,
-        head_dim=a.head_dim, tie_word_embeddings=a.tied_embeddings, max_position_embeddings=a.max_position_embeddings,
-    )  # fmt: skip
+        vocab_size=a.vocab_size,
+        hidden_size=a.hidden_size,
+        intermediate_size=a.intermediate_size,
+        num_hidden_layers=a.num_layers,
+        num_attention_heads=a.num_heads,
+        num_key_value_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        tie_word_embeddings=a.tied_embeddings,
+        max_position_embeddings=a.max_position_embeddings,
+    )
 
 
 def meta_model(config):
@@ -38,8 +46,15 @@ def meta_model(config):
         return AutoModelForCausalLM.from_config(config)
 
 
-SMALL = dict(num_layers=3, hidden_size=24, intermediate_size=40, num_heads=6, num_kv_heads=2, vocab_size=31,
-             max_position_embeddings=64)  # fmt: skip
+SMALL = dict(
+    num_layers=3,
+    hidden_size=24,
+    intermediate_size=40,
+    num_heads=6,
+    num_kv_heads=2,
+    vocab_size=31,
+    max_position_embeddings=64,
+)
 SHAPES = {name: ("qwen2", preset.architecture) for name, preset in MODELS.items()} | {
     "llama": ("llama", Architecture(**SMALL, head_dim=4, tied_embeddings=False, qkv_bias=False)),
     "qwen3, heads of their own size": (
@@ -129,14 +144,17 @@ def test_other_families_and_biases_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("memory", "card"), [(8, "16"), (14.6, "16"), (23.6, "24"), (39.5, "40"), (47.5, "48"), (139, "80")]
-)  # fmt: skip
+    ("memory", "card"),
+    [(8, "16"), (14.6, "16"), (23.6, "24"), (39.5, "40"), (47.5, "48"), (139, "80")],
+)
 def test_nearest_card(memory, card):
     assert nearest_card(memory).name == card
 
 
 def test_unsloths_standby_utilisation_is_the_cards():
-    """Unsloth's standby mode overrides the setting by the card's size; its source is read for the same figures."""
+    """Unsloth's standby mode overrides the setting by the card's size; its source is read for the
+    same figures.
+    """
     import importlib.util
     import re
     from pathlib import Path

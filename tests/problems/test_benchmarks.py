@@ -1,4 +1,6 @@
-"""Loaders on small files in the hub's own columns, counts, what is refused, and the overlap report."""
+"""Loaders on small files in the hub's own columns, counts, what is refused, and the overlap
+report.
+"""
 
 import json
 
@@ -22,37 +24,59 @@ def write(path, rows):
 
 def aime24(count=30):
     return [
-        {"id": 60 + i, "problem": f"What is {i} plus {i}?", "solution": "...", "answer": f"{2 * i:03}", "url": "u",
-         "year": "2024"}
+        {
+            "id": 60 + i,
+            "problem": f"What is {i} plus {i}?",
+            "solution": "...",
+            "answer": f"{2 * i:03}",
+            "url": "u",
+            "year": "2024",
+        }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def math500(count=500, hard=134):
     return [
-        {"problem": f"Halve {i}.", "solution": rf"It is \boxed{{\frac{{{i}}}{{2}}}}.", "answer": rf"\frac{{{i}}}{{2}}",
-         "subject": "Algebra", "level": 5 if i < hard else 1 + i % 4, "unique_id": f"test/algebra/{i}.json"}
+        {
+            "problem": f"Halve {i}.",
+            "solution": rf"It is \boxed{{\frac{{{i}}}{{2}}}}.",
+            "answer": rf"\frac{{{i}}}{{2}}",
+            "subject": "Algebra",
+            "level": 5 if i < hard else 1 + i % 4,
+            "unique_id": f"test/algebra/{i}.json",
+        }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def knights(people, count=100):
     names = ["Ann", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal"][:people]
     return [
-        {"quiz": f"A very special island is inhabited only by knights and knaves ({i}).", "names": names,
-         "knight_knave": {"knight": "knight"}, "solution": [(i >> p) % 2 == 0 for p in range(people)],
-         "solution_text": ", and ".join(f"{n} is a {'knight' if (i >> p) % 2 == 0 else 'knave'}" for p, n in
-                                        enumerate(names)) + "."}
+        {
+            "quiz": f"A very special island is inhabited only by knights and knaves ({i}).",
+            "names": names,
+            "knight_knave": {"knight": "knight"},
+            "solution": [(i >> p) % 2 == 0 for p in range(people)],
+            "solution_text": ", and ".join(
+                f"{n} is a {'knight' if (i >> p) % 2 == 0 else 'knave'}"
+                for p, n in enumerate(names)
+            )
+            + ".",
+        }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def test_aime_answers_are_integers_without_zeros(tmp_path):
     benchmark = load_benchmark("aime24", write(tmp_path / "copy.jsonl", aime24()))
     assert [row["answer"] for row in benchmark.rows] == [str(2 * i) for i in range(30)]
     assert benchmark.rows[3] == {
-        "id": "aime24/63", "problem": "What is 3 plus 3?", "answer": "6", "source": "copy.jsonl",
-    }  # fmt: skip
+        "id": "aime24/63",
+        "problem": "What is 3 plus 3?",
+        "answer": "6",
+        "source": "copy.jsonl",
+    }
     assert benchmark.provenance[0]["rows"] == 30 and len(benchmark.provenance[0]["sha256"]) == 64
     with Grader() as grader:
         assert grader.grade_many(["<SOLUTION>006</SOLUTION>"], [benchmark.rows[3]["answer"]]) == [
@@ -166,9 +190,15 @@ def test_from_the_hub_with_pinned_revisions(monkeypatch):
 def test_every_published_count():
     counts = {name: spec.num_rows for name, spec in benchmarks._SPECS.items()}
     assert {name: n for name, n in counts.items() if ":" not in name} == {
-        "aime24": 30, "aime25": 30, "amc23": 40, "math500": 500, "math500-l5": 134, "minerva": 272, "gsm8k": 1319,
+        "aime24": 30,
+        "aime25": 30,
+        "amc23": 40,
+        "math500": 500,
+        "math500-l5": 134,
+        "minerva": 272,
+        "gsm8k": 1319,
         "knights-and-knaves": 700,
-    }  # fmt: skip
+    }
     for spec in benchmarks._SPECS.values():
         assert all(isinstance(source, Source) for source in spec.sources)
 
@@ -191,17 +221,33 @@ def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
     [
         ("aime24", aime24(29), "aime24 must have 30 problems; got 29 from .*give the whole file"),
         ("math500-l5", math500(hard=133), "math500-l5 must have 134 problems; got 133"),
-        ("aime24", [*aime24(29), {"problem": "P", "answer": "1/2"}], "row 29 of aime24 .* integer as its answer; got '1/2'"),
-        ("amc23", [{"problem": "P", "answer": 2.5}], "must have an integer as its answer; got '2.5'"),
-        ("mine", [{"prompt": "P", "label": "1"}], r"row 0 of mine .* saw the columns \['label', 'prompt'\]; repair"),
+        (
+            "aime24",
+            [*aime24(29), {"problem": "P", "answer": "1/2"}],
+            "row 29 of aime24 .* integer as its answer; got '1/2'",
+        ),
+        (
+            "amc23",
+            [{"problem": "P", "answer": 2.5}],
+            "must have an integer as its answer; got '2.5'",
+        ),
+        (
+            "mine",
+            [{"prompt": "P", "label": "1"}],
+            r"row 0 of mine .* saw the columns \['label', 'prompt'\]; repair",
+        ),
         ("mine", [{"problem": "P", "answer": None}], "saw the columns"),
         ("mine", [{"problem": " ", "answer": "1"}], "needs text in `problem`"),
         ("mine", [{"problem": "P", "solution": "no box"}], "needs text"),
         ("mine", [{"problem": "P", "answer": "1", "id": 7}] * 2, "2 rows, 1 ids repeat"),
         ("mine", [], "0 rows"),
-        ("knights-and-knaves", [{"quiz": "Q"}], r"needs the columns \['names', 'quiz', 'solution'\]; saw \['quiz'\]"),
+        (
+            "knights-and-knaves",
+            [{"quiz": "Q"}],
+            r"needs the columns \['names', 'quiz', 'solution'\]; saw \['quiz'\]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_files_are_refused(tmp_path, name, rows, message):
     with pytest.raises(ValueError, match=message):
         load_benchmark(name, write(tmp_path / "file.jsonl", rows))

@@ -1,4 +1,6 @@
-"""Training rows from local files in the hub's columns: what is kept, what is counted, what is refused."""
+"""Training rows from local files in the hub's columns: what is kept, what is counted, what is
+refused.
+"""
 
 import json
 
@@ -19,7 +21,11 @@ def tokenizer():
 
 
 def open_math(**changes):
-    row = {"problem": "6*7=?", "generated_solution": "<think>6*7=42</think>", "expected_answer": "42"}  # fmt: skip
+    row = {
+        "problem": "6*7=?",
+        "generated_solution": "<think>6*7=42</think>",
+        "expected_answer": "42",
+    }
     return {key: value for key, value in (row | changes).items() if value is not ...}
 
 
@@ -75,7 +81,9 @@ def test_other_answers_are_left_out(tokenizer, tmp_path, answer):
 
 
 def test_rl_rows_keep_their_order_and_long_prompts_go(tokenizer, tmp_path):
-    rows = [{"prompt": f"{i}+1=?" + "1+1=?" * 9 * (i == 2), "solution": str(i + 1)} for i in range(6)]  # fmt: skip
+    rows = [
+        {"prompt": f"{i}+1=?" + "1+1=?" * 9 * (i == 2), "solution": str(i + 1)} for i in range(6)
+    ]
     path = write(tmp_path / "rows.jsonl", rows)
     corpus = rl_corpus(tokenizer, 80, path=path, limit=5)
     assert [row["problem"] for row in corpus.rows] == ["0+1=?", "1+1=?", "3+1=?", "4+1=?"]
@@ -104,14 +112,27 @@ def test_the_embedded_task_is_a_corpus_too(tokenizer):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"problem": "1+1=?", "solution": "2"}], r"row 0 lacks 'prompt' and has \['problem', 'solution'\]; rename"),
-        ([{"prompt": "1+1=?", "solution": "2"}, {"prompt": ["1"], "solution": "2"}], "'prompt' must be a non-empty text; row 1 has"),
-        ([{"prompt": "1+1=?", "solution": " "}], "'solution' must be a non-empty text; row 0 has ' '"),
+        (
+            [{"problem": "1+1=?", "solution": "2"}],
+            r"row 0 lacks 'prompt' and has \['problem', 'solution'\]; rename",
+        ),
+        (
+            [{"prompt": "1+1=?", "solution": "2"}, {"prompt": ["1"], "solution": "2"}],
+            "'prompt' must be a non-empty text; row 1 has",
+        ),
+        (
+            [{"prompt": "1+1=?", "solution": " "}],
+            "'solution' must be a non-empty text; row 0 has ' '",
+        ),
         ([{"prompt": "1+1=?", "solution": 2}], "row 0 has 2"),
-        ([{"prompt": "1+1=?" * 50, "solution": "2"}], r"got none \(rows: 1; first 2,000: 1; answer can be graded: 1; prompt <= 64 tokens: 0\); raise the length"),
+        (
+            [{"prompt": "1+1=?" * 50, "solution": "2"}],
+            r"got none \(rows: 1; first 2,000: 1; answer can be graded: 1; prompt <= 64 tokens: "
+            r"0\); raise the length",
+        ),
         ([], "got none"),
     ],
-)  # fmt: skip
+)
 def test_bad_rl_rows_are_named(tokenizer, tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         rl_corpus(tokenizer, 64, path=write(tmp_path / "rows.jsonl", rows))
@@ -188,8 +209,12 @@ def test_unreadable_files_are_named(tmp_path, name, content, message):
 
 
 def test_without_a_network_the_error_names_the_way_out():
-    """The test session is offline (HF_HUB_OFFLINE), so this is the real error of the real loader."""
-    source = Source(hub_id="open-r1/DAPO-Math-17k-Processed", config="en", split="train", revision="main")  # fmt: skip
+    """The test session is offline (HF_HUB_OFFLINE), so this is the real error of the real
+    loader.
+    """
+    source = Source(
+        hub_id="open-r1/DAPO-Math-17k-Processed", config="en", split="train", revision="main"
+    )
     with pytest.raises(ValueError, match=r"could not be: .*; check the network, or give path="):
         read_source(source)
 

@@ -1,4 +1,6 @@
-"""Signals: what is in flight is finished and saved, an interrupt leaves nothing behind, and a folder belongs to one process."""
+"""Signals: what is in flight is finished and saved, an interrupt leaves nothing behind, and a
+folder belongs to one process.
+"""
 
 import gc
 import json
@@ -40,16 +42,24 @@ BASE = data_folder() / "arithmetic-base"
 ROWS, TRAIN = arithmetic.problems("sft")[:32], arithmetic.problems("train")
 SFT = SftConfig(max_steps=3, batch_size=4, learning_rate=5e-4, max_length=160)
 RLVR = RlvrConfig(
-    max_steps=3, prompts_per_step=2, max_completion_length=48, max_prompt_length=64, num_generations=4, learning_rate=5e-3,
-    preflight_prompts=0, sample_steps=1,
-)  # fmt: skip
+    max_steps=3,
+    prompts_per_step=2,
+    max_completion_length=48,
+    max_prompt_length=64,
+    num_generations=4,
+    learning_rate=5e-3,
+    preflight_prompts=0,
+    sample_steps=1,
+)
 HARNESS = Path(__file__).parents[1] / "kill_harness.py"
 ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: Terminated}
 
 
 @pytest.fixture(autouse=True)
 def ctrl_c_as_in_a_terminal():
-    """A shell's background job, which this may be, is started to ignore it, and one under nohup SIGHUP."""
+    """A shell's background job, which this may be, is started to ignore it, and one under nohup
+    SIGHUP.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
@@ -112,17 +122,29 @@ def test_what_another_process_was_asked_is_no_first_signal():
 @pytest.mark.slow
 def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
     """Longer than everything else has for its end."""
-    program = "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(3), print('saved', flush=True), exit(0)))\nprint('ready', flush=True)\ntime.sleep(60)"
+    program = (
+        "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(3), print('saved', "
+        "flush=True), exit(0)))\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
     script = (
-        "import subprocess, sys, time\nfrom pathlib import Path\nfrom sage_unsloth.lab.evidence import run as evidence; from sage_unsloth.runs import stopping\n"
+        "import subprocess, sys, time\nfrom pathlib import Path\nfrom sage_unsloth.lab.evidence "
+        "import run as evidence; from sage_unsloth.runs import stopping\n"
         "stopping.UNWINDING = 0.5\n"
-        f"worker = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=open('log', 'w'), start_new_session=True)\n"
+        f"worker = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=open('log', "
+        f"'w'), start_new_session=True)\n"
         "while 'ready' not in Path('log').read_text(): time.sleep(0.05)\n"
         "print('go', flush=True)\n"
-        f"with stopping.ending(): evidence._watch(Path('.'), evidence.get_task('arithmetic', smoke=True), [], [(worker, Path('log'))])\n"
+        f"with stopping.ending(): evidence._watch(Path('.'), evidence.get_task('arithmetic', "
+        f"smoke=True), [], [(worker, Path('log'))])\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                              env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert parent.stdout.readline() == "go\n"
     time.sleep(1)
     parent.send_signal(signal.SIGTERM)
@@ -137,7 +159,9 @@ def test_an_error_in_the_step_is_what_is_raised():
 
 
 def test_signals_that_are_not_ours_stay_as_they_are():
-    """In another thread Python sets no handlers; and a process may be started to ignore Ctrl-C, as a shell's background jobs are."""
+    """In another thread Python sets no handlers; and a process may be started to ignore Ctrl-C, as
+    a shell's background jobs are.
+    """
     found = []
 
     def elsewhere():
@@ -169,13 +193,17 @@ def test_a_library_that_swallows_the_exception_ends_all_the_same(signum, code):
         "    print('goes on', flush=True)\n"
         "    time.sleep(30)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=25)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=25
+    )
     assert (done.returncode, done.stdout) == (code, "goes on\n")
 
 
 @pytest.mark.parametrize("signum", ENDS)
 def test_what_a_callback_drops_is_raised_again(signum, monkeypatch):
-    """Python drops an exception in a weak reference's callback, which is where a signal may come while models are freed."""
+    """Python drops an exception in a weak reference's callback, which is where a signal may come
+    while models are freed.
+    """
     monkeypatch.setattr("sage_unsloth.runs.stopping.UNWINDING", 3600.0)
     hook = sys.unraisablehook
 
@@ -205,7 +233,11 @@ def test_the_command_line_says_how_to_go_on(monkeypatch, capsys, tmp_path):
 
 def test_rows_of_steps_that_are_trained_again_are_cut_off(tmp_path):
     path, rows = tmp_path / METRICS, [{"step": step, "é": step} for step in (1, 1, 2, 3, 4)]
-    for resume, kept in ((tmp_path / "checkpoint-4", rows), (tmp_path / "checkpoint-2", rows[:3]), (None, [])):  # fmt: skip
+    for resume, kept in (
+        (tmp_path / "checkpoint-4", rows),
+        (tmp_path / "checkpoint-2", rows[:3]),
+        (None, []),
+    ):
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         with path.open("a") as file:
             file.write('{"step": 5, "cut')
@@ -286,7 +318,9 @@ def test_sft_stopped_after_its_last_checkpoint_trains_no_further(merged, tmp_pat
         assert_equal_folders(tmp_path / name, merged.parent / name)
 
 
-def test_rl_stopped_after_its_last_checkpoint_trains_no_further(merged, trained, tmp_path, monkeypatch):  # fmt: skip
+def test_rl_stopped_after_its_last_checkpoint_trains_no_further(
+    merged, trained, tmp_path, monkeypatch
+):
     steps = signal_in_step(monkeypatch, 3, signal.SIGTERM)
     with ending(), pytest.raises(Terminated, match="step 3 of 3 is saved"):
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
@@ -295,8 +329,12 @@ def test_rl_stopped_after_its_last_checkpoint_trains_no_further(merged, trained,
     assert_equal_folders(tmp_path / "adapter", trained / "adapter")
 
 
-def test_rl_saves_the_step_in_flight_and_repeats_no_row(merged, trained, tmp_path, monkeypatch, unsloth_module):  # fmt: skip
-    """SIGTERM in the second step saves it; a second Ctrl-C in the third is at once, and that step is trained again."""
+def test_rl_saves_the_step_in_flight_and_repeats_no_row(
+    merged, trained, tmp_path, monkeypatch, unsloth_module
+):
+    """SIGTERM in the second step saves it; a second Ctrl-C in the third is at once, and that step
+    is trained again.
+    """
     patched = dict(vars(unsloth_module))
     signal_in_step(monkeypatch, 2, signal.SIGTERM)
     with ending(), pytest.raises(Terminated, match="SIGTERM; step 2 of 3 is saved in "):
@@ -321,7 +359,10 @@ def test_rl_saves_the_step_in_flight_and_repeats_no_row(merged, trained, tmp_pat
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
     monkeypatch.undo()
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS)] == [1, 2, 3]
-    assert_equal_weights(weights(rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))), weights(trained / "adapter"))  # fmt: skip
+    assert_equal_weights(
+        weights(rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))),
+        weights(trained / "adapter"),
+    )
     for name, times in ((METRICS, ("seconds", "step_time")), ("completions.jsonl", ())):
         found, expected = (
             [{k: v for k, v in row.items() if k not in times} for row in read_jsonl(folder / name)]
@@ -337,7 +378,9 @@ def models():
     return {id(found) for found in gc.get_objects() if isinstance(found, PreTrainedModel)}
 
 
-def test_an_interrupt_leaves_no_model_behind_though_its_traceback_is_kept(merged, tmp_path, monkeypatch):  # fmt: skip
+def test_an_interrupt_leaves_no_model_behind_though_its_traceback_is_kept(
+    merged, tmp_path, monkeypatch
+):
     """As a notebook keeps it: sys.last_traceback holds every frame, and a frame its variables."""
     before = models()
     signal_in_step(monkeypatch, 1, signal.SIGINT)
@@ -401,14 +444,18 @@ def test_the_batch_in_flight_is_graded_and_kept(tmp_path, make_tokenizer, signum
 
 
 def test_a_grading_worker_outlives_sigterm():
-    """A machine that is taken away may send it to all processes, while the step in flight still needs its grades."""
+    """A machine that is taken away may send it to all processes, while the step in flight still
+    needs its grades.
+    """
     with Grader() as grader:
         pair = (["<SOLUTION>\\frac{2}{4}+0</SOLUTION>"], ["0.5"])
         assert grader.grade_many(*pair) == [Grade.CORRECT]
         (worker,) = grader._workers.all
         pid = worker.process.pid
         os.kill(pid, signal.SIGTERM)
-        assert grader.grade_many(["<SOLUTION>\\frac{3}{4}+0</SOLUTION>"], ["0.75"]) == [Grade.CORRECT]  # fmt: skip
+        assert grader.grade_many(["<SOLUTION>\\frac{3}{4}+0</SOLUTION>"], ["0.75"]) == [
+            Grade.CORRECT
+        ]
         assert worker.process.pid == pid and worker.process.poll() is None
 
 
@@ -416,12 +463,33 @@ def record_file(folder):
     """A record set of one record."""
     settings = {"model": "m", "benchmark": "b", "engine": "transformers", "sampling": {}}
     (folder / "m.settings.json").write_text(json.dumps({"format": 2, "settings": settings}))
-    record = {"problem_id": "1", "sample": 0, "grade": "correct", "gold": "1", "num_tokens": 1, "finish_reason": "stop"}  # fmt: skip
+    record = {
+        "problem_id": "1",
+        "sample": 0,
+        "grade": "correct",
+        "gold": "1",
+        "num_tokens": 1,
+        "finish_reason": "stop",
+    }
     (folder / "m.jsonl").write_text(json.dumps(record) + "\n")
     return folder / "m.jsonl"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "grid", "analyze", "compare", "export", "sft", "train", "evaluate", "bench", "benchmark"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quickstart",
+        "grid",
+        "analyze",
+        "compare",
+        "export",
+        "sft",
+        "train",
+        "evaluate",
+        "bench",
+        "benchmark",
+    ],
+)
 def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
     """Every command that writes; nothing is touched in the folder that the other one holds."""
     out = tmp_path / "out"
@@ -439,10 +507,19 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
         "export": [str(run), "--to", "adapter"],
         "sft": ["--model", "arithmetic-base", "--smoke"],
         "train": ["--algorithm", "grpo", "--from", base, "--smoke", "--data", "arithmetic"],
-        "evaluate": ["--models", f"m={base}", "--benchmarks", "arithmetic", "--problems", "1", "--n", "1"],
+        "evaluate": [
+            "--models",
+            f"m={base}",
+            "--benchmarks",
+            "arithmetic",
+            "--problems",
+            "1",
+            "--n",
+            "1",
+        ],
         "benchmark": ["--smoke"],
         "bench": ["--small", "--steps", "0", "--rounds", "1"],
-    }  # fmt: skip
+    }
     with locked(out):
         assert main([name, *command[name], "--out", str(out)]) == 2
     assert "one process at a time may write to" in capsys.readouterr().err
@@ -451,8 +528,21 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
 
 @pytest.mark.slow
 def test_killed_lives_end_as_a_run_that_was_left_alone(tmp_path):
-    """The harness at its smallest; what it found at 50 moments of four commands is in data/results/reliability."""
-    words = ["--out", str(tmp_path), "--moments", "2", "--commands", "sft", "--fresh", "0", "--seed", "1"]  # fmt: skip
+    """The harness at its smallest; what it found at 50 moments of four commands is in
+    data/results/reliability.
+    """
+    words = [
+        "--out",
+        str(tmp_path),
+        "--moments",
+        "2",
+        "--commands",
+        "sft",
+        "--fresh",
+        "0",
+        "--seed",
+        "1",
+    ]
     done = subprocess.run([sys.executable, str(HARNESS), *words], capture_output=True, text=True)
     report = json.loads((tmp_path / "kills.json").read_text())
     assert done.returncode == 0, report["wrong"]
@@ -487,7 +577,9 @@ print(dict(
 
 @pytest.mark.slow
 def test_a_notebook_is_usable_after_an_interrupt(tmp_path):
-    """A real kernel: interrupted in training, it has saved the step, holds nothing, and the same cell goes on."""
+    """A real kernel: interrupted in training, it has saved the step, holds nothing, and the same
+    cell goes on.
+    """
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(cwd=str(tmp_path))

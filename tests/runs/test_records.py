@@ -210,11 +210,17 @@ def test_open_run_forgives_a_kill_while_it_wrote(tmp_path):
 
 def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
     target = tmp_path / "new" / "run"
-    code = f"from sage_unsloth.runs.locks import locked\nwith locked({str(target)!r}): print('held', flush=True); input()"
+    code = (
+        f"from sage_unsloth.runs.locks import locked\nwith locked({str(target)!r}): "
+        f"print('held', flush=True); input()"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    )
     assert process.stdout.readline() == "held\n"
     with (
         pytest.raises(
@@ -256,7 +262,9 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog, numb
 
 
 def test_a_disk_that_fills_up_keeps_every_row_before(tmp_path):
-    """A limit on the size of a file stands for the full disk: the same OSError, from the same write."""
+    """A limit on the size of a file stands for the full disk: the same OSError, from the same
+    write.
+    """
     import subprocess
     import sys
 
@@ -264,7 +272,8 @@ def test_a_disk_that_fills_up_keeps_every_row_before(tmp_path):
     code = (
         "import resource, sys\nfrom sage_unsloth.runs.record import append_jsonl\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
-        "for step in range(100):\n    append_jsonl(sys.argv[1], [{'step': step, 'text': 'x' * 100}])\n    print(step)\n"
+        "for step in range(100):\n    append_jsonl(sys.argv[1], [{'step': step, 'text': 'x' * "
+        "100}])\n    print(step)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
     assert done.returncode == 1 and "OSError" in done.stderr

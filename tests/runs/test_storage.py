@@ -1,4 +1,6 @@
-"""What is on the disk: folders whole or not at all, the newest complete checkpoint, disks that are full, read-only, damaged."""
+"""What is on the disk: folders whole or not at all, the newest complete checkpoint, disks that are
+full, read-only, damaged.
+"""
 
 import errno
 import json
@@ -27,7 +29,8 @@ from sage_unsloth.training.stage import begin, common_arguments, read_metrics, t
 PACKAGE = Path(sage_unsloth.__file__).parent
 
 
-# --- Folders -------------------------------------------------------------------------------------------------------
+# --- Folders
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_reaches_the_disk_before_its_name_and_the_name_after(tmp_path, monkeypatch):
@@ -62,7 +65,8 @@ def test_an_error_and_a_kill_leave_no_result(tmp_path):
     assert list(tmp_path.iterdir()) == []
     killed = (
         "import os, sys\nfrom sage_unsloth.runs.files import whole_folder\n"
-        "with whole_folder(sys.argv[1]) as partial:\n    partial.mkdir()\n    (partial / 'old').touch()\n    os.kill(os.getpid(), 9)"
+        "with whole_folder(sys.argv[1]) as partial:\n    partial.mkdir()\n    (partial / "
+        "'old').touch()\n    os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", killed, str(tmp_path / "result")], check=False)
     assert [path.name for path in tmp_path.iterdir()] == ["result.partial"]
@@ -89,14 +93,16 @@ def test_no_other_module_renames_and_none_reads_the_clock():
         text = file.read_text(encoding="utf-8")
         if file.name != "files.py":
             found = re.findall(
-                r"os\.(?:replace|rename)\(|\.rename\(|\.replace\(path|shutil\.move\((?!file, folder)",
+                r"os\.(?:replace|rename)\(|\.rename\(|\.replace\(path|shutil\.move\((?!file, "
+                r"folder)",
                 text,
             )
             assert not found, f"{file.name}: {found}"
         assert not re.findall(r"time\.time\(|getmtime|st_[mc]time\b", text), file.name
 
 
-# --- Checkpoints ---------------------------------------------------------------------------------------------------
+# --- Checkpoints
+# ---------------------------------------------------------------------------------------------------
 
 
 class Line(torch.nn.Module):
@@ -116,8 +122,12 @@ def line_trainer(folder, **settings):
     from transformers import Trainer, TrainingArguments
 
     arguments = common_arguments(folder, "none", 1) | {
-        "max_steps": 4, "seed": 1, "per_device_train_batch_size": 2, "learning_rate": 0.1, "optim": "adamw_torch"
-    }  # fmt: skip
+        "max_steps": 4,
+        "seed": 1,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.1,
+        "optim": "adamw_torch",
+    }
     rows = [{"x": torch.full((64,), i / 8)} for i in range(8)]
     return Trainer(Line(), TrainingArguments(**(arguments | settings)), train_dataset=rows)
 
@@ -144,10 +154,18 @@ def test_the_two_newest_are_kept_and_their_sizes_say_that_the_disk_has_them(line
     checkpoints = line_run[0] / "checkpoints"
     assert steps(checkpoints) == [3, 4]
     sizes = read_json(checkpoints / "checkpoint-4" / SIZES)
-    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"} <= sizes.keys()  # fmt: skip
+    assert {
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "trainer_state.json",
+    } <= sizes.keys()
     assert sizes == {
-        f.name: f.stat().st_size for f in (checkpoints / "checkpoint-4").iterdir() if f.name != SIZES
-    }  # fmt: skip
+        f.name: f.stat().st_size
+        for f in (checkpoints / "checkpoint-4").iterdir()
+        if f.name != SIZES
+    }
 
 
 def cuts(size):
@@ -156,7 +174,9 @@ def cuts(size):
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["complete", "killed before sizes.json"])
 def test_a_checkpoint_cut_short_anywhere_is_passed_over(line_run, tmp_path, caplog, sealed):
-    """Without sizes.json what resuming reads must be whole; the rest (training_args.bin) it does not read."""
+    """Without sizes.json what resuming reads must be whole; the rest (training_args.bin) it does
+    not read.
+    """
     shutil.copytree(line_run[0] / "checkpoints", tmp_path, dirs_exist_ok=True)
     older, newest = tmp_path / "checkpoint-3", tmp_path / "checkpoint-4"
     names = [file.name for file in newest.iterdir() if file.name != SIZES]
@@ -189,7 +209,9 @@ def test_an_index_that_is_none_is_passed_over(line_run, tmp_path, index):
 
 
 def test_an_archive_with_a_hole_is_passed_over(line_run, tmp_path):
-    """After a power cut a file can have its length and zeros within it; PyTorch's archives carry checksums."""
+    """After a power cut a file can have its length and zeros within it; PyTorch's archives carry
+    checksums.
+    """
     shutil.copytree(line_run[0] / "checkpoints", tmp_path, dirs_exist_ok=True)
     file = tmp_path / "checkpoint-4" / "optimizer.pt"
     content = bytearray(file.read_bytes())
@@ -228,7 +250,9 @@ def test_the_run_goes_on_from_the_one_before_to_the_same_weights(line_run, tmp_p
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path):
-    """transformers deletes by modification time: were it left to it, a clock set back would cost the newest checkpoint."""
+    """transformers deletes by modification time: were it left to it, a clock set back would cost
+    the newest checkpoint.
+    """
     from transformers import TrainerCallback
 
     class Jumps(TrainerCallback):
@@ -276,7 +300,8 @@ def test_the_disk_has_a_checkpoint_before_an_older_one_goes(line_run, tmp_path, 
     assert steps(tmp_path) == [4, 5]
 
 
-# --- A disk that does not take it -----------------------------------------------------------------------------------
+# --- A disk that does not take it
+# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -305,7 +330,10 @@ def test_the_error_names_rule_value_and_remedy():
     with pytest.raises(StorageError) as raised, disk_errors(Path("run")):
         Path("/dev/full").write_text("x")
     assert raised.value.errno == errno.ENOSPC
-    message = r"the disk must have room .*; run does not fit \(No space left on device\); free some space and run the same command"
+    message = (
+        r"the disk must have room .*; run does not fit \(No space left on device\); free "
+        r"some space and run the same command"
+    )
     assert re.search(message, str(raised.value))
     with pytest.raises(ZeroDivisionError), disk_errors(Path("run")):
         1 / 0  # noqa: B018
@@ -350,7 +378,9 @@ def test_a_full_disk_loses_nothing_and_says_so_whoever_writes(small_disk, write)
 
 
 def test_training_on_a_full_disk_goes_on_once_there_is_room(small_disk, line_run):
-    """The third checkpoint does not fit: the second one is whole, and the same run from it ends in the same weights."""
+    """The third checkpoint does not fit: the second one is whole, and the same run from it ends in
+    the same weights.
+    """
     from transformers import TrainerCallback
 
     class Fills(TrainerCallback):
@@ -371,8 +401,14 @@ def test_training_on_a_full_disk_goes_on_once_there_is_room(small_disk, line_run
 
 def test_drawing_on_a_full_disk_goes_on_where_it_was(small_disk, tmp_path):
     def draw(folder):
-        return sample_and_grade(CONFIG, Table(text="<SOLUTION>{}</SOLUTION>" + " " * 600), ROWS, folder / "s.jsonl",
-                                model="base", benchmark="arithmetic")  # fmt: skip
+        return sample_and_grade(
+            CONFIG,
+            Table(text="<SOLUTION>{}</SOLUTION>" + " " * 600),
+            ROWS,
+            folder / "s.jsonl",
+            model="base",
+            benchmark="arithmetic",
+        )
 
     fill(small_disk, leave=24_576)
     with pytest.raises(StorageError, match="must have room"):
@@ -399,18 +435,27 @@ def test_what_our_errors_quote_of_the_disk_hides_them_not():
 def test_a_limit_on_file_sizes_is_said(tmp_path):
     code = (
         "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "from sage_unsloth.runs.files import append_jsonl; from sage_unsloth.runs.locks import locked\n"
-        "with locked(sys.argv[1]):\n    append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])\n    append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])"
+        "from sage_unsloth.runs.files import append_jsonl; from sage_unsloth.runs.locks import "
+        "locked\n"
+        "with locked(sys.argv[1]):\n    append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])\n    "
+        "append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])"
     )
     path = tmp_path / "rows.jsonl"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
     assert "StorageError" in done.stderr and "does not fit (File too large)" in done.stderr
     assert len(read_jsonl(path)) == 1
 
 
 def test_a_read_only_disk_is_said(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StorageError, match=r"allowed to .*refuses \(Read-only file system\); change"), locked(small_disk / "run"):  # fmt: skip
+    with (
+        pytest.raises(
+            StorageError, match=r"allowed to .*refuses \(Read-only file system\); change"
+        ),
+        locked(small_disk / "run"),
+    ):
         pass
 
 
@@ -439,11 +484,15 @@ def test_a_folder_without_permission_is_said(tmp_path):
 def test_a_file_in_the_place_of_a_folder_is_said(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(StorageError, match=r"must be folders; .*file.* is not \(.*\); move"), locked(path):  # fmt: skip
+        with (
+            pytest.raises(StorageError, match=r"must be folders; .*file.* is not \(.*\); move"),
+            locked(path),
+        ):
             open_run(path, {})
 
 
-# --- Files that were damaged ----------------------------------------------------------------------------------------
+# --- Files that were damaged
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -462,16 +511,35 @@ def draw_set(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda lines: [*lines[:2], lines[2][:40] + b"\xff\x00" + lines[2][42:], *lines[3:]], "in line 3 of"),
+        (
+            lambda lines: [*lines[:2], lines[2][:40] + b"\xff\x00" + lines[2][42:], *lines[3:]],
+            "in line 3 of",
+        ),
         (lambda lines: [*lines[:2], bytes(200) + b"\n", *lines[3:]], r"got b'\\x00.* in line 3 of"),
         (lambda lines: [*lines[:2], lines[2][:50] + lines[3], *lines[4:]], "in line 3 of"),
-        (lambda lines: [*lines[:2], re.sub(rb'"run": "\w+"', b'"run": "other"', lines[2]), *lines[3:]],
-         "of one set, .*; line 3 of .* is one of 'other', .* delete that line"),
+        (
+            lambda lines: [
+                *lines[:2],
+                re.sub(rb'"run": "\w+"', b'"run": "other"', lines[2]),
+                *lines[3:],
+            ],
+            "of one set, .*; line 3 of .* is one of 'other', .* delete that line",
+        ),
         (lambda lines: [b'{"step": 1}\n', *lines], "line 1 of .* is one of None, with .'step'"),
-        (lambda lines: [re.sub(rb'"run": "\w+"', b'"run": "other"', line) for line in lines], "they are of 'other'; put back"),
+        (
+            lambda lines: [re.sub(rb'"run": "\w+"', b'"run": "other"', line) for line in lines],
+            "they are of 'other'; put back",
+        ),
     ],
-    ids=["bytes in a line", "a line of zeros", "two lines grown together", "of another set", "of another kind", "a swapped file"],
-)  # fmt: skip
+    ids=[
+        "bytes in a line",
+        "a line of zeros",
+        "two lines grown together",
+        "of another set",
+        "of another kind",
+        "a swapped file",
+    ],
+)
 def test_a_damaged_line_is_named(record_set, damage, message):
     lines = record_set.read_bytes().splitlines(keepends=True)
     record_set.write_bytes(b"".join(damage(lines)))
@@ -483,9 +551,14 @@ def test_a_damaged_line_is_named(record_set, damage, message):
 
 @pytest.mark.parametrize(
     "tail",
-    [lambda line: line[:-20], lambda line: line[:-1], lambda line: bytes(len(line)), lambda line: line[:30] + bytes(300)],
+    [
+        lambda line: line[:-20],
+        lambda line: line[:-1],
+        lambda line: bytes(len(line)),
+        lambda line: line[:30] + bytes(300),
+    ],
     ids=["cut", "without its end", "zeros after a power cut", "cut and zeros"],
-)  # fmt: skip
+)
 def test_a_damaged_end_is_drawn_again_alone(record_set, tail):
     *lines, last = record_set.read_bytes().splitlines(keepends=True)
     whole = read_samples(record_set)

@@ -1,4 +1,6 @@
-"""Drawing: exact distribution, a stream of one's own, settings; and the names of vLLM that are relied on."""
+"""Drawing: exact distribution, a stream of one's own, settings; and the names of vLLM that are
+relied on.
+"""
 
 import dataclasses
 import inspect
@@ -87,7 +89,9 @@ def test_tokens_follow_the_models_distribution(engine):
 
 
 def test_a_completion_does_not_depend_on_its_batch(engine):
-    """Alone, or among others of other lengths: equal texts up to rare rounding, which is measured in the benchmark."""
+    """Alone, or among others of other lengths: equal texts up to rare rounding, which is measured
+    in the benchmark.
+    """
     rows = arithmetic.problems("test")[:3]
     longer = rows[0] | {"id": "longer", "problem": "What is, please, " + rows[0]["problem"]}
     together = drawn(engine, [*rows, longer], range(8))
@@ -98,7 +102,9 @@ def test_a_completion_does_not_depend_on_its_batch(engine):
 
 
 def test_a_prompt_that_all_rows_share_is_computed_once(engine, monkeypatch):
-    """The cache holds it but for its last token; what is drawn is the same up to rare rounding, and prompts that differ share none."""
+    """The cache holds it but for its last token; what is drawn is the same up to rare rounding, and
+    prompts that differ share none.
+    """
     rows = arithmetic.problems("test")[:2]
     prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row in rows]
     cache = engine._shared_prompt([prompts[0]] * 3)
@@ -166,8 +172,12 @@ def test_bad_settings_are_refused(settings, message):
 def test_the_defaults_are_the_papers_evaluation():
     config = SamplingConfig()
     assert (config.num_samples, config.temperature, config.top_p, config.top_k, config.min_p) == (
-        256, 0.3, 1.0, -1, 0.01,
-    )  # fmt: skip
+        256,
+        0.3,
+        1.0,
+        -1,
+        0.01,
+    )
 
 
 def adapter(folder, rank):

@@ -99,18 +99,38 @@ class LastEngine:
 
 
 def through_trl(params_class, monkeypatch, **changes):
-    """TRL's own `VLLMGeneration.generate` up to the engine, with what `rlvr` puts into GRPOConfig; the engine is checked."""
+    """TRL's own `VLLMGeneration.generate` up to the engine, with what `rlvr` puts into GRPOConfig;
+    the engine is checked.
+    """
     from trl.generation import vllm_generation
 
     monkeypatch.setattr(vllm_generation, "SamplingParams", params_class, raising=False)
     generation = vllm_generation.VLLMGeneration.__new__(vllm_generation.VLLMGeneration)
     settings = dict(
-        accelerator=None, model=torch.nn.Module(), mode="colocate", temperature=0.9, top_p=0.95, top_k=-1, min_p=0.01, repetition_penalty=1.0,
-        max_completion_length=64, logprobs=0, structured_outputs_regex=None, tensor_parallel_size=1,
-        enable_sleep_mode=False, generation_kwargs=generation_arguments("vllm", 7), llm=LastEngine(),
-    )  # fmt: skip
+        accelerator=None,
+        model=torch.nn.Module(),
+        mode="colocate",
+        temperature=0.9,
+        top_p=0.95,
+        top_k=-1,
+        min_p=0.01,
+        repetition_penalty=1.0,
+        max_completion_length=64,
+        logprobs=0,
+        structured_outputs_regex=None,
+        tensor_parallel_size=1,
+        enable_sleep_mode=False,
+        generation_kwargs=generation_arguments("vllm", 7),
+        llm=LastEngine(),
+    )
     vars(generation).update(settings | changes)
-    expected = {"temperature": 0.9, "top_p": 0.95, "min_p": 0.01, "max_tokens": 64, "logit_bias": {7: -100.0}}  # fmt: skip
+    expected = {
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "max_tokens": 64,
+        "logit_bias": {7: -100.0},
+    }
     check_calls(generation.llm, expected)
     generation.generate(prompts=[[1, 2, 3]], images=None, num_generations=1)
 

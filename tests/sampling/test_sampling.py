@@ -57,7 +57,9 @@ def records(engine, tmp_path_factory):
 
 
 class Table:
-    """An engine that looks its completions up: what is drawn is a function of prompt and seed, and the file is what is tested."""
+    """An engine that looks its completions up: what is drawn is a function of prompt and seed, and
+    the file is what is tested.
+    """
 
     name = "table"
 
@@ -83,9 +85,20 @@ def test_records_hold_what_was_sampled_and_its_grade(records, engine):
     answers = {row["id"]: row["answer"] for row in ROWS}
     for record in records:
         assert list(record) == [
-            "run", "model", "benchmark", "problem_id", "sample", "seed", "completion", "num_tokens", "finish_reason",
-            "gold", "extracted", "grade", "grader",
-        ]  # fmt: skip
+            "run",
+            "model",
+            "benchmark",
+            "problem_id",
+            "sample",
+            "seed",
+            "completion",
+            "num_tokens",
+            "finish_reason",
+            "gold",
+            "extracted",
+            "grade",
+            "grader",
+        ]
         assert record["gold"] == answers[record["problem_id"]]
         assert record["grade"] == grade(record["completion"], record["gold"])
         assert record["finish_reason"] == "stop" or record["num_tokens"] == 48
@@ -180,9 +193,12 @@ def test_a_kill_of_the_process_keeps_what_was_drawn(tmp_path):
         f"t.draw(t.CONFIG, Dying(), t.ROWS, {str(path)!r})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, check=False,
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        check=False,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    )
     assert done.returncode == -9, done.stderr.decode()[-2000:]
     assert len(read_samples(path)) == 16
     assert len(draw(CONFIG, Table(), ROWS, path)) == 24

@@ -1,4 +1,6 @@
-"""The theory against enumeration written out anew, finite differences, numerical optimisation, the implemented loss, and hand values."""
+"""The theory against enumeration written out anew, finite differences, numerical optimisation, the
+implemented loss, and hand values.
+"""
 
 import csv
 import itertools
@@ -90,7 +92,9 @@ def finite_differences(function, logits, step=1e-6):
 
 
 def probabilities_by_hand(tree, logits):
-    """{completion: [(edge, log π of the token), …]} from a dictionary of states, in plain Python."""
+    """{completion: [(edge, log π of the token), …]} from a dictionary of states, in plain
+    Python.
+    """
     states = {}
     for row, completion in enumerate(tree.completions):
         for t in range(len(completion)):
@@ -121,8 +125,10 @@ def test_a_tree_by_hand():
     entropy = {"root": math.log(4) - 0.75 * math.log(3), "a": math.log(5) - 0.8 * math.log(4)}
     torch.testing.assert_close(
         tree.table(tree.entropies(logps)),
-        vector(entropy["root"], entropy["a"], entropy["root"], entropy["a"], entropy["root"], 0).reshape(3, 2),
-    )  # fmt: skip
+        vector(
+            entropy["root"], entropy["a"], entropy["root"], entropy["a"], entropy["root"], 0
+        ).reshape(3, 2),
+    )
     torch.testing.assert_close(
         tree.table(tree.visits(logps)), vector(1, 0.75, 1, 0.75, 1, 0).reshape(3, 2)
     )
@@ -184,7 +190,9 @@ def test_edge_guide_is_the_mean_over_the_completions_through_the_edge():
 
 
 def test_the_random_guide_is_plain_grpo_on_average():
-    """E[q] = 1 for every token, by standard errors; and the k3 gradient is linear in q, so its mean is the plain one."""
+    """E[q] = 1 for every token, by standard errors; and the k3 gradient is linear in q, so its mean
+    is the plain one.
+    """
     tree, logits, ref = toy()
     g = torch.Generator().manual_seed(3)
     guide = RandomGuide(epsilon=CosineSchedule(1.0, 0.0))
@@ -202,7 +210,9 @@ def test_the_random_guide_is_plain_grpo_on_average():
     few = draws[:20]
     mean = torch.stack([gradient(q.log()) for q in few]).mean(0)
     torch.testing.assert_close(mean, gradient(few.mean(0).log()))
-    torch.testing.assert_close(gradient(torch.zeros_like(few[0])), forward_kl_gradient(tree, logits, ref))  # fmt: skip
+    torch.testing.assert_close(
+        gradient(torch.zeros_like(few[0])), forward_kl_gradient(tree, logits, ref)
+    )
 
 
 def test_the_example_trees():
@@ -213,9 +223,13 @@ def test_the_example_trees():
     after_b = tree.table(tree.entropies(ref))[tree.index("b+"), 1]
     assert after_b.item() == pytest.approx(math.log(6))
     tree, ref = chain_tree(3)
-    p = dict(zip(map("".join, tree.completions), tree.completion_logps(ref).exp().tolist(), strict=True))  # fmt: skip
+    p = dict(
+        zip(map("".join, tree.completions), tree.completion_logps(ref).exp().tolist(), strict=True)
+    )
     assert sum(p.values()) == pytest.approx(1)
-    assert {c: v for c, v in p.items() if c.endswith("+")} == pytest.approx({"+": 0.2, "g+": 0.04, "gg+": 0.008})  # fmt: skip
+    assert {c: v for c, v in p.items() if c.endswith("+")} == pytest.approx(
+        {"+": 0.2, "g+": 0.04, "gg+": 0.008}
+    )
     assert {len(c) for c in p} == {1, 2, 3} and len(p) == 4 + 4 + 5
 
 
@@ -251,8 +265,12 @@ def test_optima_against_numerical_optimisation(name, seed):
     }[name]
     logits = torch.zeros(6, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS(
-        [logits], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe"
-    )  # fmt: skip
+        [logits],
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-16,
+        line_search_fn="strong_wolfe",
+    )
 
     def loss():
         optimiser.zero_grad()
@@ -309,7 +327,13 @@ def test_what_cannot_be_computed_is_refused():
     with pytest.raises(ValueError, match="loss_type must be one of"):
         expected_update(tree, logits, ref, 0.1, loss_type="mean")
     with pytest.raises(ValueError, match="rewards that differ"):
-        expected_update(Tree.of({"a": 1.0, "b": 1.0}), torch.zeros(2).double(), vector(0.5, 0.5).log(), 0.1, scale_rewards=True)  # fmt: skip
+        expected_update(
+            Tree.of({"a": 1.0, "b": 1.0}),
+            torch.zeros(2).double(),
+            vector(0.5, 0.5).log(),
+            0.1,
+            scale_rewards=True,
+        )
     with pytest.raises(ValueError, match="come to rest within 3 steps"):
         ascend(tree, ref, lambda x: expected_update(tree, x, ref, 0.1), steps=3)
     with pytest.raises(ValueError, match="num_generations must be >= 2"):
@@ -328,7 +352,9 @@ def test_what_cannot_be_computed_is_refused():
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo"])
 @pytest.mark.parametrize("kl_estimator", KL_ESTIMATORS)
 def test_the_expected_update_is_that_of_the_implemented_loss(kl_estimator, loss_type):
-    """grpo_loss on one completion at a time, weighed by its probability: rewards, guide, penalty, different lengths."""
+    """grpo_loss on one completion at a time, weighed by its probability: rewards, guide, penalty,
+    different lengths.
+    """
     tree, logits, ref = toy(1)
     log_guide = branch(tree, logits, ref)
     leaf = logits.clone().requires_grad_()
@@ -337,9 +363,16 @@ def test_the_expected_update_is_that_of_the_implemented_loss(kl_estimator, loss_
     for row in range(len(tree.completions)):
         one = slice(row, row + 1)
         loss = grpo_loss(
-            logps[one], tree.table(ref)[one], tree.mask[one], tree.rewards[one], log_guide=log_guide[one],
-            beta=0.2, loss_type=loss_type, max_completion_length=1, kl_estimator=kl_estimator,
-        )  # fmt: skip
+            logps[one],
+            tree.table(ref)[one],
+            tree.mask[one],
+            tree.rewards[one],
+            log_guide=log_guide[one],
+            beta=0.2,
+            loss_type=loss_type,
+            max_completion_length=1,
+            kl_estimator=kl_estimator,
+        )
         total = total - logps[row].sum().exp().detach() * loss
     expected = torch.autograd.grad(total, leaf)[0]
     found = expected_update(
@@ -363,8 +396,12 @@ def test_divergence_gradients_against_finite_differences():
 
     found = divergence_gradients(tree, logits, ref)
     close = dict(atol=1e-8, rtol=1e-6)
-    torch.testing.assert_close(found["reverse, of completions"], finite_differences(reverse, logits), **close)  # fmt: skip
-    torch.testing.assert_close(found["forward, of completions"], finite_differences(forward, logits), **close)  # fmt: skip
+    torch.testing.assert_close(
+        found["reverse, of completions"], finite_differences(reverse, logits), **close
+    )
+    torch.testing.assert_close(
+        found["forward, of completions"], finite_differences(forward, logits), **close
+    )
 
     # Per state: each state's own KL, at the visits of the unchanged policy.
     held = tree.visits(tree.logps(logits))
@@ -375,7 +412,9 @@ def test_divergence_gradients_against_finite_differences():
             p, f = (logps.exp(), logps - ref) if kl == "reverse" else (ref.exp(), ref - logps)
             return float((held * p * f).sum())
 
-        torch.testing.assert_close(found[f"{kl}, per state"], finite_differences(of_states, logits), **close)  # fmt: skip
+        torch.testing.assert_close(
+            found[f"{kl}, per state"], finite_differences(of_states, logits), **close
+        )
     torch.testing.assert_close(found["forward, per state"], forward_kl_gradient(tree, logits, ref))
 
 
@@ -495,8 +534,11 @@ def test_the_gradient_of_eq_6_against_finite_differences():
         return value
 
     torch.testing.assert_close(
-        guided_gradient(tree, logits, ref, beta, log_guide), finite_differences(j, logits), atol=1e-8, rtol=1e-6
-    )  # fmt: skip
+        guided_gradient(tree, logits, ref, beta, log_guide),
+        finite_differences(j, logits),
+        atol=1e-8,
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("kl_estimator", ["k3-is", "k2"])
@@ -506,9 +548,11 @@ def test_later_credit_makes_it_the_gradient_of_eq_6(seed, kl_estimator):
     log_guide = branch(tree, logits, ref)
     exact = guided_gradient(tree, logits, ref, 0.3, log_guide)
     found = {
-        credit: expected_update(tree, logits, ref, 0.3, kl_estimator, log_guide=log_guide, credit=credit)
+        credit: expected_update(
+            tree, logits, ref, 0.3, kl_estimator, log_guide=log_guide, credit=credit
+        )
         for credit in ("none", "guide", "later", "completion")
-    }  # fmt: skip
+    }
     # The later tokens' guide by loops: β Σ_c π(c) Σ_t Σ_{t'>t} log q_t' ∇log π_t.
     leaf = logits.clone().requires_grad_()
     table = tree.table(tree.logps(leaf))
@@ -532,10 +576,13 @@ def test_the_mean_over_a_completions_tokens_leads_elsewhere_where_lengths_differ
 
     def distance(loss_type):
         path = ascend(
-            tree, ref,
-            lambda z: expected_update(tree, z, ref, 0.3, "k3-is", log_guide=log_guide, credit="later", loss_type=loss_type),
+            tree,
+            ref,
+            lambda z: expected_update(
+                tree, z, ref, 0.3, "k3-is", log_guide=log_guide, credit="later", loss_type=loss_type
+            ),
             tolerance=1e-7,
-        )  # fmt: skip
+        )
         return float((tree.completion_logps(path[-1]).exp() - eq4).abs().sum() / 2)
 
     assert distance("dr_grpo") < 1e-6
@@ -552,9 +599,15 @@ def test_a_guide_that_reads_later_tokens_needs_the_whole_completions_credit():
     log_guide = guide_table(tree, QUIET_TOKEN, tree.logps(logits), ref)
     exact = guided_gradient(tree, logits, ref, 0.3, log_guide)
     error = {
-        credit: float((expected_update(tree, logits, ref, 0.3, "k3-is", log_guide=log_guide, credit=credit) - exact).norm() / exact.norm())
+        credit: float(
+            (
+                expected_update(tree, logits, ref, 0.3, "k3-is", log_guide=log_guide, credit=credit)
+                - exact
+            ).norm()
+            / exact.norm()
+        )
         for credit in ("later", "completion")
-    }  # fmt: skip
+    }
     assert error["completion"] < 1e-12 and error["later"] > 1e-3
 
 
@@ -579,8 +632,13 @@ def test_ascent_with_credit_ends_at_eq_4_and_without_at_the_closed_forms():
 
     def rest(kl_estimator, guide=log_guide, **settings):
         path = ascend(
-            tree, ref, lambda x: expected_update(tree, x, ref, beta, kl_estimator, log_guide=guide, **settings), tolerance=1e-8
-        )  # fmt: skip
+            tree,
+            ref,
+            lambda x: expected_update(
+                tree, x, ref, beta, kl_estimator, log_guide=guide, **settings
+            ),
+            tolerance=1e-8,
+        )
         return tree.completion_logps(path[-1]).exp()
 
     found = rest("k3-is", credit="later")
@@ -734,8 +792,17 @@ def test_gaussian_fits_against_moments_and_brute_force():
 def test_one_step_of_the_simulation_is_the_implemented_loss():
     ref, rewards, log_guide = vector(0.5, 0.1, 0.4).log(), vector(1, 1, 0), vector(0, 0.3, 0)
     run = train_by_sampling(
-        ref, rewards, log_guide, index=1, num_generations=6, steps=1, runs=1, beta=0.2, learning_rate=0.7, seed=2
-    )  # fmt: skip
+        ref,
+        rewards,
+        log_guide,
+        index=1,
+        num_generations=6,
+        steps=1,
+        runs=1,
+        beta=0.2,
+        learning_rate=0.7,
+        seed=2,
+    )
     uniform = torch.rand((1, 6), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     drawn = [0 if u < 0.5 else 1 if u < 0.6 else 2 for u in uniform[0].tolist()]
     assert len(set(drawn)) > 1
@@ -743,9 +810,13 @@ def test_one_step_of_the_simulation_is_the_implemented_loss():
     taken = logits.log_softmax(0)[drawn].unsqueeze(1)
     reward = rewards[drawn]
     loss = grpo_loss(
-        taken, ref[drawn].unsqueeze(1), torch.ones(6, 1), (reward - reward.mean()) / (reward.std() + 1e-4),
-        log_guide=log_guide[drawn].unsqueeze(1), beta=0.2,
-    )  # fmt: skip
+        taken,
+        ref[drawn].unsqueeze(1),
+        torch.ones(6, 1),
+        (reward - reward.mean()) / (reward.std() + 1e-4),
+        log_guide=log_guide[drawn].unsqueeze(1),
+        beta=0.2,
+    )
     loss.backward()
     torch.testing.assert_close(run.final[0], (ref - 0.7 * logits.grad).softmax(0))
     assert run.first_draw.tolist() == [0 if 1 in drawn else 1]
@@ -759,9 +830,11 @@ def test_one_step_of_the_simulation_is_the_implemented_loss():
 def test_what_is_never_drawn_leaves_no_trace_of_its_reward_or_guide():
     ref = vector(0.3, 0.01, 0.69).log()
     one, other = (
-        train_by_sampling(ref, vector(1, r, 0), q, index=1, num_generations=4, steps=30, runs=60, seed=1)
+        train_by_sampling(
+            ref, vector(1, r, 0), q, index=1, num_generations=4, steps=30, runs=60, seed=1
+        )
         for r, q in ((1, vector(0, 0.3, 0)), (0, None))
-    )  # fmt: skip
+    )
     assert torch.equal(one.seen, other.seen)
     assert 5 < int(one.seen.sum()) < 55
     assert torch.equal(one.final[~one.seen], other.final[~one.seen])
@@ -784,8 +857,10 @@ def test_curve_labels_do_not_overlap_and_the_table_is_the_figure(tmp_path, monke
 
     figures = []
     monkeypatch.setattr(
-        Figure, "savefig", lambda self, *a, _save=Figure.savefig, **k: (figures.append(self), _save(self, *a, **k))[1]
-    )  # fmt: skip
+        Figure,
+        "savefig",
+        lambda self, *a, _save=Figure.savefig, **k: (figures.append(self), _save(self, *a, **k))[1],
+    )
     curves = {
         f"a label of some length {i}": Curve([1, 10, 100], [0.5, 0.5, v], [0.4] * 3, [0.6] * 3)
         for i, v in enumerate((0.99, 0.98, 0.97, 0.0, 0.01))
@@ -808,7 +883,9 @@ def test_curve_labels_do_not_overlap_and_the_table_is_the_figure(tmp_path, monke
 
 
 def test_the_other_figures_write_their_tables(tmp_path):
-    row = dict(completion="ab", right=True, q=1.2, reference=0.1, anchor=0.12, plain=0.3, guided=0.35)  # fmt: skip
+    row = dict(
+        completion="ab", right=True, q=1.2, reference=0.1, anchor=0.12, plain=0.3, guided=0.35
+    )
     path = plot_anchors({"Branch": [row], "Token": [row]}, tmp_path / "anchors.png", "note")
     assert path.exists() and path.with_suffix(".csv").read_text().count("ab") == 2
     rows = search_trees(5)
@@ -820,7 +897,8 @@ def test_the_other_figures_write_their_tables(tmp_path):
 
 def test_theory_needs_neither_unsloth_nor_trl():
     code = (
-        "import sys, sage_unsloth.theory.optima, sage_unsloth.theory.support, sage_unsloth.theory.figures;"
+        "import sys, sage_unsloth.theory.optima, sage_unsloth.theory.support, "
+        "sage_unsloth.theory.figures;"
         "print(sorted({'unsloth', 'trl', 'transformers', 'peft'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -833,14 +911,24 @@ def test_the_readme_gives_these_numbers():
     q = edge_guide(tree, guide_table(tree, BranchGuide(), ref, ref), ref).log()
 
     def rest(kl, log_guide=None):
-        return tree.completion_logps(per_token_optimum(tree, ref, beta, log_guide=log_guide, kl=kl)).exp()[star]  # fmt: skip
+        return tree.completion_logps(
+            per_token_optimum(tree, ref, beta, log_guide=log_guide, kl=kl)
+        ).exp()[star]
 
     plain = guided_optimum(case.ref_logps, case.rewards, beta)[star]
     guided = guided_optimum(case.ref_logps, case.rewards, beta, case.log_guide)[star]
     own = own_guide_optimum(tree, ref, beta, BranchGuide())[0][star]
     expected = [
-        case.ref_logps[star].exp(), plain, guided, rest("forward"), rest("forward", q), rest("reverse"), rest("reverse", q), guided, own
-    ]  # fmt: skip
+        case.ref_logps[star].exp(),
+        plain,
+        guided,
+        rest("forward"),
+        rest("forward", q),
+        rest("reverse"),
+        rest("reverse", q),
+        guided,
+        own,
+    ]
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     table = readme.split("<!-- theory -->")[1].split("<!-- /theory -->")[0]
     assert re.findall(r"\.\d{5}", table) == [f"{float(v):.5f}"[1:] for v in expected]

@@ -1,4 +1,6 @@
-"""The table of algorithms: its rows, that each row's settings reach Unsloth's trainer, and that each trains."""
+"""The table of algorithms: its rows, that each row's settings reach Unsloth's trainer, and that
+each trains.
+"""
 
 import json
 import math
@@ -73,8 +75,12 @@ def test_rows_are_these():
                 assert missing in algorithm.description
     grpo = ALGORITHMS["grpo"]
     assert (grpo.loss_type, grpo.epsilon_high, grpo.beta, grpo.kl_estimator, grpo.guide) == (
-        "grpo", 0.2, 0.05, "k3", None,
-    )  # fmt: skip
+        "grpo",
+        0.2,
+        0.05,
+        "k3",
+        None,
+    )
 
 
 def test_configure_changes_the_rows_settings_and_nothing_else():
@@ -86,7 +92,9 @@ def test_configure_changes_the_rows_settings_and_nothing_else():
 
 
 def test_an_unknown_name_is_answered_with_the_names():
-    with pytest.raises(ValueError, match=r"one of grpo, .*dapo-sage-branch; got 'SAGE_branch'.* mean 'sage-branch'"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"one of grpo, .*dapo-sage-branch; got 'SAGE_branch'.* mean 'sage-branch'"
+    ):
         get_algorithm("SAGE_branch")
     with pytest.raises(ValueError, match=r"got 'zzz'$"):
         get_algorithm("zzz")
@@ -143,7 +151,9 @@ def merged(tmp_path_factory, unsloth_module):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_path, monkeypatch):
-    """Two real optimizer steps of the embedded model through `rlvr`; what the trainer was given is read off the trainer."""
+    """Two real optimizer steps of the embedded model through `rlvr`; what the trainer was given is
+    read off the trainer.
+    """
     algorithm, seen = get_algorithm(name), {}
     real = stage.train
 
@@ -157,7 +167,14 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     if name == "sage-teacher":
         config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     with torch.compiler.set_stance("force_eager"):
-        rlvr(algorithm.configure(config), merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)  # fmt: skip
+        rlvr(
+            algorithm.configure(config),
+            merged,
+            arithmetic.problems("train"),
+            tmp_path,
+            algorithm.guide,
+            name,
+        )
 
     args = seen["args"]
     expected = {"loss_type": "grpo", "epsilon_high": 0.2, "beta": 0.05} | EXPECTED[name]
@@ -181,7 +198,8 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
         assert ("kl/ref_k3" in row) == seen["patched"]
         assert ("sage/credit_abs" in row) == (credit == "sequence")
         assert ("sage/strength" in row) == isinstance(guide, AdaptiveGuide)
-    # At step 1 the policy is the reference; the guide's shift of the anchor is all that can be in the kl.
+    # At step 1 the policy is the reference; the guide's shift of the anchor is all that can be in
+    # the kl.
     assert guide is not None or abs(metrics[0]["kl"]) < 1e-7
     if algorithm.beta:
         assert metrics[1]["kl"] > 1e-6

@@ -1,4 +1,6 @@
-"""Two processes, started by the real torchrun, take the step that one process takes on the same global batch."""
+"""Two processes, started by the real torchrun, take the step that one process takes on the same
+global batch.
+"""
 
 import json
 import os
@@ -22,17 +24,31 @@ from sage_unsloth.training.stage import run_settings
 WORKER = Path(__file__).parents[1] / "distributed_worker.py"
 OF_THE_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 SAME = [
-    name for name, (settings, _) in CASES.items()
+    name
+    for name, (settings, _) in CASES.items()
     if name != "random" and (settings.get("loss_type") != "bnpo" or "bnpo" in WHOLE_BATCH_LOSSES)
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """(what each of the two processes keeps, their folder)."""
     folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", str(WORKER), str(folder)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "--local-addr",
+        "127.0.0.1",
+        str(WORKER),
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
     (folder / "output").write_text(done.stdout)
@@ -54,13 +70,16 @@ def test_two_processes_take_the_step_of_one(both, unsloth_module, tmp_path, name
             torch.testing.assert_close(ours[key], gradient, rtol=1e-4, atol=1e-5 * largest)
             assert torch.equal(ours[key], other[key])
     for key, weight in alone["weights"].items():
-        # A step of AdamW is of the size of the learning rate, 5e-3, even where the gradient is nearly 0.
+        # A step of AdamW is of the size of the learning rate, 5e-3, even where the gradient is
+        # nearly 0.
         torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=2e-4)
         assert torch.equal(first["weights"][key], second["weights"][key])
     for ours, expected in zip(first["logs"], alone["logs"], strict=True):
         assert ours.keys() == expected.keys()
         for metric in ours.keys() - OF_THE_CLOCK:
-            assert float(ours[metric]) == pytest.approx(float(expected[metric]), rel=1e-3, abs=1e-5), metric  # fmt: skip
+            assert float(ours[metric]) == pytest.approx(
+                float(expected[metric]), rel=1e-3, abs=1e-5
+            ), metric
 
 
 @pytest.mark.slow
@@ -82,7 +101,9 @@ def test_noise_is_of_each_process_and_metrics_are_of_both(both):
 
 @pytest.mark.slow
 def test_the_command_under_torchrun(both):
-    """The first process writes, all completions count; SIGTERM for one ends both, and the run goes on to the same weights."""
+    """The first process writes, all completions count; SIGTERM for one ends both, and the run goes
+    on to the same weights.
+    """
     results, folder = both
     assert [result["stage"] for result in results] == [[0, 143, 0, 0]] * 2
     whole, resumed = folder / "whole", folder / "resumed"
@@ -96,7 +117,9 @@ def test_the_command_under_torchrun(both):
     kept = read_jsonl(whole / "completions.jsonl")
     assert len(kept) == 4 * completions
     assert len({row["prompt"] for row in kept if row["step"] == 1}) == 2
-    weights, again = (load_file(f / "adapter" / "adapter_model.safetensors") for f in (whole, resumed))  # fmt: skip
+    weights, again = (
+        load_file(f / "adapter" / "adapter_model.safetensors") for f in (whole, resumed)
+    )
     assert any(weight.abs().max() > 0 for key, weight in weights.items() if "lora_B" in key)
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     assert not (whole / "checkpoints").exists()
@@ -109,10 +132,13 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
     for settings, message in (
         (dict(num_generations=3), "divisible by the number of processes"),
         (dict(prompts_per_step=2, micro_batch_size=16), "share of each by micro_batch_size"),
-        (dict(prompts_per_step=3, credit="sequence", kl_estimator="k3-is"), "must have whole prompts"),
+        (
+            dict(prompts_per_step=3, credit="sequence", kl_estimator="k3-is"),
+            "must have whole prompts",
+        ),
         (dict(max_resamples=1), "need max_resamples=0"),
         (dict(rollouts="vllm"), "vLLM inside each was not tried"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             _check_processes(RlvrConfig(**settings))
     with pytest.raises(ValueError, match="SFT runs in one process; got WORLD_SIZE=2"):
@@ -139,7 +165,9 @@ def test_processes_that_nothing_joins_are_refused(make_trainer, monkeypatch):
 
 
 def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
-    trainer = make_trainer(per_device_train_batch_size=4, gradient_accumulation_steps=1, use_bias_correction_kl=True)  # fmt: skip
+    trainer = make_trainer(
+        per_device_train_batch_size=4, gradient_accumulation_steps=1, use_bias_correction_kl=True
+    )
     trainer.args.per_device_train_batch_size = 2
     with pytest.raises(ValueError, match="in one process, so per_device_train_batch_size"):
         guided_kl(trainer, kl_estimator="k3-is", credit="sequence").__enter__()

@@ -1,4 +1,6 @@
-"""The shares of a preflight by hand, and the advice for each way in which a signal can be missing."""
+"""The shares of a preflight by hand, and the advice for each way in which a signal can be
+missing.
+"""
 
 import json
 from dataclasses import replace
@@ -10,7 +12,13 @@ from sage_unsloth.training.preflight import remedies, signal
 
 def record(problem, grade, *, tag=True, finished=True, tokens=10):
     extracted = "1" if tag else None
-    return {"problem_id": problem, "grade": grade, "extracted": extracted, "finish_reason": "stop" if finished else "length", "num_tokens": tokens}  # fmt: skip
+    return {
+        "problem_id": problem,
+        "grade": grade,
+        "extracted": extracted,
+        "finish_reason": "stop" if finished else "length",
+        "num_tokens": tokens,
+    }
 
 
 def test_shares_by_hand():

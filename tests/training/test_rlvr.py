@@ -1,4 +1,6 @@
-"""Stage 2 on the shipped base model, through the function that the quickstart, the command line and the notebooks call."""
+"""Stage 2 on the shipped base model, through the function that the quickstart, the command line and
+the notebooks call.
+"""
 
 import json
 import re
@@ -136,7 +138,9 @@ def test_long_rows_are_refused(merged, tmp_path):
 
 
 def test_killed_run_goes_on_to_the_same_weights(merged, whole_run, tmp_path, monkeypatch):
-    """Stopped within step 3, after the checkpoint of step 2; a checkpoint cut short beside it is passed over."""
+    """Stopped within step 3, after the checkpoint of step 2; a checkpoint cut short beside it is
+    passed over.
+    """
     from sage_unsloth.grading.reward import SolutionReward
 
     calls = []
@@ -211,7 +215,9 @@ def test_a_penalty_that_cannot_be_is_refused_by_the_config(change, message):
 
 
 def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, monkeypatch):
-    """Unsloth fills in None by loss type (DAPO: truncated completions masked, epsilon_high .28); ours are explicit."""
+    """Unsloth fills in None by loss type (DAPO: truncated completions masked, epsilon_high .28);
+    ours are explicit.
+    """
     from sage_unsloth.training import rlvr_stage as module
 
     seen = {}
@@ -259,15 +265,34 @@ def test_every_other_setting_reaches_trainer_adapter_and_unsloth(merged, tmp_pat
     monkeypatch.setattr(module, "train", stop)
     lora = LoraSettings(rank=4, alpha=12, targets=("q_proj", "down_proj"))
     config = replace(
-        RLVR, max_steps=20, micro_batch_size=2, learning_rate=3e-4, weight_decay=0.03, warmup_ratio=0.25, save_steps=7, seed=11,
-        max_completion_length=33, recompute_logits=True, vllm_importance_sampling_correction=False, lora=lora,
+        RLVR,
+        max_steps=20,
+        micro_batch_size=2,
+        learning_rate=3e-4,
+        weight_decay=0.03,
+        warmup_ratio=0.25,
+        save_steps=7,
+        seed=11,
+        max_completion_length=33,
+        recompute_logits=True,
+        vllm_importance_sampling_correction=False,
+        lora=lora,
         top_entropy_quantile=0.4,
-    )  # fmt: skip
+    )
     with pytest.raises(InterruptedError):
         rlvr(config, merged, TRAIN, tmp_path)
     trainer, args = seen["trainer"], seen["trainer"].args
-    for name in ("max_steps", "learning_rate", "weight_decay", "save_steps", "seed", "num_generations",
-                 "max_completion_length", "vllm_importance_sampling_correction", "top_entropy_quantile"):  # fmt: skip
+    for name in (
+        "max_steps",
+        "learning_rate",
+        "weight_decay",
+        "save_steps",
+        "seed",
+        "num_generations",
+        "max_completion_length",
+        "vllm_importance_sampling_correction",
+        "top_entropy_quantile",
+    ):
         assert getattr(args, name) == getattr(config, name), name
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
     assert args.warmup_steps == 5 and args.lr_scheduler_type == "linear"
@@ -300,7 +325,9 @@ def test_the_readme_training_example_runs(unsloth_module, tmp_path, monkeypatch)
 
 
 def test_the_reference_can_be_the_base_model(merged, tmp_path):
-    """Training goes on with the SFT adapter; π_ref is the model below it, so the first KL is that of the SFT."""
+    """Training goes on with the SFT adapter; π_ref is the model below it, so the first KL is that
+    of the SFT.
+    """
     further = replace(CONFIG.sft, max_steps=4, warmup_steps=0, learning_rate=5e-3)
     model = sft(further, BASE, arithmetic.problems("sft"), tmp_path / "sft")
     config = replace(RLVR, max_steps=1, reference="base")
@@ -377,7 +404,9 @@ def test_completions_are_kept_with_their_grades(merged, tmp_path):
 
 
 def test_groups_without_a_signal_are_replaced_up_to_max_resamples(merged, tmp_path):
-    """At every setting the trained completions are counted, kept and graded against their own prompts."""
+    """At every setting the trained completions are counted, kept and graded against their own
+    prompts.
+    """
     config = replace(RLVR, max_steps=2, prompts_per_step=4, num_generations=2, sample_steps=1)
     answers = {row["problem"]: row["answer"] for row in TRAIN}
     rows = {}
@@ -391,7 +420,10 @@ def test_groups_without_a_signal_are_replaced_up_to_max_resamples(merged, tmp_pa
             of_step = [row for row in kept if row["step"] == entry["step"]]
             right = sum(row["grade"] == "correct" for row in of_step)
             assert len(of_step) == 8 and entry["reward/correct"] == right == entry["reward"] * 8
-            assert sum(entry[f"reward/{grade}"] for grade in ("wrong", "unparsable", "timed out")) == 8 - right  # fmt: skip
+            assert (
+                sum(entry[f"reward/{grade}"] for grade in ("wrong", "unparsable", "timed out"))
+                == 8 - right
+            )
     assert not any("sampling/resampled_groups" in entry for entry in rows[0])
     assert rows[0][0]["frac_reward_zero_std"] > 0, "a group must be dead for this to show anything"
     for entry in rows[2]:

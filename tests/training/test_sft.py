@@ -1,4 +1,6 @@
-"""Stage 1 on the shipped base model: what is learned, what is left on disk, and that a killed run goes on."""
+"""Stage 1 on the shipped base model: what is learned, what is left on disk, and that a killed run
+goes on.
+"""
 
 import shutil
 from dataclasses import replace

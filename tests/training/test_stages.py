@@ -1,4 +1,6 @@
-"""Both stages as the command line starts them, one after the other, on local files in the hub's columns."""
+"""Both stages as the command line starts them, one after the other, on local files in the hub's
+columns.
+"""
 
 import json
 from dataclasses import replace
@@ -25,15 +27,38 @@ SEVEN_B = MODELS["qwen2.5-math-7b"]
 @pytest.fixture(scope="module")
 def sft_run(tmp_path_factory, unsloth_module):
     out = tmp_path_factory.mktemp("runs") / "sft"
-    command = ["sft", "--model", "arithmetic-base", "--path", str(SMOKE / "openmathreasoning-mini.jsonl"),
-               "--held-out", "4", "--smoke", "--out", str(out)]  # fmt: skip
+    command = [
+        "sft",
+        "--model",
+        "arithmetic-base",
+        "--path",
+        str(SMOKE / "openmathreasoning-mini.jsonl"),
+        "--held-out",
+        "4",
+        "--smoke",
+        "--out",
+        str(out),
+    ]
     assert main(command) == 0
     return out
 
 
 def train(sft_run, out, *more):
-    return main(["train", "--algorithm", "sage-branch", "--from", str(sft_run), "--out", str(out), "--smoke",
-                 "--path", str(SMOKE / "dapo-math-17k.jsonl"), *more])  # fmt: skip
+    return main(
+        [
+            "train",
+            "--algorithm",
+            "sage-branch",
+            "--from",
+            str(sft_run),
+            "--out",
+            str(out),
+            "--smoke",
+            "--path",
+            str(SMOKE / "dapo-math-17k.jsonl"),
+            *more,
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +101,12 @@ def test_rl_trains_from_the_sft_run(sft_run, rl_run, capsys):
     assert run["model_path"] == str(sft_run / "model")
     assert "BranchGuide" in run["settings"]["guide"]
     assert [row["step"] for row in read_metrics(rl_run)] == [1, 2]
-    for name in ("adapter/adapter_model.safetensors", "training.png", "completions.jsonl", "preflight.json"):  # fmt: skip
+    for name in (
+        "adapter/adapter_model.safetensors",
+        "training.png",
+        "completions.jsonl",
+        "preflight.json",
+    ):
         assert (rl_run / name).exists(), name
 
 
@@ -137,12 +167,24 @@ def test_starting_points(sft_run, rl_run, tmp_path):
 
 def test_the_papers_tables_are_the_defaults_of_its_model():
     sft = sft_config(SEVEN_B)
-    assert (sft.epochs, sft.batch_size, sft.learning_rate, sft.warmup_steps, sft.weight_decay) == (2, 1, 2e-4, 5, 0.01)  # fmt: skip
+    assert (sft.epochs, sft.batch_size, sft.learning_rate, sft.warmup_steps, sft.weight_decay) == (
+        2,
+        1,
+        2e-4,
+        5,
+        0.01,
+    )
     assert (sft.max_length, sft.seed, sft.lora.rank, sft.lora.alpha) == (2048, 3407, 8, 16)
     rl = rlvr_config(SEVEN_B)
     assert (rl.max_steps, rl.completions_per_step, rl.num_generations) == (1000, 8, 8)
     assert (rl.learning_rate, rl.warmup_ratio, rl.weight_decay, rl.beta) == (5e-6, 0.1, 0.01, 0.05)
-    assert (rl.temperature, rl.min_p, rl.top_p, rl.epsilon, rl.epsilon_high) == (1.0, 0.01, 1.0, 0.2, 0.2)  # fmt: skip
+    assert (rl.temperature, rl.min_p, rl.top_p, rl.epsilon, rl.epsilon_high) == (
+        1.0,
+        0.01,
+        1.0,
+        0.2,
+        0.2,
+    )
     distill = rlvr_config(MODELS["r1-distill-qwen-7b"])
     assert (distill.max_prompt_length, distill.max_completion_length) == (2048, 6144)
     assert rlvr_config(MODELS["qwen2.5-3b-instruct"]).full_finetuning
@@ -202,8 +244,23 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
     from safetensors.torch import load_file
 
     def start(out):
-        command = [sys.executable, "-m", "sage_unsloth", "train", "--algorithm", "sage-token", "--from", str(sft_run),
-                   "--smoke", "--out", str(out), "--set", "max_steps=6", "save_steps=2", "learning_rate=5e-3"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "sage_unsloth",
+            "train",
+            "--algorithm",
+            "sage-token",
+            "--from",
+            str(sft_run),
+            "--smoke",
+            "--out",
+            str(out),
+            "--set",
+            "max_steps=6",
+            "save_steps=2",
+            "learning_rate=5e-3",
+        ]
         log = (tmp_path / "log.txt").open("ab")
         return subprocess.Popen(
             command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}

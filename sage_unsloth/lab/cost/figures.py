@@ -7,10 +7,12 @@ from sage_unsloth.figures import COLOURS, new_figure, save_figure
 
 
 def plot_costs(rows: Sequence[Mapping], path: str | Path, note: str) -> Path:
-    """Seconds, with quartiles of the ratio to the first row's loss, and peak memory; a group of bars for each size.
+    """Seconds, with quartiles of the ratio to the first row's loss, and peak memory; a group of
+    bars for each size.
 
     Args:
-        rows: `length`, `hidden`, `vocabulary`, `batch`, `variant`, `seconds`, `peak_mib`, and the ratio's `median`, `low`, `high`.
+        rows: `length`, `hidden`, `vocabulary`, `batch`, `variant`, `seconds`, `peak_mib`, and the
+            ratio's `median`, `low`, `high`.
         path: of the PNG; the CSV stands beside it.
         note: the conditions, under the figure.
     """
@@ -21,9 +23,14 @@ def plot_costs(rows: Sequence[Mapping], path: str | Path, note: str) -> Path:
     for number, variant in enumerate(variants):
         chosen = [row for row in rows if row["variant"] == variant]
         places = [sizes.index(_size_name(row)) + number * width - 0.4 for row in chosen]
-        style = dict(width=width * 0.9, color=COLOURS[number % len(COLOURS)], label=variant, align="edge")  # fmt: skip
+        style = dict(
+            width=width * 0.9, color=COLOURS[number % len(COLOURS)], label=variant, align="edge"
+        )
         medians = [row["median"] for row in chosen]
-        spread = [[row["median"] - row["low"] for row in chosen], [row["high"] - row["median"] for row in chosen]]  # fmt: skip
+        spread = [
+            [row["median"] - row["low"] for row in chosen],
+            [row["high"] - row["median"] for row in chosen],
+        ]
         axes[0].bar(places, medians, yerr=spread, ecolor="#555555", capsize=2, **style)
         bars = axes[1].bar(places, [row["peak_mib"] or 0 for row in chosen], **style)
         axes[1].bar_label(bars, fmt="{:,.0f}", fontsize=7)

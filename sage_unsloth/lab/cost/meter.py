@@ -1,7 +1,8 @@
 """Time and peak memory of a piece of work, on a GPU or on a CPU.
 
-Peak memory is what is held beyond the beginning at the fullest moment: on a GPU as PyTorch counts it, on Linux without one the
-process's largest resident set, reset before each measurement; elsewhere it is not measured.
+Peak memory is what is held beyond the beginning at the fullest moment: on a GPU as PyTorch counts
+it, on Linux without one the process's largest resident set, reset before each measurement;
+elsewhere it is not measured.
 """
 
 import contextlib
@@ -27,7 +28,9 @@ def synchronize() -> None:
 
 @contextlib.contextmanager
 def measured() -> Iterator[dict[str, float | None]]:
-    """Seconds by the clock and of this process's work on the CPU, and the peak of memory beyond what is held at the beginning, bytes (None where it cannot be measured)."""
+    """Seconds by the clock and of this process's work on the CPU, and the peak of memory beyond
+    what is held at the beginning, bytes (None where it cannot be measured).
+    """
     gc.collect()
     result: dict[str, float | None] = {"peak_bytes": None}
     gpu, source = torch.cuda.is_available(), memory_source()
@@ -84,9 +87,13 @@ def _give_back() -> None:
 def device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0)
-    model = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ] if Path("/proc/cpuinfo").exists() else []  # fmt: skip
+    model = (
+        [
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        if Path("/proc/cpuinfo").exists()
+        else []
+    )
     return f"{model[0] if model else platform.machine()}, {os.cpu_count()} cores"

@@ -16,10 +16,14 @@ def write_report(report: dict[str, Any], folder: Path) -> None:
     write_json(folder / "bench.json", report)
     rows = [row for row in report["loss"] if row["seconds"] is not None]
     table = [
-        {name: row[name] for name in ("length", "hidden", "vocabulary", "batch", "variant", "peak_mib")}
-        | {"seconds": statistics.median(row["seconds"])} | row["ratio"]
+        {
+            name: row[name]
+            for name in ("length", "hidden", "vocabulary", "batch", "variant", "peak_mib")
+        }
+        | {"seconds": statistics.median(row["seconds"])}
+        | row["ratio"]
         for row in rows
-    ]  # fmt: skip
+    ]
     plot_costs(table, folder / "bench.png", conditions(report))
 
 
@@ -64,7 +68,13 @@ def loss_table(report: dict[str, Any]) -> list[dict[str, str]]:
     for row in report["loss"]:
         head = {"T": f"{row['length']:,}", "H": f"{row['hidden']:,}", "variant": row["variant"]}
         if row["seconds"] is None:
-            rows.append(head | dict.fromkeys(("seconds", "x grpo", "quartiles", "x grpo, CPU time", "peak MiB", "x grpo's"), "not fitting"))  # fmt: skip
+            rows.append(
+                head
+                | dict.fromkeys(
+                    ("seconds", "x grpo", "quartiles", "x grpo, CPU time", "peak MiB", "x grpo's"),
+                    "not fitting",
+                )
+            )
             continue
         ratio, peak = row["ratio"], row["peak_mib"]
         peak_ratio = "" if not peak else f"{peak / base[_size_of(row)]['peak_mib']:.2f}"

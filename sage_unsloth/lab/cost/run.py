@@ -1,8 +1,10 @@
-"""`python -m sage_unsloth bench`: what a guide costs beside Unsloth's GRPO, and beside a loss that materialises the logits.
+"""`python -m sage_unsloth bench`: what a guide costs beside Unsloth's GRPO, and beside a loss that
+materialises the logits.
 
-All variants run in one process on one trainer, in turn: round after round, so that what slows the machine slows all of them. A time is
-reported as the median over rounds of the ratio to the baseline of the same round, with quartiles; the ratio of the process's CPU time
-beside it is the steadier one where other work competes (a GPU's work is not in it). Three measurements:
+All variants run in one process on one trainer, in turn: round after round, so that what slows the
+machine slows all of them. A time is reported as the median over rounds of the ratio to the baseline
+of the same round, with quartiles; the ratio of the process's CPU time beside it is the steadier one
+where other work competes (a GPU's work is not in it). Three measurements:
 
     loss     loss and backward pass alone, at any hidden size and vocabulary, and their peak memory
     step     the whole optimizer step with rollouts by transformers: random model, and the embedded task with its graded rewards
@@ -29,9 +31,13 @@ from sage_unsloth.runs.record import environment
 MIB, GIB = 2**20, 2**30
 FLOAT32 = 4
 STEP_TOKENS = 32
-"""Completion tokens of the whole step of a random model, at most: rollouts by transformers are slow on a CPU."""
+"""Completion tokens of the whole step of a random model, at most: rollouts by transformers are slow
+on a CPU.
+"""
 LOGITS_HELD = 4
-"""Tensors of the logits' size that a materialised loss holds at once; a size that does not fit is left out, and it is said."""
+"""Tensors of the logits' size that a materialised loss holds at once; a size that does not fit is
+left out, and it is said.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +64,8 @@ class Size:
                 raise ValueError(f"{name} must be at least 1; got {value}")
         if self.batch % min(8, self.batch):
             raise ValueError(
-                f"batch must be a multiple of 8, the completions of a prompt, or less than 8; got {self.batch}"
+                f"batch must be a multiple of 8, the completions of a prompt, or less than 8; "
+                f"got {self.batch}"
             )
 
     @property
@@ -68,7 +75,9 @@ class Size:
 
     @property
     def seconds_on_a_cpu(self) -> float:
-        """Of one pass, for the estimate, as measured on one core: 15 ns a logit, and two products at 50 GFLOP/s."""
+        """Of one pass, for the estimate, as measured on one core: 15 ns a logit, and two products
+        at 50 GFLOP/s.
+        """
         return self.logits_bytes / FLOAT32 * (15e-9 + 4 * self.hidden / 50e9)
 
     def __str__(self) -> str:
@@ -109,11 +118,13 @@ def run(
         log_entropy: every variant asks for entropies, as the training stages do.
 
     Raises:
-        ValueError: a size or a variant that cannot be, or a folder with the figures of other settings, or to which another process writes.
+        ValueError: a size or a variant that cannot be, or a folder with the figures of other
+            settings, or to which another process writes.
     """
     if rounds < 1 or steps < 0 or threads < 1:
         raise ValueError(
-            f"rounds and threads must be at least 1 and steps at least 0; got {rounds}, {threads}, {steps}"
+            f"rounds and threads must be at least 1 and steps at least 0; got {rounds}, "
+            f"{threads}, {steps}"
         )
     import torch
 
@@ -133,7 +144,12 @@ def run(
     if not torch.cuda.is_available():
         passes = len(rows) * (rounds + 1)
         seconds = sum(passes * size.seconds_on_a_cpu for size in sizes)
-        logger.info("%d passes of loss and backward: about %.0f min on one quiet CPU core, steps and growth beside them.", passes * len(sizes), seconds / 60 + 0.5)  # fmt: skip
+        logger.info(
+            "%d passes of loss and backward: about %.0f min on one quiet CPU core, steps and "
+            "growth beside them.",
+            passes * len(sizes),
+            seconds / 60 + 0.5,
+        )
     torch.set_num_threads(threads)
     load_unsloth()
     out = Path(out)
@@ -169,13 +185,16 @@ def _refuse_other(out: Path, settings: dict[str, Any]) -> None:
     )
     if before != settings:
         raise ValueError(
-            f"a folder holds the benchmark of one set of settings; {out} has {before}, asked for {settings}; give another --out, "
+            f"a folder holds the benchmark of one set of settings; {out} has {before}, asked for "
+            f"{settings}; give another --out, "
             "or delete it"
         )
 
 
 class _Place:
-    """Models and trainers in a temporary folder; a model is made once, one trainer is held at a time."""
+    """Models and trainers in a temporary folder; a model is made once, one trainer is held at a
+    time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -191,15 +210,22 @@ class _Place:
         from sage_unsloth.problems import arithmetic
 
         return make_trainer(
-            self.model(size.hidden, size.vocabulary), self.folder / "out", rewards=token_sum_rewards,
-            rows=arithmetic.problems("train"), completions=size.batch, length=size.length, **settings,
-        )  # fmt: skip
+            self.model(size.hidden, size.vocabulary),
+            self.folder / "out",
+            rewards=token_sum_rewards,
+            rows=arithmetic.problems("train"),
+            completions=size.batch,
+            length=size.length,
+            **settings,
+        )
 
 
 def measure_loss(
     place: _Place, size: Size, variants: Sequence[Any], rounds: int, sizes: int = 1
 ) -> list[dict]:
-    """Seconds and peak memory of loss and backward pass, one row for each variant; None in the place of what did not fit."""
+    """Seconds and peak memory of loss and backward pass, one row for each variant; None in the
+    place of what did not fit.
+    """
     from tqdm.auto import tqdm
 
     from sage_unsloth.lab.cost.meter import measured
@@ -211,7 +237,12 @@ def measure_loss(
     fitting = [v for v in variants if not v.materialised or _fits(size)]
     for variant in variants:
         if variant not in fitting:
-            logger.info("%s needs about %.0f GiB at %s: left out.", variant.name, LOGITS_HELD * size.logits_bytes / GIB, size)  # fmt: skip
+            logger.info(
+                "%s needs about %.0f GiB at %s: left out.",
+                variant.name,
+                LOGITS_HELD * size.logits_bytes / GIB,
+                size,
+            )
 
     def once(variant: Any) -> dict[str, float]:
         guide_seconds: list[float] = []
@@ -232,7 +263,14 @@ def measure_loss(
                 bar.update()
             if number == 0:
                 seconds = time.perf_counter() - started
-                logger.info("The round that warms up took %.0f s; %d more, for this of %d size(s), take about %.0f s.", seconds, rounds, sizes, seconds * rounds)  # fmt: skip
+                logger.info(
+                    "The round that warms up took %.0f s; %d more, for this of %d size(s), take "
+                    "about %.0f s.",
+                    seconds,
+                    rounds,
+                    sizes,
+                    seconds * rounds,
+                )
     return [_loss_row(size, variant.name, found) for variant in variants]
 
 
@@ -244,7 +282,9 @@ def _loss_row(size: Size, name: str, found: dict[str, list[dict]]) -> dict[str, 
     peaks = [v["peak_bytes"] for v in values if v["peak_bytes"] is not None]
     return row | {
         "seconds": _rounded(v["seconds"] for v in values),
-        "ratio": quartiles([v["seconds"] / b["seconds"] for v, b in zip(values, base, strict=True)]),
+        "ratio": quartiles(
+            [v["seconds"] / b["seconds"] for v, b in zip(values, base, strict=True)]
+        ),
         "cpu_ratio": quartiles(
             [v["cpu_seconds"] / b["cpu_seconds"] for v, b in zip(values, base, strict=True)]
         ),
@@ -253,11 +293,13 @@ def _loss_row(size: Size, name: str, found: dict[str, list[dict]]) -> dict[str, 
         "guide_share": round(
             statistics.median(v["guide_seconds"] / v["seconds"] for v in values), 6
         ),
-    }  # fmt: skip
+    }
 
 
 def measure_steps(place: _Place, size: Size, variants: Sequence[Any], steps: int) -> list[dict]:
-    """The whole optimizer step: seconds, tokens a second and the share of each phase, for the random model and the embedded task."""
+    """The whole optimizer step: seconds, tokens a second and the share of each phase, for the
+    random model and the embedded task.
+    """
     from tqdm.auto import tqdm
 
     from sage_unsloth.grading.grader import Grader
@@ -272,14 +314,19 @@ def measure_steps(place: _Place, size: Size, variants: Sequence[Any], steps: int
         tasks: dict[str, Callable[[], Any]] = {
             f"random model, {short}": lambda: place.trainer(short),
             "embedded task": lambda: make_trainer(
-                data_folder() / EMBEDDED, place.folder / "out", rewards=SolutionReward(grader),
-                rows=arithmetic.problems("train"), completions=64, length=48,
+                data_folder() / EMBEDDED,
+                place.folder / "out",
+                rewards=SolutionReward(grader),
+                rows=arithmetic.problems("train"),
+                completions=64,
+                length=48,
             ),
-        }  # fmt: skip
+        }
         for task, make in tasks.items():
             fitting = [v for v in variants if not v.materialised or _fits(short)]
             found: dict[str, list[dict]] = {v.name: [] for v in fitting}
-            # Fresh trainers of one seed draw the same rollouts, since nothing is learned; one step of each in turn.
+            # Fresh trainers of one seed draw the same rollouts, since nothing is learned; one step
+            # of each in turn.
             trainer = make()
             for number in tqdm(range(steps + 1), desc=f"step, {task}", unit="round"):
                 for variant in rotated(fitting, number):
@@ -291,7 +338,9 @@ def measure_steps(place: _Place, size: Size, variants: Sequence[Any], steps: int
 
 
 def one_step(trainer: Any, variant: Any) -> dict[str, Any]:
-    """One optimizer step of `trainer.train()`, from its first step's seed on, and the seconds of its phases."""
+    """One optimizer step of `trainer.train()`, from its first step's seed on, and the seconds of
+    its phases.
+    """
     from transformers import TrainerCallback, set_seed
 
     from sage_unsloth.lab.cost.meter import synchronize
@@ -335,14 +384,18 @@ def _step_row(task: str, name: str, found: dict[str, list[dict]]) -> dict[str, A
         "task": task,
         "variant": name,
         "seconds": _rounded(v["seconds"] for v in values),
-        "ratio": quartiles([v["seconds"] / b["seconds"] for v, b in zip(values, base, strict=True)]),
+        "ratio": quartiles(
+            [v["seconds"] / b["seconds"] for v, b in zip(values, base, strict=True)]
+        ),
         "tokens_per_second": round(statistics.median(v["tokens"] for v in values) / total, 1),
         "shares": {phase: round(share, 4) for phase, share in shares.items()},
-    }  # fmt: skip
+    }
 
 
 def measure_growth(place: _Place, size: Size, variants: Sequence[Any]) -> list[dict]:
-    """Seconds and peak memory of the loss while one of T, B, V is quartered and halved; and a step's, iterations and accumulation."""
+    """Seconds and peak memory of the loss while one of T, B, V is quartered and halved; and a
+    step's, iterations and accumulation.
+    """
     chosen = [v for v in variants if v.guide is None or v.materialised or v.name == "sage-branch"]
     rows = []
     for field in ("length", "batch", "vocabulary"):
@@ -357,13 +410,22 @@ def measure_growth(place: _Place, size: Size, variants: Sequence[Any]) -> list[d
             for variant in chosen[:2]:
                 one_step(trainer, variant)
                 values = one_step(trainer, variant)
-                rows.append({"grows": field, "value": value, "variant": variant.name, "seconds": [round(values["seconds"], 4)],
-                             "phases": {k: round(v, 4) for k, v in values["phases"].items()}})  # fmt: skip
+                rows.append(
+                    {
+                        "grows": field,
+                        "value": value,
+                        "variant": variant.name,
+                        "seconds": [round(values["seconds"], 4)],
+                        "phases": {k: round(v, 4) for k, v in values["phases"].items()},
+                    }
+                )
     return rows
 
 
 def rotated(variants: Sequence[Any], number: int) -> list[Any]:
-    """The order of a round: each variant comes first once, since the one after a large one finds the machine in another state."""
+    """The order of a round: each variant comes first once, since the one after a large one finds
+    the machine in another state.
+    """
     first = number % len(variants)
     return [*variants[first:], *variants[:first]]
 

@@ -1,8 +1,10 @@
-"""What the benchmark runs: losses side by side on one trainer, over a model of any hidden size and vocabulary with random weights.
+"""What the benchmark runs: losses side by side on one trainer, over a model of any hidden size and
+vocabulary with random weights.
 
-A loss is measured where training meets it: `compute_loss` of Unsloth's generated trainer, on a batch that stands in the place of
-rollouts, with a model of one layer, so that the output head dominates as it does in the loss of a large one. Weights are random, since
-no figure depends on their values.
+A loss is measured where training meets it: `compute_loss` of Unsloth's generated trainer, on a
+batch that stands in the place of rollouts, with a model of one layer, so that the output head
+dominates as it does in the loss of a large one. Weights are random, since no figure depends on
+their values.
 
 Shapes: B completions, P prompt tokens, T completion tokens, V vocabulary.
 """
@@ -44,7 +46,8 @@ class Variant:
         kl_estimator: the KL penalty.
         credit: "token" or "sequence".
         log_entropy: entropies are asked for whatever the guide, as the training stages do.
-        materialised: the whole (B, T, V) logits and their entropy in plain torch instead of Unsloth's loss.
+        materialised: the whole (B, T, V) logits and their entropy in plain torch instead of
+            Unsloth's loss.
     """
 
     name: str
@@ -83,12 +86,14 @@ def variants(names: list[str] | None = None, log_entropy: bool = False) -> list[
     """The baseline first, then what is compared with it.
 
     Args:
-        names: algorithms with the KL term and the loss type of the baseline, or with sequence credit (whose cost does not depend on
-            the loss type, so the baseline's is taken), or "materialised". None: the guides of the paper, and "materialised".
+        names: algorithms with the KL term and the loss type of the baseline, or with sequence
+            credit (whose cost does not depend on the loss type, so the baseline's is taken), or
+            "materialised". None: the guides of the paper, and "materialised".
         log_entropy: of every variant, the baseline included.
 
     Raises:
-        ValueError: an unknown algorithm, one that differs in more than guide, penalty and credit, or one that needs a teacher.
+        ValueError: an unknown algorithm, one that differs in more than guide, penalty and credit,
+            or one that needs a teacher.
     """
     rows = []
     for name in names if names is not None else [*_guided_algorithms(), MATERIALISED]:
@@ -98,8 +103,10 @@ def variants(names: list[str] | None = None, log_entropy: bool = False) -> list[
         algorithm = get_algorithm(name)
         if name not in _comparable():
             raise ValueError(
-                "variants must have the baseline's loss type and β, so that only the KL term differs, and no teacher; "
-                f"{name!r} has loss_type={algorithm.loss_type!r}, beta={algorithm.beta}, guide={algorithm.guide!r}; choose "
+                "variants must have the baseline's loss type and β, so that only the KL term "
+                "differs, and no teacher; "
+                f"{name!r} has loss_type={algorithm.loss_type!r}, beta={algorithm.beta}, "
+                f"guide={algorithm.guide!r}; choose "
                 f"among {', '.join([*_comparable(), MATERIALISED])}"
             )
         rows.append(
@@ -134,9 +141,11 @@ def _guided_algorithms() -> list[str]:
 
 
 def materialised_loss(trainer: Any, model: Any, inputs: dict, guide: Guide) -> Tensor:
-    """The guided loss as a script without Unsloth has it: (B, T, V) logits, TRL's own functions of them, plain torch behind them.
+    """The guided loss as a script without Unsloth has it: (B, T, V) logits, TRL's own functions of
+    them, plain torch behind them.
 
-    Logits and their gradient are whole, as in TRL's trainer and in the authors' code; the entropy has no gradient.
+    Logits and their gradient are whole, as in TRL's trainer and in the authors' code; the entropy
+    has no gradient.
     """
     from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
@@ -156,16 +165,25 @@ def materialised_loss(trainer: Any, model: Any, inputs: dict, guide: Guide) -> T
         signals, step=trainer.state.global_step, max_steps=max(trainer.args.max_steps, 1)
     )
     return grpo_loss(
-        logps, ref, mask, inputs["advantages"], log_guide=log_guide, beta=trainer.beta,
-        epsilon=trainer.epsilon_low, epsilon_high=trainer.epsilon_high, loss_type=trainer.args.loss_type,
-    )  # fmt: skip
+        logps,
+        ref,
+        mask,
+        inputs["advantages"],
+        log_guide=log_guide,
+        beta=trainer.beta,
+        epsilon=trainer.epsilon_low,
+        epsilon_high=trainer.epsilon_high,
+        loss_type=trainer.args.loss_type,
+    )
 
 
 def save_random_model(folder: Path, hidden_size: int, vocab_size: int) -> Path:
-    """A Qwen2 of one layer with random weights and the embedded model's tokenizer, as a model folder.
+    """A Qwen2 of one layer with random weights and the embedded model's tokenizer, as a model
+    folder.
 
     Raises:
-        ValueError: the hidden size is no multiple of 64, or the vocabulary is smaller than the tokenizer's.
+        ValueError: the hidden size is no multiple of 64, or the vocabulary is smaller than the
+            tokenizer's.
     """
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
@@ -176,15 +194,23 @@ def save_random_model(folder: Path, hidden_size: int, vocab_size: int) -> Path:
         )
     if vocab_size < len(tokenizer):
         raise ValueError(
-            f"the vocabulary must hold the embedded tokenizer's {len(tokenizer)} tokens; got {vocab_size}"
+            f"the vocabulary must hold the embedded tokenizer's {len(tokenizer)} tokens; got "
+            f"{vocab_size}"
         )
     torch.manual_seed(0)
     heads = hidden_size // 64
     config = Qwen2Config(
-        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=1,
-        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=32_768, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     model = Qwen2ForCausalLM(config)
     if torch.cuda.is_available():
         model = model.to(torch.bfloat16)
@@ -203,7 +229,8 @@ def make_trainer(
     length: int,
     **settings: Any,
 ) -> Any:
-    """Unsloth's generated trainer over a fresh adapter, with a learning rate of 0: every variant then draws the same rollouts.
+    """Unsloth's generated trainer over a fresh adapter, with a learning rate of 0: every variant
+    then draws the same rollouts.
 
     Args:
         rewards: TRL's reward function.
@@ -220,13 +247,32 @@ def make_trainer(
     )
     gpu = torch.cuda.is_available()
     arguments = dict(
-        output_dir=str(output_dir), per_device_train_batch_size=completions, num_generations=min(8, completions),
-        gradient_accumulation_steps=1, max_steps=1000, max_completion_length=length, logging_steps=1, report_to="none",
-        save_strategy="no", beta=0.05, loss_type="grpo", use_bias_correction_kl=False, learning_rate=0.0, weight_decay=0.0,
-        optim="adamw_torch", use_cpu=not gpu, disable_tqdm=True, gradient_checkpointing=False, dataloader_pin_memory=gpu,
-        temperature=1.0, top_p=1.0, top_k=0, seed=3407, max_grad_norm=1.0,
+        output_dir=str(output_dir),
+        per_device_train_batch_size=completions,
+        num_generations=min(8, completions),
+        gradient_accumulation_steps=1,
+        max_steps=1000,
+        max_completion_length=length,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        beta=0.05,
+        loss_type="grpo",
+        use_bias_correction_kl=False,
+        learning_rate=0.0,
+        weight_decay=0.0,
+        optim="adamw_torch",
+        use_cpu=not gpu,
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        dataloader_pin_memory=gpu,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        seed=3407,
+        max_grad_norm=1.0,
         generation_kwargs={"suppress_tokens": [tokenizer.pad_token_id]},
-    )  # fmt: skip
+    )
     if not gpu:
         arguments |= {"bf16": False, "fp16": False}
     data = [{"prompt": prompt_messages(r["problem"]), "answer": r["answer"]} for r in rows]
@@ -244,7 +290,9 @@ def make_trainer(
 
 
 def make_batch(trainer: Any, batch_size: int, length: int, vocab_size: int) -> dict[str, Any]:
-    """What the trainer's loss gets from a rollout: random tokens, references near uniform, advantages that alternate."""
+    """What the trainer's loss gets from a rollout: random tokens, references near uniform,
+    advantages that alternate.
+    """
     generator = torch.Generator().manual_seed(0)
     device = trainer.accelerator.device
     pad = trainer.processing_class.pad_token_id
@@ -272,7 +320,9 @@ def make_batch(trainer: Any, batch_size: int, length: int, vocab_size: int) -> d
 
 
 def token_sum_rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that costs nothing and differs within a group: the sum of a completion's ids, modulo 5."""
+    """A reward that costs nothing and differs within a group: the sum of a completion's ids, modulo
+    5.
+    """
     return [float(sum(ids) % 5) for ids in completion_ids]
 
 
@@ -282,12 +332,16 @@ PHASES = {
     "reference": "_get_per_token_logps_and_entropies",
     "loss": "compute_loss",
 }
-"""Phases of an optimizer step, each a method of the trainer; backward is accelerate's, the rest is "other"."""
+"""Phases of an optimizer step, each a method of the trainer; backward is accelerate's, the rest is
+"other".
+"""
 
 
 @contextmanager
 def timed_phases(trainer: Any) -> Iterator[Counter]:
-    """Seconds in each phase while the context is open, by the clock; a phase within another counts for the inner one."""
+    """Seconds in each phase while the context is open, by the clock; a phase within another counts
+    for the inner one.
+    """
     seconds: Counter = Counter()
     inside: list[float] = []
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)

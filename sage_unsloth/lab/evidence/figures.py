@@ -1,4 +1,6 @@
-"""Figures of a benchmark's report, each with its table beside it. An algorithm has one colour, style and marker in all of them."""
+"""Figures of a benchmark's report, each with its table beside it. An algorithm has one colour,
+style and marker in all of them.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,7 +58,9 @@ def _pass_at_k(report: Mapping[str, Any], shown: Sequence[str], path: Path, note
 
 
 def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
-    """Every algorithm minus grpo with its interval, one panel for each k; the band is what counts as no difference."""
+    """Every algorithm minus grpo with its interval, one panel for each k; the band is what counts
+    as no difference.
+    """
     from matplotlib.figure import Figure
 
     table = report["differences"]["test"]["all"]
@@ -72,8 +76,16 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
             found = table[pair][k]
             beyond = found["low"] > 0 or found["high"] < 0
             width = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
-            axis.errorbar([found["mean"]], [place], xerr=width, capsize=3, marker="o", markersize=5,
-                          color=COLOURS[2] if beyond else COLOURS[0], markerfacecolor=None if beyond else "white")  # fmt: skip
+            axis.errorbar(
+                [found["mean"]],
+                [place],
+                xerr=width,
+                capsize=3,
+                marker="o",
+                markersize=5,
+                color=COLOURS[2] if beyond else COLOURS[0],
+                markerfacecolor=None if beyond else "white",
+            )
             rows.append({"pair": pair, "k": k} | found)
         axis.set(title=f"pass@{k}", xlabel=f"difference to {BASELINE}")
         axis.set_yticks(range(len(pairs)), [pair.removesuffix(f" - {BASELINE}") for pair in pairs])
@@ -81,15 +93,19 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylim(len(pairs) - 0.5, -0.5)
     figure.supxlabel(
-        note + f"\nblue: the interval leaves out 0; grey band: ±{MATTERS:g}, no difference that matters",
-        fontsize=8, color="#555555",
-    )  # fmt: skip
+        note
+        + f"\nblue: the interval leaves out 0; grey band: ±{MATTERS:g}, no difference that matters",
+        fontsize=8,
+        color="#555555",
+    )
     write_table(path.with_suffix(".csv"), rows)
     figure.savefig(path, dpi=130)
 
 
 def _training(records: Records, shown: Sequence[str], path: Path, note: str) -> None:
-    """Reward, entropy, plain KL and gradient norm, mean over seeds with the standard error of that mean."""
+    """Reward, entropy, plain KL and gradient norm, mean over seeds with the standard error of that
+    mean.
+    """
     panels = {
         "reward": "reward",
         "entropy": "token entropy (nats)",
@@ -108,20 +124,41 @@ def _training(records: Records, shown: Sequence[str], path: Path, note: str) -> 
             spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
             half = np.array(moving_average(list(spread / len(values) ** 0.5), 5))
             style = model_style(name, shown)
-            axis.plot(steps, mean, label=name, color=style["color"], linestyle=style["linestyle"], zorder=style["zorder"])  # fmt: skip
-            axis.fill_between(steps, mean - half, mean + half, color=style["color"], alpha=0.12, linewidth=0)  # fmt: skip
+            axis.plot(
+                steps,
+                mean,
+                label=name,
+                color=style["color"],
+                linestyle=style["linestyle"],
+                zorder=style["zorder"],
+            )
+            axis.fill_between(
+                steps, mean - half, mean + half, color=style["color"], alpha=0.12, linewidth=0
+            )
             rows += [
-                {"series": column, "algorithm": name, "step": int(step), "mean": float(m), "standard_error": float(h)}
+                {
+                    "series": column,
+                    "algorithm": name,
+                    "step": int(step),
+                    "mean": float(m),
+                    "standard_error": float(h),
+                }
                 for step, m, h in zip(steps, mean, half, strict=True)
-            ]  # fmt: skip
+            ]
         axis.set(title=title, xlabel="optimizer step")
     save_figure(
-        figure, axes, path, rows, note + "\nmean over seeds ± its standard error, moving average over 5 steps"
-    )  # fmt: skip
+        figure,
+        axes,
+        path,
+        rows,
+        note + "\nmean over seeds ± its standard error, moving average over 5 steps",
+    )
 
 
 def _reward_and_test(records: Records, shown: Sequence[str], path: Path, note: str) -> None:
-    """Training reward of the last third beside held-out pass@1 and pass@n, a point for each algorithm (Fig. 2)."""
+    """Training reward of the last third beside held-out pass@1 and pass@n, a point for each
+    algorithm (Fig. 2).
+    """
     figure, axes = new_figure(2)
     ks = records.ks("test")
     order = [*shown, *(name for name in records.algorithms if name not in shown)]
@@ -136,12 +173,29 @@ def _reward_and_test(records: Records, shown: Sequence[str], path: Path, note: s
         for axis, k in zip(axes, (ks[0], ks[-1]), strict=True):
             test = records.pass_at_k(records.of(name), "test", k).mean(axis=1)
             (x, dx), (y, dy) = _mean_and_error(reward[:, 0]), _mean_and_error(test)
-            axis.errorbar([x], [y], xerr=[dx], yerr=[dy], capsize=2, linewidth=0.8, label=name, **style)  # fmt: skip
+            axis.errorbar(
+                [x], [y], xerr=[dx], yerr=[dy], capsize=2, linewidth=0.8, label=name, **style
+            )
             axis.set(xlabel="training reward, last third", ylabel=f"held-out pass@{k}")
-            rows.append({"algorithm": name, "k": k, "reward": x, "reward_error": dx, "pass_at_k": y, "error": dy})  # fmt: skip
+            rows.append(
+                {
+                    "algorithm": name,
+                    "k": k,
+                    "reward": x,
+                    "reward_error": dx,
+                    "pass_at_k": y,
+                    "error": dy,
+                }
+            )
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
-    figure.supxlabel(note + "\nbars: standard error over seeds, on these problems; differences with intervals are in the other figure", fontsize=8, color="#555555")  # fmt: skip
+    figure.supxlabel(
+        note
+        + "\nbars: standard error over seeds, on these problems; differences with intervals are "
+        "in the other figure",
+        fontsize=8,
+        color="#555555",
+    )
     write_table(path.with_suffix(".csv"), rows)
     figure.savefig(path, dpi=130)
 
@@ -159,4 +213,6 @@ def _grid(report: Mapping[str, Any], path: Path, note: str) -> None:
         for title in titles
     }
     floors = {title: f"{len(grid['seeds'])} seeds a cell" for title in titles}
-    plot_heat_maps(panels, floors, dict.fromkeys(titles, 0.0), path, note + "\nbold: the interval leaves out 0")  # fmt: skip
+    plot_heat_maps(
+        panels, floors, dict.fromkeys(titles, 0.0), path, note + "\nbold: the interval leaves out 0"
+    )

@@ -1,8 +1,10 @@
-"""What S training seeds and P problems can show: intervals over both at once, and the smallest difference a design can see.
+"""What S training seeds and P problems can show: intervals over both at once, and the smallest
+difference a design can see.
 
-Every training seed meets every problem, so a table of values (S, P) has two sources of chance at once: other seeds would have given
-other rows, other problems other columns. With eight seeds a bootstrap over seeds is too narrow (it has (S - 1)/S of the variance
-and no heavier tails), so these intervals are Student's, from the mean squares of the two-way layout.
+Every training seed meets every problem, so a table of values (S, P) has two sources of chance at
+once: other seeds would have given other rows, other problems other columns. With eight seeds a
+bootstrap over seeds is too narrow (it has (S - 1)/S of the variance and no heavier tails), so these
+intervals are Student's, from the mean squares of the two-way layout.
 
 Shapes: S seeds, P problems.
 """
@@ -18,7 +20,9 @@ from sage_unsloth.evaluation.metrics import Estimate
 
 @dataclass(frozen=True)
 class CrossedEstimate(Estimate):
-    """A mean with its interval over seeds and problems; `error` is the standard error, `freedom` the degrees of freedom."""
+    """A mean with its interval over seeds and problems; `error` is the standard error, `freedom`
+    the degrees of freedom.
+    """
 
     error: float
     freedom: float
@@ -26,7 +30,9 @@ class CrossedEstimate(Estimate):
 
 @dataclass(frozen=True)
 class Components:
-    """Variances of one value: `seed` and `problem` shared by a row or column of the table, `rest` of a single entry."""
+    """Variances of one value: `seed` and `problem` shared by a row or column of the table, `rest`
+    of a single entry.
+    """
 
     seed: float
     problem: float
@@ -63,17 +69,20 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
-    """The mean of values (S, P) over seeds and problems, with an interval for other seeds *and* other problems.
+    """The mean of values (S, P) over seeds and problems, with an interval for other seeds *and*
+    other problems.
 
-    With the mean squares of rows M_s, columns M_p and the rest M_e, the variance of the mean is estimated by
-    (M_s + M_p − M_e) / (S P), the unbiased estimator of the two-way random-effects layout, but never below what either source
-    gives alone, M_s / (S P) or M_p / (S P). Degrees of freedom are Satterthwaite's. One seed leaves problems as the only source, one
-    problem leaves seeds.
+    With the mean squares of rows M_s, columns M_p and the rest M_e, the variance of the mean is
+    estimated by (M_s + M_p − M_e) / (S P), the unbiased estimator of the two-way random-effects
+    layout, but never below what either source gives alone, M_s / (S P) or M_p / (S P). Degrees of
+    freedom are Satterthwaite's. One seed leaves problems as the only source, one problem leaves
+    seeds.
 
     For a paired difference, pass the table of differences.
 
     Raises:
-        ValueError: not (S, P) of finite values with at least two of them; `confidence` not in (0, 1).
+        ValueError: not (S, P) of finite values with at least two of them; `confidence` not in (0,
+            1).
     """
     values_SP = _table(values_SP)
     if not 0 < confidence < 1:
@@ -97,7 +106,8 @@ def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
 
 
 def components(values_SP) -> Components:
-    """The variance components of a table (S, P) of a pilot, S and P >= 2; one estimated below 0 is 0.
+    """The variance components of a table (S, P) of a pilot, S and P >= 2; one estimated below 0 is
+    0.
 
     Raises:
         ValueError: as `crossed_interval`; or a single seed or problem.
@@ -110,17 +120,20 @@ def components(values_SP) -> Components:
         )
     rows, columns, rest = _mean_squares(values_SP)
     return Components(
-        seed=max(0.0, (rows - rest) / problems), problem=max(0.0, (columns - rest) / seeds), rest=rest
-    )  # fmt: skip
+        seed=max(0.0, (rows - rest) / problems),
+        problem=max(0.0, (columns - rest) / seeds),
+        rest=rest,
+    )
 
 
 def detectable_difference(
     found: Components, seeds: int, problems: int, *, power: float = 0.8, confidence: float = 0.95
 ) -> float:
-    """The smallest true difference whose interval leaves out 0 in a share `power` of all benchmarks of S >= 2 seeds and P problems.
+    """The smallest true difference whose interval leaves out 0 in a share `power` of all benchmarks
+    of S >= 2 seeds and P problems.
 
-    (t_{(1+confidence)/2} + t_{power}) · √(σ_s²/S + σ_p²/P + σ_e²/(S P)), with S − 1 degrees of freedom: on the safe side, since
-    problems bring more.
+    (t_{(1+confidence)/2} + t_{power}) · √(σ_s²/S + σ_p²/P + σ_e²/(S P)), with S − 1 degrees of
+    freedom: on the safe side, since problems bring more.
     """
     if seeds < 2 or problems < 1:
         raise ValueError(f"power needs seeds >= 2 and problems >= 1; got {seeds} and {problems}")
@@ -148,7 +161,9 @@ def _table(values_SP) -> np.ndarray:
     values_SP = np.asarray(values_SP, dtype=float)
     if values_SP.ndim != 2 or values_SP.size < 2 or not np.isfinite(values_SP).all():
         raise ValueError(
-            "an interval over seeds and problems needs a table (seeds, problems) of finite values, at least two of them; "
-            f"got the shape {values_SP.shape} with {int((~np.isfinite(values_SP)).sum())} that are not finite"
+            "an interval over seeds and problems needs a table (seeds, problems) of finite "
+            "values, at least two of them; "
+            f"got the shape {values_SP.shape} with {int((~np.isfinite(values_SP)).sum())} that "
+            f"are not finite"
         )
     return values_SP

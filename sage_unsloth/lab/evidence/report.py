@@ -1,6 +1,8 @@
-"""From the counts of a benchmark to its report: tables, paired differences, verdicts on the paper's claims, power.
+"""From the counts of a benchmark to its report: tables, paired differences, verdicts on the paper's
+claims, power.
 
-Everything is computed from one file, `records.json`, so that a report can be made again, or differently, without training anything:
+Everything is computed from one file, `records.json`, so that a report can be made again, or
+differently, without training anything:
 
     sets       name -> title, problem ids, families, samples of each problem
     runs       algorithm, seed, cell of the grid; of each set the correct completions of each problem, those by the rare way, those that are
@@ -33,7 +35,9 @@ from sage_unsloth.runs.files import write_json, write_text
 from sage_unsloth.runs.record import environment
 
 MATTERS = 0.03
-"""A difference of pass@k below this is taken as none: about the largest gain in the paper's tables is .03."""
+"""A difference of pass@k below this is taken as none: about the largest gain in the paper's tables
+is .03.
+"""
 BASELINE = "grpo"
 PAIRS = (
     ("sage-branch-exact", "grpo-exact"),
@@ -59,14 +63,21 @@ def collect(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
     complete = [
         seed
         for seed in config.seeds
-        if all(result_path(out, run).exists() for run in config.runs() if run.seed == seed and run.threshold is None)
-    ]  # fmt: skip
+        if all(
+            result_path(out, run).exists()
+            for run in config.runs()
+            if run.seed == seed and run.threshold is None
+        )
+    ]
     if not complete or not result_path(out, None).exists():
         raise ValueError(
-            f"a report needs the SFT model's samples and one training seed of every algorithm; in {out} none is complete; run the "
+            f"a report needs the SFT model's samples and one training seed of every algorithm; "
+            f"in {out} none is complete; run the "
             "benchmark on, or ask for fewer algorithms"
         )
-    chosen = [run for run in config.runs() if run.seed in complete and result_path(out, run).exists()]  # fmt: skip
+    chosen = [
+        run for run in config.runs() if run.seed in complete and result_path(out, run).exists()
+    ]
     found = [json.loads(result_path(out, run).read_text()) for run in (None, *chosen)]
     sets = {
         name: {
@@ -95,7 +106,8 @@ def collect(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
 
 
 class Records:
-    """The tables of a `records.json`, each (S, P): a row for each seed, in one order for every algorithm.
+    """The tables of a `records.json`, each (S, P): a row for each seed, in one order for every
+    algorithm.
 
     The SFT model was trained once, so its row repeats.
     """
@@ -171,7 +183,8 @@ class Claim:
         text: the claim.
         paper: the paper's own numbers for it, or what it rests on.
         a, b: the difference is a − b.
-        quantity: "pass@1", "pass@n" or "pass@16" on the set; "rare way" or "solutions by the rare way"; "reward" of the last third of training.
+        quantity: "pass@1", "pass@n" or "pass@16" on the set; "rare way" or "solutions by the rare
+            way"; "reward" of the last third of training.
         set: which problems, "test", or "ood" for all sets out of distribution together.
         kind: "gain": a is better; "no loss": a is not worse by `MATTERS`; "loss": a is worse.
     """
@@ -199,10 +212,10 @@ CLAIMS = (
     Claim("Without KL the training reward is higher", "Fig. 2", "grpo-no-kl", "grpo", "reward"),
     Claim("Branch raises pass@n of BNPO without KL", ".699 → .715", "bnpo-sage-branch", "bnpo-no-kl"),
     Claim("Branch raises pass@n of DAPO without KL", ".696 → .712", "dapo-sage-branch", "dapo-no-kl"),
-    Claim("Branch keeps the rare way alive better than GRPO", "App. G", "sage-branch", "grpo", "solutions by the rare way"),
+    Claim("Branch keeps the rare way alive better than GRPO", "App. G", "sage-branch", "grpo", "solutions by the " "rare " "way"),
     Claim("Branch helps out of distribution", "Knights and Knaves", "sage-branch", "grpo", set="ood"),
     Claim("With the exact credit Branch raises pass@n", "Eq. 4; not in the paper's code", "sage-branch-exact", "grpo-exact"),
-    Claim("With the exact credit Branch keeps the rare way alive", "Eq. 4; not in the paper's code", "sage-branch-exact", "grpo-exact", "solutions by the rare way"),
+    Claim("With the exact credit Branch keeps the rare way alive", "Eq. 4; not in the paper's code", "sage-branch-exact", "grpo-exact", "solutions by the " "rare " "way"),
 )  # fmt: skip
 
 
@@ -223,7 +236,9 @@ def verdict(kind: str, low: float, high: float, matters: float = MATTERS) -> str
 
 
 def judge(claim: Claim, records: Records) -> dict[str, Any] | None:
-    """The claim with its difference, interval and verdict; None where an algorithm or quantity of it was not run."""
+    """The claim with its difference, interval and verdict; None where an algorithm or quantity of
+    it was not run.
+    """
     if not {claim.a, claim.b} <= set(records.algorithms):
         return None
     values = [_quantity(records, name, claim) for name in (claim.a, claim.b)]
@@ -245,7 +260,9 @@ def _quantity(records: Records, algorithm: str, claim: Claim) -> np.ndarray | No
     if claim.quantity in ("rare way", "solutions by the rare way"):
         if records.data["rare_route"] is None:
             return None
-        share = records.route_share if claim.quantity == "rare way" else records.solutions_by_rare_way  # fmt: skip
+        share = (
+            records.route_share if claim.quantity == "rare way" else records.solutions_by_rare_way
+        )
         return share(algorithm)
     names = [name for name in records.data["sets"] if (name == "test") == (claim.set == "test")]
     tables = []
@@ -278,13 +295,17 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
                 for k in records.ks(name)
             }
             cells[group] = {
-                algorithm: {str(k): _level(values[algorithm, k], algorithm == SFT) for k in records.ks(name)}
+                algorithm: {
+                    str(k): _level(values[algorithm, k], algorithm == SFT) for k in records.ks(name)
+                }
                 for algorithm in records.algorithms
-            }  # fmt: skip
+            }
             differences[group] = {
-                f"{a} - {b}": {str(k): _interval(values[a, k] - values[b, k]) for k in records.ks(name)}
+                f"{a} - {b}": {
+                    str(k): _interval(values[a, k] - values[b, k]) for k in records.ks(name)
+                }
                 for a, b in pairs
-            }  # fmt: skip
+            }
         table["pass_at_k"][name], table["differences"][name] = cells, differences
     claims = [judge(claim, records) for claim in CLAIMS]
     return {
@@ -298,12 +319,14 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         "environment": data["environment"],
         **table,
         "claims": [claim for claim in claims if claim is not None],
-        "not_run": sorted({name for claim in CLAIMS for name in (claim.a, claim.b)} - set(records.algorithms)),
+        "not_run": sorted(
+            {name for claim in CLAIMS for name in (claim.a, claim.b)} - set(records.algorithms)
+        ),
         "behaviour": _behaviour(records),
         "training": _training(records),
         "grid": _grid(records),
         "components": _components(records, pairs),
-    }  # fmt: skip
+    }
 
 
 def _interval(values_SP: np.ndarray, once: bool = False) -> dict[str, float]:
@@ -323,16 +346,21 @@ def _level(values_SP: np.ndarray, once: bool) -> dict[str, float]:
 
 
 def _behaviour(records: Records) -> dict[str, Any]:
-    """On the test problems: the rare way among all completions and among the correct ones, format, length."""
+    """On the test problems: the rare way among all completions and among the correct ones, format,
+    length.
+    """
     result = {}
     for name in records.algorithms:
         tests = [run["sets"]["test"] for run in records.of(name)]
         row: dict[str, Any] = {
-            key: float(np.mean([test[key] for test in tests])) for key in ("in_format", "mean_tokens")
-        }  # fmt: skip
+            key: float(np.mean([test[key] for test in tests]))
+            for key in ("in_format", "mean_tokens")
+        }
         if records.data["rare_route"] is not None:
             row["rare way"] = _level(records.route_share(name), name == SFT)
-            row["solutions by the rare way"] = _level(records.solutions_by_rare_way(name), name == SFT)  # fmt: skip
+            row["solutions by the rare way"] = _level(
+                records.solutions_by_rare_way(name), name == SFT
+            )
         result[name] = row
     return result
 
@@ -349,16 +377,22 @@ def _training(records: Records) -> dict[str, Any]:
 
 
 def _grid(records: Records) -> dict[str, Any] | None:
-    """Each cell of threshold × ratio against grpo with the same seeds; the default cell is the run `sage-branch`."""
+    """Each cell of threshold × ratio against grpo with the same seeds; the default cell is the run
+    `sage-branch`.
+    """
     if not records.cells:
         return None
-    seeds = sorted(set.intersection(*(set(cell) for cell in records.cells.values())) & set(records.seeds))  # fmt: skip
+    seeds = sorted(
+        set.intersection(*(set(cell) for cell in records.cells.values())) & set(records.seeds)
+    )
     if not seeds:
         return None
     cells = {key: [cell[seed] for seed in seeds] for key, cell in records.cells.items()}
     if "sage-branch" in records.algorithms:
         default = BranchGuide()
-        cells[default.threshold, default.ratio] = [records.runs["sage-branch", seed] for seed in seeds]  # fmt: skip
+        cells[default.threshold, default.ratio] = [
+            records.runs["sage-branch", seed] for seed in seeds
+        ]
     plain = [records.runs[BASELINE, seed] for seed in seeds]
     ks = [k for k in records.ks("test") if k in (1, 16)] or records.ks("test")[:1]
     rows = []
@@ -372,7 +406,9 @@ def _grid(records: Records) -> dict[str, Any] | None:
 
 
 def _components(records: Records, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Variance components of the differences to grpo, for the power of another benchmark; needs two seeds."""
+    """Variance components of the differences to grpo, for the power of another benchmark; needs two
+    seeds.
+    """
     if len(records.seeds) < 2:
         return {}
     found: dict[str, Any] = {}
@@ -382,7 +418,9 @@ def _components(records: Records, pairs: Iterable[tuple[str, str]]) -> dict[str,
         for k in records.ks("test"):
             values = [records.pass_at_k(records.of(name), "test", k) for name in (a, b)]
             if values[0].shape[1] > 1:
-                found.setdefault(f"{a} - {b}", {})[f"pass@{k}"] = asdict(components(values[0] - values[1]))  # fmt: skip
+                found.setdefault(f"{a} - {b}", {})[f"pass@{k}"] = asdict(
+                    components(values[0] - values[1])
+                )
     return found
 
 
@@ -398,11 +436,19 @@ def power_lines(config: BenchmarkConfig, task: Task) -> list[str]:
     """What the design can see, by the variances of a pilot with other seeds."""
     pilot = results_folder(task.name) / "pilot" / "report.json"
     if not pilot.is_file() or config.smoke or len(config.seeds) < 2:
-        return ["  Power: unknown, since " + ("one seed shows no difference between methods" if len(config.seeds) < 2 else "there was no pilot of this task at this size")]  # fmt: skip
+        return [
+            "  Power: unknown, since "
+            + (
+                "one seed shows no difference between methods"
+                if len(config.seeds) < 2
+                else "there was no pilot of this task at this size"
+            )
+        ]
     report = json.loads(pilot.read_text())
     problems = len(task.sets["test"].rows)
     lines = [
-        f"  Power, from a pilot with {len(report['seeds'])} other seeds: a true difference that {len(config.seeds)} seeds x {problems} problems "
+        f"  Power, from a pilot with {len(report['seeds'])} other seeds: a true difference that "
+        f"{len(config.seeds)} seeds x {problems} problems "
         "find 4 times in 5 (95 % intervals):"
     ]
     for pair, by_k in report["components"].items():
@@ -414,7 +460,8 @@ def power_lines(config: BenchmarkConfig, task: Task) -> list[str]:
     return lines
 
 
-# --- on disk ---------------------------------------------------------------------------------------
+# --- on disk
+# ---------------------------------------------------------------------------------------
 
 
 def write(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
@@ -423,8 +470,14 @@ def write(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
 
     data = collect(out, config)
     report = write_from_records(data, out)
-    print(f"\n{evidence_text.summary(report)}\n\nWritten to {out}: records.json, report.json, report.md, figures with their tables")  # fmt: skip
-    print(f"Next: look at {out / 'report.md'}; completions are in {out / 'samples'}; more seeds or algorithms: the same command with them")  # fmt: skip
+    print(
+        f"\n{evidence_text.summary(report)}\n\nWritten to {out}: records.json, report.json, "
+        f"report.md, figures with their tables"
+    )
+    print(
+        f"Next: look at {out / 'report.md'}; completions are in {out / 'samples'}; more seeds or "
+        f"algorithms: the same command with them"
+    )
     return report
 
 

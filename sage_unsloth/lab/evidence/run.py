@@ -1,8 +1,10 @@
-"""The command `benchmark`: every algorithm over training seeds on one task, in parallel processes, resumable at any point.
+"""The command `benchmark`: every algorithm over training seeds on one task, in parallel processes,
+resumable at any point.
 
-SFT runs once. Each run (an algorithm and a seed) is RL in a folder of its own and an evaluation on every set of the task; one seed gives every
-algorithm the same rows in the same order and the same first completions, so differences are taken seed by seed. Workers are
-processes that take the next run that nobody holds; a run belongs to one of them by a lock, also to one that is still saving when
+SFT runs once. Each run (an algorithm and a seed) is RL in a folder of its own and an evaluation on
+every set of the task; one seed gives every algorithm the same rows in the same order and the same
+first completions, so differences are taken seed by seed. Workers are processes that take the next
+run that nobody holds; a run belongs to one of them by a lock, also to one that is still saving when
 its call was killed and the next call begins.
 """
 
@@ -35,7 +37,9 @@ from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorith
 
 SFT = "sft"
 UNWINDING = 600.0
-"""Seconds for a worker to finish and save what it does; an end of this process, by a second Ctrl-C, ends it sooner."""
+"""Seconds for a worker to finish and save what it does; an end of this process, by a second Ctrl-C,
+ends it sooner.
+"""
 SERIES = {
     "reward": "reward",
     "kl": "kl/ref_k3",
@@ -81,14 +85,19 @@ class BenchmarkConfig:
 
     Attributes:
         task: a name of `tasks.TASKS`.
-        algorithms: rows of `ALGORITHMS`; empty takes the task's default set, which fits into 100 minutes on two cores.
-        seeds: training seeds of every algorithm; empty takes as many as the task has by default, from 1.
-        grid_seeds: how many of the seeds train the threshold × ratio grid of the Branch guide; None takes the task's own number.
-        beta: KL coefficient of every algorithm that has a KL term; None leaves each its own, the paper's .05.
+        algorithms: rows of `ALGORITHMS`; empty takes the task's default set, which fits into 100
+            minutes on two cores.
+        seeds: training seeds of every algorithm; empty takes as many as the task has by default,
+            from 1.
+        grid_seeds: how many of the seeds train the threshold × ratio grid of the Branch guide; None
+            takes the task's own number.
+        beta: KL coefficient of every algorithm that has a KL term; None leaves each its own, the
+            paper's .05.
         smoke: two steps of everything, to see that it works.
 
     Raises:
-        ValueError: an unknown task or algorithm, one named twice, no seeds, `grpo` not among the algorithms, or one that needs a teacher.
+        ValueError: an unknown task or algorithm, one named twice, no seeds, `grpo` not among the
+            algorithms, or one that needs a teacher.
     """
 
     task: str = "arithmetic"
@@ -116,20 +125,26 @@ class BenchmarkConfig:
                 raise ValueError(f"the benchmark has no teacher, which {name} needs; leave it out")
         if "grpo" not in self.algorithms:
             raise ValueError(
-                f"grpo must be among the algorithms because all others are compared with it; got {self.algorithms}"
+                f"grpo must be among the algorithms because all others are compared with it; got "
+                f"{self.algorithms}"
             )
         if self.beta is not None and not self.beta > 0:
-            raise ValueError(f"beta must be > 0, as grpo-no-kl is without the term; got {self.beta}")  # fmt: skip
+            raise ValueError(
+                f"beta must be > 0, as grpo-no-kl is without the term; got {self.beta}"
+            )
         if not 0 <= self.grid_seeds <= len(self.seeds):
             raise ValueError(
-                f"grid_seeds must be in [0, {len(self.seeds)}], a number of the seeds; got {self.grid_seeds}"
+                f"grid_seeds must be in [0, {len(self.seeds)}], a number of the seeds; got "
+                f"{self.grid_seeds}"
             )
 
     def load_task(self) -> Task:
         return get_task(self.task, smoke=self.smoke)
 
     def runs(self) -> list[Run]:
-        """Seed by seed, so that at any time the seeds that are complete make a whole benchmark; the grid last."""
+        """Seed by seed, so that at any time the seeds that are complete make a whole benchmark; the
+        grid last.
+        """
         runs = [Run(name, seed) for seed in self.seeds for name in self.algorithms]
         default = BranchGuide()
         for seed in self.seeds[: self.grid_seeds]:
@@ -154,10 +169,12 @@ def all_algorithms() -> tuple[str, ...]:
 def benchmark(
     out: str | Path, config: BenchmarkConfig, workers: int | None = None
 ) -> dict[str, Any]:
-    """Run or resume the benchmark in the folder `out`, print its report, and return what `report.json` holds.
+    """Run or resume the benchmark in the folder `out`, print its report, and return what
+    `report.json` holds.
 
-    Leaves `records.json` (every count that the report rests on), `report.json`, `report.md`, figures with their tables, and a folder for
-    each run with its metrics and adapter; `samples/` has the completions.
+    Leaves `records.json` (every count that the report rests on), `report.json`, `report.md`,
+    figures with their tables, and a folder for each run with its metrics and adapter; `samples/`
+    has the completions.
 
     Args:
         out: folder.
@@ -172,7 +189,10 @@ def benchmark(
     from sage_unsloth.models.device import has_gpu
 
     task = config.load_task()
-    settings = {name: json.loads(json.dumps(asdict(getattr(task, name)))) for name in ("sft", "rlvr", "sampling")}  # fmt: skip
+    settings = {
+        name: json.loads(json.dumps(asdict(getattr(task, name))))
+        for name in ("sft", "rlvr", "sampling")
+    }
     del settings["rlvr"]["seed"]  # each run's own
     settings |= {"command": "benchmark", "task": task.name}
     if config.beta is not None:
@@ -190,7 +210,9 @@ def benchmark(
         if not (out / "sft" / "model").is_dir():
             _watch(out, task, [], [_start(out, 0, "--sft")])
         while left := [run for run in (None, *runs) if not result_path(out, run).exists()]:
-            _watch(out, task, runs, [_start(out, number) for number in range(min(workers, len(left)))])  # fmt: skip
+            _watch(
+                out, task, runs, [_start(out, number) for number in range(min(workers, len(left)))]
+            )
             time.sleep(1)  # a worker of a killed call may hold one until it has saved it
         return evidence_report.write(out, config)
 
@@ -203,20 +225,29 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
     left = [run for run in runs if not result_path(out, run).exists()]
     samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
     each = task.rlvr.max_steps * task.seconds["step"] + samples * task.seconds["completion"]
-    sets = ", ".join(f"{len(one.rows)} {one.title} x {one.num_samples}" for one in task.sets.values())  # fmt: skip
+    sets = ", ".join(
+        f"{len(one.rows)} {one.title} x {one.num_samples}" for one in task.sets.values()
+    )
     grid = len(runs) - len(config.algorithms) * len(config.seeds)
     return "\n".join(
         [
             f"Benchmark -> {out}  ({task.title})",
             f"  {len(config.algorithms)} algorithms x {len(config.seeds)} training seeds"
-            + (f", and {grid} runs of the threshold x ratio grid ({config.grid_seeds} seeds)" if grid else ""),
-            f"  each: {task.rlvr.max_steps} steps of {task.rlvr.completions_per_step} completions; samples: {sets}",
+            + (
+                f", and {grid} runs of the threshold x ratio grid ({config.grid_seeds} seeds)"
+                if grid
+                else ""
+            ),
+            f"  each: {task.rlvr.max_steps} steps of {task.rlvr.completions_per_step} "
+            f"completions; samples: {sets}",
             *evidence_report.power_lines(config, task),
-            f"Estimate: {duration((len(left) + 1) * each / workers)} for {len(left)} runs in {workers} process"
+            f"Estimate: {duration((len(left) + 1) * each / workers)} for {len(left)} runs in "
+            f"{workers} process"
             f"{'es' * (workers > 1)} on idle cores; the bar shows this machine's own pace.",
-            "Stop it whenever you like: the same command goes on; a report on the seeds that are complete: --report.\n",
+            "Stop it whenever you like: the same command goes on; a report on the seeds that are "
+            "complete: --report.\n",
         ]
-    )  # fmt: skip
+    )
 
 
 def result_path(out: Path, run: Run | None) -> Path:
@@ -228,7 +259,9 @@ def result_path(out: Path, run: Run | None) -> Path:
 
 
 def _start(out: Path, number: int, *arguments: str) -> tuple[subprocess.Popen, Path]:
-    """A worker; it ends itself when this process is gone, whose end of its standard input then closes."""
+    """A worker; it ends itself when this process is gone, whose end of its standard input then
+    closes.
+    """
     log = out / "workers" / f"worker-{number}.log"
     log.parent.mkdir(exist_ok=True)
     cache = out / "workers" / f"compiled-{number}"
@@ -239,9 +272,13 @@ def _start(out: Path, number: int, *arguments: str) -> tuple[subprocess.Popen, P
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ
-            | {"OMP_NUM_THREADS": "1", "UNSLOTH_COMPILE_LOCATION": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)},
+            | {
+                "OMP_NUM_THREADS": "1",
+                "UNSLOTH_COMPILE_LOCATION": str(cache),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
             start_new_session=True,  # Ctrl-C is ours to pass on
-        )  # fmt: skip
+        )
     return process, log
 
 
@@ -251,7 +288,9 @@ def _watch(out: Path, task: Task, runs: Sequence[Run], workers: list) -> None:
 
     steps = task.rlvr.max_steps
     try:
-        with tqdm(total=steps * max(1, len(runs)), desc="benchmark" if runs else "SFT", unit="step") as bar:  # fmt: skip
+        with tqdm(
+            total=steps * max(1, len(runs)), desc="benchmark" if runs else "SFT", unit="step"
+        ) as bar:
             while any(process.poll() is None for process, _ in workers):
                 finished = [run for run in runs if result_path(out, run).exists()]
                 going = [run for run in runs if run not in finished]
@@ -273,7 +312,8 @@ def _watch(out: Path, task: Task, runs: Sequence[Run], workers: list) -> None:
         if process.returncode:
             tail = log.read_text(errors="replace").replace("\r", "\n").strip().splitlines()[-8:]
             raise BenchmarkError(
-                f"every worker must end well; one ended with {process.returncode}, and its log {log} ends:\n"
+                f"every worker must end well; one ended with {process.returncode}, and its log "
+                f"{log} ends:\n"
                 + "\n".join(tail)
                 + "\nwhat was finished is kept, and the same command goes on"
             )
@@ -335,7 +375,9 @@ def carry_out(task: Task, run: Run | None, out: Path, beta: float | None) -> dic
         settings = replace(row.configure(task.rlvr), seed=run.seed)
         adapter = rlvr(settings, merged, task.train_rows, out / name, row.guide, name)
         metrics = read_metrics(out / name)
-        training = {key: [_rounded(step.get(source)) for step in metrics] for key, source in SERIES.items()}  # fmt: skip
+        training = {
+            key: [_rounded(step.get(source)) for step in metrics] for key, source in SERIES.items()
+        }
     release_memory()
     engine = TransformersEngine(*load_policy(merged, adapter=adapter))
     sets = {}
@@ -343,13 +385,28 @@ def carry_out(task: Task, run: Run | None, out: Path, beta: float | None) -> dic
         length = one.max_completion_length or task.sampling.max_completion_length
         sampling = replace(task.sampling, num_samples=one.num_samples, max_completion_length=length)
         path = out / "samples" / f"{name}.{title}.jsonl"
-        records = sample_and_grade(sampling, engine, one.rows, path, model=name, benchmark=f"{task.name}-{title}", checker=one.checker)  # fmt: skip
+        records = sample_and_grade(
+            sampling,
+            engine,
+            one.rows,
+            path,
+            model=name,
+            benchmark=f"{task.name}-{title}",
+            checker=one.checker,
+        )
         sets[title] = _counts(task, one.rows, records)
-    return {"run": None if run is None else asdict(run), "sets": sets, "training": training, "environment": environment()}  # fmt: skip
+    return {
+        "run": None if run is None else asdict(run),
+        "sets": sets,
+        "training": training,
+        "environment": environment(),
+    }
 
 
 def _counts(task: Task, rows: Sequence[dict], records: Sequence[dict]) -> dict[str, Any]:
-    """Of each problem, in the order of the rows: correct completions, those by the rare way, and those that are both."""
+    """Of each problem, in the order of the rows: correct completions, those by the rare way, and
+    those that are both.
+    """
     place = {row["id"]: number for number, row in enumerate(rows)}
     counts = {name: np.zeros(len(rows), int) for name in ("correct", "rare", "rare_correct")}
     for record in records:
@@ -360,7 +417,9 @@ def _counts(task: Task, rows: Sequence[dict], records: Sequence[dict]) -> dict[s
         counts["rare_correct"][at] += right and rare
     result: dict[str, Any] = {name: values.tolist() for name, values in counts.items()}
     result["mean_tokens"] = _rounded(float(np.mean([record["num_tokens"] for record in records])))
-    result["in_format"] = _rounded(float(np.mean([record["extracted"] is not None for record in records])))  # fmt: skip
+    result["in_format"] = _rounded(
+        float(np.mean([record["extracted"] is not None for record in records]))
+    )
     return result
 
 
@@ -370,7 +429,9 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _end_with_parent() -> None:
-    """SIGTERM for this process once the one that started it is gone and its end of standard input has closed."""
+    """SIGTERM for this process once the one that started it is gone and its end of standard input
+    has closed.
+    """
 
     def wait() -> None:
         while os.read(0, 1):  # not sys.stdin, whose lock Python wants at its end

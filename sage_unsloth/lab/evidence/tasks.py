@@ -17,7 +17,8 @@ from sage_unsloth.training.sft_stage import SftConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
-    """Problems that every trained model answers: rows with `id`, `problem`, `answer`, `family`, and samples of each.
+    """Problems that every trained model answers: rows with `id`, `problem`, `answer`, `family`, and
+    samples of each.
 
     Attributes:
         checker: what makes an answer right.
@@ -40,14 +41,16 @@ class Task:
         title: for tables and figures.
         prepare: from a cache folder to the base model's; called once, before anything is trained.
         sft_rows, train_rows: of the two stages.
-        sets: name -> problems to answer; the first, "test", is what claims are about, the others are out of distribution.
+        sets: name -> problems to answer; the first, "test", is what claims are about, the others
+            are out of distribution.
         sft, rlvr, sampling: settings; the RL seed, and what an algorithm sets, are each run's own.
         route: the way that a completion takes, where that can be told from its text.
         rare_route: the one that the base model seldom takes.
         algorithms: the default set.
         num_seeds: training seeds of each, by default.
         grid_seeds: training seeds of the threshold × ratio grid; 0 leaves it out.
-        seconds: of one optimizer step and of one completion in the evaluation, measured on an idle core, for the estimate.
+        seconds: of one optimizer step and of one completion in the evaluation, measured on an idle
+            core, for the estimate.
     """
 
     name: str
@@ -82,8 +85,9 @@ def get_task(name: str, *, smoke: bool = False) -> Task:
 def arithmetic_task() -> Task:
     """The embedded task, trained more gently than in the quickstart.
 
-    At the quickstart's learning rate of 2e-3 the reward is saturated after 25 of 100 steps, and which ways survive from there on is
-    chance: three seeds have a standard deviation of .09 at pass@16, in which a difference of .03 is lost.
+    At the quickstart's learning rate of 2e-3 the reward is saturated after 25 of 100 steps, and
+    which ways survive from there on is chance: three seeds have a standard deviation of .09 at
+    pass@16, in which a difference of .03 is lost.
     """
     setup = quickstart.QuickstartConfig()
     return Task(

@@ -1,4 +1,6 @@
-"""A benchmark's report as text: tables, `report.md`, the terminal's summary, the README's section."""
+"""A benchmark's report as text: tables, `report.md`, the terminal's summary, the README's
+section.
+"""
 
 import functools
 import json
@@ -15,7 +17,9 @@ from sage_unsloth.training.algorithms import ALGORITHMS
 
 def cell(found: Mapping[str, float], sign: bool = False) -> str:
     """`.487 [.470, .505]`, as the tables have it."""
-    numbers = [f"{found[name]:+.3f}" if sign else f"{found[name]:.3f}" for name in ("mean", "low", "high")]  # fmt: skip
+    numbers = [
+        f"{found[name]:+.3f}" if sign else f"{found[name]:.3f}" for name in ("mean", "low", "high")
+    ]
     mean, low, high = (number.replace("0.", ".", 1) for number in numbers)
     return f"{mean} [{low}, {high}]"
 
@@ -26,10 +30,16 @@ def conditions(report: Mapping[str, Any]) -> str:
     packages = environment["packages"]
     settings = report["settings"]["rlvr"]
     return (
-        f"{report['title']}; {len(seeds)} training seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}) of each algorithm from one SFT model, "
-        f"{settings['max_steps']} steps of {settings['prompts_per_step']} x {settings['num_generations']} completions, learning rate "
-        f"{settings['learning_rate']:g}, β {report['settings'].get('beta', ALGORITHMS[BASELINE].beta):g}; {report['num_problems']['test']} held-out problems, {report['num_samples']['test']} samples each at T = "
-        f"{report['settings']['sampling']['temperature']:g}; unsloth {packages['unsloth']}, torch {packages['torch']}, {environment['date'][:10]}"
+        f"{report['title']}; {len(seeds)} training seed{'s' * (len(seeds) > 1)} "
+        f"({', '.join(map(str, seeds))}) of each algorithm from one SFT model, "
+        f"{settings['max_steps']} steps of {settings['prompts_per_step']} x "
+        f"{settings['num_generations']} completions, learning rate "
+        f"{settings['learning_rate']:g}, β "
+        f"{report['settings'].get('beta', ALGORITHMS[BASELINE].beta):g}; "
+        f"{report['num_problems']['test']} held-out problems, {report['num_samples']['test']} "
+        f"samples each at T = "
+        f"{report['settings']['sampling']['temperature']:g}; unsloth {packages['unsloth']}, "
+        f"torch {packages['torch']}, {environment['date'][:10]}"
     )
 
 
@@ -37,12 +47,15 @@ def intervals(report: Mapping[str, Any]) -> str:
     """What the brackets are of."""
     if len(report["seeds"]) == 1:
         return (
-            "[ ]: 95 % over problems alone (Student's t; differences are paired by problem). With one training seed no interval has the "
+            "[ ]: 95 % over problems alone (Student's t; differences are paired by problem). "
+            "With one training seed no interval has the "
             "chance of training in it, so no claim is judged."
         )
     return (
-        "[ ]: 95 % over training seeds and problems at once (Student's t by the two-way layout; differences are paired by seed and problem). "
-        "The SFT model was trained once, so its interval is over problems alone, and differences to it hold for this SFT model."
+        "[ ]: 95 % over training seeds and problems at once (Student's t by the two-way layout; "
+        "differences are paired by seed and problem). "
+        "The SFT model was trained once, so its interval is over problems alone, and differences "
+        "to it hold for this SFT model."
     )
 
 
@@ -73,13 +86,35 @@ def claims_table(report: Mapping[str, Any]) -> list[list[str]]:
     for claim in report["claims"]:
         values = f"{claim['value_b']:.3f} → {claim['value_a']:.3f}".replace("0.", ".")
         what = claim["quantity"] + (" out of distribution" if claim["set"] == "ood" else "")
-        rows.append([claim["text"], claim["paper"], f"{what}: {values}", cell(claim, sign=True), claim["verdict"]])  # fmt: skip
+        rows.append(
+            [
+                claim["text"],
+                claim["paper"],
+                f"{what}: {values}",
+                cell(claim, sign=True),
+                claim["verdict"],
+            ]
+        )
     return rows
 
 
 def training_table(report: Mapping[str, Any]) -> list[list[str]]:
-    """Reward, entropy and gradient norm, early, mid and late (App. B), and what the last third came to in the test (Fig. 2)."""
-    header = ["algorithm", "reward early", "mid", "late", "test pass@1", "test pass@n", "entropy early", "late", "gradient norm early", "mid", "late"]  # fmt: skip
+    """Reward, entropy and gradient norm, early, mid and late (App. B), and what the last third came
+    to in the test (Fig. 2).
+    """
+    header = [
+        "algorithm",
+        "reward early",
+        "mid",
+        "late",
+        "test pass@1",
+        "test pass@n",
+        "entropy early",
+        "late",
+        "gradient norm early",
+        "mid",
+        "late",
+    ]
     rows = [header]
     tests = report["pass_at_k"]["test"]["all"]
     for name, columns in report["training"].items():
@@ -108,9 +143,13 @@ def grid_table(report: Mapping[str, Any]) -> list[list[str]]:
     if grid is None:
         return []
     return [["threshold", "ratio", *(f"pass@{k} − grpo" for k in grid["ks"])]] + [
-        [f"{row['threshold']:g}", f"{row['ratio']:g}", *(cell(row[f"pass@{k}"], sign=True) for k in grid["ks"])]
+        [
+            f"{row['threshold']:g}",
+            f"{row['ratio']:g}",
+            *(cell(row[f"pass@{k}"], sign=True) for k in grid["ks"]),
+        ]
         for row in grid["cells"]
-    ]  # fmt: skip
+    ]
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
@@ -123,7 +162,10 @@ def seen_lines(report: Mapping[str, Any]) -> list[str]:
     lines = []
     for pair, by_k in report["components"].items():
         sizes = (len(report["seeds"]), report["num_problems"]["test"])
-        cells = ", ".join(f"{title} {detectable_difference(Components(**found), *sizes):.3f}" for title, found in by_k.items())  # fmt: skip
+        cells = ", ".join(
+            f"{title} {detectable_difference(Components(**found), *sizes):.3f}"
+            for title, found in by_k.items()
+        )
         lines.append(f"{pair}: {cells}")
     return lines
 
@@ -135,12 +177,16 @@ def markdown(report: Mapping[str, Any]) -> str:
     vs_baseline = functools.partial(_against, BASELINE)
     vs_sft = functools.partial(_against, SFT)
     verdicts = [claim["verdict"] for claim in report["claims"]]
-    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided"))  # fmt: skip
+    counts = ", ".join(
+        f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided")
+    )
     parts = [f"# Benchmark: {report['title']}", conditions(report) + ".", intervals(report)]
     parts += [
         "## The paper's claims",
-        f"{counts}. A gain or loss counts as none below {MATTERS:g}: \"supported\" is an interval beyond 0 on the claimed side, \"not supported\" "
-        f"one that excludes a difference of {MATTERS:g} there, \"undecided\" the rest. Of as many intervals as there are rows, one in twenty misses by chance.",
+        f'{counts}. A gain or loss counts as none below {MATTERS:g}: "supported" is an interval '
+        f'beyond 0 on the claimed side, "not supported" '
+        f'one that excludes a difference of {MATTERS:g} there, "undecided" the rest. Of as many '
+        f"intervals as there are rows, one in twenty misses by chance.",
         markdown_table(claims_table(report)),
         "![differences to grpo](differences.png)",
         "## Held-out problems",
@@ -149,22 +195,36 @@ def markdown(report: Mapping[str, Any]) -> str:
         markdown_table(difference_table(report, "test", vs_baseline)),
         "Against the SFT model:",
         markdown_table(difference_table(report, "test", vs_sft)),
-    ]  # fmt: skip
-    special = difference_table(report, "test", lambda pair: not vs_baseline(pair) and not vs_sft(pair))  # fmt: skip
+    ]
+    special = difference_table(
+        report, "test", lambda pair: not vs_baseline(pair) and not vs_sft(pair)
+    )
     if special:
-        parts += ["Pairs in which only the guide, or guide and KL, differ:", markdown_table(special)]  # fmt: skip
+        parts += [
+            "Pairs in which only the guide, or guide and KL, differ:",
+            markdown_table(special),
+        ]
     parts.append("![pass@k](pass_at_k.png)")
     for family in families:
         parts += [f"### Family: {family}", markdown_table(level_table(report, "test", family))]
     if ood:
         parts.append("## Out of distribution")
     for name in ood:
-        parts += [f"### {name}", markdown_table(level_table(report, name)), markdown_table(difference_table(report, name, vs_baseline))]  # fmt: skip
+        parts += [
+            f"### {name}",
+            markdown_table(level_table(report, name)),
+            markdown_table(difference_table(report, name, vs_baseline)),
+        ]
     if routes := routes_table(report):
-        parts += ["## The rare way", "Before RL (sft) and after, on the held-out problems.", markdown_table(routes)]  # fmt: skip
+        parts += [
+            "## The rare way",
+            "Before RL (sft) and after, on the held-out problems.",
+            markdown_table(routes),
+        ]
     parts += [
         "## Training",
-        "Means over seeds of the thirds of training; does a higher reward come with a higher pass@k (Fig. 2)?",
+        "Means over seeds of the thirds of training; does a higher reward come with a higher "
+        "pass@k (Fig. 2)?",
         markdown_table(training_table(report)),
         "![training](training.png)",
         "![reward and test](reward_and_test.png)",
@@ -172,14 +232,16 @@ def markdown(report: Mapping[str, Any]) -> str:
     if grid := grid_table(report):
         parts += [
             "## Threshold × ratio of the Branch guide",
-            f"{len(report['grid']['seeds'])} seeds a cell (Table 6). Of nine cells the best one is also the luckiest.",
+            f"{len(report['grid']['seeds'])} seeds a cell (Table 6). Of nine cells the best one "
+            f"is also the luckiest.",
             markdown_table(grid),
             "![grid](grid.png)",
         ]
     if seen := seen_lines(report):
         parts += [
             "## Power",
-            "A true difference that this design finds 4 times in 5, by the variances that it measured:",
+            "A true difference that this design finds 4 times in 5, by the variances that it "
+            "measured:",
             "\n".join(f"- {line}" for line in seen),
         ]
     if report["not_run"]:
@@ -201,7 +263,12 @@ def summary(report: Mapping[str, Any]) -> str:
     texts = []
     for rows in filter(None, tables):
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        texts.append("\n".join("  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows))  # fmt: skip
+        texts.append(
+            "\n".join(
+                "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip()
+                for row in rows
+            )
+        )
     return "\n\n".join([conditions(report), *texts, intervals(report)])
 
 
@@ -216,14 +283,30 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
         folder: where its figures and tables stand, from the README.
     """
     levels = level_table(report, "test")
-    short = [[row[0], row[1], row[-2] if len(row) > 3 else row[-1], row[-1]] if len(row) > 3 else row for row in levels]  # fmt: skip
-    against = {pair.split(" - ")[0]: row for pair, row in report["differences"]["test"]["all"].items() if pair.endswith(f" - {BASELINE}")}  # fmt: skip
+    short = [
+        [row[0], row[1], row[-2] if len(row) > 3 else row[-1], row[-1]] if len(row) > 3 else row
+        for row in levels
+    ]
+    against = {
+        pair.split(" - ")[0]: row
+        for pair, row in report["differences"]["test"]["all"].items()
+        if pair.endswith(f" - {BASELINE}")
+    }
     last = list(next(iter(report["pass_at_k"]["test"]["all"].values())))[-1]
     rows = [[*short[0], f"pass@{last} − grpo"]]
-    rows += [[f"`{row[0]}`", *row[1:], cell(against[row[0]][last], sign=True) if row[0] in against else ""] for row in short[1:]]  # fmt: skip
+    rows += [
+        [
+            f"`{row[0]}`",
+            *row[1:],
+            cell(against[row[0]][last], sign=True) if row[0] in against else "",
+        ]
+        for row in short[1:]
+    ]
     claims = [[row[0], row[2], row[3], row[4]] for row in claims_table(report)]
     verdicts = [row[3] for row in claims[1:]]
-    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided"))  # fmt: skip
+    counts = ", ".join(
+        f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided")
+    )
     judged = [
         f"Claims of the paper, or of its theory: {counts}. A gain below {MATTERS:g} counts as none.",
         markdown_table(claims),
@@ -234,14 +317,16 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
             markdown_table(rows),
             *(judged if len(report["seeds"]) > 1 else []),
             f"![differences to grpo]({folder}/differences.png)",
-            f"Curves, families, out-of-distribution sets, training, grid and power: [report]({folder}/report.md); every count: "
+            f"Curves, families, out-of-distribution sets, training, grid and power: "
+            f"[report]({folder}/report.md); every count: "
             f"[records.json]({folder}/records.json).",
         ]
     )
 
 
 def fill_readme(readme: str, root: Path) -> str:
-    """The README with the section of every task whose results the repository holds, between the task's markers.
+    """The README with the section of every task whose results the repository holds, between the
+    task's markers.
 
     Raises:
         ValueError: a task's markers are missing.
@@ -252,7 +337,10 @@ def fill_readme(readme: str, root: Path) -> str:
         before, found, rest = readme.partition(start)
         _, closed, after = rest.partition(end)
         if not (found and closed):
-            raise ValueError(f"the README needs a place for the results of {task}; add the lines {start.strip()} and {end.strip()}")  # fmt: skip
+            raise ValueError(
+                f"the README needs a place for the results of {task}; add the lines "
+                f"{start.strip()} and {end.strip()}"
+            )
         folder = path.parent.relative_to(root).as_posix()
         section = readme_section(json.loads(path.read_text()), folder)
         readme = f"{before}{start}\n{section}\n\n{end}{after}"
@@ -261,4 +349,6 @@ def fill_readme(readme: str, root: Path) -> str:
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
-    file.write_text(fill_readme(file.read_text(encoding="utf-8"), file.resolve().parent), encoding="utf-8")  # fmt: skip
+    file.write_text(
+        fill_readme(file.read_text(encoding="utf-8"), file.resolve().parent), encoding="utf-8"
+    )
