@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.guides import Q_MAX, Q_MIN, Guide, RandomGuide, SteeredGuide, check_clip
+from sage_unsloth.objective.guides import (
+    Q_MAX,
+    Q_MIN,
+    CausalGuide,
+    Guide,
+    RandomGuide,
+    SteeredGuide,
+    check_clip,
+)
 from sage_unsloth.objective.signals import TokenSignals
 
 ERROR_MAX = 0.2
@@ -92,6 +100,10 @@ class AdaptiveGuide:
     @property
     def needs(self) -> Set[str]:
         return self.guide.needs | ({"entropies"} if self.keeps == "entropy" else set())
+
+    @property
+    def causal(self) -> bool:
+        return isinstance(self.guide, CausalGuide) and self.guide.causal
 
     @torch.no_grad()
     def log_guide(

@@ -14,22 +14,6 @@ REVERSE_KL_ESTIMATORS = ("k3-is", "k2")
 """Those whose expected gradient is the reverse KL's, which `credit="sequence"` completes."""
 
 
-def check_credit(credit: str, kl_estimator: str, beta: float) -> None:
-    """Raise ValueError unless `credit` is one of `CREDITS` and, for "sequence", the penalty is one
-    that it completes.
-    """
-    if credit not in CREDITS:
-        raise ValueError(f"credit must be one of {CREDITS}; got {credit!r}")
-    if credit == "sequence" and (kl_estimator not in REVERSE_KL_ESTIMATORS or beta == 0.0):
-        raise ValueError(
-            "credit='sequence' adds what the later tokens owe to a penalty with the reverse KL's "
-            "gradient, so kl_estimator must "
-            f"be one of {REVERSE_KL_ESTIMATORS} and beta not 0; got "
-            f"kl_estimator={kl_estimator!r} and beta={beta}; change "
-            "these, or use credit='token'"
-        )
-
-
 def sequence_credit(
     per_token_logps: Tensor,
     ref_per_token_logps: Tensor,

@@ -65,6 +65,20 @@ class Guide(Protocol):
 
 
 @runtime_checkable
+class CausalGuide(Guide, Protocol):
+    """A guide that says whether log q_t depends on y_1..y_t alone.
+
+    credit="sequence" takes no other, because it pays a token only for those after it. A guide
+    without the attribute counts as one that reads later tokens.
+
+    Attributes:
+        causal: True if no token after y_t changes log q_t.
+    """
+
+    causal: bool
+
+
+@runtime_checkable
 class SteeredGuide(Guide, Protocol):
     """A guide with a state of its own, which is moved after each optimizer step and kept in each
     checkpoint.
@@ -106,6 +120,7 @@ class BranchGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     source: str = "policy"
+    causal: ClassVar[bool] = True
 
     @property
     def needs(self) -> Set[str]:
@@ -170,6 +185,11 @@ class TokenGuide:
     source: str = "policy"
     needs: ClassVar[Set[str]] = frozenset()
 
+    @property
+    def causal(self) -> bool:
+        """The other norms rank a token among those after it."""
+        return self.norm == "causal"
+
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)
         _check_source(self.source)
@@ -216,6 +236,7 @@ class RandomGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     needs: ClassVar[Set[str]] = frozenset()
+    causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)

@@ -51,7 +51,7 @@ def grpo_loss(
 ) -> Tensor:
     """The clipped surrogate with a guide-weighted KL penalty, reduced to a scalar.
 
-        ρ_t   = exp(log π(y_t) − log π_old(y_t))            "sequence": one ρ from the mean log-ratio of the completion
+        ρ_t   = exp(log π(y_t) − log π_old(y_t))  ("sequence": one ρ, of the mean log-ratio)
         ℓ_t   = −min(ρ_t A, clip(ρ_t, 1 − ε, 1 + ε_high) A) + β · penalty_t
         d_t   = log q_t + log π_ref(y_t) − log π(y_t), the argument of the penalty
 

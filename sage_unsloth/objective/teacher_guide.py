@@ -31,6 +31,7 @@ class TeacherGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     needs: ClassVar[Set[str]] = frozenset({"teacher_logps"})
+    causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)

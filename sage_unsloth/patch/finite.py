@@ -2,7 +2,8 @@
 they came from.
 
     rewards      what each reward function returns; None, TRL's "no reward", is none of them
-    signals      per micro-batch: log-probs of policy, reference and teacher, entropies, log q, advantages
+    signals      per micro-batch: log-probs of policy, reference and teacher, entropies, log q,
+                 advantages
     loss         of each micro-batch
     gradients    after each backward pass, before they are clipped and applied
     weights      the trained ones after each optimizer step, before a checkpoint takes them
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.patch.data_parallel import check_same_gradients
+from sage_unsloth.patch.replaced import replaced, watched
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
 from sage_unsloth.runs.record import environment
 
@@ -40,9 +42,7 @@ their number.
 GRADE = "_calculate_rewards"
 REMEDIES = {
     "reward": "repair that reward function, or let it return None where there is no reward",
-    "gradient": "a lower learning rate or max_grad_norm, or bf16 in the place of fp16, is what "
-    "helps "
-    "most often",
+    "gradient": "a lower learning rate or max_grad_norm, or bf16 instead of fp16, helps most often",
     "weight": "lower the learning rate",
 }
 
@@ -230,22 +230,11 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
         guard.check_backward(loss)
         return loss
 
-    replaced: dict[str, Callable] = {"compute_loss": compute, "training_step": step}
+    functions: dict[str, Callable] = {"compute_loss": compute, "training_step": step}
     if hasattr(trainer, GRADE):
-        replaced[GRADE] = _checked_rewards(trainer, guard)
-    before = {name: vars(trainer)[name] for name in replaced if name in vars(trainer)}
-    for name, function in replaced.items():
-        setattr(trainer, name, function)
-    watch = Watch()
-    trainer.add_callback(watch)
-    try:
+        functions[GRADE] = _checked_rewards(trainer, guard)
+    with replaced(trainer, **functions), watched(trainer, Watch()):
         yield guard
-    finally:
-        trainer.remove_callback(watch)
-        for name in replaced:
-            delattr(trainer, name)
-            if name in before:
-                setattr(trainer, name, before[name])
 
 
 def reproduce(trainer: Any, folder: str | Path) -> None:
@@ -289,12 +278,9 @@ def reproduce(trainer: Any, folder: str | Path) -> None:
     trainer.state.global_step, trainer.state.max_steps = record["step"] - 1, record["max_steps"]
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     trainer.model.zero_grad()
-    # It would draw a batch.
-    trainer._prepare_inputs = lambda _: inputs | record["inputs"]
-    try:
+    # The trainer's own would draw another batch.
+    with replaced(trainer, _prepare_inputs=lambda _: inputs | record["inputs"]):
         trainer.training_step(trainer.model, {}, None)
-    finally:
-        del trainer._prepare_inputs
 
 
 def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
@@ -327,11 +313,9 @@ def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
 
     def graded(inputs: Any, prompts: Sequence, completions: Sequence, ids: Any) -> Tensor:
         functions, names = trainer.reward_funcs, trainer.reward_func_names
-        trainer.reward_funcs = [checked(f, n) for f, n in zip(functions, names, strict=True)]
-        try:
+        looked_at = [checked(f, n) for f, n in zip(functions, names, strict=True)]
+        with replaced(trainer, reward_funcs=looked_at):
             rewards = calculate(inputs, prompts, completions, ids)
-        finally:
-            trainer.reward_funcs = functions
         # Of all processes; each looks at its own, whose texts it has.
         first = trainer.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]
