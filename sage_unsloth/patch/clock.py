@@ -19,7 +19,7 @@ class Clock:
         self._micro_batch = 0
 
     def tick(self) -> tuple[int, int, torch.Generator]:
-        """Go on to the next micro-batch: its optimizer step, the number of steps, and a generator
+        """The next micro-batch: its optimizer step, the number of steps, and a generator
         seeded by seed, step, training or evaluation, micro-batch and process.
         """
         state, args = self.trainer.state, self.trainer.args

@@ -70,7 +70,7 @@ def guided_kl(
     Each optimizer step logs the metrics of `sage_unsloth.objective.guide_metrics` beside Unsloth's
     own, of which `kl` is the mean of the chosen penalty. The guide's time is
     `trainer.state.global_step`; its noise is drawn from a generator seeded by `trainer.args.seed`,
-    the step, the micro-batch and the process, so a resumed run goes on with the same values.
+    the step, the micro-batch and the process, so a resumed run gets the same values.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
@@ -79,7 +79,7 @@ def guided_kl(
             Unsloth's own: without a guide nothing of the loss is replaced then, unless something
             else of these asks for it.
         credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6:
-            each token's advantage gets what the later tokens' guide and KL owe to it
+            each token's advantage includes the guide and the KL of the tokens after it
             (`credit.sequence_credit`). It needs a penalty with the reverse KL's gradient,
             token-level importance ratios, and all completions of a prompt in one micro-batch.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or

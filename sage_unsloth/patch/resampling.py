@@ -299,7 +299,7 @@ class _Batches:
             or prompts != [row["prompt"] for row in rows]
         ):
             raise ContractError(
-                "the completions of a prompt must stand side by side in the rollout batch, and "
+                "the completions of a prompt must be side by side in the rollout batch, and "
                 "prompts must be the rows' own",
                 found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
                 expected=f"blocks of {size} rows with one prompt",
@@ -331,7 +331,7 @@ class _Logged:
         self.dropped: list[list[dict]] = [[] for _ in self.solutions]
 
     def put(self, places: list[int], new: "_Logged") -> None:
-        """The completions in these places gave way to those of `new`."""
+        """Put those of `new` in these places."""
         for name in new.extra.keys() - self.extra.keys():
             self.extra[name] = [None] * (max(places) + 1)
         for name, values in self.extra.items():

@@ -243,7 +243,7 @@ def _groups(trainer: Any, batch: dict[str, Any]) -> Tensor:
         or (prompts.view(-1, size, prompts.shape[1]) != prompts[::size, None]).any()
     ):
         raise ContractError(
-            "the completions of a prompt must stand side by side in one process's rollout batch",
+            "the completions of a prompt must be side by side in one process's rollout batch",
             found=f"{len(prompts)} rows whose prompts change otherwise",
             expected=f"blocks of {size} rows with one prompt",
         )

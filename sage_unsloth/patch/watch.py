@@ -23,7 +23,7 @@ class Measured:
         self.guide = guide
         self.micro_batches = 0
         self._of_window = {"train": GuideMetrics(), "eval": GuideMetrics()}
-        # What a guide is steered by: of one optimizer step, however seldom the trainer logs.
+        # A guide is steered by the metrics of one optimizer step, however seldom the trainer logs.
         self._of_step = GuideMetrics()
         self._step_values: dict[str, list] = {}
 
@@ -70,7 +70,7 @@ def guide_watch(measured: Measured, teacher: Any) -> Any:
                 raise ValueError(
                     "a checkpoint must hold the state of the guide that it was trained with; the "
                     f"one of step {state.global_step} holds none for {guide!r}; resume with the "
-                    "guide that it was trained with, or start anew"
+                    "guide that it was trained with, or start a new run"
                 )
             guide.restore(None if kept is None else kept["attributes"])
             self.keep(state, guide)

@@ -20,7 +20,8 @@ from sage_unsloth.objective.kl import KL_ESTIMATORS
 from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch.finite import Guard, NotFiniteError, finite_only, reproduce
+from sage_unsloth.patch.bad_batch import reproduce
+from sage_unsloth.patch.finite import Guard, NotFiniteError, finite_only
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.patch.unsloth_names import CALL_HOOK
