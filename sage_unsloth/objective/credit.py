@@ -23,7 +23,8 @@ def sequence_credit(
 
     The gradient of E_π[r − β Σ_t log(π/(q·π_ref))] with q held constant gives y_t the return r and,
     with −β, the sum of the later log-ratios; a per-token penalty with the reverse KL's gradient
-    holds the states fixed and gives it only its own. This is the rest, for completion i of a prompt:
+    holds the states fixed and gives it only its own. This is the rest, for completion i of a
+    prompt:
 
         c_t = log q_t − k3(π_ref(y_t)/π(y_t))                          what y_t earns
         R_t = β Σ_{t' > t} c_t',    N_t = number of tokens after y_t
