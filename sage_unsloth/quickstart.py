@@ -20,7 +20,8 @@ from sage_unsloth.evaluation.metrics import Estimate, paired_difference, pass_at
 from sage_unsloth.models.device import frees_models
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, settle_process
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.objective.guides import BranchGuide, Guide
+from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import write_json

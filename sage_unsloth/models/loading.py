@@ -6,7 +6,6 @@ that carries the project's chat template. Adapters are plain peft folders either
 """
 
 import logging
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

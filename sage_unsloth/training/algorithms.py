@@ -14,8 +14,9 @@ from typing import Any
 
 from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.choices import check_choices
-from sage_unsloth.objective.guides import BranchGuide, Guide, RandomGuide, TokenGuide
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.training.rlvr_config import RlvrConfig
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
-from sage_unsloth.objective.guides import BranchGuide, Guide
+from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.rollout_batch import GROUPS, PREFIX
