@@ -18,7 +18,7 @@ from sage_unsloth.grading.checkers import (
     roles,
 )
 from sage_unsloth.grading.extraction import extract_answer
-from sage_unsloth.grading.grader import Grader, own_grade
+from sage_unsloth.grading.grader import Grader, own_grades
 from sage_unsloth.grading.mathematics import MATH, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
@@ -321,21 +321,18 @@ def _from_reasoning_gym(name: str) -> Benchmark:
 
 
 def check_golds(benchmark: Benchmark, grader: Grader) -> None:
-    """Raises ValueError naming every gold that is not correct as an answer, before anything is
-    drawn.
+    """Checks every gold answer, before anything is drawn.
+
+    Raises:
+        ValueError: naming those that are not correct against themselves.
     """
     rows = benchmark.rows
     golds = [row.get("gold", row["answer"]) for row in rows]
-    answers = [f"<SOLUTION>{row['answer']}</SOLUTION>" for row in rows]
-    try:
-        grades = grader.grade_many(answers, golds)
-    except ValueError:
-        grades = [own_grade(grader, *pair) for pair in zip(answers, golds, strict=True)]
+    grades = own_grades(grader, [row["answer"] for row in rows], golds)
     bad = [row for row, grade in zip(rows, grades, strict=True) if grade is not Grade.CORRECT]
     if bad:
         shown = "; ".join(f"{row['id']}: {row['answer']!r:.80}" for row in bad[:5])
         raise ValueError(
             f"every gold answer of {benchmark.name} must be correct against itself; {len(bad)} "
-            f"of {len(rows)} are not: "
-            f"{shown}; repair these rows, or leave them out"
+            f"of {len(rows)} are not: {shown}; repair these rows, or leave them out"
         )

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.grading.grader import Grader, own_grade
+from sage_unsloth.grading.grader import Grader, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import Source, check_columns, read_source
 from sage_unsloth.prompts import (
     REASONING_START,
-    SOLUTION_END,
-    SOLUTION_START,
     render_prompt,
     solution_text,
 )
@@ -151,15 +149,15 @@ def rl_corpus(
 
 
 def gradable_answers(answers: Iterable[str]) -> set[str]:
-    """Those that are correct against themselves; another would be rewarded never, or end the run
-    that meets it.
+    """Those that are correct against themselves.
+
+    Any other would never be rewarded, or end the run that meets it.
     """
+    answers = list(set(answers))
     with Grader() as grader:
-        return {
-            answer
-            for answer in set(answers)
-            if own_grade(grader, f"{SOLUTION_START}{answer}{SOLUTION_END}", answer) is Grade.CORRECT
-        }
+        grades = own_grades(grader, answers, answers)
+    graded = zip(answers, grades, strict=True)
+    return {answer for answer, grade in graded if grade is Grade.CORRECT}
 
 
 def spread(rows: Sequence[dict], count: int) -> list[dict]:

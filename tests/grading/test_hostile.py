@@ -363,12 +363,12 @@ def test_limits_of_a_worker(monkeypatch):
 def test_what_a_library_says_about_an_answer_stays_in_the_worker(capfd, monkeypatch):
     code = workers._START.replace(
         "; serve(",
-        "; import os, sage_unsloth.grading.grader as r; r.compare_math = lambda a, g: "
+        "; import os, sage_unsloth.grading.mathematics as r; r.compare_math = lambda a, g: "
         "(os.write(1, b'owned'), os.write(2, b'owned'), 'wrong')[2] if a != 'x' else None; serve(",
     )
     monkeypatch.setattr(workers, "_START", code)
     with Grader() as grader:
-        assert grader.grade_many(["<SOLUTION>y</SOLUTION>"], ["z"]) == [Grade.WRONG]
+        assert grader.grade_many(["<SOLUTION>y</SOLUTION>"], ["y"]) == [Grade.WRONG]
     assert "owned" not in "".join(capfd.readouterr())
 
 
@@ -585,7 +585,7 @@ def test_a_model_card_says_what_it_is_given_and_does_nothing():
 
 def sources():
     return [
-        *sorted((ROOT / "sage_unsloth").glob("*.py")),
+        *sorted((ROOT / "sage_unsloth").rglob("*.py")),
         *sorted((ROOT / "notebooks" / "src").glob("*.py")),
     ]
 

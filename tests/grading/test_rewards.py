@@ -19,7 +19,7 @@ from sage_unsloth.grading import grader as rewards
 from sage_unsloth.grading import workers
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.extraction import extract_answer
-from sage_unsloth.grading.grader import Grader, grade
+from sage_unsloth.grading.grader import Grader, grade, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.models.embedded import data_folder
@@ -332,7 +332,7 @@ def worker_that(compare, monkeypatch):
     """Replaces what the next workers run for each pair, after the warm-up on ("x", "x")."""
     body = f"r.compare_math = lambda a, g: None if a == 'x' else {compare}"
     code = workers._START.replace(
-        "; serve(", f"; import os, sage_unsloth.grading.grader as r; {body}; serve("
+        "; serve(", f"; import os, sage_unsloth.grading.mathematics as r; {body}; serve("
     )
     assert "r.compare_math" in code
     monkeypatch.setattr(workers, "_START", code)
@@ -359,7 +359,7 @@ def test_a_worker_that_cannot_start_raises(monkeypatch):
 def test_what_a_worker_prints_is_no_reply(monkeypatch):
     worker_that("print('noise') or 'wrong'", monkeypatch)
     with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["z"]) == [Grade.WRONG]
+        assert grader.grade_many([tagged("y")], ["y"]) == [Grade.WRONG], "the stand-in's grade"
 
 
 def test_workers_are_replaced_before_they_grow_old(monkeypatch):
@@ -488,6 +488,25 @@ def test_a_bad_gold_raises_even_if_there_is_no_answer(grader):
         grader.grade_many(["no tag"], [""])
 
 
+def test_answers_that_are_extracted_already(grader):
+    completions = [tagged("42"), "no tag", r"\boxed{x+1}", tagged("(1 + x)")]
+    answers = ["42", "42", "1+x", "x+1"]
+    extracted = [grader.extract(completion) for completion in completions]
+    assert extracted == ["42", None, None, "(1 + x)"]
+    grades = grader.grade_answers(extracted, answers)
+    assert grades == grader.grade_many(completions, answers)
+    assert grades == ["correct", "unparsable", "unparsable", "correct"]
+    with Grader(boxed=True) as evaluating:
+        assert evaluating.extract(completions[2]) == "x+1"
+
+
+def test_golds_against_themselves(grader):
+    assert own_grades(grader, ["42", r"\frac{1}{2}"], ["42", "0.5"]) == ["correct"] * 2
+    golds = ["42", "42}", r"\sqrt{2}", "?"]  # two are none, which alone would raise
+    assert own_grades(grader, golds, golds) == ["correct", "unparsable", "correct", "unparsable"]
+    assert own_grades(grader, ["41"], ["42"]) == ["wrong"]
+
+
 def test_lengths_must_agree(grader):
     with pytest.raises(ValueError, match="shorter"):
         grader.grade_many([tagged("42")] * 2, ["42"])
@@ -503,6 +522,7 @@ def test_limits_must_be_positive(limits):
 def test_the_reward_as_trl_calls_it(grader):
     reward = SolutionReward(grader)
     assert reward.__name__ == "solution_reward"
+    assert reward.columns == ("answer",), "the parameters that TRL fills from the data set"
     texts = [tagged("42"), tagged("43"), "no tag", tagged(r"9^{9^{9^{9}}}")]
     values = reward(
         prompts=["?"] * 4, completions=texts, answer=["42"] * 4, completion_ids=[[1]] * 4
