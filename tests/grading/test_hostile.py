@@ -672,7 +672,7 @@ def test_weights_in_pickles_are_refused(tmp_path):
     from sage_unsloth.analysis.perplexity import load_scorer
     from sage_unsloth.models.embedded import data_folder
     from sage_unsloth.models.loading import load_policy
-    from sage_unsloth.models.weights import check_adapter
+    from sage_unsloth.models.weights import check_adapter_fits
 
     folder = tmp_path / "model"
     shutil.copytree(data_folder() / "arithmetic-base", folder)
@@ -689,7 +689,7 @@ def test_weights_in_pickles_are_refused(tmp_path):
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "x"}')
     torch.save({}, adapter / "adapter_model.bin")
     with pytest.raises(ValueError, match=r"has only adapter_model\.bin"):
-        check_adapter(data_folder() / "arithmetic-base", adapter)
+        check_adapter_fits(data_folder() / "arithmetic-base", adapter)
 
 
 def test_a_hostile_chat_template_is_replaced_and_would_be_confined(tmp_path):
