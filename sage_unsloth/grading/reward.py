@@ -14,15 +14,15 @@ class SolutionReward:
     """TRL's reward function: 1.0 for a correct answer, else 0.0; counts the grades for the log.
 
     Attributes:
-        columns: of the data set, which TRL must pass on to the function (`check_settings` refuses a
-            data set without them).
+        required_columns: of the data set, which the function reads; `guided_kl` refuses a data set
+            without them.
         grader: grades the completions.
         last_batch: `prompt`, `completion`, `answer` and `grade` of each completion of the last
             call.
     """
 
     __name__ = "solution_reward"  # TRL names the metric after it
-    columns: ClassVar[tuple[str, ...]] = ("answer",)
+    required_columns: ClassVar[tuple[str, ...]] = ("answer",)
 
     def __init__(self, grader: Grader):
         self.grader = grader

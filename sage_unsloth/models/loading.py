@@ -4,7 +4,6 @@ Both ways take the same arguments and return a model that Unsloth's trainers acc
 that carries the project's chat template. Adapters are plain peft folders either way.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
+from sage_unsloth.patch import switches
 from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -130,8 +130,7 @@ def _load_on_gpu(
     from unsloth import FastLanguageModel
 
     if options["fast_inference"]:
-        # Else standby mode replaces gpu_memory_utilization by a share of its own.
-        os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"
+        switches.keep_vllm_memory_share()
     model, tokenizer = FastLanguageModel.from_pretrained(
         str(path), max_lora_rank=lora.rank if lora is not None else 64, **options
     )

@@ -13,11 +13,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sage_unsloth.objective.adaptive import AdaptiveGuide
-from sage_unsloth.objective.credit import check_credit
+from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.guides import BranchGuide, Guide, RandomGuide, TokenGuide
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.teacher_guide import TeacherGuide
-from sage_unsloth.patch.settings import check_causal, check_guide, check_penalty
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 SETTINGS = ("loss_type", "scale_rewards", "epsilon_high", "beta", "kl_estimator", "credit")
@@ -65,11 +64,9 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
-        check_penalty(self.kl_estimator, self.beta)
-        check_credit(self.credit, self.kl_estimator, self.beta)
-        check_causal(self.credit, self.guide)
-        if self.guide is not None:
-            check_guide(self.guide, self.beta)
+        check_choices(
+            guide=self.guide, beta=self.beta, kl_estimator=self.kl_estimator, credit=self.credit
+        )
 
     def configure(self, config: RlvrConfig) -> RlvrConfig:
         """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 
 from sage_unsloth.models.loading import LoraSettings
-from sage_unsloth.objective.credit import check_credit
+from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
-from sage_unsloth.patch.settings import check_penalty
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
@@ -156,8 +155,9 @@ class RlvrConfig:
             )
         if self.beta < 0:
             raise ValueError(f"beta must be >= 0; got {self.beta}")
-        check_penalty(self.kl_estimator, self.beta)
-        check_credit(self.credit, self.kl_estimator, self.beta)
+        check_choices(
+            guide=None, beta=self.beta, kl_estimator=self.kl_estimator, credit=self.credit
+        )
         if self.scale_rewards not in SCALE_REWARDS:
             raise ValueError(
                 f"scale_rewards must be one of {SCALE_REWARDS}; got {self.scale_rewards!r}"

@@ -23,11 +23,12 @@ from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
 from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
 from sage_unsloth.models.weights import model_identity
+from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.guides import Guide
+from sage_unsloth.patch import switches
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
-from sage_unsloth.patch.settings import check_causal, check_guide, check_teacher
 from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
@@ -86,10 +87,13 @@ def rlvr(
     """
     check_rows(rows, ("problem", "answer"))
     check_tracker(config.report_to)
-    if guide is not None:
-        check_guide(guide, config.beta)
-    check_causal(config.credit, guide)
-    check_teacher(frozenset() if guide is None else guide.needs, config.teacher or None)
+    check_choices(
+        guide=guide,
+        beta=config.beta,
+        kl_estimator=config.kl_estimator,
+        credit=config.credit,
+        teacher=config.teacher or None,
+    )
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
             "reference='base' trains on an adapter against the model without it, and "
@@ -157,7 +161,7 @@ def _rlvr(
         if rank() == 0:
             shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
-    os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if config.recompute_logits else "0"
+    switches.recompute_logits(config.recompute_logits)
     load_unsloth(standby=rollouts == "vllm")
     wait_for_all()  # until the first process has seen that the folder is this run's
     _refuse_long_prompts(load_tokenizer(model_path), rows, config.max_prompt_length)

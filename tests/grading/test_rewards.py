@@ -515,7 +515,7 @@ def test_limits_must_be_positive(limits):
 def test_the_reward_as_trl_calls_it(grader):
     reward = SolutionReward(grader)
     assert reward.__name__ == "solution_reward"
-    assert reward.columns == ("answer",), "the parameters that TRL fills from the data set"
+    assert reward.required_columns == ("answer",), "the parameters that TRL fills from the data set"
     texts = [tagged("42"), tagged("43"), "no tag", tagged(r"9^{9^{9^{9}}}")]
     values = reward(
         prompts=["?"] * 4, completions=texts, answer=["42"] * 4, completion_ids=[[1]] * 4
