@@ -32,8 +32,7 @@ from sage_unsloth.runs.text import file_name, log_to_terminal, markdown, printab
 ROOT = Path(__file__).parents[2]
 TERMINAL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\b\u202e\u2066\ud800"
 
-# --- nothing evaluates an answer
-# --------------------------------------------------------------------
+# --- nothing evaluates an answer ------------------------------------------------------------------
 
 
 def payloads(file):
@@ -114,8 +113,7 @@ def run(script, text=""):
     )
 
 
-# --- and what code would find if something did
-# ------------------------------------------------------
+# --- and what code would find if something did ----------------------------------------------------
 
 ATTACKS = '''
 """Functions for a worker: each does what an answer that got executed might do."""
@@ -372,8 +370,7 @@ def test_what_a_library_says_about_an_answer_stays_in_the_worker(capfd, monkeypa
     assert "owned" not in "".join(capfd.readouterr())
 
 
-# --- fuzzed answers
-# ---------------------------------------------------------------------------------
+# --- fuzzed answers -------------------------------------------------------------------------------
 
 ROWS = read_jsonl(fuzz_grading.ANSWERS)
 hostile_text = st.one_of(
@@ -456,8 +453,7 @@ def test_long_answers_are_not_kept():
         assert set(grader._cache) == {("42", "42"), (None, "42")}
 
 
-# --- what is shown, and how it is named
-# -------------------------------------------------------------
+# --- what is shown, and how it is named -----------------------------------------------------------
 
 
 def test_a_terminal_gets_no_control_characters():
@@ -579,8 +575,7 @@ def test_a_model_card_says_what_it_is_given_and_does_nothing():
         assert "\\<img src=x" in text and "[a\\](javascript" in text
 
 
-# --- code, pickles, secrets
-# -------------------------------------------------------------------------
+# --- code, pickles, secrets -----------------------------------------------------------------------
 
 
 def sources():
