@@ -1,5 +1,6 @@
-"""What a model, a file or a hub wrote is data: graded without being run, shown without being
-obeyed, named without leaving its folder.
+"""What a model, a file or a hub wrote is data.
+
+It is graded without being run, shown without being obeyed, named without leaving its folder.
 """
 
 import ast
@@ -68,7 +69,8 @@ def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
     script = """
         import ast, json, sys
         from sage_unsloth.grading.confinement import REFUSED
-        import sympy.physics.units  # which math-verify imports at need, and which evaluates its own prefixes
+        # math-verify imports it at need, and it evaluates its own prefixes.
+        import sympy.physics.units
         from sage_unsloth.grading.mathematics import compare_math, normalise
         texts = [text for text in map(normalise, json.load(sys.stdin)) if text]
         compare_math("x", "x"), compare_math("3 (4)", "1 (2)")
@@ -120,8 +122,9 @@ ATTACKS = '''
 import ctypes, json, os, shutil, socket, subprocess, time
 
 libc = ctypes.CDLL(None)
-c_open, c_mkdir, c_unlink, c_rename, c_system, c_kill = (
-    libc.open, libc.mkdir, libc.unlink, libc.rename, libc.system, libc.kill)  # before the hook is there
+# Before the hook is there.
+c_open, c_mkdir, c_unlink = libc.open, libc.mkdir, libc.unlink
+c_rename, c_system, c_kill = libc.rename, libc.system, libc.kill
 
 
 def by_python(action, argument):
@@ -151,8 +154,12 @@ def by_c(argument, _):
         return None
     file, there = (argument + "/owned").encode(), (argument + "/there").encode()
     return {
-        "open": c_open(file, os.O_CREAT | os.O_WRONLY, 0o600), "append": c_open(there, os.O_WRONLY), "mkdir": c_mkdir(file, 0o700),
-        "unlink": c_unlink(there), "rename": c_rename(there, file), "system": c_system(b"touch " + file),
+        "open": c_open(file, os.O_CREAT | os.O_WRONLY, 0o600),
+        "append": c_open(there, os.O_WRONLY),
+        "mkdir": c_mkdir(file, 0o700),
+        "unlink": c_unlink(there),
+        "rename": c_rename(there, file),
+        "system": c_system(b"touch " + file),
         "kill": c_kill(os.getppid(), 0),
     }
 
@@ -180,7 +187,8 @@ _connect, _address = libc.connect, ctypes.create_string_buffer(16)
 
 
 def libc_connect(descriptor, port):
-    _address.raw = (2).to_bytes(2, "little") + port.to_bytes(2, "big") + bytes([127, 0, 0, 1]) + bytes(8)
+    family = (2).to_bytes(2, "little")
+    _address.raw = family + port.to_bytes(2, "big") + bytes([127, 0, 0, 1]) + bytes(8)
     if _connect(descriptor, _address, 16):
         raise OSError(1, "connect")
 
@@ -193,7 +201,8 @@ def environment(name, _):
             parents = len(file.read())
     except OSError:
         parents = None
-    return {"own": dict(os.environ), "parents": parents, "files": sorted(os.listdir("/proc/self/fd"))}
+    files = sorted(os.listdir("/proc/self/fd"))
+    return {"own": dict(os.environ), "parents": parents, "files": files}
 
 
 def replies(action, _):
@@ -201,10 +210,17 @@ def replies(action, _):
     import stat
     if action == "x":
         return None
+    reply = {
+        "half": b'{"va',
+        "junk": b"junk\\n",
+        "list": b"[1]\\n",
+        "flood": b"x" * 2**22,
+        "odd": b'{"a": 1}\\n',
+    }[action]
     for number in range(3, 32):
         try:
             if stat.S_ISFIFO(os.fstat(number).st_mode):
-                os.write(number, {"half": b'{"va', "junk": b"junk\\n", "list": b"[1]\\n", "flood": b"x" * 2**22, "odd": b'{"a": 1}\\n'}[action])
+                os.write(number, reply)
         except OSError:
             pass
     time.sleep(30)
