@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from sage_unsloth.__main__ import main, parse_settings
+from sage_unsloth.__main__ import main
 from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.training.command import parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 

@@ -14,7 +14,8 @@ from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.planning import plan
+from sage_unsloth.planning.fitting import check_fits, memory_of_card
+from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
 from sage_unsloth.problems.corpora import hold_out, rl_corpus, sft_corpus
 from sage_unsloth.runs.files import write_json
@@ -197,16 +198,16 @@ def run_rlvr(
     point = starting_point(start, settings.get("reference", "sft"))
     if point.preset.name == EMBEDDED:
         settle_process()
-    gib = plan.memory_of_card(memory)
+    gib = memory_of_card(memory)
     of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
     changes = (SMOKE["rlvr"] if smoke else {}) | of_algorithm | settings
     config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
     setup = setup_of(point.preset, config, gib)
     print(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     if point.preset.name != EMBEDDED:
-        print(f"{plan.memory_report(setup, point.preset.name, gib)}\n")
+        print(f"{memory_report(setup, point.preset.name, gib)}\n")
     if gib is not None:
-        plan.check_fits(setup, gib)
+        check_fits(setup, gib)
     load_unsloth(standby=setup.use_vllm and has_gpu())
     corpus = rl_corpus(
         load_tokenizer(point.model),
@@ -216,7 +217,7 @@ def run_rlvr(
         limit=limit,
     )
     show_table(corpus.table())
-    print(f"\n{plan.run_report(setup, config.max_steps, len(corpus.rows))}\n")
+    print(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
         config,
         point.model,

@@ -9,7 +9,7 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.planning import plan
+from sage_unsloth.planning.fitting import memory_of_card, settled
 from sage_unsloth.planning.memory import Setup, setup_for
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
 from sage_unsloth.quickstart import QuickstartConfig
@@ -94,7 +94,7 @@ def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: An
     """
     if preset.name == EMBEDDED:
         return replace(QuickstartConfig().sft, **settings)
-    gib = plan.memory_of_card(None)
+    gib = memory_of_card(None)
     four_bit = gib is not None and nearest_card(gib).load_in_4bit
     if recorded is not None:
         four_bit = recorded["load_in_4bit"]
@@ -147,7 +147,7 @@ def rlvr_config(
         }.items()
         if name in settings
     ]
-    setup = plan.settled(setup, gib, fixed)
+    setup = settled(setup, gib, fixed)
     decided = {
         "load_in_4bit": setup.weight_bits == 4,
         "micro_batch_size": math.gcd(setup.micro_batch, config.completions_per_step),
