@@ -1,4 +1,4 @@
-"""Moved to `sage_unsloth.objective`: kl (the penalties), credit and loss; the old names still work."""
+"""Moved to `sage_unsloth.objective`: kl, credit and loss; the old names still work."""
 
 from sage_unsloth.objective.credit import *  # noqa: F403
 from sage_unsloth.objective.kl import *  # noqa: F403

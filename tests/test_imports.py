@@ -15,8 +15,37 @@ import pytest
 import sage_unsloth
 
 PACKAGE = Path(sage_unsloth.__file__).parent
-HEAVY = ["unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "torch", "vllm", "matplotlib", "math_verify", "pandas", "sympy"]
-LIGHT = ["__main__", "evaluation.metrics", "figures", "grading.grader", "evaluation.report", "sampling.record_sets", "problems.benchmarks", "runs.record", "planning.memory", "planning.plan", "problems.arithmetic", "doctor", "lab.cost.report", "lab.cost.run", "patch.unsloth_names"]
+HEAVY = [
+    "unsloth",
+    "unsloth_zoo",
+    "trl",
+    "transformers",
+    "peft",
+    "datasets",
+    "torch",
+    "vllm",
+    "matplotlib",
+    "math_verify",
+    "pandas",
+    "sympy",
+]
+LIGHT = [
+    "__main__",
+    "evaluation.metrics",
+    "figures",
+    "grading.grader",
+    "evaluation.report",
+    "sampling.record_sets",
+    "problems.benchmarks",
+    "runs.record",
+    "planning.memory",
+    "planning.plan",
+    "problems.arithmetic",
+    "doctor",
+    "lab.cost.report",
+    "lab.cost.run",
+    "patch.unsloth_names",
+]
 FOLDERS = sorted(
     ".".join(("sage_unsloth", *file.parent.relative_to(PACKAGE).parts))
     for file in PACKAGE.rglob("__init__.py")
@@ -135,8 +164,7 @@ def test_public_names(folder):
         assert not isinstance(found, type(sys)), name
         home = getattr(found, "__module__", None)
         assert home is None or home.startswith(folder), f"{folder}.{name} is of {home}"
-    with pytest.raises(AttributeError, match="no_such_name"):
-        module.no_such_name
+    assert not hasattr(module, "no_such_name")
 
 
 @pytest.mark.parametrize("folder", STUBBED)
