@@ -1,6 +1,9 @@
 """The command line: settings by name, exit codes, and messages instead of tracebacks."""
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -81,4 +84,47 @@ def test_the_algorithms_are_listed(capsys):
 def test_bad_input_is_a_message_and_exit_code_2(command, message, tmp_path, capsys):
     assert main([*command, "--out", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+CONTRADICTIONS = {
+    ("sage-branch", "beta=0"): "beta must not be 0 because the guide shapes the KL anchor",
+    ("sage-teacher", "seed=1"): "a teacher must be given exactly with a guide that needs",
+    ("grpo", "teacher=arithmetic-base"): "got teacher='arithmetic-base' without one",
+    ("grpo", "kl_estimator=k4"): "kl_estimator must be one of",
+    ("grpo-forward-kl", "beta=0"): "chooses the KL penalty",
+    ("grpo", "credit=sequence"): "kl_estimator must be one of",
+    ("grpo-exact", "beta=0"): "beta not 0",
+    ("sage-token", "credit=sequence kl_estimator=k3-is"): "reads no later token",
+    ("grpo", "loss_type=ppo"): "loss_type must be one of",
+    ("grpo", "num_generations=1"): "num_generations must be >= 2",
+    ("grpo", "reference=base"): "must start from an SFT run",
+    ("zzz", "seed=1"): "an algorithm must be one of",
+}
+
+
+def test_contradictions_are_refused_before_data_or_unsloth_are_loaded(tmp_path):
+    """One process for all of them; the file of data is not there, and nobody looks for it."""
+    command = ["--from", "arithmetic-base", "--path", "none.jsonl", "--out", str(tmp_path / "run")]
+    cases = [
+        ["train", "--algorithm", name, *command, "--set", *settings.split()]
+        for name, settings in CONTRADICTIONS
+    ]
+    cases.append(["sft", "--model", "arithmetic-base", *command[2:], "--set", "epochs=0"])
+    code = (
+        "import json, sys\n"
+        "from sage_unsloth.__main__ import main\n"
+        "found = []\n"
+        f"for case in {cases!r}:\n"
+        "    found.append([main(case), 'unsloth' in sys.modules])\n"
+        "    print('---', file=sys.stderr)\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[2, False]] * len(cases)
+    messages = done.stderr.split("---\n")
+    expected = [*CONTRADICTIONS.values(), "epochs must be > 0; got 0"]
+    for case, message, text in zip(cases, expected, messages, strict=False):
+        assert message in text, case
     assert not (tmp_path / "run").exists()

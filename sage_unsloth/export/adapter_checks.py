@@ -39,7 +39,7 @@ def check_adapter(adapter: Path) -> float:
     if largest == 0:
         raise ValueError(
             f"an adapter must not be zero, or it changes nothing; every B in {adapter} is; train "
-            f"it, with a learning rate above 0"
+            "it, with a learning rate above 0"
         )
     return largest
 
@@ -65,9 +65,8 @@ def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
     change = float((with_adapter - without).abs().max())
     if change <= 4 * noise:
         raise ValueError(
-            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes "
-            f"them by {change:.1e}; is it the "
-            "adapter of this model?"
+            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes them "
+            f"by {change:.1e}; is it the adapter of this model?"
         )
     return change
 
@@ -133,18 +132,17 @@ def check_parity(model: Any, answers: Answers) -> dict[str, float]:
         rounding = 4 * 2**-8 * float(expected.abs().max())
         if float(gap.max()) > rounding:
             raise ValueError(
-                f"a merged model must answer as base and adapter do; it prefers another token by "
-                f"{float(gap.max()):.2f} logits, "
-                f"and rounding explains {rounding:.2f}; the merge went wrong: export the "
-                f"adapter, and report this"
+                "a merged model must answer as base and adapter do; it prefers another token by "
+                f"{float(gap.max()):.2f} logits, and rounding explains {rounding:.2f}; the merge "
+                "went wrong: export the adapter, and report this"
             )
         agree += int((chosen == preferred).sum())
         total += len(chosen)
     distance = apart / changed if changed else float("inf")
     if distance > 0.5:
         logger.warning(
-            "rounding to 16 bits moves the merged model by %.0f %% of what training changed: "
-            "share the adapter instead",
+            "rounding to 16 bits moves the merged model by %.0f %% of what training changed: share "
+            "the adapter instead",
             100 * distance,
         )
     return {"agreement": agree / total, "distance": distance}

@@ -81,21 +81,20 @@ def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
     if record["settings"].get("stage") not in ("sft", "rlvr"):
         inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
         raise ValueError(
-            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs "
-            f"in it: {', '.join(inside)}"
+            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs in "
+            f"it: {', '.join(inside)}"
         )
     adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
     if adapter is None and merged is None:
         raise ValueError(
             f"a run must be complete to be exported; {folder} has neither adapter/ nor model/; "
-            f"start its command again"
+            "start its command again"
         )
     model_path = model_path or record.get("model_path")
     if model_path is None:
         raise ValueError(
             f"the starting model must be known; {path} does not name its path, only "
-            f"{record['settings'].get('model')!r}; "
-            "give it by --model"
+            f"{record['settings'].get('model')!r}; give it by --model"
         )
     return Run(folder, record, str(model_path), adapter, merged)
 
@@ -232,8 +231,8 @@ def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
     if not has_gpu():
         raise ExportError(
             "a GGUF export needs a GPU because Unsloth loads the model there; this machine has "
-            "none; export merged here, and "
-            "convert that folder with llama.cpp's convert_hf_to_gguf.py"
+            "none; export merged here, and convert that folder with llama.cpp's "
+            "convert_hf_to_gguf.py"
         )
     checks = {} if run.adapter is None else {"largest |B|": round(check_adapter(run.adapter), 6)}
     if run.adapter is None:

@@ -78,8 +78,7 @@ def model_card(
         _header(base, license, library, rl),
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
-        "without the guide of "
-        "[SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
+        "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to load it\n\n" + _loading(kind, name, loads_on),
         "Prompts are made by the chat template in the tokenizer; the answer stands between "
         "`<SOLUTION>` and `</SOLUTION>`.",
@@ -89,8 +88,8 @@ def model_card(
     if averages:
         steps = max(row.get("step", 0) for row in metrics)
         parts.append(
-            f"## At the end of training\n\nMeans over the last tenth of {steps} steps, on "
-            f"training problems.\n\n"
+            f"## At the end of training\n\nMeans over the last tenth of {steps} steps, on training "
+            "problems.\n\n"
             + _table(
                 ("metric", "value"), [(key, f"{value:.4g}") for key, value in averages.items()]
             )
@@ -203,8 +202,8 @@ def _versions(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _license_text(base: str, license: str | None) -> str:
     if license is None:
         return (
-            f"That of {_code(base)}, whose own card names it: look there before you share "
-            f"this model."
+            f"That of {_code(base)}, whose own card names it: look there before you share this "
+            "model."
         )
     more = "" if license in OPEN_LICENSES else "; read its terms, which may exclude commercial use"
     return f"That of {_code(base)}: {markdown(license)}{more}."

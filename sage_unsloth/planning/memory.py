@@ -13,7 +13,7 @@ mode frees vLLM's cache for the update and transformers drops its own.
 from dataclasses import dataclass
 from math import ceil
 
-from sage_unsloth.planning.presets import Architecture, CardPreset, ModelPreset
+from sage_unsloth.planning.presets import PAPER_BETA, Architecture, CardPreset, ModelPreset
 
 GIB = 2**30
 
@@ -68,7 +68,7 @@ class Setup:
     lora_targets: tuple[str, ...] | None = None
     weight_bits: int = 16
     optimizer_8bit: bool = True
-    beta: float = 0.05
+    beta: float = PAPER_BETA
     max_prompt_length: int = 1024
     max_completion_length: int = 1024
     prompts_per_step: int = 1
@@ -99,10 +99,9 @@ class Setup:
         if self.lora_rank is None and (self.weight_bits == 4 or self.use_vllm):
             raise ValueError(
                 "full fine-tuning needs 16-bit weights and rollouts by transformers, because "
-                "quantised weights cannot be "
-                f"trained and Unsloth refuses vLLM beside it; got "
-                f"weight_bits={self.weight_bits}, use_vllm={self.use_vllm}; "
-                "train an adapter, or change these"
+                "quantised weights cannot be trained and Unsloth refuses vLLM beside it; got "
+                f"weight_bits={self.weight_bits}, use_vllm={self.use_vllm}; train an adapter, or "
+                "change these"
             )
 
     @property

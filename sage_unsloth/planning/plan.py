@@ -69,8 +69,8 @@ def estimate_time(first_step_seconds: float, steps: int) -> float:
     """
     if first_step_seconds <= 0 or steps < 1:
         raise ValueError(
-            "a step takes more than 0 s and a run has at least one; got "
-            f"{first_step_seconds} s, {steps} steps"
+            f"a step takes more than 0 s and a run has at least one; got {first_step_seconds} s, "
+            f"{steps} steps"
         )
     return first_step_seconds * steps
 

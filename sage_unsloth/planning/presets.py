@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PAPER_BETA = 0.05
+"""The KL coefficient β of Table 8, from which every default of β is taken."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -110,8 +113,7 @@ class ModelPreset:
         if longest > limit:
             raise ValueError(
                 f"prompt and completion must fit the {limit} positions of {self.name}; got "
-                f"{self.max_prompt_length} + "
-                f"{self.max_completion_length} = {longest}; shorten one"
+                f"{self.max_prompt_length} + {self.max_completion_length} = {longest}; shorten one"
             )
 
     @property
@@ -293,10 +295,9 @@ def model_preset(name: str | Path) -> ModelPreset:
         config = AutoConfig.from_pretrained(str(name))
     except OSError as error:
         raise OSError(
-            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub "
-            f"id within reach; got {name!s} "
-            f"({str(error).splitlines()[0]}); check the name, or give the path of a downloaded "
-            f"model"
+            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
+            f"within reach; got {name!s} ({str(error).splitlines()[0]}); check the name, or give "
+            "the path of a downloaded model"
         ) from error
     architecture = architecture_of(config)
     half = min(1024, architecture.max_position_embeddings // 2)
@@ -322,14 +323,13 @@ def architecture_of(config: Any) -> Architecture:
     family = values.get("model_type")
     if family not in ("qwen2", "qwen3", "llama"):
         raise ValueError(
-            f"memory is computed for the families qwen2, qwen3 and llama; got "
+            "memory is computed for the families qwen2, qwen3 and llama; got "
             f"model_type={family!r}; use one of these"
         )
     if values.get("mlp_bias") or (family != "qwen2" and values.get("attention_bias")):
         raise ValueError(
             "memory is computed for linear layers without biases (Qwen2's q, k and v apart); the "
-            "config has attention_bias "
-            "or mlp_bias; use another model"
+            "config has attention_bias or mlp_bias; use another model"
         )
     heads = values["num_attention_heads"]
     return Architecture(

@@ -86,9 +86,8 @@ def make_trainer(
     )
     if "ref" in getattr(model, "peft_config", {}):
         raise ValueError(
-            "π_ref must be the model without its adapter; the trainer made a second adapter "
-            "named 'ref' its reference; "
-            "use the tested versions (python -m sage_unsloth doctor)"
+            "π_ref must be the model without its adapter; the trainer made a second adapter named "
+            "'ref' its reference; use the tested versions (python -m sage_unsloth doctor)"
         )
     if rollouts == "vllm":
         expected = {
@@ -116,10 +115,9 @@ def extra_metrics(
         if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
             raise ValueError(
                 "before the first step policy and reference must be one model, so that the KL "
-                "between them is 0; got "
-                f"{kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was the folder of the model "
-                f"changed while it was loaded, "
-                "or is this Unsloth not one of the tested versions (python -m sage_unsloth doctor)?"
+                f"between them is 0; got {kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was "
+                "the folder of the model changed while it was loaded, or is this Unsloth not one "
+                "of the tested versions (python -m sage_unsloth doctor)?"
             )
         if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
             batch = gathered(reward.last_batch)

@@ -208,8 +208,8 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
     data = trainer.train_dataset
     if len(data) != num_rows:
         raise ValueError(
-            f"every prompt must leave room for its solution; {num_rows - len(data)} of "
-            f"{num_rows} rows do not; raise max_length"
+            f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} "
+            "rows do not; raise max_length"
         )
     for number, row in enumerate(data):
         last = trainer.data_collator([row])["labels"][0]
@@ -217,6 +217,6 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
         if last != tokenizer.eos_token_id:
             raise ValueError(
                 f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); row "
-                f"{number} ends in {last} "
-                f"({tokenizer.decode([last])!r}); raise max_length, or check the chat template"
+                f"{number} ends in {last} ({tokenizer.decode([last])!r}); raise max_length, or "
+                "check the chat template"
             )
