@@ -1,6 +1,4 @@
-"""What must be true of a trained adapter before it is shared: not zero, it changes the logits, and
-merging it changes nothing.
-"""
+"""What is checked of a trained adapter: it is not zero, it changes logits, merging keeps them."""
 
 import logging
 from collections.abc import Sequence
@@ -73,8 +71,12 @@ def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
 
 @dataclass(frozen=True)
 class Answers:
-    """Greedy completions of a model with its adapter: ids of prompt and completion, logits with and
-    without the adapter.
+    """Greedy completions of a model with its adapter.
+
+    Attributes:
+        ids: of prompt and completion.
+        starts: position of each prompt's last token, whose logits choose the first new token.
+        with_adapter, without: logits of `ids`.
     """
 
     ids: list[Any]
@@ -84,7 +86,7 @@ class Answers:
 
 
 def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS) -> Answers:
-    """What the merged model is compared with; to be taken before the adapter is merged."""
+    """What the merged model is compared with; call it before the adapter is merged."""
     import torch
 
     answers = Answers([], [], [], [])
@@ -107,12 +109,11 @@ def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS)
 
 
 def check_parity(model: Any, answers: Answers) -> dict[str, float]:
-    """Whether a merged model prefers the tokens that base and adapter together prefer, on their own
-    greedy text.
+    """Whether a merged model prefers the same tokens as base and adapter, on their greedy text.
 
     Returns:
         `agreement`: share of tokens. `distance`: mean |logit difference| to base and adapter,
-        divided by that of the base alone: what rounding to 16 bits costs, in units of what the
+            divided by that of the base alone: what rounding to 16 bits costs, in units of what the
             training changed.
 
     Raises:

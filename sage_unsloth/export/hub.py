@@ -1,6 +1,4 @@
-"""Push an exported folder to the hub. The token is the hub client's own affair: never an argument,
-printed or stored.
-"""
+"""Push an exported folder to the hub; the token is the hub client's, never printed or stored."""
 
 import json
 from pathlib import Path

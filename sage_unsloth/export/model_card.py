@@ -1,6 +1,4 @@
-"""The README of an exported model: what it is, what it was trained with, what came out, how to load
-it. A pure function.
-"""
+"""The model card of an export: what it is, how it was trained, what came out, how to load it."""
 
 import json
 import re
@@ -10,15 +8,46 @@ from typing import Any
 from sage_unsloth.runs.text import markdown, printable
 
 SETTINGS = (
-    "stage", "guide", "rows", "max_steps", "epochs", "batch_size", "prompts_per_step", "num_generations",
-    "max_prompt_length", "max_completion_length", "max_length", "learning_rate", "warmup_ratio", "warmup_steps",
-    "weight_decay", "beta", "kl_estimator", "use_bias_correction_kl", "loss_type", "epsilon", "epsilon_high", "temperature",
-    "top_p", "min_p", "lora", "seed",
-)  # fmt: skip
+    "stage",
+    "guide",
+    "rows",
+    "max_steps",
+    "epochs",
+    "batch_size",
+    "prompts_per_step",
+    "num_generations",
+    "max_prompt_length",
+    "max_completion_length",
+    "max_length",
+    "learning_rate",
+    "warmup_ratio",
+    "warmup_steps",
+    "weight_decay",
+    "beta",
+    "kl_estimator",
+    "use_bias_correction_kl",
+    "loss_type",
+    "epsilon",
+    "epsilon_high",
+    "temperature",
+    "top_p",
+    "min_p",
+    "lora",
+    "seed",
+)
 METRICS = (
-    "reward", "kl/ref_k3", "kl/anchor_k3", "kl", "sage/entropy", "sage/guide_mean", "completions/mean_length",
-    "completions/clipped_ratio", "frac_reward_zero_std", "grad_norm", "loss",
-)  # fmt: skip
+    "reward",
+    "kl/ref_k3",
+    "kl/anchor_k3",
+    "kl",
+    "sage/entropy",
+    "sage/guide_mean",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "frac_reward_zero_std",
+    "grad_norm",
+    "loss",
+)
 OPEN_LICENSES = ("apache-2.0", "mit")
 KINDS = {
     "adapter": ("LoRA adapter", "peft"),
@@ -149,7 +178,7 @@ def _loading(kind: str, name: str, loads_on: str | None) -> str:
     )
 
 
-# Names come from users, hubs and files: in the card they are text, whatever stands in them.
+# Names come from users, hubs and files; in the card they are text, whatever they contain.
 
 
 def _code(text: str) -> str:

@@ -1,12 +1,12 @@
 from .fitting import check_fits as check_fits
 from .fitting import plan_setup as plan_setup
-from .memory import Setup as Setup
 from .memory import memory_plan as memory_plan
-from .memory import setup_for as setup_for
 from .plan import full_report as full_report
 from .presets import CARDS as CARDS
 from .presets import MODELS as MODELS
 from .presets import model_preset as model_preset
+from .setup import Setup as Setup
+from .setup import setup_for as setup_for
 
 __all__ = [
     "CARDS",

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sage_unsloth.planning.memory import GIB, MemoryPlan, Setup, memory_plan, setup_for
+from sage_unsloth.planning.memory import GIB, MemoryPlan, memory_plan
 from sage_unsloth.planning.presets import CARDS, MODELS, ModelPreset, nearest_card
+from sage_unsloth.planning.setup import Setup, setup_for
 
 
 def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from sage_unsloth.planning.fitting import settled
 from sage_unsloth.planning.memory import (
     GIB,
-    Setup,
     memory_plan,
     optimizer_bytes,
-    setup_for,
     trained_parameters,
 )
 from sage_unsloth.planning.presets import CARDS, MODELS
+from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.checkpoints import KEPT
 
 
@@ -134,7 +133,8 @@ def run_report(
         f"{sizes.completions_per_step} completions a step, at most {sizes.tokens_per_step:,} "
         f"tokens; {_settings(setup)}",
         f"  {sizes.steps:,} steps{epochs}",
-        f"  {size(sizes.disk_bytes)} on disk: {KEPT} checkpoints, one being written, and the result",
+        f"  {size(sizes.disk_bytes)} on disk: {KEPT} checkpoints, one being "
+        "written, and the result",
     ]
     if first_step_seconds is None:
         lines.append("  time: not known before the first step")

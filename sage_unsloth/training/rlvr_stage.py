@@ -189,16 +189,16 @@ def _rlvr(job: _Job) -> Path:
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     resume = last_checkpoint(checkpoints)
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
-    finished = is_last(resume)
-    if not finished:
+    finished = resume if is_last(resume) else None
+    if finished is None:
         model = _train(job, model, tokenizer, resume)
     wait_for_all()  # every process is done with the checkpoints
     if rank() == 0:
         with whole_folder(trained) as partial:
-            if finished:
-                copy_result(resume, partial)
-            else:
+            if finished is None:
                 model.save_pretrained(partial)
+            else:
+                copy_result(finished, partial)
             untouched.save_pretrained(partial)
         shutil.rmtree(checkpoints, ignore_errors=True)
     wait_for_all()

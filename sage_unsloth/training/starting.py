@@ -8,8 +8,8 @@ from typing import Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.planning.fitting import memory_of_card, settled
-from sage_unsloth.planning.memory import Setup, setup_for
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
+from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.sampling.engine_choice import why_no_vllm
 from sage_unsloth.training import embedded_settings
@@ -18,7 +18,7 @@ from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.stage import METRICS
 
 EMBEDDED = BASE_MODEL  # its preset is named after its folder
-SMOKE = {
+SMOKE: dict[str, dict[str, Any]] = {
     "sft": {"max_steps": 2, "batch_size": 4, "save_steps": 1},
     "rlvr": {
         "max_steps": 2,

@@ -80,7 +80,7 @@ class StepLog(TrainerCallback):
         if self.stop.asked is not None and world_size() == 1:  # while the checkpoint was written
             control.should_training_stop = True
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args, state, control, logs: Any = None, **kwargs):
         if "loss" not in logs:  # a summary at the end, of no single step
             return
         seconds = time.perf_counter() - self.started

@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_presets import SHAPES, config_of, meta_model
 
+from sage_unsloth.planning.architecture import architecture_of
 from sage_unsloth.planning.fitting import (
     check_fits,
     memory_of_card,
@@ -15,13 +16,11 @@ from sage_unsloth.planning.fitting import (
 )
 from sage_unsloth.planning.memory import (
     GIB,
-    Setup,
     kv_bytes_per_token,
     layer_numbers_per_token,
     lora_parameters,
     memory_plan,
     optimizer_bytes,
-    setup_for,
     trained_parameters,
 )
 from sage_unsloth.planning.plan import (
@@ -31,7 +30,8 @@ from sage_unsloth.planning.plan import (
     step_plan,
     what_fits,
 )
-from sage_unsloth.planning.presets import CARDS, MODELS, architecture_of
+from sage_unsloth.planning.presets import CARDS, MODELS
+from sage_unsloth.planning.setup import Setup, setup_for
 
 SEVEN = MODELS["qwen2.5-math-7b"]
 TINY = SHAPES["qwen3, heads of their own size"][1]

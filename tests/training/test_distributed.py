@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_checks import check_processes
+from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import run_settings
 
 WORKER = Path(__file__).parents[1] / "distributed_worker.py"
