@@ -39,7 +39,7 @@ def add_evaluate(commands) -> None:
         default="auto",
         help="auto: vllm where there are a GPU and the package",
     )
-    parser.add_argument("--batch", type=int, help="completions drawn together (64; with vllm 4096)")
+    parser.add_argument("--batch", type=int, help="completions drawn together (64; with vllm 1,024)")
     for name, kind, default, text in (
         ("temperature", float, 0.3, ""),
         ("top-p", float, 1.0, ""),

@@ -1,5 +1,6 @@
 """The command line: settings by name, exit codes, and messages instead of tracebacks."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from sage_unsloth.__main__ import main
+from sage_unsloth.__main__ import main, make_parser
 from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.training.command import parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -128,3 +129,65 @@ def test_contradictions_are_refused_before_data_or_unsloth_are_loaded(tmp_path):
     for case, message, text in zip(cases, expected, messages, strict=False):
         assert message in text, case
     assert not (tmp_path / "run").exists()
+
+
+def options_of(command):
+    """The options of a command by name, without the dashes."""
+    parsers = make_parser()._subparsers._group_actions[0].choices
+    return {action.dest: action for action in parsers[command]._actions}
+
+
+def numbers_in_help():
+    """Where the numbers in help texts come from."""
+    from sage_unsloth.evaluation.evaluator import BATCH_SIZES
+    from sage_unsloth.lab.evidence.tasks import TASKS, get_task
+    from sage_unsloth.planning.presets import CARDS, PAPER_BETA
+    from sage_unsloth.quickstart import QuickstartConfig
+
+    quickstart = QuickstartConfig()
+    return {
+        ("evaluate", "batch"): {*BATCH_SIZES.values()},
+        ("plan", "memory"): {int(name) for name in CARDS},
+        ("benchmark", "algorithms"): {100},  # minutes, as measured
+        ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
+        ("benchmark", "beta"): {PAPER_BETA},
+        ("grid", "steps"): {quickstart.rlvr.max_steps},
+        ("grid", "n"): {quickstart.sampling.num_samples},
+    }
+
+
+MOVING = ("bench",)
+
+
+def test_numbers_in_help_texts_are_those_of_the_code():
+    """A number that stands by itself, other than 0 and the option's own default."""
+    expected, found = numbers_in_help(), {}
+    for command in make_parser()._subparsers._group_actions[0].choices:
+        for name, option in options_of(command).items():
+            text = (option.help or "").replace("%(default)s", "")
+            numbers = re.findall(r"(?<![\w.:=-])\d[\d,]*(?:\.\d+)?(?![\w-])", text)
+            values = {float(number.rstrip(",").replace(",", "")) for number in numbers} - {0}
+            if values and command not in MOVING:
+                found[command, name] = values
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "function"), [("sft", "run_sft"), ("train", "run_rlvr"), ("export", "export")]
+)
+def test_defaults_of_options_are_those_of_the_functions(command, function):
+    from sage_unsloth.export import exporter
+    from sage_unsloth.training import recipes
+
+    parameters = inspect.signature(
+        getattr(recipes if hasattr(recipes, function) else exporter, function)
+    ).parameters
+    shared = {name: option for name, option in options_of(command).items() if name in parameters}
+    shared = {
+        name: option
+        for name, option in shared.items()
+        if parameters[name].default is not inspect.Parameter.empty
+    }
+    assert shared
+    for name, option in shared.items():
+        assert option.default == parameters[name].default, name
