@@ -91,7 +91,7 @@ PUBLIC = {
 MOVED = {
     "losses": """
         CREDITS IMPORTANCE_SAMPLING_LEVELS KL_ESTIMATORS LOG_RATIO_MAX LOSS_TYPES
-        NAIVE_KNEE PENALTIES REVERSE_KL_ESTIMATORS SLOPE_MAX UNSLOTH_K3_MAX check_credit
+        NAIVE_KNEE PENALTIES REVERSE_KL_ESTIMATORS SLOPE_MAX UNSLOTH_K3_MAX
         check_kl_estimator forward_kl forward_kl_naive grpo_loss k2 k3 k3_is leave_one_out
         sequence_credit
     """,

@@ -11,6 +11,8 @@ class SolutionReward:
     """TRL's reward function: 1.0 for a correct answer, else 0.0; counts the grades for the log."""
 
     __name__ = "solution_reward"  # TRL names the metric after it
+    required_columns = ("answer",)
+    """Columns of the dataset that it reads; `guided_kl` refuses a dataset without them."""
 
     def __init__(self, grader: Grader):
         self.grader = grader

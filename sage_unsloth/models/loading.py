@@ -14,6 +14,7 @@ from typing import Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter, refuse_pickles
+from sage_unsloth.patch import switches
 from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -106,8 +107,7 @@ def load_policy(
         from unsloth import FastLanguageModel
 
         if use_vllm:
-            # Else standby puts a share of its own in the place of the one asked for.
-            os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"
+            switches.keep_vllm_memory_share()
         model, tokenizer = FastLanguageModel.from_pretrained(
             str(path),
             max_seq_length=max_length,

@@ -1,20 +1,19 @@
-"""The metrics that a guided step logs beside Unsloth's own, pooled over its micro-batches and
-processes.
+"""The metrics that a guided step logs, pooled over its micro-batches and processes.
 
-    sage/guide_mean, sage/guide_min, sage/guide_max   q_t over the completion tokens
-    sage/log_guide_mean                               log q_t, nats
-    sage/share_touched                                share of completion tokens with q_t ≠ 1
-    sage/entropy                                      H_t, nats, when the guide or `log_entropy` asks for entropies
-    sage/ref_entropy                                  the same of π_ref, when the guide asks for it
-    sage/credit_abs                                   mean over tokens of |sequence credit|, in units of reward
-    sage/<name>                                       the state of a guide that has one (`guides.SteeredGuide`)
-    kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
-    kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
+    sage/guide_mean, _min, _max   q_t over the completion tokens
+    sage/log_guide_mean           log q_t, nats
+    sage/share_touched            share of completion tokens with q_t ≠ 1
+    sage/entropy                  H_t, nats, when the guide or `log_entropy` asks for entropies
+    sage/ref_entropy              the same of π_ref, when the guide asks for it
+    sage/credit_abs               mean over tokens of |sequence credit|, in units of reward
+    sage/<name>                   the state of a guide that has one (`guides.SteeredGuide`)
+    kl/ref_k3                     k3 to π_ref, nats; not without a KL term
+    kl/anchor_k3                  k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
 Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the loss: by
-it runs compare. Both k3 are means over completions of the token mean, each token bounded as in
-Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches of different
-sizes are weighted right.
+it runs can be compared. Both k3 are means over completions of the token mean, each token bounded
+as in Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches of
+different sizes are weighted right.
 """
 
 import math
@@ -125,8 +124,9 @@ def _micro_batch(
             "guide": (q * valid).sum(),
             "log_guide": log_guide.sum(),
             "touched": (log_guide != 0).sum().float(),
-            "anchor_k3": over_rows(ref + log_guide),
         }
+        if ref is not None:  # always so with a guide; the order of the keys is that of the log
+            sums["anchor_k3"] = over_rows(ref + log_guide)
         extremes = {
             "lowest": torch.where(valid, q, math.inf).min(),
             "minus_highest": -torch.where(valid, q, -math.inf).max(),

@@ -40,16 +40,17 @@ class TokenSignals:
             raise ValueError(f"every signal must be a (B, T) tensor of one shape; got {shapes}")
 
     def require(self, name: str, guide: object) -> Tensor:
-        """The signal `name`.
+        """The signal `name`, for `guide` (or a name of what reads it).
 
         Raises:
             ValueError: it is None.
         """
         value = getattr(self, name)
         if value is None:
+            reader = guide if isinstance(guide, str) else type(guide).__name__
             raise ValueError(
-                f"{type(guide).__name__} needs the signal {name!r}; got {name}=None; pass "
-                f"TokenSignals(..., {name}=…), or use "
-                "guided_kl, which fills in what the guide's `needs` names"
+                f"{reader} needs the signal {name!r}; got {name}=None; pass "
+                f"TokenSignals(..., {name}=…), or use guided_kl, which fills in what the guide's "
+                "`needs` names"
             )
         return value

@@ -1,5 +1,5 @@
+from .bad_batch import reproduce as reproduce
 from .finite import finite_only as finite_only
-from .finite import reproduce as reproduce
 from .guided import guided_kl as guided_kl
 from .loading import load_unsloth as load_unsloth
 from .resampling import dynamic_sampling as dynamic_sampling

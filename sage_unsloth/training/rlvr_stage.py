@@ -7,7 +7,6 @@ random state; a folder with other settings is refused.
 
 import copy
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.guides import Guide
+from sage_unsloth.patch import switches
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
@@ -171,7 +171,7 @@ def _rlvr(job: _Job) -> Path:
         if rank() == 0:
             shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
-    os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if config.recompute_logits else "0"
+    switches.recompute_logits(config.recompute_logits)
     load_unsloth(standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
     check_prompt_lengths(load_tokenizer(job.model_path), job.rows, config.max_prompt_length)

@@ -111,8 +111,7 @@ def test_what_is_no_plain_guide_is_refused():
             AdaptiveGuide(guide, target=0.02)
 
 
-# --- inside Unsloth's trainer
-# -----------------------------------------------------------------------------------------
+# --- inside Unsloth's trainer ---
 
 
 def logged(trainer):

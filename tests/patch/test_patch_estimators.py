@@ -140,8 +140,7 @@ def test_the_first_kl_is_zero(make_trainer, kl_estimator, exact_first_kl):
     assert abs(trainer.state.log_history[0]["kl"]) <= exact_first_kl
 
 
-# --- the call of Unsloth's function
-# -------------------------------------------------------------------------------
+# --- the call of Unsloth's function ---
 
 
 def batch():
@@ -273,8 +272,7 @@ def test_masked_positions_do_not_matter(unsloth_module):
             assert torch.equal(found, expected)
 
 
-# --- what is replaced, and what is refused
-# ------------------------------------------------------------------------
+# --- what is replaced, and what is refused ---
 
 
 @pytest.mark.parametrize("kl_estimator", ["k3", "k3-is"])

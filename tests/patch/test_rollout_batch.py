@@ -80,8 +80,7 @@ def test_a_guide_of_the_policy_replaces_nothing_of_the_rollout(make_trainer):
         assert "_generate_and_score_completions" not in vars(trainer)
 
 
-# --- the scorers
-# ------------------------------------------------------------------------------------------------------
+# --- the scorers ---
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -154,8 +153,7 @@ def test_entropies_of_logits_by_slices(monkeypatch):
     assert torch.allclose(found, torch.tensor([[1.3862944, 0.0]]).repeat(3, 1), atol=1e-6)
 
 
-# --- the layouts
-# ------------------------------------------------------------------------------------------------------
+# --- the layouts ---
 
 LOGPS = torch.tensor([[-0.5, -1.0, 0.0], [0.0, -0.5, -2.0]])
 
@@ -204,8 +202,7 @@ def test_unsloths_shared_prefix_layout_is_row_major(unsloth_module):
     assert places == sorted(places)
 
 
-# --- refusals
-# ---------------------------------------------------------------------------------------------------------
+# --- refusals ---
 
 
 def test_a_trainer_without_the_functions_is_refused(make_trainer):
@@ -256,8 +253,7 @@ def test_groups_that_do_not_stand_side_by_side_are_refused(make_trainer):
         trainer.train()
 
 
-# --- the teacher
-# ------------------------------------------------------------------------------------------------------
+# --- the teacher ---
 
 
 def teacher_model():
