@@ -29,6 +29,7 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import correct_counts, sample_and_grade
+from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
@@ -52,23 +53,8 @@ class QuickstartConfig:
         num_problems: held-out problems of the evaluation; None takes all.
     """
 
-    sft: SftConfig = field(
-        default_factory=lambda: SftConfig(
-            max_steps=40, batch_size=16, learning_rate=5e-4, max_length=160
-        )
-    )
-    rlvr: RlvrConfig = field(
-        default_factory=lambda: RlvrConfig(
-            max_steps=100,
-            prompts_per_step=8,
-            max_completion_length=48,
-            max_prompt_length=64,
-            learning_rate=2e-3,
-            min_p=0.0,
-            preflight_prompts=0,
-            save_steps=20,
-        )
-    )
+    sft: SftConfig = embedded_settings.SFT
+    rlvr: RlvrConfig = embedded_settings.RLVR
     sampling: SamplingConfig = field(
         default_factory=lambda: SamplingConfig(
             num_samples=64, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=512

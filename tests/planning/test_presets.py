@@ -8,12 +8,11 @@ import pytest
 
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.models.loading import LORA_TARGETS
+from sage_unsloth.planning.architecture import Architecture, architecture_of
 from sage_unsloth.planning.presets import (
     CARDS,
     MODELS,
-    Architecture,
     ModelPreset,
-    architecture_of,
     model_preset,
     nearest_card,
 )

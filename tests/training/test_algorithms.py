@@ -31,7 +31,12 @@ from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
-EXACT = {"loss_type": "dr_grpo", "scale_rewards": "none", "kl_estimator": "k3-is", "credit": "sequence"}  # fmt: skip
+EXACT = {
+    "loss_type": "dr_grpo",
+    "scale_rewards": "none",
+    "kl_estimator": "k3-is",
+    "credit": "sequence",
+}
 # Written out once more: a row that changes by accident is noticed here.
 EXPECTED = {
     "grpo": {},
@@ -57,9 +62,17 @@ EXPECTED = {
     "dapo-sage-branch": {"loss_type": "dapo", "epsilon_high": 0.28, "guide": BranchGuide()},
 }
 NOT_IN_THE_PAPER = {
-    "grpo-reverse-kl", "bnpo", "dapo", "sage-branch-reference", "sage-branch-adaptive", "sage-token-causal", "sage-teacher",
-    "grpo-exact", "sage-branch-exact", "sage-token-exact",
-}  # fmt: skip
+    "grpo-reverse-kl",
+    "bnpo",
+    "dapo",
+    "sage-branch-reference",
+    "sage-branch-adaptive",
+    "sage-token-causal",
+    "sage-teacher",
+    "grpo-exact",
+    "sage-branch-exact",
+    "sage-token-exact",
+}
 
 
 def test_rows_are_these():
