@@ -58,9 +58,3 @@ def test_badges_point_at_this_file(source):
     links = re.findall(r"github(?:\.com)?/([\w.-]+/[\w.-]+)/blob/main/(notebooks/[\w.-]+)", text)
     assert links == [(repository, f"notebooks/{source.stem}.ipynb")] * 2
     assert f"git+https://github.com/{repository}" in text
-
-
-def test_readme_lists_every_notebook():
-    readme = (ROOT / "README.md").read_text()
-    for source in build.SOURCES:
-        assert f"notebooks/{source.stem}.ipynb" in readme

@@ -284,7 +284,7 @@ def listing() -> str:
 
 
 def markdown_table() -> str:
-    """The README's table of algorithms."""
+    """All algorithms as a Markdown table."""
     rows = [
         (
             "algorithm",
