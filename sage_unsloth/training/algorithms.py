@@ -289,7 +289,7 @@ def listing() -> str:
 
 
 def markdown_table() -> str:
-    """The README's table of algorithms."""
+    """All algorithms as a Markdown table."""
     what = "which gradient, or what it isolates"
     rows = [
         ("algorithm", "changes against grpo", what, "row of the paper"),
