@@ -55,6 +55,12 @@ class Grader:
             RuntimeError: a worker cannot start, or the code that it runs is broken.
         """
         extracted = [extract_answer(completion, boxed=self.boxed) for completion in completions]
+        return self.grade_answers(extracted, answers)
+
+    def grade_answers(
+        self, extracted: Sequence[str | None], answers: Sequence[str]
+    ) -> list[Grade]:
+        """`grade_many` of answers that were extracted already; None is no answer."""
         pairs = list(zip(extracted, answers, strict=True))
         with self._lock:
             grades = {
