@@ -16,7 +16,10 @@ def report_text(result: Mapping[str, Any]) -> str:
         rows = {row["model"]: row for row in result["table"] if row["benchmark"] == benchmark}
         lines += [
             f"{benchmark} ({next(iter(rows.values()))['problems']} problems)",
-            table_text([_shown_row(row, curves[name]) for name, row in rows.items()]),
+            table_text([_solved(row, curves[name]) for name, row in rows.items()]),
+            "",
+            table_text([_completions(row) for row in rows.values()]),
+            "",
         ]
         cut = [name for name, row in rows.items() if row["truncated"] > MUCH_CUT]
         if cut:
@@ -46,7 +49,8 @@ def report_text(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _shown_row(row: Mapping[str, Any], curve: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+def _solved(row: Mapping[str, Any], curve: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """pass@k of a model, a row of the first table."""
     deviation = "-"
     if "seed_mean" in row:
         deviation = f"{row['seed_mean']:.3f} ± {row['seed_deviation']:.3f}"
@@ -56,6 +60,13 @@ def _shown_row(row: Mapping[str, Any], curve: Mapping[str, Mapping[str, float]])
         "mean ±": deviation,
         "pass@n": interval_text(curve[str(row["samples"])]),
         "n": str(row["samples"]),
+    }
+
+
+def _completions(row: Mapping[str, Any]) -> dict[str, str]:
+    """What a model's completions are like, a row of the second table."""
+    return {
+        "model": row["model"],
         "tokens": f"{row['tokens']:g}",
         "cut": f"{row['truncated']:.3f}",
         "no answer": f"{row['unparsable']:.3f}",
