@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_presets import SHAPES, config_of, meta_model
+from meta_models import SHAPES, config_of, meta_model
 
 from sage_unsloth.planning.memory import (
     GIB,

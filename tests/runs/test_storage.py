@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_sampling import CONFIG, ROWS, Table
+from table_engine import CONFIG, ROWS, Table
 
 import sage_unsloth
 from sage_unsloth.patch.finite import NotFiniteError
