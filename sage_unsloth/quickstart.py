@@ -27,8 +27,9 @@ from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
+from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.sampling.record_sets import correct_counts, sample_and_grade
+from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -208,7 +209,8 @@ def make_report(
     groups = {"all problems": np.ones(len(rows), bool)} | {
         f"family: {name}": np.array([row["family"] == name for row in rows]) for name in families
     }
-    correct = {name: correct_counts(records, rows, n) for name, records in samples.items()}
+    ids = [row["id"] for row in rows]
+    correct = {name: correct_matrix(found, ids, n).sum(axis=1) for name, found in samples.items()}
     report: dict[str, Any] = {
         "settings": json.loads(json.dumps(asdict(config))),
         "num_problems": {title: int(chosen.sum()) for title, chosen in groups.items()},
