@@ -26,7 +26,15 @@ from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 
-__all__ = ["checker", "fetch_model", "problems", "rlvr_config", "route", "sampling_config", "sft_config"]  # fmt: skip
+__all__ = [
+    "checker",
+    "fetch_model",
+    "problems",
+    "rlvr_config",
+    "route",
+    "sampling_config",
+    "sft_config",
+]
 
 ALGORITHMS = ("grpo", "grpo-reverse-kl", "grpo-no-kl", "sage-branch", "sage-branch-exact")
 GYM_VERSION = "0.1.25"  # another one may make other items of a seed
