@@ -228,11 +228,11 @@ def slope(
     x: Sequence[float], y: Sequence[float], resamples: int = 5000
 ) -> tuple[float, float, float]:
     """The least-squares slope, and its 95 % interval by a circular block bootstrap of residuals."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    centred = x - x.mean()
+    values = np.asarray(y, float)
+    centred = np.asarray(x, float) - np.mean(np.asarray(x, float))
     weights = centred / (centred @ centred)
-    estimate = weights @ y
-    residuals = y - y.mean() - estimate * centred
+    estimate = weights @ values
+    residuals = values - values.mean() - estimate * centred
     block = math.ceil(len(y) ** (1 / 2))
     starts = np.random.default_rng(0).integers(len(y), size=(resamples, -(-len(y) // block)))
     places = (starts[:, :, None] + np.arange(block)) % len(y)

@@ -89,16 +89,16 @@ def judge(claim: Claim, records: Records) -> dict[str, Any] | None:
     """The claim with its difference, interval and verdict; None where it was not measured."""
     if not {claim.a, claim.b} <= set(records.algorithms):
         return None
-    values = [_quantity(records, name, claim) for name in (claim.a, claim.b)]
-    if any(value is None for value in values):
+    first, second = (_quantity(records, name, claim) for name in (claim.a, claim.b))
+    if first is None or second is None:
         return None
-    difference = values[0] - values[1]
+    difference = first - second
     if difference.size < 2:
         return None
     found = crossed_interval(difference)
     # One seed shows how these two models differ, and nothing about their algorithms.
     said = verdict(claim.kind, found.low, found.high) if len(records.seeds) > 1 else "undecided"
-    means = {"value_a": float(values[0].mean()), "value_b": float(values[1].mean())}
+    means = {"value_a": float(first.mean()), "value_b": float(second.mean())}
     return asdict(claim) | asdict(found) | means | {"verdict": said}
 
 

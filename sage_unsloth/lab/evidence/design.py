@@ -33,7 +33,7 @@ class Run:
         algorithm = get_algorithm(self.algorithm)
         if beta is not None and algorithm.beta:
             algorithm = replace(algorithm, beta=beta)
-        if self.threshold is None:
+        if self.threshold is None or self.ratio is None:
             return algorithm
         return replace(algorithm, guide=BranchGuide(threshold=self.threshold, ratio=self.ratio))
 
@@ -91,7 +91,7 @@ class BenchmarkConfig:
             raise ValueError(
                 f"beta must be > 0, as grpo-no-kl is without the term; got {self.beta}"
             )
-        if not 0 <= self.grid_seeds <= len(self.seeds):
+        if not 0 <= (self.grid_seeds or 0) <= len(self.seeds):
             raise ValueError(
                 f"grid_seeds must be in [0, {len(self.seeds)}], a number of the seeds; got "
                 f"{self.grid_seeds}"

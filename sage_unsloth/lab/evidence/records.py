@@ -156,7 +156,7 @@ class Records:
 
     def pass_at_k(self, runs: Sequence[dict], name: str, k: int) -> np.ndarray:
         correct = np.array([run["sets"][name]["correct"] for run in runs])
-        return pass_at_k(self.data["sets"][name]["num_samples"], correct, k)
+        return np.asarray(pass_at_k(self.data["sets"][name]["num_samples"], correct, k))
 
     def route_share(self, algorithm: str, name: str = "test") -> np.ndarray:
         """The share of a problem's completions by the rare way."""

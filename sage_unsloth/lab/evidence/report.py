@@ -117,8 +117,9 @@ def _training(records: Records) -> dict[str, Any]:
     for name in records.algorithms:
         for column in SERIES:
             thirds = [records.third(name, column, number) for number in range(3)]
-            if all(third is not None for third in thirds):
-                result.setdefault(name, {})[column] = [_interval(third) for third in thirds]
+            found = [_interval(third) for third in thirds if third is not None]
+            if len(found) == len(thirds):
+                result.setdefault(name, {})[column] = found
     return result
 
 

@@ -36,9 +36,8 @@ from sage_unsloth.training.stage import read_metrics
 def work(out: Path, sft_only: bool = False) -> None:
     """SFT alone, or every run that no other worker holds."""
     recorded = json.loads((out / "benchmark.json").read_text())
-    config = BenchmarkConfig(
-        **{key: tuple(v) if isinstance(v, list) else v for key, v in recorded.items()}
-    )
+    lists = {key: tuple(value) for key, value in recorded.items() if isinstance(value, list)}
+    config = BenchmarkConfig(**(recorded | lists))
     task = config.load_task()
     load_unsloth()
     settle_process()
