@@ -18,7 +18,8 @@ CHANGING = frozenset({
     "seconds", "step_time", "run", "seconds_this_time", "environment", "model_path", "date",
     "train_runtime", "train_samples_per_second", "train_steps_per_second",
 })  # fmt: skip
-LOCAL = ("training_args.bin",)
+LEFT_OUT = ("training_args.bin",)
+PATHS = ("base_model_name_or_path", "README.md")  # of PEFT; they name the model's folder
 SHOWN = 20  # differences of one file
 
 
@@ -34,7 +35,7 @@ def timeless_files(out: Path) -> dict[str, Any]:
         elif path.name == "training.csv":
             with path.open(newline="") as file:
                 found[name] = [steady(row) for row in csv.DictReader(file)]
-        elif path.is_file() and path.name not in LOCAL and path.suffix != ".lock":
+        elif path.is_file() and path.name not in LEFT_OUT and path.suffix != ".lock":
             found[name] = path.read_bytes()
     return found
 
@@ -62,8 +63,11 @@ def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
         for number, pair in enumerate(zip(one, other, strict=True)):
             yield from differences(*pair, f"{where}[{number}]")
     elif json.dumps(one, default=repr) != json.dumps(other, default=repr):  # NaN equals itself
-        texts = (f"{len(v):,} bytes" if isinstance(v, bytes) else f"{v!r:.80}" for v in (one, other))
-        yield f"{where}: " + " and ".join(texts)
+        yield f"{where}: {_short(one)} and {_short(other)}"
+
+
+def _short(value: Any) -> str:
+    return f"{len(value):,} bytes" if isinstance(value, bytes) else f"{value!r:.80}"
 
 
 def main(folders: list[str]) -> int:
@@ -74,11 +78,11 @@ def main(folders: list[str]) -> int:
             lines.append(f"{name}: only in the {'first' if name in one else 'second'}")
             continue
         found = list(differences(one[name], other[name], name))
+        found = [line for line in found if not any(path in line.split(":")[0] for path in PATHS)]
         lines += found[:SHOWN]
         if len(found) > SHOWN:
             lines.append(f"{name}: {len(found) - SHOWN:,} more differences")
-    same = sum(name in other and one[name] == other[name] for name in one)
-    print("\n".join([*lines, f"{same} of {len(one | other)} files are the same"]))
+    print("\n".join([*lines, f"{len(one | other)} files, {len(lines)} differences"]))
     return 1 if lines else 0
 
 

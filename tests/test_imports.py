@@ -13,7 +13,7 @@ HEAVY = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "t
 LIGHT = ("sage_unsloth", "sage_unsloth.__main__", "sage_unsloth.evaluation.metrics", "sage_unsloth.figures", "sage_unsloth.grading.grader",
          "sage_unsloth.evaluation.report", "sage_unsloth.sampling.record_sets", "sage_unsloth.problems.benchmarks", "sage_unsloth.runs.record",
          "sage_unsloth.planning.memory", "sage_unsloth.planning.plan", "sage_unsloth.problems.arithmetic", "sage_unsloth.doctor",
-         "sage_unsloth.lab.cost.report", "sage_unsloth.lab.cost.run")  # fmt: skip
+         "sage_unsloth.lab.cost.report", "sage_unsloth.lab.cost.command")  # fmt: skip
 SCRIPT = (
     "import sys, json; {}; print(json.dumps(sorted({{name.split('.')[0] for name in "
     "sys.modules}})))"
