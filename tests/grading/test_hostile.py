@@ -3,6 +3,7 @@
 It is graded without being run, shown without being obeyed, named without leaving its folder.
 """
 
+import argparse
 import ast
 import json
 import logging
@@ -494,8 +495,10 @@ def test_tables_logs_and_errors_are_printable(capsys, monkeypatch):
     def refuse(options):
         raise ValueError(f"bad row {TERMINAL}")
 
-    monkeypatch.setattr(__main__, "_doctor", refuse, raising=False)
-    assert __main__.main(["doctor"]) == 2
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(act=refuse)
+    monkeypatch.setattr(__main__, "make_parser", lambda: parser)
+    assert __main__.main([]) == 2
     shown = "".join(capsys.readouterr())
     assert shown.count("␛]0;owned") == 4
     assert not any(c in shown for c in TERMINAL if c not in "]0;owned[2J31m")
@@ -752,8 +755,10 @@ def test_secrets_are_in_no_log_and_no_error(monkeypatch, caplog, capsys, tmp_pat
         )
 
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr(__main__, "_doctor", refuse)
-    assert __main__.main(["doctor"]) == 2
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(act=refuse)
+    monkeypatch.setattr(__main__, "make_parser", lambda: parser)
+    assert __main__.main([]) == 2
     shown = "".join(capsys.readouterr())
     assert "retrying with ***" in shown and "Bearer ***" in shown
     assert "canary" not in shown.lower()

@@ -126,13 +126,13 @@ def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
     )
     script = (
         "import subprocess, sys, time\nfrom pathlib import Path\nfrom sage_unsloth.lab.evidence "
-        "import run as evidence; from sage_unsloth.runs import stopping\n"
+        "import run, tasks; from sage_unsloth.runs import stopping\n"
         "stopping.UNWINDING = 0.5\n"
         f"worker = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=open('log', "
         f"'w'), start_new_session=True)\n"
         "while 'ready' not in Path('log').read_text(): time.sleep(0.05)\n"
         "print('go', flush=True)\n"
-        f"with stopping.ending(): evidence._watch(Path('.'), evidence.get_task('arithmetic', "
+        f"with stopping.ending(): run._watch(Path('.'), tasks.get_task('arithmetic', "
         f"smoke=True), [], [(worker, Path('log'))])\n"
     )
     parent = subprocess.Popen(
@@ -226,7 +226,7 @@ def test_the_command_line_says_how_to_go_on(monkeypatch, capsys, tmp_path):
         assert main(["quickstart", "--out", str(tmp_path / "a run")]) == code
         err = capsys.readouterr().err
         assert f"stopped by {signum.name}" in err
-        assert f"to go on: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
+        assert f"to resume: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
 
 
 def test_rows_of_steps_that_are_trained_again_are_cut_off(tmp_path):
@@ -484,7 +484,7 @@ def record_file(folder):
         "sft",
         "train",
         "evaluate",
-        "bench",
+        "cost",
         "benchmark",
     ],
 )
@@ -516,7 +516,7 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
             "1",
         ],
         "benchmark": ["--smoke"],
-        "bench": ["--small", "--steps", "0", "--rounds", "1"],
+        "cost": ["--small", "--steps", "0", "--rounds", "1"],
     }
     with locked(out):
         assert main([name, *command[name], "--out", str(out)]) == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_sampling import CONFIG, ROWS, Table
+from table_engine import CONFIG, ROWS, Table
 
 import sage_unsloth
 from sage_unsloth.patch.finite import NotFiniteError
@@ -21,7 +21,8 @@ from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, whole_f
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.runs.storage import StorageError, disk_errors
-from sage_unsloth.sampling.record_sets import read_samples, sample_and_grade, settings_path
+from sage_unsloth.sampling.record_files import read_samples, settings_path
+from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.stage import begin, common_arguments, read_metrics, train
 
 PACKAGE = Path(sage_unsloth.__file__).parent
