@@ -139,10 +139,10 @@ def options_of(command):
 
 def numbers_in_help():
     """Where the numbers in help texts come from."""
-    from sage_unsloth.evaluation.evaluator import BATCH_SIZES
     from sage_unsloth.lab.evidence.tasks import TASKS, get_task
     from sage_unsloth.planning.presets import CARDS, PAPER_BETA
     from sage_unsloth.quickstart import QuickstartConfig
+    from sage_unsloth.sampling.engines import BATCH_SIZES
 
     quickstart = QuickstartConfig()
     return {
@@ -156,9 +156,6 @@ def numbers_in_help():
     }
 
 
-MOVING = ("bench",)
-
-
 def test_numbers_in_help_texts_are_those_of_the_code():
     """A number that stands by itself, other than 0 and the option's own default."""
     expected, found = numbers_in_help(), {}
@@ -167,7 +164,7 @@ def test_numbers_in_help_texts_are_those_of_the_code():
             text = (option.help or "").replace("%(default)s", "")
             numbers = re.findall(r"(?<![\w.:=-])\d[\d,]*(?:\.\d+)?(?![\w-])", text)
             values = {float(number.rstrip(",").replace(",", "")) for number in numbers} - {0}
-            if values and command not in MOVING:
+            if values:
                 found[command, name] = values
     assert found == expected
 
