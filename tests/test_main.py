@@ -139,6 +139,7 @@ def options_of(command):
 
 def numbers_in_help():
     """Where the numbers in help texts come from."""
+    from sage_unsloth.lab.cost.sizes import LARGE, SMALL
     from sage_unsloth.lab.evidence.tasks import TASKS, get_task
     from sage_unsloth.planning.presets import CARDS, PAPER_BETA
     from sage_unsloth.quickstart import QuickstartConfig
@@ -151,6 +152,11 @@ def numbers_in_help():
         ("benchmark", "algorithms"): {100},  # minutes, as measured
         ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
         ("benchmark", "beta"): {PAPER_BETA},
+        ("cost", "small"): {SMALL.hidden, SMALL.length},
+        **{
+            ("cost", name): {getattr(LARGE, name)}
+            for name in ("hidden", "length", "vocabulary", "batch")
+        },
         ("grid", "steps"): {quickstart.rlvr.max_steps},
         ("grid", "n"): {quickstart.sampling.num_samples},
     }

@@ -4,6 +4,8 @@ import argparse
 from itertools import product
 from typing import Any
 
+from sage_unsloth.lab.cost.sizes import LARGE, SMALL
+
 
 def add_cost(commands: Any) -> None:
     parser = commands.add_parser(
@@ -13,12 +15,19 @@ def add_cost(commands: Any) -> None:
     parser.add_argument(
         "--small",
         action="store_true",
-        help="minutes on a CPU (the default without a GPU): hidden 256, length 128",
+        help="minutes on a CPU (the default without a GPU): "
+        f"hidden {SMALL.hidden}, length {SMALL.length}",
     )
-    parser.add_argument("--hidden", type=int, nargs="+", help="hidden sizes (3584 on a GPU)")
-    parser.add_argument("--length", type=int, nargs="+", help="completion tokens (2048 on a GPU)")
-    parser.add_argument("--vocabulary", type=int, nargs="+", help="tokens (151936)")
-    parser.add_argument("--batch", type=int, nargs="+", help="completions of a pass (8)")
+    parser.add_argument(
+        "--hidden", type=int, nargs="+", help=f"hidden sizes ({LARGE.hidden} on a GPU)"
+    )
+    parser.add_argument(
+        "--length", type=int, nargs="+", help=f"completion tokens ({LARGE.length} on a GPU)"
+    )
+    parser.add_argument("--vocabulary", type=int, nargs="+", help=f"tokens ({LARGE.vocabulary})")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", help=f"completions of a pass ({LARGE.batch})"
+    )
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -54,7 +63,7 @@ def _act(options: argparse.Namespace) -> int:
     from sage_unsloth.figures import show_table
     from sage_unsloth.lab.cost.report import conditions, tables
     from sage_unsloth.lab.cost.run import measure_costs
-    from sage_unsloth.lab.cost.sizes import SMALL, Size, default_size
+    from sage_unsloth.lab.cost.sizes import Size, default_size
 
     default = SMALL if options.small else default_size()
     fields = ("hidden", "vocabulary", "length", "batch")
