@@ -109,7 +109,7 @@ def model_card(
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to load it\n\n" + _loading(kind, name, loads_on),
-        "Prompts are made by the chat template in the tokenizer; the answer stands between "
+        "Prompts are made by the chat template in the tokenizer; the answer is between "
         "`<SOLUTION>` and `</SOLUTION>`.",
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]

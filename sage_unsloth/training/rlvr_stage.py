@@ -102,26 +102,9 @@ def rlvr(
         )
     check_golds(rows)
     check_processes(config)
-    rollouts = choose_rollouts(
-        "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
-        full_finetuning=config.full_finetuning,
-        load_in_4bit=config.load_in_4bit,
-    )
-    settings = run_settings("rlvr", config, model_path, rows)
-    if rollouts == "vllm" and config.teacher and is_adapter(config.teacher):
-        raise ValueError(
-            "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "
-            f"got the adapter {config.teacher}; merge it (python -m sage_unsloth export), or set "
-            "rollouts=transformers"
-        )
-    settings |= {"guide": recorded_guide(guide), "rollouts": rollouts}
-    if adapter is not None:
-        settings["adapter"] = model_identity(model_path, adapter)["adapter"]
-    if config.teacher:
-        settings["teacher"] = (
-            f"{Path(config.teacher).name} {model_identity(config.teacher)['weights']}"
-        )
+    rollouts = _choose_rollouts(config)
     job = _Job(config, model_path, rows, Path(folder), guide, name, adapter, rollouts)
+    settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
             begin(folder, settings, config, model_path)
@@ -159,6 +142,33 @@ class _Job:
     @property
     def max_length(self) -> int:
         return self.config.max_prompt_length + self.config.max_completion_length
+
+
+def _choose_rollouts(config: RlvrConfig) -> str:
+    rollouts = choose_rollouts(
+        "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
+        full_finetuning=config.full_finetuning,
+        load_in_4bit=config.load_in_4bit,
+    )
+    if rollouts == "vllm" and config.teacher and is_adapter(config.teacher):
+        raise ValueError(
+            "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "
+            f"got the adapter {config.teacher}; merge it (python -m sage_unsloth export), or set "
+            "rollouts=transformers"
+        )
+    return rollouts
+
+
+def _settings(job: _Job) -> dict[str, Any]:
+    """What must be equal for the run to be resumed."""
+    settings = run_settings("rlvr", job.config, job.model_path, job.rows)
+    settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
+    if job.adapter is not None:
+        settings["adapter"] = model_identity(job.model_path, job.adapter)["adapter"]
+    if job.config.teacher:
+        weights = model_identity(job.config.teacher)["weights"]
+        settings["teacher"] = f"{Path(job.config.teacher).name} {weights}"
+    return settings
 
 
 def _rlvr(job: _Job) -> Path:

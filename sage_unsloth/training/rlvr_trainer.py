@@ -1,4 +1,4 @@
-"""Unsloth's GRPO trainer, configured as `RlvrConfig` says, and what it needs of the rows."""
+"""Unsloth's GRPO trainer, configured by `RlvrConfig`, and the metrics logged beside its own."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -18,7 +18,7 @@ from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, world_size
 from sage_unsloth.runs.stopping import Stop
 
-# On the progress bar; the loss says nothing in RL, whose advantages sum to 0.
+# On the progress bar; the loss means nothing in RL, whose advantages sum to 0.
 SHOWN = {
     "reward": "reward",
     "kl/ref_k3": "kl",

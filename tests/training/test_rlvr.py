@@ -325,7 +325,7 @@ def test_the_readme_training_example_runs(unsloth_module, tmp_path, monkeypatch)
 
 
 def test_the_reference_can_be_the_base_model(merged, tmp_path):
-    """Training goes on with the SFT adapter; π_ref is the model below it, so the first KL is that
+    """Training continues the SFT adapter; π_ref is the model below it, so the first KL is that
     of the SFT.
     """
     further = replace(CONFIG.sft, max_steps=4, warmup_steps=0, learning_rate=5e-3)

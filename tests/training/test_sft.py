@@ -1,5 +1,5 @@
 """Stage 1 on the shipped base model: what is learned, what is left on disk, and that a killed run
-goes on.
+resumes.
 """
 
 import shutil

@@ -263,7 +263,7 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
             "--out",
             str(out),
             "--set",
-            "max_steps=6",
+            "max_steps=4",
             "save_steps=2",
             "learning_rate=5e-3",
         ]
