@@ -37,6 +37,7 @@ def test_names_of_the_package_load_their_own_module_alone():
     assert guides == {"torch"}
 
 
+@pytest.mark.smoke
 def test_help_is_printed_without_torch():
     statement = (
         "import contextlib, sage_unsloth.__main__ as m\n"

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sage_unsloth import quickstart
+from sage_unsloth.__main__ import main
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.metrics import Estimate, pass_at_k
 from sage_unsloth.training.figures import moving_average, plot_training
@@ -64,15 +66,16 @@ def test_quickstart_leaves_everything_it_promises(finished):
 
 
 @pytest.mark.slow
-def test_second_run_says_that_it_is_complete(finished):
+def test_second_run_says_that_it_is_complete(finished, monkeypatch, capsys):
     folder, first = finished
-    again = command("quickstart", "--smoke", "--out", "run", folder=folder)
-    assert again.returncode == 0
-    assert "run is complete" in again.stdout
+    monkeypatch.chdir(folder)
+    assert main(["quickstart", "--smoke", "--out", "run"]) == 0
+    again = capsys.readouterr().out
+    assert "run is complete" in again
     table = first.stdout[
         first.stdout.index("all problems (") : first.stdout.index("Written to")
     ].strip()
-    assert table in again.stdout
+    assert table in again
 
 
 @pytest.mark.slow
@@ -125,21 +128,23 @@ def timeless_files(out):
 
 
 @pytest.mark.slow
-def test_folder_with_other_settings_is_refused(finished):
+def test_folder_with_other_settings_is_refused(finished, monkeypatch, capsys):
     folder, _ = finished
-    other = command("quickstart", "--out", "run", folder=folder)
-    assert other.returncode == 2
-    assert "error:" in other.stderr and "Traceback" not in other.stderr
+    monkeypatch.chdir(folder)
+    assert main(["quickstart", "--out", "run"]) == 2
+    error = capsys.readouterr().err
+    assert "error:" in error and "Traceback" not in error
     for part in ("rlvr.max_steps was 2 and is 100", "choose another --out"):
-        assert part in other.stderr
+        assert part in error
 
 
-def test_unusable_folders_are_refused_without_a_traceback(tmp_path):
-    (tmp_path / "file").write_text("")
-    for out in ("file", "/proc/nothing"):
-        done = command("quickstart", "--out", out, folder=tmp_path)
-        assert done.returncode == 2
-        assert "error:" in done.stderr and "Traceback" not in done.stderr
+@pytest.mark.parametrize("out", ["file", "/proc/nothing"])
+def test_unusable_folders_are_refused_without_a_traceback(tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    assert main(["quickstart", "--out", out]) == 2
+    error = capsys.readouterr().err
+    assert "error:" in error and "Traceback" not in error
 
 
 def counts(rows, values):

@@ -60,6 +60,7 @@ NOT_IN_THE_PAPER = {
 }  # fmt: skip
 
 
+@pytest.mark.smoke
 def test_rows_are_these():
     assert list(ALGORITHMS) == list(EXPECTED)
     for name, expected in EXPECTED.items():
