@@ -2,7 +2,9 @@
 stand-in.
 """
 
+import gc
 import os
+import sys
 import tempfile
 from functools import partial
 
@@ -48,7 +50,28 @@ def unsloth_module():
     """The module of Unsloth's generated GRPO trainer."""
     from sage_unsloth.patch.loading import load_unsloth
 
-    return load_unsloth()
+    module = load_unsloth()
+    # Unsloth collects garbage at the start of each training; what has been imported is none.
+    gc.collect()
+    gc.freeze()
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eager(request):
+    """Unsloth compiles a part of its loss even where compilation is off, anew for every kind of
+    loss; modules marked `compiled` keep it. Processes that a test starts do not compile either.
+    """
+    if "torch" not in sys.modules:
+        yield
+        return
+    import torch
+    import torch._dynamo.config  # reads the variable once, here, so that it is for other processes
+
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    compiled = request.node.get_closest_marker("compiled")
+    with torch.compiler.set_stance("default" if compiled else "force_eager"):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -171,9 +194,45 @@ def exact_first_kl():
     return 0.0 if Version(importlib.metadata.version("unsloth")) <= Version("2026.10.7") else 1e-7
 
 
+# The longest files first, so that no worker begins one when the others are done.
+LONGEST = (
+    "test_compiled.py",
+    "test_patch.py",
+    "test_evidence.py",
+    "test_distributed.py",
+    "test_teacher.py",
+    "test_numbers.py",
+    "test_patch_estimators.py",
+    "test_kills.py",
+    "test_stages.py",
+    "test_quickstart.py",
+    "test_compositions.py",
+    "test_rollout_batch.py",
+    "test_sequence_credit.py",
+    "test_rlvr.py",
+    "test_soak.py",
+    "test_rewards.py",
+    "test_algorithms.py",
+)
+
+
+def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):  # pytest-xdist is there
+        config.option.loadscopereorder = False
+
+
+def pytest_ignore_collect(collection_path, config):
+    """`-m smoke` alone does not import what has no such test."""
+    if config.option.markexpr == "smoke" and collection_path.name.startswith("test_"):
+        return "mark.smoke" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
 def pytest_collection_modifyitems(items):
     import torch
 
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

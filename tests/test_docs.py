@@ -50,6 +50,7 @@ def test_the_long_runs_found_nothing_wrong():
     assert not any(row["grades_that_differ_in_that_part"] for row in grading)
 
 
+@pytest.mark.smoke
 def test_every_promise_names_tests_that_exist():
     lines = (ROOT / "docs" / "reliability.md").read_text().splitlines()
     rows = [row for row in lines if row.startswith("| ") and not row.startswith("| promise |")]

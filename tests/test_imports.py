@@ -148,6 +148,7 @@ def test_folders_load_nothing_heavy():
     assert not loaded_by("\n".join(f"import {name}" for name in FOLDERS)) & {*HEAVY, "numpy"}
 
 
+@pytest.mark.smoke
 def test_help_is_printed_without_numerics():
     statement = (
         "import contextlib, sage_unsloth.__main__ as m\n"

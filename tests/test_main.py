@@ -15,6 +15,7 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 
 
+@pytest.mark.smoke
 def test_settings_have_the_type_of_their_default():
     texts = [
         "max_steps=200",
@@ -38,6 +39,7 @@ def test_settings_have_the_type_of_their_default():
     assert parse_settings([], SftConfig()) == {}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -108,6 +108,7 @@ def samples():
     ]
 
 
+@pytest.mark.smoke
 def test_pattern_frequency_by_hand():
     (found,) = pattern_frequencies({"m": samples()}, {"setup": "let [a-z]"})
     assert (found.model, found.pattern) == ("m", "setup")

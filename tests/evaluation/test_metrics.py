@@ -26,6 +26,7 @@ from sage_unsloth.evaluation.metrics import (
 )
 
 
+@pytest.mark.smoke
 def test_values_by_hand():
     assert pass_at_k(4, 1, 2) == pytest.approx(1 / 2)
     assert pass_at_k(5, 2, 3) == pytest.approx(9 / 10)
@@ -33,6 +34,7 @@ def test_values_by_hand():
     assert isinstance(pass_at_k(4, 1, 2), float)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("n", range(1, 8))
 def test_equals_the_enumeration_of_all_draws(n):
     for c in range(n + 1):

@@ -64,6 +64,7 @@ def test_what_states_no_roles(answer):
     assert graded(answer) is Grade.UNPARSABLE
 
 
+@pytest.mark.smoke
 def test_roles_by_hand():
     assert roles("A is a knight and B is a knave") == {"a": "knight", "b": "knave"}
     assert roles("A is a knight, A is a knave") is None

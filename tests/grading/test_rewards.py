@@ -164,6 +164,7 @@ def grader():
         yield grader
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("completion", "answer"),
     [
@@ -247,6 +248,7 @@ def test_no_text_makes_extraction_or_normalising_raise(text):
     assert normal is None or normalise(normal) is not None
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("answer", "gold"), NO_WORKER)
 def test_plain_numbers_are_right_without_a_worker(answer, gold):
     with Grader() as grader:

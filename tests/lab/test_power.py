@@ -39,6 +39,7 @@ def test_quantiles_of_student(probability, freedom, value):
     assert student_quantile(probability, freedom) == pytest.approx(value, abs=1e-4)
 
 
+@pytest.mark.smoke
 def test_one_seed_or_one_problem_is_the_ordinary_interval_of_student():
     values = np.array([0.1, 0.5, 0.2, 0.6])
     half = 3.182446 * values.std(ddof=1) / 2

@@ -55,6 +55,7 @@ def enlarge(folder, rows):
     model.save_pretrained(folder)
 
 
+@pytest.mark.smoke
 def test_a_pad_token_of_its_own_is_kept():
     assert load_tokenizer(BASE).pad_token == "<|pad|>"
 

@@ -35,6 +35,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.smoke
 def test_branch_by_hand():
     s = signals([[1.0] * 5], entropies=[[0.0, 1.2, 2.2, 1.7, 9.0]])
     q = BranchGuide().log_guide(s, **TIME).exp()
@@ -45,6 +46,7 @@ def test_branch_without_ratio_is_one_everywhere():
     assert BranchGuide(ratio=0).log_guide(signals([[0.1, 3.0]]), **TIME).tolist() == [[0.0, 0.0]]
 
 
+@pytest.mark.smoke
 def test_token_minmax_by_hand():
     # Surprisals 0..20: the 5 % and 95 % quantiles of 21 evenly spaced numbers are 1 and 19.
     s = signals([list(map(float, range(21)))])
@@ -53,6 +55,7 @@ def test_token_minmax_by_hand():
     torch.testing.assert_close(q, torch.tensor([expected]))
 
 
+@pytest.mark.smoke
 def test_token_rank_and_zscore_by_hand():
     s = signals([[3.0, 1.0, 2.0, 10.0]])
     rank = normalised_surprisal(s.policy_logps, s.mask, "rank")

@@ -183,6 +183,7 @@ def test_expected_gradient_on_a_tree_through_the_loss(kl_estimator):
         torch.testing.assert_close(found[1:], of_whole_completions[1:])
 
 
+@pytest.mark.smoke
 def test_values_by_hand():
     """π = ½ and f = ¼ (d = −log 2), then the other way round."""
     logps = torch.tensor([math.log(0.5), math.log(0.25)], dtype=torch.float64)

@@ -17,6 +17,7 @@ def batch(seed=0, shape=(4, 6)):
     return logps, ref, old, mask, torch.tensor([1.0, -1.0, 0.5, 2.0], dtype=torch.float64)
 
 
+@pytest.mark.smoke
 def test_k3_by_hand():
     value = k3(torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)]))
     assert value.item() == pytest.approx(0.5 - math.log(0.5) - 1)
@@ -57,6 +58,7 @@ def test_k3_differentiated_pulls_along_the_anchor_not_along_the_reverse_kl():
     torch.testing.assert_close(corrected, reverse)
 
 
+@pytest.mark.smoke
 def test_grpo_by_hand():
     logps = torch.tensor([[-1.0, -2.0], [-0.5, -9.0]])
     old = torch.tensor([[-1.5, -2.0], [-0.5, -9.0]])
@@ -102,6 +104,7 @@ def test_reductions_agree_when_every_completion_has_full_length(loss_type):
     assert losses[loss_type].item() == pytest.approx(losses["grpo"].item())
 
 
+@pytest.mark.smoke
 def test_reductions_by_their_definition():
     logps, ref, old, mask, advantages = batch()
     tokens = torch.zeros(4, 6, dtype=torch.float64)

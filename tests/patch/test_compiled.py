@@ -17,53 +17,60 @@ SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import conftest
-from sage_unsloth.patch.guided import guided_kl; from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.objective.guides import BranchGuide
 module = load_unsloth()
 import torch
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
-branch, reference = BranchGuide(threshold=1.0), BranchGuide(threshold=1.0, source="reference")
-guide, kl_estimator, credit = {
-    "plain": (None, "k3", "token"),
-    "branch": (branch, "k3", "token"),
-    "k2": (branch, "k2", "token"),
-    "exact": (reference, "k3-is", "sequence"),
-}[sys.argv[2]]
-trainer = conftest.build_trainer(
-    sys.argv[3],
-    max_steps=int(sys.argv[4]),
-    gradient_accumulation_steps=1,
-    use_bias_correction_kl=kl_estimator == "k3-is",
-    learning_rate=1e-3,
-)
-graphs = []
-
 class Count(TrainerCallback):
     def on_step_end(self, *args, **kwargs):
         graphs.append(counters["stats"]["unique_graphs"])
 
-trainer.add_callback(Count())
-with guided_kl(trainer, guide, kl_estimator=kl_estimator, credit=credit):
-    trainer.train()
-losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-breaks = sum(counters["graph_break"].values())
-print("RESULT", json.dumps({"graphs": graphs, "breaks": breaks, "losses": losses}))
+branch = BranchGuide(threshold=1.0)
+reference = BranchGuide(threshold=1.0, source="reference")
+for name, guide, kl_estimator, credit in (
+    ("plain", None, "k3", "token"),
+    ("branch", branch, "k3", "token"),
+    ("k2", branch, "k2", "token"),
+    ("exact", reference, "k3-is", "sequence"),
+):
+    torch._dynamo.reset()
+    counters.clear()
+    graphs = []
+    trainer = conftest.build_trainer(
+        sys.argv[2],
+        max_steps=int(sys.argv[3]),
+        gradient_accumulation_steps=1,
+        use_bias_correction_kl=kl_estimator == "k3-is",
+        learning_rate=1e-3,
+    )
+    trainer.add_callback(Count())
+    with guided_kl(trainer, guide, kl_estimator=kl_estimator, credit=credit):
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    breaks = sum(counters["graph_break"].values())
+    print("RESULT", json.dumps([name, {"graphs": graphs, "breaks": breaks, "losses": losses}]))
 """
 
 
-def run(guide, folder, compiled):
+def run(folder, compiled):
+    """What each way of training leaves, all of them in one process that has forgotten the graphs of
+    the one before.
+    """
     environment = os.environ | {
         "UNSLOTH_COMPILE_DISABLE": "0" if compiled else "1",
-        "UNSLOTH_COMPILE_LOCATION": str(folder / f"cache-{guide}-{compiled}"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor"),
+        "TORCH_COMPILE_DISABLE": "0",
     }
     # Where CI is set, torch raises on an aliasing in Inductor's own buffers that it tolerates
     # everywhere else.
     environment.pop("CI", None)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(TESTS), guide, str(folder / "out"), str(STEPS)],
+        [sys.executable, "-c", SCRIPT, str(TESTS), str(folder / "out"), str(STEPS)],
         capture_output=True,
         text=True,
         env=environment,
@@ -71,21 +78,22 @@ def run(guide, folder, compiled):
         check=False,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(lines) == 4, done.stdout[-3000:] + done.stderr[-3000:]
     assert "falling back to eager" not in (done.stdout + done.stderr).lower()
-    return json.loads(lines[0].removeprefix("RESULT"))
+    return dict(json.loads(line.removeprefix("RESULT")) for line in lines)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return run("plain", tmp_path_factory.mktemp("plain"), compiled=True)
+def runs(tmp_path_factory):
+    """(compiled, eager)."""
+    return tuple(run(tmp_path_factory.mktemp("runs"), compiled) for compiled in (True, False))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", ["branch", "k2", "exact"])
-def test_compiled_once_and_equal_to_eager(tmp_path, plain, guide):
-    compiled = run(guide, tmp_path, compiled=True)
-    eager = run(guide, tmp_path, compiled=False)
+def test_compiled_once_and_equal_to_eager(runs, guide):
+    compiled, eager = (found[guide] for found in runs)
+    plain = runs[0]["plain"]
     # With compilation off Unsloth still compiles one small function of its own.
     assert compiled["graphs"][0] > eager["graphs"][0], "nothing was compiled, so nothing was tested"
     assert compiled["breaks"] == 0

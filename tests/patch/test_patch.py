@@ -173,6 +173,7 @@ def test_every_setting_equals_the_oracle(make_trainer, settings, guide):
         assert any("old_per_token_logps" in i for step in oracle.steps for i in step["inputs"])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("hidden_states", [True, False])
 def test_both_ways_of_scoring_equal_the_oracle(
     make_trainer, unsloth_module, monkeypatch, hidden_states
@@ -212,6 +213,7 @@ def test_far_from_the_reference_unsloths_bound_on_k3_is_the_only_difference(make
     assert (d.exp() - d - 1).max() > 10
 
 
+@pytest.mark.smoke
 def test_branch_guide_is_computed_from_the_true_entropies(make_trainer):
     oracle = train_and_check(make_trainer(max_steps=2), BranchGuide(threshold=1.0))
     for step in oracle.steps:

@@ -12,7 +12,7 @@ import torch
 
 from sage_unsloth.patch import unsloth_names
 
-pytestmark = pytest.mark.usefixtures("unsloth_module")
+pytestmark = [pytest.mark.usefixtures("unsloth_module"), pytest.mark.compiled]
 RESULTS = Path(__file__).parents[2] / "data" / "results" / "reliability"
 ONE_STEP = dict(max_steps=1, gradient_accumulation_steps=1)
 

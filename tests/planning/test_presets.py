@@ -37,6 +37,7 @@ def test_linear_layers_are_those_that_get_an_adapter():
     assert tuple(MODELS["qwen2.5-math-7b"].architecture.linear_shapes) == LORA_TARGETS
 
 
+@pytest.mark.smoke
 def test_published_sizes():
     """The figures of the model cards, in billions."""
     sizes = {
@@ -56,6 +57,7 @@ def test_the_embedded_model_is_the_one_on_disk():
     assert pretrain["dtype"] == preset.dtype
 
 
+@pytest.mark.smoke
 def test_paper_settings():
     r1 = MODELS["r1-distill-qwen-7b"]
     assert (r1.max_prompt_length, r1.max_completion_length, r1.sft_first) == (2048, 6144, False)

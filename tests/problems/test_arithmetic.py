@@ -54,6 +54,7 @@ def test_rare_is_scarce_in_training():
     assert 0.08 < sum(r["family"] == "rare" for r in rows) / len(rows) < 0.13
 
 
+@pytest.mark.smoke
 def test_splits_are_disjoint_and_stable():
     asked = {
         split: {r["problem"] for r in arithmetic.problems(split)} for split in arithmetic.SPLITS
@@ -89,6 +90,7 @@ def test_unknown_split():
         arithmetic.problems("validation")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("number", "family"),
     [

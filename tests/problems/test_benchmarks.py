@@ -282,6 +282,7 @@ def test_golds_are_checked_before_anything_is_drawn(tmp_path):
         check_golds(good, grader)
 
 
+@pytest.mark.smoke
 def test_overlap_by_hand():
     rows = [
         {"id": "same", "problem": "One two three four five!"},

@@ -21,6 +21,7 @@ from sage_unsloth.runs.record import environment, open_run
 ROWS = [{"id": 1, "text": "a\nb"}, {"id": 2, "text": "é {x} \u2028"}]
 
 
+@pytest.mark.smoke
 def test_write_json_and_back(tmp_path):
     write_json(tmp_path / "a.json", {"a": [1, None, "é"]})
     write_json(tmp_path / "a.json", {"b": 2})
@@ -53,6 +54,7 @@ def test_file_and_folder_reach_the_disk_before_and_after_the_name(tmp_path, monk
     assert calls[3:] == ["fsync"]
 
 
+@pytest.mark.smoke
 def test_jsonl_and_back(tmp_path):
     path = tmp_path / "rows.jsonl"
     append_jsonl(path, [])
@@ -70,6 +72,7 @@ def test_a_failed_append_writes_nothing(tmp_path):
     assert read_jsonl(path) == ROWS
 
 
+@pytest.mark.smoke
 def test_a_kill_at_any_byte_of_the_last_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     first, second = (json.dumps(row, ensure_ascii=False).encode() for row in ROWS)

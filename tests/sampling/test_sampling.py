@@ -78,6 +78,7 @@ def test_records_hold_what_was_sampled_and_its_grade(records, engine):
     assert records[0]["grader"].startswith("math 2, math-verify 0.")
 
 
+@pytest.mark.smoke
 def test_the_seed_of_a_completion_by_hand():
     digest = hashlib.sha256(b'[3407, "aime24/60", 5]').hexdigest()
     assert sample_seed(3407, "aime24/60", 5) == int(digest, 16) >> (256 - 52)
@@ -126,6 +127,7 @@ def test_a_kill_at_any_byte_loses_no_more_than_the_cut_line(tmp_path):
         )
 
 
+@pytest.mark.smoke
 def test_only_what_is_missing_is_drawn(tmp_path):
     path = tmp_path / "samples.jsonl"
     first = draw(CONFIG, Table(), ROWS[:2], path)

@@ -110,6 +110,7 @@ def probabilities_by_hand(tree, logits):
 # Trees
 
 
+@pytest.mark.smoke
 def test_a_tree_by_hand():
     tree = Tree.of({"ab": 1.0, "ac": 0.0, "d": 0.5})
     assert tree.num_edges == 4
@@ -231,6 +232,7 @@ def test_the_example_trees():
     assert {len(c) for c in p} == {1, 2, 3} and len(p) == 4 + 4 + 5
 
 
+@pytest.mark.smoke
 def test_from_anchor_to_optimum_by_hand():
     """Two completions, π_ref (¾, ¼), q (1, 2), r (0, 1), β = 1/log 3: e^(r/β) is 3."""
     tree = Tree.of({"a": 0.0, "b": 1.0})

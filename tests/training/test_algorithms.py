@@ -72,6 +72,7 @@ NOT_IN_THE_PAPER = {
 }
 
 
+@pytest.mark.smoke
 def test_rows_are_these():
     assert list(ALGORITHMS) == list(EXPECTED)
     for name, expected in EXPECTED.items():

@@ -240,7 +240,9 @@ def test_an_algorithm_of_ones_own(sft_run, tmp_path):
 
 @pytest.mark.slow
 def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
-    """Real processes: one runs through, one is killed after its third step and started again."""
+    """A run in this process, and one in a process of its own that is killed after its third step
+    and resumed in this one.
+    """
     import os
     import signal
     import subprocess
@@ -249,31 +251,19 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
 
     from safetensors.torch import load_file
 
-    def start(out):
-        command = [
-            sys.executable,
-            "-m",
-            "sage_unsloth",
-            "train",
-            "--algorithm",
-            "sage-token",
-            "--from",
-            str(sft_run),
-            "--smoke",
-            "--out",
-            str(out),
-            "--set",
-            "max_steps=4",
-            "save_steps=2",
-            "learning_rate=5e-3",
-        ]
-        log = (tmp_path / "log.txt").open("ab")
-        return subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+    def command(out):
+        settings = ["max_steps=4", "save_steps=2", "learning_rate=5e-3"]
+        words = ["train", "--algorithm", "sage-token", "--from", str(sft_run), "--smoke"]
+        return [*words, "--out", str(out), "--set", *settings]
 
-    assert start(tmp_path / "whole").wait() == 0
-    process = start(tmp_path / "killed")
+    assert main(command(tmp_path / "whole")) == 0
+    with (tmp_path / "log.txt").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sage_unsloth", *command(tmp_path / "killed")],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
     metrics = tmp_path / "killed" / "metrics.jsonl"
     deadline = time.monotonic() + 300
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
@@ -284,7 +274,7 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed" / "adapter").exists()
-    assert start(tmp_path / "killed").wait() == 0
+    assert main(command(tmp_path / "killed")) == 0
     found, expected = (
         load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
         for name in ("killed", "whole")

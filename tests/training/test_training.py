@@ -47,6 +47,7 @@ def checkpoint(folder, step, weights="adapter_model.safetensors", state='{"globa
     return path
 
 
+@pytest.mark.smoke
 def test_the_newest_complete_checkpoint_counts(tmp_path, caplog):
     assert last_checkpoint(tmp_path) is None
     checkpoint(tmp_path, 9)
