@@ -55,18 +55,15 @@ def _act(options: argparse.Namespace) -> int:
 
 
 def _sft() -> "SftConfig":
-    from sage_unsloth.training.sft_stage import SftConfig
+    from sage_unsloth.training import embedded_settings
 
-    return SftConfig(max_steps=40, batch_size=16, learning_rate=5e-4, max_length=160)
+    return embedded_settings.SFT
 
 
 def _rlvr() -> "RlvrConfig":
-    from sage_unsloth.training.rlvr_config import RlvrConfig
+    from sage_unsloth.training import embedded_settings
 
-    return RlvrConfig(
-        max_steps=100, prompts_per_step=8, max_completion_length=48, max_prompt_length=64,
-        learning_rate=2e-3, min_p=0.0, preflight_prompts=0, save_steps=20,
-    )  # fmt: skip
+    return embedded_settings.RLVR
 
 
 def _sampling() -> "SamplingConfig":

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -216,17 +215,3 @@ def test_figures_are_drawn_from_the_tables_beside_them(tmp_path):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 4
     assert moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
-
-
-def test_readme_shows_the_figures_of_the_committed_report():
-    root = Path(__file__).parent.parent
-    report = json.loads((root / "data" / "results" / "quickstart" / "report.json").read_text())
-    readme = (root / "README.md").read_text()
-    blocks = quickstart.summary(report).split("\n\n")
-    shown = [
-        block
-        for block in blocks
-        if block.startswith(("all problems", "family: rare", "family: far", "ways of"))
-    ]
-    assert len(shown) == 4
-    assert all(block in readme for block in shown)

@@ -27,8 +27,9 @@ from sage_unsloth.quickstart import MEASURED_ON, SECONDS
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
+from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import TransformersEngine
-from sage_unsloth.sampling.record_sets import correct_counts, sample_and_grade
+from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 
@@ -71,7 +72,7 @@ def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
             problems = arithmetic.problems("train")
             adapter = rlvr(settings, merged, problems, out / name, guide, name)
             records = _evaluate(config, merged, adapter, rows, out / "samples" / f"{name}.jsonl")
-            counts[name] = correct_counts(records, rows, n)
+            counts[name] = correct_matrix(records, [row["id"] for row in rows], n).sum(axis=1)
             routes[name] = float(
                 np.mean([arithmetic.route(r["completion"]) == "round-up" for r in records])
             )

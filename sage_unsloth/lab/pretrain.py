@@ -27,8 +27,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import whole_folder, write_json
+from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.sampling.record_sets import correct_counts, sample_and_grade
+from sage_unsloth.sampling.record_sets import sample_and_grade
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
         records = sample_and_grade(
             config, engine, rows, file, model="base", benchmark=arithmetic.SOURCE
         )
-    correct = correct_counts(records, rows, num_samples)
+    correct = correct_matrix(records, [row["id"] for row in rows], num_samples).sum(axis=1)
     return {
         "pass@1": round(float(np.mean(pass_at_k(num_samples, correct, 1))), 4),
         f"pass@{num_samples}": round(

@@ -14,7 +14,8 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from sage_unsloth.objective.guides import BranchGuide, Guide
+from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.theory.kl_gradients import penalty
 from sage_unsloth.theory.optima import guided_optimum

@@ -1,6 +1,4 @@
-"""The benchmark: its runs, its report by hand, its verdicts, a run of seconds in real processes,
-and README against data.
-"""
+"""The benchmark: its runs, its report by hand, its verdicts, a run of seconds in real processes."""
 
 import json
 from dataclasses import replace
@@ -12,11 +10,10 @@ import pytest
 from sage_unsloth.__main__ import main
 from sage_unsloth.lab.evidence.claims import CLAIMS, judge, verdict
 from sage_unsloth.lab.evidence.design import BenchmarkConfig, Run, all_algorithms
-from sage_unsloth.lab.evidence.publish import publish_records
 from sage_unsloth.lab.evidence.records import Records
 from sage_unsloth.lab.evidence.report import make_report
 from sage_unsloth.lab.evidence.tasks import TASKS, get_task
-from sage_unsloth.lab.evidence.text import fill_readme, markdown, readme_section
+from sage_unsloth.lab.evidence.text import markdown, readme_section
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.training.algorithms import ALGORITHMS
@@ -412,24 +409,9 @@ def test_committed_report_follows_from_the_committed_records(path):
     assert (path.parent / "report.md").read_text() == markdown(report)
 
 
-def test_readme_says_what_the_data_says():
-    """To mend it: python -m sage_unsloth.lab.evidence.text README.md"""
-    readme = (ROOT / "README.md").read_text()
-    assert fill_readme(readme, ROOT) == readme
-
-
-def test_a_readme_that_disagrees_is_noticed(tmp_path):
-    folder = tmp_path / "data" / "results" / "benchmark" / "arithmetic"
-    folder.mkdir(parents=True)
-    publish_records(records(COUNTS), folder)
-    blank = "a\n<!-- benchmark arithmetic -->\n<!-- end of benchmark arithmetic -->\nb\n"
-    filled = fill_readme(blank, tmp_path)
-    assert filled.startswith("a\n") and filled.endswith("b\n") and ".312 [" in filled
-    assert fill_readme(filled, tmp_path) == filled
-    changed = filled.replace(".312 [", ".412 [")
-    assert fill_readme(changed, tmp_path) == filled != changed
-    with pytest.raises(ValueError, match="benchmark arithmetic"):
-        fill_readme("no place", tmp_path)
+def test_the_short_report_shows_levels_and_the_folder_of_its_figures():
+    text = readme_section(make_report(records(COUNTS)), "a/folder")
+    assert ".312 [" in text and "](a/folder/report.md)" in text
 
 
 def test_beta_is_of_those_that_have_a_penalty():

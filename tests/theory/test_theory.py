@@ -5,10 +5,8 @@ implemented loss, and hand values.
 import csv
 import itertools
 import math
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -902,32 +900,3 @@ def test_theory_needs_neither_unsloth_nor_trl():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_readme_gives_these_numbers():
-    case, tree, ref = tree_example()
-    star, beta = case.index, case.beta
-    q = edge_guide(tree, guide_table(tree, BranchGuide(), ref, ref), ref).log()
-
-    def rest(kl, log_guide=None):
-        return tree.completion_logps(
-            per_token_optimum(tree, ref, beta, log_guide=log_guide, kl=kl)
-        ).exp()[star]
-
-    plain = guided_optimum(case.ref_logps, case.rewards, beta)[star]
-    guided = guided_optimum(case.ref_logps, case.rewards, beta, case.log_guide)[star]
-    own = own_guide_optimum(tree, ref, beta, BranchGuide())[0][star]
-    expected = [
-        case.ref_logps[star].exp(),
-        plain,
-        guided,
-        rest("forward"),
-        rest("forward", q),
-        rest("reverse"),
-        rest("reverse", q),
-        guided,
-        own,
-    ]
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    table = readme.split("<!-- theory -->")[1].split("<!-- /theory -->")[0]
-    assert re.findall(r"\.\d{5}", table) == [f"{float(v):.5f}"[1:] for v in expected]

@@ -48,7 +48,7 @@ def conditions(report: dict[str, Any]) -> str:
 
 
 def markdown(rows: Sequence[dict[str, str]]) -> str:
-    """The rows as a table for a README."""
+    """The rows as a Markdown table."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

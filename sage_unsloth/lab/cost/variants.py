@@ -17,8 +17,9 @@ from torch import Tensor
 
 from sage_unsloth.lab.cost.meter import synchronize
 from sage_unsloth.lab.cost.report import BASELINE
-from sage_unsloth.objective.guides import BranchGuide, Guide
+from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm

@@ -1,10 +1,7 @@
-"""A benchmark's report as text: tables, `report.md`, the terminal's summary, the README's
-section.
-"""
+"""A benchmark's report as text: tables, `report.md`, the terminal's summary, a page of results."""
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -301,15 +298,15 @@ def summary(report: Mapping[str, Any]) -> str:
     return "\n\n".join([conditions(report), *texts, intervals(report)])
 
 
-# --- the README -----------------------------------------------------------------------------------
+# --- the short report, for `docs/tables/` ---------------------------------------------------------
 
 
 def readme_section(report: Mapping[str, Any], folder: str) -> str:
-    """The README's results of one task, between its markers.
+    """The results of one task in a page: levels, verdicts, and links to the rest.
 
     Args:
         report: of the task.
-        folder: where its figures and tables stand, from the README.
+        folder: where its figures and tables are, from the page.
     """
     levels = level_table(report, "test")
     short = [
@@ -351,34 +348,4 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
             f"[report]({folder}/report.md); every count: "
             f"[records.json]({folder}/records.json).",
         ]
-    )
-
-
-def fill_readme(readme: str, root: Path) -> str:
-    """The README with the section of every task whose results the repository holds, between the
-    task's markers.
-
-    Raises:
-        ValueError: a task's markers are missing.
-    """
-    for path in sorted((root / "data" / "results" / "benchmark").glob("*/report.json")):
-        task = path.parent.name
-        start, end = f"<!-- benchmark {task} -->\n", f"<!-- end of benchmark {task} -->\n"
-        before, found, rest = readme.partition(start)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(
-                f"the README needs a place for the results of {task}; add the lines "
-                f"{start.strip()} and {end.strip()}"
-            )
-        folder = path.parent.relative_to(root).as_posix()
-        section = readme_section(json.loads(path.read_text()), folder)
-        readme = f"{before}{start}\n{section}\n\n{end}{after}"
-    return readme
-
-
-if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(
-        fill_readme(file.read_text(encoding="utf-8"), file.resolve().parent), encoding="utf-8"
     )
