@@ -49,7 +49,7 @@ def expected_gradient(
     Args:
         anchor_logps: log f of every completion's tokens, (C, T).
         in_reward: which of the two.
-        whole: one estimator of the whole completion, from d = Σ_t d_t, in the place of one per
+        whole: one estimator of the whole completion, from d = Σ_t d_t, instead of one per
             token.
     """
     logits = logits.detach().requires_grad_()
