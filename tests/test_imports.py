@@ -43,7 +43,15 @@ LIGHT = [
     "problems.arithmetic",
     "doctor",
     "lab.cost.report",
-    "lab.cost.run",
+    "lab.cost.command",
+    "lab.evidence.command",
+    "lab.grid_command",
+    "quickstart",
+    "training.command",
+    "evaluation.command",
+    "analysis.command",
+    "export.command",
+    "planning.command",
     "patch.unsloth_names",
 ]
 FOLDERS = sorted(

@@ -1,6 +1,6 @@
 """The report of the embedded task: pass@k of all problems and by family, ways of working.
 
-Every family is a benchmark of its own to `report`, so intervals and paired differences are those of
+Every family is a benchmark of its own to `report_sets`, so intervals and paired differences are those of
 `compare`.
 """
 
@@ -28,19 +28,19 @@ def family_report(
         rows: the problems, with `id` and `family`.
         samples: model -> records of N samples of every problem; the first is compared against.
         sampling: settings with which they were drawn.
-        folder: gets the tables and figures of `report`.
+        folder: gets the tables and figures of `report_sets`.
 
     Returns:
         `num_problems`, `pass_at_k` and `differences` (at k = 1 and N) by title, and `behaviour`.
     """
     from sage_unsloth.evaluation.record_tables import record_set
-    from sage_unsloth.evaluation.report import report
+    from sage_unsloth.evaluation.report import report_sets
 
     families = [name for name in FAMILIES if name in {row["family"] for row in rows}]
     groups = {"all problems": {row["id"] for row in rows}} | {
         f"family: {name}": {row["id"] for row in rows if row["family"] == name} for name in families
     }
-    found = report(
+    found = report_sets(
         [
             record_set([r for r in records if r["problem_id"] in chosen], name, title, sampling)
             for title, chosen in groups.items()

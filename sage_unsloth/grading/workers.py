@@ -190,9 +190,7 @@ class Worker:
         """Standard input and output of the process."""
         process = self.process
         if process is None or process.stdin is None or process.stdout is None:
-            raise RuntimeError(
-                "a worker must run before it is asked; none does; call start()"
-            )
+            raise RuntimeError("a worker must run before it is asked; none does; call start()")
         return process.stdin, process.stdout
 
     def stop(self) -> None:

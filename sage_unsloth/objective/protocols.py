@@ -70,8 +70,8 @@ def describe(guide: Guide | None) -> str:
     """A guide's class and settings: equal for equal guides in any process.
 
     As it prints itself, or, where that would be a memory address, its class with the attributes
-    that are numbers, texts, guides, and tuples and sets of these. What a guide collects while it runs
-    (lists, dicts, tensors) is no setting.
+    that are numbers, texts, guides, and tuples and sets of these. What a guide collects while it
+    runs (lists, dicts, tensors) is no setting.
     """
     if guide is None or type(guide).__repr__ is not object.__repr__:
         return repr(guide)
