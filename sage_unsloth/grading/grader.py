@@ -57,9 +57,7 @@ class Grader:
         extracted = [extract_answer(completion, boxed=self.boxed) for completion in completions]
         return self.grade_answers(extracted, answers)
 
-    def grade_answers(
-        self, extracted: Sequence[str | None], answers: Sequence[str]
-    ) -> list[Grade]:
+    def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
         """`grade_many` of answers that were extracted already; None is no answer."""
         pairs = list(zip(extracted, answers, strict=True))
         with self._lock:

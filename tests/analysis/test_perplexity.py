@@ -161,7 +161,7 @@ def test_scores_of_another_baseline_are_refused(model, tokenizer, tmp_path):
     score_records(model, tokenizer, RECORDS[:1], PROBLEMS, path, settings={"baseline": "b"})
     with pytest.raises(ValueError, match='baseline was "b" and is "c"'):
         score_records(model, tokenizer, RECORDS[:1], PROBLEMS, path, settings={"baseline": "c"})
-    with pytest.raises(ValueError, match="'q' is not among the 1 at hand"):
+    with pytest.raises(ValueError, match="'q' is not among the 1 that were read"):
         score_records(model, tokenizer, RECORDS, {"p": "1"}, tmp_path / "t.jsonl", settings={})
 
 

@@ -1,7 +1,10 @@
 """The parsers of `evaluate` and `compare`: their defaults and help are those of the code."""
 
 import argparse
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +54,14 @@ def test_the_help_names_the_numbers_of_the_code(parser, capsys, monkeypatch):
     assert f"samples of each problem (default: {SamplingConfig().num_samples})" in text
     (named,) = re.findall(r"(aime, .*?, reasoning-gym:TASK) and so on", text)
     assert set(named.split(", ")) <= set(NAMES)
+
+
+@pytest.mark.parametrize("room", ["evaluation", "analysis"])
+def test_a_parser_is_built_without_the_libraries_of_its_command(room):
+    code = (
+        f"import json, sys, sage_unsloth.{room}.command\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "unsloth", "transformers", "numpy", "matplotlib", "rich", "scipy", "tqdm"}
+    assert not heavy & set(json.loads(done.stdout))
