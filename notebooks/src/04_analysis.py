@@ -45,17 +45,15 @@ assert doctor.run() == 0, "see the remedies above"
 # %% tags=["parameters"]
 from sage_unsloth.runs.record import runs_folder
 
-RUNS = (
-    runs_folder()
-)  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+# Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+RUNS = runs_folder()
 TRAINED = RUNS / "quickstart"  # the folder of notebook 00
 OUT = RUNS / "analysis"  # a second run with the same folder scores only what is missing
 AGAINST = "GRPO"  # the model that the others are compared with
 RESPONSES = 64  # of each problem and model that are scored for perplexity; the paper has 64
 GRID = RUNS / "grid"
-RUN_GRID = (
-    False  # True: trains 12 models for the last section (see its cost there); resumes like the rest
-)
+# True: trains 12 models for the last section (see its cost there); resumes like the rest
+RUN_GRID = False
 SMOKE = False  # True: seconds, and only shows that everything works; its figures mean nothing
 
 # %%
@@ -87,7 +85,7 @@ print("graded samples:", {name: len(records) for name, records in samples.items(
 # Of each problem's *correct* solutions, the share that shows a pattern; then the mean over
 # problems. A pattern is a name and one or more regular expressions. These are the paper's:
 
-# %%
+# %% tags=["reproduced"]
 from sage_unsloth.analysis import patterns as analysis
 
 for name, expressions in analysis.PATTERNS.items():

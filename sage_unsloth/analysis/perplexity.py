@@ -43,7 +43,7 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
 
     from sage_unsloth.models.device import has_gpu
     from sage_unsloth.models.tokenizers import load_tokenizer
-    from sage_unsloth.models.weights import check_adapter, refuse_pickles
+    from sage_unsloth.models.weights import check_adapter_fits, refuse_pickles
 
     refuse_pickles(path)
     tokenizer = load_tokenizer(path)
@@ -52,7 +52,7 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
     if adapter is not None:
         from peft import PeftModel
 
-        check_adapter(path, adapter)
+        check_adapter_fits(path, adapter)
         model = PeftModel.from_pretrained(model, str(adapter))
     return model.to("cuda" if has_gpu() else "cpu").eval(), tokenizer
 

@@ -12,7 +12,7 @@ from sage_unsloth.runs.files import read_json
 from sage_unsloth.sampling.record_sets import prompt_ids
 
 if TYPE_CHECKING:
-    from sage_unsloth.objective.guides import Guide
+    from sage_unsloth.objective.protocols import Guide
 
 
 def trace(
@@ -129,7 +129,7 @@ def run_traces(
         ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is
             unknown.
     """
-    from sage_unsloth.objective.guides import SteeredGuide
+    from sage_unsloth.objective.protocols import SteeredGuide
     from sage_unsloth.training.stage import read_metrics
 
     run = Path(run)

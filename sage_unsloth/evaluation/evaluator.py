@@ -15,7 +15,7 @@ from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.models.device import frees_models, has_gpu
-from sage_unsloth.models.weights import check_adapter, model_identity
+from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.runs.locks import locked
@@ -157,7 +157,7 @@ def _identities(models: Sequence[ModelSpec]) -> list[dict[str, Any]]:
     identities = []
     for spec in models:
         if spec.adapter is not None:
-            check_adapter(spec.path, spec.adapter)
+            check_adapter_fits(spec.path, spec.adapter)
         device = "cuda" if has_gpu() else "cpu"
         identities.append(model_identity(spec.path, spec.adapter) | {"device": device})
     return identities

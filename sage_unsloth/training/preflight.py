@@ -57,13 +57,13 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
     if found["truncation_rate"] > 0.5:
         result.append(
             f"{found['truncation_rate']:.0%} of the completions were cut at "
-            f"{max_completion_length} tokens, which counts as wrong: "
-            "raise max_completion_length, or train on shorter problems"
+            f"{max_completion_length} tokens, which counts as wrong: raise max_completion_length, "
+            "or train on shorter problems"
         )
     if found["format_rate"] < 0.5:
         result.append(
-            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: "
-            f"run SFT first, or longer"
+            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: run "
+            "SFT first, or longer"
         )
     if found["dead_groups"] > 0.8:
         direction = (
@@ -71,8 +71,7 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
         )
         result.append(
             f"{found['dead_groups']:.0%} of the groups got one and the same reward and teach "
-            f"nothing: take {direction}, or raise "
-            "num_generations"
+            f"nothing: take {direction}, or raise num_generations"
         )
     return result
 

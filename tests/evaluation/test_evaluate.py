@@ -26,7 +26,7 @@ from sage_unsloth.evaluation.report import deviation_over_seeds, report_sets
 from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.models.weights import check_adapter, model_identity
+from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 
@@ -252,21 +252,21 @@ def test_an_adapter_for_another_base_is_refused(adapter, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(BASE, other)
     weights = load_file(other / "model.safetensors")
-    check_adapter(other, adapter)  # a copy with the same weights
+    check_adapter_fits(other, adapter)  # a copy with the same weights
     weights["model.norm.weight"] = weights["model.norm.weight"] + 1
     save_file(weights, other / "model.safetensors")
     assert model_identity(other) != model_identity(BASE)
     with pytest.raises(
         ValueError, match=rf"was trained on {BASE}, and {other} has other weights; give {BASE}\+"
     ):
-        check_adapter(other, adapter)
+        check_adapter_fits(other, adapter)
     moved = tmp_path / "moved"
     shutil.copytree(adapter, moved)
     config = json.loads((moved / "adapter_config.json").read_text())
     (moved / "adapter_config.json").write_text(
         json.dumps(config | {"base_model_name_or_path": "hub/base"})
     )
-    check_adapter(other, moved)  # its base is not at hand, and the shapes fit
+    check_adapter_fits(other, moved)  # its base is not at hand, and the shapes fit
     weights["model.layers.0.mlp.down_proj.weight"] = weights["model.layers.0.mlp.down_proj.weight"][
         :, :-1
     ].copy()
@@ -275,11 +275,11 @@ def test_an_adapter_for_another_base_is_refused(adapter, tmp_path):
         ValueError,
         match=r"must fit its base; .*down_proj\.lora_A\.weight of shape \(4, 320\).*\(128, 319\)",
     ):
-        check_adapter(other, moved)
+        check_adapter_fits(other, moved)
     del weights["model.layers.0.mlp.down_proj.weight"]
     save_file(weights, other / "model.safetensors")
     with pytest.raises(ValueError, match="no such layer"):
-        check_adapter(other, moved)
+        check_adapter_fits(other, moved)
 
 
 def test_an_adapter_whose_base_is_not_at_hand_is_said(adapter, tmp_path, caplog):
@@ -289,7 +289,7 @@ def test_an_adapter_whose_base_is_not_at_hand_is_said(adapter, tmp_path, caplog)
     (moved / "adapter_config.json").write_text(
         json.dumps(config | {"base_model_name_or_path": "hub/base"})
     )
-    check_adapter(BASE, moved)
+    check_adapter_fits(BASE, moved)
     assert "names hub/base as its base, which is not at hand" in caplog.text
 
 

@@ -26,11 +26,16 @@ from transformers import TrainerCallback
 
 branch, reference = BranchGuide(threshold=1.0), BranchGuide(threshold=1.0, source="reference")
 guide, kl_estimator, credit = {
-    "plain": (None, "k3", "token"), "branch": (branch, "k3", "token"), "k2": (branch, "k2", "token"),
+    "plain": (None, "k3", "token"),
+    "branch": (branch, "k3", "token"),
+    "k2": (branch, "k2", "token"),
     "exact": (reference, "k3-is", "sequence"),
 }[sys.argv[2]]
 trainer = conftest.build_trainer(
-    sys.argv[3], max_steps=int(sys.argv[4]), gradient_accumulation_steps=1, use_bias_correction_kl=kl_estimator == "k3-is",
+    sys.argv[3],
+    max_steps=int(sys.argv[4]),
+    gradient_accumulation_steps=1,
+    use_bias_correction_kl=kl_estimator == "k3-is",
     learning_rate=1e-3,
 )
 graphs = []
@@ -43,7 +48,8 @@ trainer.add_callback(Count())
 with guided_kl(trainer, guide, kl_estimator=kl_estimator, credit=credit):
     trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-print("RESULT", json.dumps({"graphs": graphs, "breaks": sum(counters["graph_break"].values()), "losses": losses}))
+breaks = sum(counters["graph_break"].values())
+print("RESULT", json.dumps({"graphs": graphs, "breaks": breaks, "losses": losses}))
 """
 
 

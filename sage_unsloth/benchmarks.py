@@ -1,0 +1,3 @@
+"""Moved to `sage_unsloth.problems.benchmarks`; the old names still work."""
+
+from sage_unsloth.problems.benchmarks import *  # noqa: F403
