@@ -1,8 +1,12 @@
 """Generates the notebooks from `src/` and executes them.
 
 python notebooks/build.py                    # execute at full size; the outputs are committed
-python notebooks/build.py --check            # fail where a notebook's cells differ from its source
-python notebooks/build.py --smoke --to DIR   # execute at smoke size into DIR, twice: the second time it resumes
+python notebooks/build.py --check            # fail where a notebook is not what its source gives
+python notebooks/build.py --smoke --to DIR   # execute at smoke size into DIR, twice: the second
+                                             # time it resumes
+
+A notebook is checked for its cells, and for the outputs of those that are tagged `reproduced`:
+cells that need no cell before them, and print what code alone decides.
 """
 
 import argparse
@@ -21,19 +25,26 @@ SOURCES = sorted((HERE / "src").glob("*.py"))
 # them.
 SMOKE = {
     "00_quickstart": "SMOKE = True\nOUT = '00_quickstart'",
-    "01_sft": "from pathlib import Path\nSMOKE = True\nMODEL = 'arithmetic-base'\nOUT = "
-    "Path('01_sft')\n"
-    f"DATA_FILE = {str(DATA / 'openmathreasoning-mini.jsonl')!r}",
-    "02_rlvr": "from pathlib import Path\nSMOKE = True\nSTART = Path('01_sft')\nOUT = "
-    "Path('02_rlvr')\n"
-    f"DATA_FILE = {str(DATA / 'dapo-math-17k.jsonl')!r}",
-    "03_pass_at_k": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT "
-    "= "
-    "Path('03_pass_at_k')\n"
-    "SAMPLES, PROBLEMS = 4, 4",
-    "04_analysis": "from pathlib import Path\nSMOKE = True\nTRAINED = Path('00_quickstart')\nOUT = "
-    "Path('04_analysis')\n"
-    "GRID = Path('04_grid')",
+    "01_sft": f"""from pathlib import Path
+SMOKE = True
+MODEL = 'arithmetic-base'
+OUT = Path('01_sft')
+DATA_FILE = {str(DATA / "openmathreasoning-mini.jsonl")!r}""",
+    "02_rlvr": f"""from pathlib import Path
+SMOKE = True
+START = Path('01_sft')
+OUT = Path('02_rlvr')
+DATA_FILE = {str(DATA / "dapo-math-17k.jsonl")!r}""",
+    "03_pass_at_k": """from pathlib import Path
+SMOKE = True
+TRAINED = Path('00_quickstart')
+OUT = Path('03_pass_at_k')
+SAMPLES, PROBLEMS = 4, 4""",
+    "04_analysis": """from pathlib import Path
+SMOKE = True
+TRAINED = Path('00_quickstart')
+OUT = Path('04_analysis')
+GRID = Path('04_grid')""",
     "05_theory": "OUT = '05_theory'\nTREES, DRAWS, RUNS, STEPS = 50, 40, 20, 20",
 }
 
@@ -49,6 +60,50 @@ def from_source(source: Path) -> nbformat.NotebookNode:
 
 def cells(notebook: nbformat.NotebookNode) -> list[tuple[str, str]]:
     return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+def stale_outputs(notebook: nbformat.NotebookNode) -> list[int]:
+    """Numbers of the cells tagged `reproduced` whose outputs are not what today's code prints."""
+    chosen = [
+        number
+        for number, cell in enumerate(notebook.cells)
+        if "reproduced" in cell.metadata.get("tags", [])
+    ]
+    if not chosen:
+        return []
+    today = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(notebook.cells[number].source) for number in chosen]
+    )
+    today = execute(today, HERE.parent)
+    return [
+        number
+        for number, cell in zip(chosen, today.cells, strict=True)
+        if shown(cell) != shown(notebook.cells[number])
+    ]
+
+
+def shown(cell: nbformat.NotebookNode) -> list[str]:
+    """A cell's outputs as text; what is printed in pieces is one piece."""
+    found = []
+    for output in cell.outputs:
+        if output.output_type != "stream":
+            found.append(str(output.data.get("text/html") or output.data.get("text/plain")))
+        elif found and found[-1].startswith("stream"):
+            found[-1] += output.text
+        else:
+            found.append(f"stream {output.text}")
+    return found
+
+
+def is_stale(source: Path) -> bool:
+    """Whether the committed notebook has other cells than its source, or outputs that today's code
+    would not print.
+    """
+    target = HERE / f"{source.stem}.ipynb"
+    if not target.exists():
+        return True
+    committed = nbformat.read(target, 4)
+    return cells(committed) != cells(from_source(source)) or bool(stale_outputs(committed))
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
@@ -93,10 +148,9 @@ def main() -> int:
     options = parser.parse_args()
     stale = []
     for source in SOURCES:
-        target = HERE / f"{source.stem}.ipynb"
         if options.check:
-            if not target.exists() or cells(nbformat.read(target, 4)) != cells(from_source(source)):
-                stale.append(target.name)
+            if is_stale(source):
+                stale.append(f"{source.stem}.ipynb")
         elif options.smoke:
             options.to.mkdir(parents=True, exist_ok=True)
             for attempt in ("first", "second"):
@@ -106,11 +160,12 @@ def main() -> int:
                 )
                 print(f"{source.stem}: executed ({attempt} time)")
         else:
+            target = HERE / f"{source.stem}.ipynb"
             nbformat.write(execute(from_source(source), HERE.parent), target)
             print(f"{target}: written")
     if stale:
         print(
-            f"differ from their source, run python notebooks/build.py: {', '.join(stale)}",
+            f"not what their sources give, run python notebooks/build.py: {', '.join(stale)}",
             file=sys.stderr,
         )
     return 1 if stale else 0

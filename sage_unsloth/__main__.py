@@ -17,18 +17,18 @@ from sage_unsloth.runs.text import log_to_terminal, printable, without_secrets
 # and returns the exit code. These modules load nothing heavy: what a command needs, its `act`
 # imports.
 COMMANDS = (
-    ("_commands_to_move", "add_quickstart"),
+    ("quickstart", "add_quickstart"),
     ("training.command", "add_sft"),
     ("training.command", "add_train"),
-    ("_commands_to_move", "add_evaluate"),
-    ("_commands_to_move", "add_compare"),
-    ("_commands_to_move", "add_analyze"),
-    ("_commands_to_move", "add_benchmark"),
-    ("_commands_to_move", "add_grid"),
+    ("evaluation.command", "add_evaluate"),
+    ("evaluation.command", "add_compare"),
+    ("analysis.command", "add_analyze"),
+    ("lab.evidence.command", "add_benchmark"),
+    ("lab.grid_command", "add_grid"),
     ("planning.command", "add_plan"),
-    ("_commands_to_move", "add_bench"),
+    ("lab.cost.command", "add_cost"),
     ("export.command", "add_export"),
-    ("_commands_to_move", "add_doctor"),
+    ("doctor", "add_doctor"),
 )
 
 

@@ -54,8 +54,10 @@ CASES = {
     "adaptive": (dict(), dict(guide=lambda: AdaptiveGuide(guide=branch(), target=0.001))),
     "random": (dict(), dict(guide=lambda: Recording(RandomGuide(always(1.0), always(0.2))))),
 }
-STAGE = ("max_steps=4", "save_steps=2", "prompts_per_step=2", "num_generations=2", "preflight_prompts=2",
-         "max_completion_length=24", "sample_steps=1")  # fmt: skip
+STAGE = (
+    "max_steps=4", "save_steps=2", "prompts_per_step=2", "num_generations=2", "preflight_prompts=2",
+    "max_completion_length=24", "sample_steps=1",
+)  # fmt: skip
 
 
 class Kept(TrainerCallback):

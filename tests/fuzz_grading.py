@@ -32,26 +32,38 @@ from sage_unsloth.runs.record import environment, package_version
 ANSWERS = Path(__file__).resolve().parent.parent / "data" / "adversarial_answers.jsonl"
 START = 30.0  # seconds beside the limit, for the successor of a killed worker on a busy machine
 COMMANDS = (
-    r"\frac", r"\dfrac", r"\sqrt", r"\sqrt[3]", r"\int", r"\sum_{n=1}^{9}", r"\prod", r"\lim_{x\to 0}", r"\binom", r"\text",
-    r"\mathbb", r"\left(", r"\right)", r"\left[", r"\right]", r"\{", r"\}", r"\begin{pmatrix}", r"\end{pmatrix}", r"\\", "&",
-    r"\infty", r"\pi", r"\cdot", r"\times", r"\div", r"\pm", r"\mp", r"\le", r"\ge", r"\ne", r"\in", r"\cup", r"\cap",
-    r"\setminus", r"\emptyset", r"\log", r"\ln", r"\sin", r"\arctan", r"\circ", r"\%", r"\$", r"\,", r"\!", r"\quad", r"\overline",
-    r"\lfloor", r"\rceil", r"\pmod", r"\gcd", r"\mathrm", r"\operatorname", r"\boxed", r"\tag", r"\def", r"\input", r"\write18",
+    r"\frac", r"\dfrac", r"\sqrt", r"\sqrt[3]", r"\int", r"\sum_{n=1}^{9}", r"\prod",
+    r"\lim_{x\to 0}", r"\binom", r"\text", r"\mathbb", r"\left(", r"\right)", r"\left[", r"\right]",
+    r"\{", r"\}", r"\begin{pmatrix}", r"\end{pmatrix}", r"\\", "&", r"\infty", r"\pi", r"\cdot",
+    r"\times", r"\div", r"\pm", r"\mp", r"\le", r"\ge", r"\ne", r"\in", r"\cup", r"\cap",
+    r"\setminus", r"\emptyset", r"\log", r"\ln", r"\sin", r"\arctan", r"\circ", r"\%", r"\$", r"\,",
+    r"\!", r"\quad", r"\overline", r"\lfloor", r"\rceil", r"\pmod", r"\gcd", r"\mathrm",
+    r"\operatorname", r"\boxed", r"\tag", r"\def", r"\input", r"\write18",
 )  # fmt: skip
-SYMBOLS = ("+", "-", "*", "/", "^", "_", "=", "<", ">", "!", ",", ";", ":", "(", ")", "[", "]", "{", "}", "|", "$", "%", "'", " ")  # fmt: skip
+SYMBOLS = (
+    "+", "-", "*", "/", "^", "_", "=", "<", ">", "!", ",", ";", ":", "(", ")", "[", "]", "{", "}",
+    "|", "$", "%", "'", " ",
+)  # fmt: skip
 ODD = (
-    "\x00", "\x07", "\x1b[2J", "\x1b]0;owned\x07", "\r", "\n", "\x7f", "\u200b", "\u200d", "\u202e", "\u2066", "\ufeff", "\ufffd",
-    "\ud800", "\udfff", "\U000e0041", "\u0301" * 40, "\u0660", "\u096b", "\u2155", "\u00b2", "\u2460", "\u06dd", "\u216b", "٣", "½",
-    "𝟘", "١٢", "١/٢", "\u2028", "\u2029", "🙂", "ﷺ", "İ", "ß", "‮42‬",
+    "\x00", "\x07", "\x1b[2J", "\x1b]0;owned\x07", "\r", "\n", "\x7f", "\u200b", "\u200d", "\u202e",
+    "\u2066", "\ufeff", "\ufffd", "\ud800", "\udfff", "\U000e0041", "\u0301" * 40, "\u0660",
+    "\u096b", "\u2155", "\u00b2", "\u2460", "\u06dd", "\u216b", "٣", "½", "𝟘", "١٢", "١/٢",
+    "\u2028", "\u2029", "🙂", "ﷺ", "İ", "ß", "‮42‬",
 )  # fmt: skip
 CODE = (
-    "__import__('os').system('TOUCH')", "().__class__.__base__.__subclasses__()", "exec('import os')", "eval('1+1')",
-    "open('FILE','w').write('x')", "lambda: 0", "[x for x in ().__class__.__mro__]", "{{7*7}}", "${{7*7}}", "{{config}}",
-    "$(touch FILE)", "`touch FILE`", "; TOUCH", "| TOUCH #", "' or 1=1 --", "<script>alert(1)</script>", "%s%n%x", "{0}",
-    "{0.__class__}", r"\write18{TOUCH}", r"\input{/etc/passwd}", "Symbol('x').__init__.__globals__", "S('__import__(\"os\")')",
-    "sympify('1')", "!!python/object/apply:os.system ['TOUCH']", "cos__import__", "E**(E**E)", "N(pi, 10**9)", "factorial(10**9)",
+    "__import__('os').system('TOUCH')", "().__class__.__base__.__subclasses__()",
+    "exec('import os')", "eval('1+1')", "open('FILE','w').write('x')", "lambda: 0",
+    "[x for x in ().__class__.__mro__]", "{{7*7}}", "${{7*7}}", "{{config}}", "$(touch FILE)",
+    "`touch FILE`", "; TOUCH", "| TOUCH #", "' or 1=1 --", "<script>alert(1)</script>", "%s%n%x",
+    "{0}", "{0.__class__}", r"\write18{TOUCH}", r"\input{/etc/passwd}",
+    "Symbol('x').__init__.__globals__", "S('__import__(\"os\")')", "sympify('1')",
+    "!!python/object/apply:os.system ['TOUCH']", "cos__import__", "E**(E**E)", "N(pi, 10**9)",
+    "factorial(10**9)",
 )  # fmt: skip
-GOLDS = ("42", "7/4", "0.5", "-3", "100000", r"\frac{\pi}{2}", "(1,2)", "x^2+1", r"\{1,2\}", "[0,1)", r"3\sqrt{13}", "1+2i", r"25\%", r"\text{east}")  # fmt: skip
+GOLDS = (
+    "42", "7/4", "0.5", "-3", "100000", r"\frac{\pi}{2}", "(1,2)", "x^2+1", r"\{1,2\}", "[0,1)",
+    r"3\sqrt{13}", "1+2i", r"25\%", r"\text{east}",
+)  # fmt: skip
 
 
 def code(rng: random.Random, file: str = "/dev/shm/sage_unsloth_owned") -> str:
@@ -255,8 +267,8 @@ def mutated(rng: random.Random, rows: list[dict]) -> str:
 
 
 KINDS = {
-    "unicode": unicode_text, "latex": latex, "expression": expression, "nested": nested, "huge": huge, "tags": tags, "odd": odd,
-    "long": long, "code": code, "mutated": mutated,
+    "unicode": unicode_text, "latex": latex, "expression": expression, "nested": nested,
+    "huge": huge, "tags": tags, "odd": odd, "long": long, "code": code, "mutated": mutated,
 }  # fmt: skip
 WEIGHTS = dict.fromkeys(KINDS, 4) | {
     "huge": 0.5,

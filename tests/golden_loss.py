@@ -4,8 +4,8 @@
 A new version of Unsloth, TRL or PyTorch may change the loss, and may be right to. It must not do so
 unseen. So the float32 bits are kept, for each CPU that they were recorded on (PyTorch's kernels
 round as its vector instructions do), and an upgrade that changes one of them fails
-`test_versions.py`. Look at what has changed, compare with the oracle (`pytest
-tests/test_patch.py`), and where the new value is right, record it:
+`tests/patch/test_versions.py`. Look at what has changed, compare with the oracle (`pytest
+tests/patch/test_patch.py`), and where the new value is right, record it:
 
     python tests/golden_loss.py --record
 """
@@ -195,8 +195,8 @@ def compare(found: dict[str, dict[str, str]], records: list[dict]) -> str:
                     f"{_shown(before)} and is {_shown(now)} "
                     f"({'bit for bit' if of_cpu else f'within {TOLERANCE:g}'}); versions that "
                     f"changed: {changed or 'none'}; "
-                    "compare with the oracle (pytest tests/test_patch.py tests/test_losses.py), "
-                    "and if the new value is right, "
+                    "compare with the oracle (pytest tests/patch/test_patch.py "
+                    "tests/objective/test_losses.py), and if the new value is right, "
                     "record it: python tests/golden_loss.py --record"
                 )
     return "bits" if of_cpu else "tolerance"

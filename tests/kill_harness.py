@@ -12,7 +12,7 @@ rows (times aside), none twice, the same weights bit for bit.
 
 By default each start is `python -m sage_unsloth COMMAND`. Where processor time is dear, `--fresh
 0.3` starts only that share so; the others are forks of a process that has imported everything, and
-run the same `main`. The same command goes on where it was stopped.
+run the same `main`. The same command resumes where it was stopped.
 """
 
 import argparse

@@ -1,5 +1,6 @@
-"""Does the patch hold on other versions, or refuse? `python tests/version_matrix.py --cache
-FOLDER`.
+"""Does the patch hold on other versions, or refuse?
+
+    python tests/version_matrix.py --cache FOLDER
 
 For each row the named releases are installed without their dependencies into a folder of the cache,
 over the environment that runs this script; then the contract is checked and `TESTS` run. Three
@@ -26,27 +27,33 @@ ROWS = {
     "pinned": [],
     "2026.10.9, the newest": ["unsloth==2026.10.9", "unsloth_zoo==2026.10.9"],
     "an older one": ["unsloth==2026.9.14", "unsloth_zoo==2026.9.9"],
-    "newest of all": ["unsloth==2026.10.9", "unsloth_zoo==2026.10.9", "trl==1.16.0", "transformers==5.23.0"],
-}  # fmt: skip
+    "newest of all": [
+        "unsloth==2026.10.9",
+        "unsloth_zoo==2026.10.9",
+        "trl==1.16.0",
+        "transformers==5.23.0",
+    ],
+}
 """Name -> releases over the environment. Change them as new ones appear."""
 TESTS = [
-    "tests/test_losses.py",
-    "tests/test_patch.py::test_q_of_one_is_bitwise_the_unpatched_trainer",
-    "tests/test_patch.py::test_loss_and_gradients_equal_the_oracle",
-    "tests/test_patch.py::test_drift_is_refused",
-    "tests/test_patch_estimators.py::test_loss_gradients_and_kl_equal_the_oracle",
-    "tests/test_versions.py::test_q_of_one_is_the_same_bits",
+    "tests/objective/test_losses.py",
+    "tests/patch/test_patch.py::test_q_of_one_is_bitwise_the_unpatched_trainer",
+    "tests/patch/test_patch.py::test_loss_and_gradients_equal_the_oracle",
+    "tests/patch/test_patch.py::test_drift_is_refused",
+    "tests/patch/test_patch_estimators.py::test_loss_gradients_and_kl_equal_the_oracle",
+    "tests/patch/test_versions.py::test_q_of_one_is_the_same_bits",
 ]
 PACKAGES = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "torch")
 CONTRACT = """
 import importlib.metadata, json, sys
 report = {"versions": {name: importlib.metadata.version(name) for name in %r}}
 try:
-    from sage_unsloth.patch import contract; from sage_unsloth.patch import guided as patch
+    from sage_unsloth import ContractError, load_unsloth
+    from sage_unsloth.patch.contract import check_contract
     try:
-        contract.check_contract(patch.load_unsloth())
+        check_contract(load_unsloth())
         report |= {"outcome": "holds", "message": ""}
-    except contract.ContractError as error:
+    except ContractError as error:
         report |= {"outcome": "refuses", "message": str(error)}
 except Exception as error:
     report |= {"outcome": "does not import", "message": f"{type(error).__name__}: {error}"}

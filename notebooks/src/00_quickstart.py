@@ -48,9 +48,7 @@ assert doctor.run() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
 OUT = "runs/quickstart"  # a second run with the same folder resumes, or shows the finished report
-SMOKE = (
-    False  # True: a minute's run that only shows that everything works; its figures mean nothing
-)
+SMOKE = False  # True: a minute, and only shows that everything works; its figures mean nothing
 
 # %% [markdown]
 # ## The task
@@ -60,7 +58,7 @@ SMOKE = (
 # the usual way can then *lose* problems that the base model solved now and then: pass@1 rises,
 # pass@k falls. That is the question SAGE asks.
 
-# %%
+# %% tags=["reproduced"]
 from sage_unsloth.figures import show_table
 from sage_unsloth.problems import arithmetic
 
@@ -91,12 +89,9 @@ print("\nSeconds spent:", report["seconds_this_time"])
 # %% [markdown]
 # ## See that it worked
 # - The reward climbs for both. If it stays flat, look at `metrics.jsonl` for
-#   `frac_reward_zero_std`: groups whose
-#   completions all got the same reward teach nothing.
+#   `frac_reward_zero_std`: groups whose completions all got the same reward teach nothing.
 # - The KL starts at 0: the reference is the SFT model itself.
-# - The guide of SAGE-Branch is above 1, GRPO's is 1 throughout (it runs under a guide of strength
-#   0, so that its entropy is
-#   measured by the same code).
+# - The guide of SAGE-Branch is above 1. GRPO has none; its entropy is logged by the same code.
 
 # %%
 from pathlib import Path

@@ -24,7 +24,7 @@
 # arithmetic): time and memory **not measured**, no GPU has run this yet. The run in this file is
 # the embedded model on a CPU: the time is printed below.
 #
-# If the runtime disconnects, run all cells again: training goes on from the last checkpoint.
+# If the runtime disconnects, run all cells again: training resumes from the last checkpoint.
 
 # %% [markdown]
 # ## Install

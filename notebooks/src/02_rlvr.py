@@ -24,7 +24,7 @@
 # has run this yet. The plan below computes the memory before anything is loaded, and the first step
 # tells the time. The run in this file is the embedded model on a CPU.
 #
-# If the runtime disconnects, run all cells again: training goes on from the last checkpoint, with
+# If the runtime disconnects, run all cells again: training resumes from the last checkpoint, with
 # the same guide, data order and random state.
 
 # %% [markdown]
@@ -51,9 +51,8 @@ assert doctor.run() == 0, "see the remedies above"
 from sage_unsloth.runs.record import runs_folder
 
 ALGORITHM = "sage-branch"  # a row of the table below
-RUNS = (
-    runs_folder()
-)  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+# Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+RUNS = runs_folder()
 START = RUNS / "sft"  # the SFT run of 01_sft; or a preset, a model folder or a hub id
 OUT = RUNS / ALGORITHM  # a second run with the same folder resumes, or shows the finished run
 # a local copy of DAPO-Math-17k-Processed (.jsonl, .json, .parquet) where the hub is out of reach
@@ -68,7 +67,7 @@ SETTINGS = {}  # fields of RlvrConfig, such as {"max_steps": 200, "reference": "
 # differentiated as a loss, pulls towards π_ref like the *forward* KL; the rows named after a KL say
 # which gradient they really have.
 
-# %%
+# %% tags=["reproduced"]
 from sage_unsloth.training.algorithms import listing
 
 print(listing())
@@ -88,8 +87,7 @@ metrics = run_rlvr(OUT, algorithm=ALGORITHM, start=START, path=DATA_FILE, smoke=
 # %% [markdown]
 # ## See that it worked
 # - The reward climbs. Flat? Look at *dead groups*: near 1, there is nothing to learn from; take
-#   easier problems, more SFT, or
-#   more completions a prompt.
+#   easier problems, more SFT, or more completions a prompt.
 # - The KL starts at 0 (the run stops if it does not) and grows slowly. A jump means that the
 #   learning rate is too high.
 # - The loss itself says nothing: it starts near 0 and stays there, since advantages of a group sum

@@ -44,9 +44,8 @@ assert doctor.run() == 0, "see the remedies above"
 # %% tags=["parameters"]
 from sage_unsloth.runs.record import runs_folder
 
-RUNS = (
-    runs_folder()
-)  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+# Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+RUNS = runs_folder()
 OUT = RUNS / "evaluation"  # a second run with the same folder draws only what is missing
 # What notebooks 01 and 02 left, for example ["SFT=runs/sft/model",
 # "SAGE=runs/sft/model+runs/sage-branch/adapter"]. None takes the models of notebook 00, and trains
@@ -101,14 +100,14 @@ for benchmark in benchmarks:
 # %% [markdown]
 # ## Draw and grade
 # Every completion has a seed of its own, made from the problem and the number of the sample. So
-# stop this cell when you like: the next run draws what is missing, and more samples later go on
-# from these.
+# stop this cell when you like: the next run draws what is missing, and more samples later are added
+# to these.
 
 # %%
 import time
 
 from sage_unsloth.evaluation.evaluator import choose_engine, evaluate, parse_model
-from sage_unsloth.evaluation.report import summary
+from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.sampling.engines import SamplingConfig
 
 models = [parse_model(text) for text in MODELS]
@@ -118,13 +117,13 @@ report = evaluate(
     models, benchmarks, OUT, config, engine=choose_engine(), against=models[len(models) // 2].name
 )
 print(f"{time.perf_counter() - started:.0f} s this time\n")
-print(summary(report))
+print(report_text(report))
 
 # %% [markdown]
 # ## See that it worked
 # - `no answer` is the share of completions without a tag or a box, `cut` that of completions which
-#   reached the length limit. If either
-#   is large, pass@k measures the format or the limit, not the problems.
+#   reached the length limit. If either is large, pass@k measures the format or the limit, not the
+#   problems.
 # - The base model has no tag in part of its answers: SFT mostly teaches the form.
 
 # %%
@@ -180,7 +179,7 @@ for benchmark, coverage in report["coverage"].items():
 # %% [markdown]
 # ## Next
 # - The same from the command line: `python -m sage_unsloth evaluate --models sft=PATH
-#   grpo=PATH+ADAPTER --benchmarks math500-l5 aime
-#   --n 256 --max-tokens 1024`. On a GPU with vLLM the base is loaded once for all adapters.
+#   grpo=PATH+ADAPTER --benchmarks math500-l5 aime --n 256 --max-tokens 1024`. On a GPU with vLLM
+#   the base is loaded once for all adapters.
 # - `python -m sage_unsloth compare FOLDER FOLDER` reports on record sets that are there already, of
 #   other runs or other machines.

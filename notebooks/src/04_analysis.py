@@ -45,17 +45,15 @@ assert doctor.run() == 0, "see the remedies above"
 # %% tags=["parameters"]
 from sage_unsloth.runs.record import runs_folder
 
-RUNS = (
-    runs_folder()
-)  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+# Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
+RUNS = runs_folder()
 TRAINED = RUNS / "quickstart"  # the folder of notebook 00
 OUT = RUNS / "analysis"  # a second run with the same folder scores only what is missing
 AGAINST = "GRPO"  # the model that the others are compared with
 RESPONSES = 64  # of each problem and model that are scored for perplexity; the paper has 64
 GRID = RUNS / "grid"
-RUN_GRID = (
-    False  # True: trains 12 models for the last section (see its cost there); resumes like the rest
-)
+# True: trains 12 models for the last section (see its cost there); resumes like the rest
+RUN_GRID = False
 SMOKE = False  # True: seconds, and only shows that everything works; its figures mean nothing
 
 # %%
@@ -87,7 +85,7 @@ print("graded samples:", {name: len(records) for name, records in samples.items(
 # Of each problem's *correct* solutions, the share that shows a pattern; then the mean over
 # problems. A pattern is a name and one or more regular expressions. These are the paper's:
 
-# %%
+# %% tags=["reproduced"]
 from sage_unsloth.analysis import patterns as analysis
 
 for name, expressions in analysis.PATTERNS.items():
@@ -102,7 +100,7 @@ for name, expressions in analysis.PATTERNS.items():
 from IPython.display import HTML, Image, display
 
 from sage_unsloth.analysis.figures import plot_patterns
-from sage_unsloth.analysis.report import pattern_rows
+from sage_unsloth.analysis.tables import pattern_rows
 from sage_unsloth.figures import show_table
 
 patterns = analysis.ARITHMETIC_PATTERNS
@@ -118,11 +116,11 @@ Image(plot_patterns(frequencies, OUT / "patterns.png", note))
 # to the problems that both solve. They answer another question, and often give another number.
 
 # %%
-from sage_unsloth.analysis.report import cell
+from sage_unsloth.evaluation.report_text import interval_text
 
 show_table(
     [
-        row | {"difference": cell(row["difference"], "+")}
+        row | {"difference": interval_text(row["difference"], "+")}
         for row in analysis.pattern_differences(samples, patterns, AGAINST)
     ]
 )
@@ -135,7 +133,7 @@ show_table(
 # gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
 
 # %%
-from sage_unsloth.analysis.report import phase_rows
+from sage_unsloth.analysis.tables import phase_rows
 from sage_unsloth.training.stage import read_metrics
 
 runs = {name: read_metrics(folder) for name, folder in sources.runs.items()}
@@ -197,7 +195,7 @@ with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
     }
 
 # %%
-from sage_unsloth.analysis.report import perplexity_rows
+from sage_unsloth.analysis.tables import perplexity_rows
 
 show_table(perplexity_rows(perplexity.perplexity_table(scores, AGAINST)))
 

@@ -155,10 +155,23 @@ found = {name: [law(b) for b in betas] for name, law in laws.items()}
 wrong = {n: Curve(betas, [float(p[rewards == 0].sum()) for p in ps]) for n, ps in found.items()}
 odds = {n: Curve(betas, [float(p[star] / p[0]) for p in ps]) for n, ps in found.items()}
 panels = [
-    Panel(title="Wrong answers", xlabel="β", ylabel="probability", curves=wrong, log="xy", ylim=(1e-12, 1)),
-    Panel(title="Rare against usual right answer", xlabel="β", ylabel="odds π(y*) / π(a+)", curves=odds,
-          log="x", ylim=(0, None)),
-]  # fmt: skip
+    Panel(
+        title="Wrong answers",
+        xlabel="β",
+        ylabel="probability",
+        curves=wrong,
+        log="xy",
+        ylim=(1e-12, 1),
+    ),
+    Panel(
+        title="Rare against usual right answer",
+        xlabel="β",
+        ylabel="odds π(y*) / π(a+)",
+        curves=odds,
+        log="x",
+        ylim=(0, None),
+    ),
+]
 Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 
 # %% [markdown]
@@ -413,7 +426,9 @@ credited = partial(
     log_guide=q,
     credit="later",
 )
-rows = [{"loss_type": "Eq. 4"} | {"".join(c): f"{p:.4f}" for c, p in zip(small.completions, named.tolist(), strict=True)}]  # fmt: skip
+completions = ["".join(completion) for completion in small.completions]
+optimum = {c: f"{p:.4f}" for c, p in zip(completions, named.tolist(), strict=True)}
+rows = [{"loss_type": "Eq. 4"} | optimum]
 for loss_type in ("dr_grpo", "grpo"):
     at_rest = ascend(small, small_ref, partial(credited, loss_type=loss_type), tolerance=1e-8)[-1]
     found = small.completion_logps(at_rest).exp().tolist()
@@ -578,8 +593,10 @@ losses = {
     "k3, no guide": lambda z: update(z, kl_estimator="k3"),
     "k3, Branch": lambda z: update(z, kl_estimator="k3", log_guide=branch_now(z)),
     "k3, Token": lambda z: update(z, kl_estimator="k3", log_guide=token_now(z)),
-    "k3-is, Branch, credit: later": lambda z: update(z, kl_estimator="k3-is", log_guide=branch_now(z), credit="later"),
-}  # fmt: skip
+    "k3-is, Branch, credit: later": lambda z: update(
+        z, kl_estimator="k3-is", log_guide=branch_now(z), credit="later"
+    ),
+}
 rows = []
 for name, loss in losses.items():
     at_rest = ascend(tree, ref, loss, tolerance=1e-6)[-1]

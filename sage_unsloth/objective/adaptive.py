@@ -18,15 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.guides import (
-    Q_MAX,
-    Q_MIN,
-    CausalGuide,
-    Guide,
-    RandomGuide,
-    SteeredGuide,
-    check_clip,
-)
+from sage_unsloth.objective.guides import Q_MAX, Q_MIN, RandomGuide, check_clip
+from sage_unsloth.objective.protocols import CausalGuide, Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 
 ERROR_MAX = 0.2

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.objective.credit import leave_one_out, sequence_credit
-from sage_unsloth.objective.signals import TokenSignals
+from sage_unsloth.objective.signals import TokenSignals, read_only
 
 ShapeAdvantages = Callable[[TokenSignals, Tensor], Tensor]
 """(signals, advantages) -> advantages, (B,) or (B, T), in units of reward."""
@@ -16,9 +16,13 @@ def shaped(shape: ShapeAdvantages, signals: TokenSignals, advantages: Tensor) ->
     """What a user's function makes of the advantages, (B,) or (B, T), without gradient.
 
     Raises:
-        ValueError: the result has another shape.
+        ValueError: the result has another shape, or the function wrote into what it was given.
     """
-    result = shape(signals, advantages).detach()
+    with read_only(vars(signals) | {"advantages": advantages}, shape):
+        result = shape(signals, advantages)
+    if not isinstance(result, Tensor):
+        raise ValueError(f"shape_advantages must return a tensor; got {result!r:.100}")
+    result = result.detach()
     if result.shape not in (advantages.shape, signals.mask.shape):
         raise ValueError(
             f"shape_advantages must return (B,) or (B, T); got {tuple(result.shape)} for "

@@ -8,8 +8,8 @@ from collections.abc import Set
 from typing import Any, Final
 
 from sage_unsloth.objective.credit import CREDITS, REVERSE_KL_ESTIMATORS
-from sage_unsloth.objective.guides import CausalGuide, Guide
 from sage_unsloth.objective.kl import PENALTIES, check_kl_estimator
+from sage_unsloth.objective.protocols import CausalGuide, Guide
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS
 
 UNDECIDED: Final = object()
@@ -47,6 +47,10 @@ def check_choices(
 
 
 def _check_guide(guide: Guide, beta: float) -> None:
+    if isinstance(guide, type):
+        raise TypeError(
+            f"a guide must be an instance; got the class {guide.__name__}; pass {guide.__name__}()"
+        )
     if (
         not isinstance(guide, Guide)
         or not isinstance(guide.needs, Set)

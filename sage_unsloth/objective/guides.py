@@ -21,9 +21,9 @@ Shapes: B completions, T tokens.
 """
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,63 +35,6 @@ from sage_unsloth.objective.surprisal import NORMS, normalised_surprisal
 Q_MIN = 0.6
 Q_MAX = 1.4
 SOURCES = ("policy", "reference")
-
-
-@runtime_checkable
-class Guide(Protocol):
-    """What `guided_kl` accepts: any object with these two members is a guide.
-
-    Attributes:
-        needs: which of `OPTIONAL_SIGNALS` `log_guide` reads.
-    """
-
-    needs: Set[str]
-
-    def log_guide(
-        self,
-        signals: TokenSignals,
-        *,
-        step: int,
-        max_steps: int,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """log q_t, (B, T) float32, without gradient, 0 where the mask is 0."""
-        ...
-
-
-@runtime_checkable
-class CausalGuide(Guide, Protocol):
-    """A guide that says whether log q_t depends on y_1..y_t alone.
-
-    credit="sequence" takes no other, because it pays a token only for those after it. A guide
-    without the attribute counts as one that reads later tokens.
-
-    Attributes:
-        causal: True if no token after y_t changes log q_t.
-    """
-
-    causal: bool
-
-
-@runtime_checkable
-class SteeredGuide(Guide, Protocol):
-    """A guide with a state of its own, which is moved after each optimizer step and kept in each
-    checkpoint.
-    """
-
-    def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Learn from the metrics of `sage_unsloth.objective.guide_metrics`, pooled over the step's
-        micro-batches and processes.
-        """
-        ...
-
-    def state(self) -> dict[str, float]:
-        """What a checkpoint keeps, as numbers; each is logged as `sage/<name>`."""
-        ...
-
-    def restore(self, state: Mapping[str, float] | None) -> None:
-        """Continue from what `state()` returned, or from the beginning with None."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,34 @@
 """What a guide may look at: one value for each completion token."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
 OPTIONAL_SIGNALS = ("entropies", "ref_entropies", "teacher_logps")
 """The fields of `TokenSignals` that are there only if a guide needs them."""
+
+
+@contextmanager
+def read_only(tensors: Mapping[str, Tensor | None], reader: object) -> Iterator[None]:
+    """Within this context, the tensors must not be written into; they are the loss's own.
+
+    PyTorch counts the writes into a tensor and its views, so the check costs nothing. A write past
+    PyTorch (through `.numpy()`) is not counted.
+
+    Raises:
+        ValueError: naming the tensors.
+    """
+    before = {name: (t, t._version) for name, t in tensors.items() if t is not None}
+    yield
+    written = [name for name, (tensor, count) in before.items() if tensor._version != count]
+    if written:
+        raise ValueError(
+            "a guide, or shape_advantages, must not write into what it is given, because these are "
+            f"the loss's own tensors; {reader!r:.100} wrote into {', '.join(written)}; work on a "
+            f"copy, such as {written[0]}.clone()"
+        )
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,21 @@ that contradict the trainer), `rollout_batch.py` (what is scored once for each r
 `finite.py` (nan and inf), `scoring.py` (a cheaper way to entropies on Unsloth 2026.10.7).
 """
 
+import logging
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sage_unsloth.objective.advantages import ShapeAdvantages, shaped, with_sequence_credit
-from sage_unsloth.objective.guides import Guide
 from sage_unsloth.objective.kl import PENALTIES
-from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals
+from sage_unsloth.objective.protocols import Guide, describe
+from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
 from sage_unsloth.patch import unsloth_names as names
 from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.contract import check_contract
@@ -47,6 +50,8 @@ from sage_unsloth.patch.settings import check_settings
 from sage_unsloth.patch.unsloth_names import ContractError
 from sage_unsloth.patch.watch import Measured, guide_watch
 
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def guided_kl(
@@ -58,6 +63,7 @@ def guided_kl(
     teacher: Any = None,
     shape_advantages: ShapeAdvantages | None = None,
     log_entropy: bool = False,
+    resume_with_changes: bool = False,
 ) -> Iterator[None]:
     """Within this context, the KL anchor of `trainer` is q·π_ref instead of π_ref.
 
@@ -93,12 +99,16 @@ def guided_kl(
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
             gradient pass.
+        resume_with_changes: resume a checkpoint that was trained with another guide, penalty,
+            credit or β (each checkpoint records them); otherwise it is refused. A guide whose
+            state the checkpoint lacks begins at its first state.
 
     Raises:
         ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own,
             an unknown estimator or credit, one that `trainer.args` contradict or whose loss type is
             not supported, a guide without the teacher that it needs, the model is not prepared for
-            Unsloth, the tokenizer has no pad token, or the dataset lacks a column.
+            Unsloth, the tokenizer has no pad token, the dataset lacks a column, a setting changed
+            while this was open, or the guide returned or did what it must not.
         TypeError: `guide` is not a guide.
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took
             a step that bypassed it.
@@ -106,17 +116,24 @@ def guided_kl(
     """
     module = trainer_module(type(trainer))
     check_settings(trainer, guide=guide, kl_estimator=kl_estimator, credit=credit, teacher=teacher)
-    if hasattr(module, names.CALL_HOOK):
-        raise ContractError(
-            "guided_kl must not be nested, because two guides would multiply",
-            found="another guided_kl that is open",
-            expected="one at a time",
-        )
     own_penalty = kl_estimator in PENALTIES
     ours = guide is not None or shape_advantages is not None or credit != "token"
+    watch = partial(
+        guide_watch,
+        trainer,
+        guide=guide,
+        trained_with={
+            "guide": describe(guide),
+            "kl_estimator": kl_estimator,
+            "credit": credit,
+            "beta": trainer.beta,
+        },
+        teacher=teacher,
+        resume_with_changes=resume_with_changes,
+    )
     if not (ours or own_penalty or log_entropy):
         # Unsloth's own loss is the one asked for, so nothing of it is replaced.
-        with finite_only(trainer):
+        with watched(trainer, watch(None)), finite_only(trainer):
             yield
         return
     rewritten = check_contract(module)
@@ -139,18 +156,46 @@ def guided_kl(
         names.LOSS: rewritten.loss,
     }
     if own_penalty:
-        called[names.KERNEL_HOOK] = kernel_with(
-            PENALTIES[kl_estimator], getattr(module, names.KERNEL)
-        )
+        kernel = getattr(module, names.KERNEL)
+        called[names.KERNEL_HOOK] = kernel_with(PENALTIES[kl_estimator], kernel)
     needs = set() if guide is None else set(guide.needs)
     with ExitStack() as stack:
+        stack.enter_context(_alone())
         stack.enter_context(replaced(module, **called))
-        stack.enter_context(watched(trainer, guide_watch(hook.measured, teacher)))
+        stack.enter_context(watched(trainer, watch(hook.measured)))
         hook.guard = stack.enter_context(finite_only(trainer))
         hook.of_batch = stack.enter_context(
             rollout_signals(trainer, needs, groups=credit == "sequence", teacher=teacher)
         )
         yield
+        if hook.measured.micro_batches == 0:
+            logger.warning(
+                "guided_kl closes, and its trainer has not taken a step inside it: nothing was "
+                "trained with %s; call trainer.train() within the context",
+                describe(guide),
+            )
+
+
+_OPEN = threading.Lock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One `guided_kl` at a time in this process, in whatever thread.
+
+    Raises:
+        ContractError: another is open.
+    """
+    if not _OPEN.acquire(blocking=False):
+        raise ContractError(
+            "guided_kl must not be nested, because two guides would multiply",
+            found="another guided_kl that is open",
+            expected="one at a time",
+        )
+    try:
+        yield
+    finally:
+        _OPEN.release()
 
 
 @dataclass(kw_only=True)
@@ -225,17 +270,19 @@ class _Hook:
         if self.guide is None or signals.ref_logps is None:
             return None
         step, max_steps, generator = self.clock.tick()
-        log_guide = self.guide.log_guide(
-            signals, step=step, max_steps=max_steps, generator=generator
-        ).detach()
-        mask = signals.mask
-        if log_guide.shape != mask.shape or log_guide.dtype != torch.float32:
-            raise ValueError(
-                "log_guide must return a float32 tensor of the mask's shape; got "
-                f"{log_guide.dtype} {tuple(log_guide.shape)} for {tuple(mask.shape)} from "
-                f"{self.guide!r}"
+        with read_only(vars(signals), self.guide):
+            log_guide = self.guide.log_guide(
+                signals, step=step, max_steps=max_steps, generator=generator
             )
-        return torch.where(mask.bool(), log_guide, 0.0)
+        mask, found = signals.mask, f"{log_guide!r:.100}"
+        if isinstance(log_guide, Tensor):
+            if log_guide.shape == mask.shape and log_guide.dtype == torch.float32:
+                return torch.where(mask.bool(), log_guide.detach(), 0.0)
+            found = f"{log_guide.dtype} {tuple(log_guide.shape)}"
+        raise ValueError(
+            f"log_guide must return a float32 tensor of the mask's shape; got {found} for "
+            f"{tuple(mask.shape)} from {self.guide!r}"
+        )
 
     def _advantages(
         self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None

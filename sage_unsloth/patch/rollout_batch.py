@@ -125,6 +125,8 @@ def rollout_signals(
         )
         return loss(model, inputs, *args, **kwargs)
 
+    # A batch that the trainer kept from a train() before this context lacks what is added here.
+    trainer._buffered_inputs = None
     functions = {GENERATE: generated, SCORE: scored, "compute_loss": compute_loss}
     with replaced(trainer, **functions):
         yield current

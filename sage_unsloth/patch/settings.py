@@ -3,9 +3,9 @@
 from typing import Any
 
 from sage_unsloth.objective.choices import check_choices
-from sage_unsloth.objective.guides import Guide
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.data_parallel import check_data_parallel
 from sage_unsloth.patch.switches import rollout_rejection
 
@@ -28,6 +28,21 @@ def check_settings(
     if credit == "sequence":
         _check_sequence_credit(trainer)
     _check_columns(trainer)
+
+
+RELIED_ON = (
+    "use_bias_correction_kl",
+    "loss_type",
+    "importance_sampling_level",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+)
+
+
+def relied_on(trainer: Any) -> dict[str, Any]:
+    """The trainer's settings that `check_settings` has judged; they must stay as they are."""
+    return {"beta": trainer.beta} | {name: getattr(trainer.args, name) for name in RELIED_ON}
 
 
 def _check_model(trainer: Any) -> None:

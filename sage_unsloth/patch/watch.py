@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from sage_unsloth.objective.guide_metrics import GuideMetrics
-from sage_unsloth.objective.guides import Guide, SteeredGuide
+from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
+from sage_unsloth.patch.settings import relied_on
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
 
 STATE = "SageGuide"
@@ -39,43 +40,68 @@ class Measured:
             metrics.update({f"sage/{name}": [value] for name, value in self.guide.state().items()})
 
     def pop_step(self) -> dict[str, float]:
-        """The metrics of the optimizer step that ends; the next one begins empty."""
+        """The metrics of the optimizer step that ends, empty if it had no completion token; the
+        next one begins empty.
+        """
         self._step_values.clear()
-        return self._of_step.values
+        return self._of_step.values if self._of_step.tokens else {}
 
 
-def guide_watch(measured: Measured, teacher: Any) -> Any:
-    """A `TrainerCallback` that stops training after the first optimizer step that bypassed the
-    guide, and steers and keeps a guide with a state.
+def guide_watch(
+    trainer: Any,
+    measured: Measured | None,
+    *,
+    guide: Guide | None,
+    trained_with: dict[str, Any],
+    teacher: Any,
+    resume_with_changes: bool,
+) -> Any:
+    """The `TrainerCallback` of an open `guided_kl`.
 
-    It also takes a teacher's adapter out of each checkpoint: transformers, finding it there, would
-    restore it and not the policy's.
+    It stops training when an optimizer step bypassed the guide or a setting was changed, steers a
+    guide with a state, and writes into each checkpoint what it was trained with. It also takes a
+    teacher's adapter out of each checkpoint: transformers, finding it there, would restore it and
+    not the policy's.
 
     Args:
-        measured: what the hook of `guided_kl` reports to.
+        trainer: the trainer of the context.
+        measured: what the hook reports to; None if nothing of Unsloth's loss is replaced.
+        guide: as given to `guided_kl`.
+        trained_with: what a resumed checkpoint must agree in, by name.
         teacher: as given to `guided_kl`.
+        resume_with_changes: a checkpoint that was trained with something else is resumed, too.
     """
     from transformers import TrainerCallback
 
-    guide = measured.guide
+    steered = guide if isinstance(guide, SteeredGuide) else None
+    settings = relied_on(trainer)
 
     class GuideWatch(TrainerCallback):
         seen = 0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if not isinstance(guide, SteeredGuide):
-                return
             kept = state.stateful_callbacks.get(STATE)
-            if kept is None and state.global_step > 0:
+            if state.global_step > 0 and not resume_with_changes:
+                _check_resumed(state.global_step, kept, trained_with, steered)
+            if steered is not None:
+                steered.restore((kept or {}).get("attributes") or None)
+            self.keep(state)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            now = relied_on(trainer)
+            changed = [
+                f"{k} was {v!r} and is {now[k]!r}" for k, v in settings.items() if now[k] != v
+            ]
+            if changed:
                 raise ValueError(
-                    "a checkpoint must hold the state of the guide that it was trained with; the "
-                    f"one of step {state.global_step} holds none for {guide!r}; resume with the "
-                    "guide that it was trained with, or start a new run"
+                    "the trainer's settings must not change while guided_kl is open, because they "
+                    f"were judged when it was opened; {', '.join(changed)}; leave the context, "
+                    "change them, and open it again"
                 )
-            guide.restore(None if kept is None else kept["attributes"])
-            self.keep(state, guide)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if measured is None:
+                return
             if measured.micro_batches == self.seen:
                 raise ContractError(
                     f"every optimizer step must consult the guide; step {state.global_step} did "
@@ -84,17 +110,44 @@ def guide_watch(measured: Measured, teacher: Any) -> Any:
                     expected=f"a call of {LOSS}",
                 )
             self.seen = measured.micro_batches
-            if isinstance(guide, SteeredGuide):
-                guide.after_step(measured.pop_step())
-                self.keep(state, guide)
+            if steered is not None:
+                metrics = measured.pop_step()
+                if metrics:  # every completion masked: there is nothing to learn from
+                    steered.after_step(metrics)
+                self.keep(state)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if isinstance(teacher, str) and state.is_world_process_zero:
                 checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
                 shutil.rmtree(checkpoint / teacher, ignore_errors=True)
 
-        def keep(self, state: Any, guide: SteeredGuide) -> None:
+        def keep(self, state: Any) -> None:
             """The trainer writes this dict into every checkpoint's trainer_state.json."""
-            state.stateful_callbacks[STATE] = {"args": {}, "attributes": guide.state()}
+            attributes = {} if steered is None else steered.state()
+            state.stateful_callbacks[STATE] = {"args": trained_with, "attributes": attributes}
 
     return GuideWatch()
+
+
+def _check_resumed(
+    step: int, kept: dict | None, trained_with: dict[str, Any], steered: SteeredGuide | None
+) -> None:
+    """Compare a checkpoint's record with what it is resumed with; an older one has none."""
+    if steered is not None and not (kept or {}).get("attributes"):
+        raise ValueError(
+            "a checkpoint must hold the state of the guide that it was trained with; the one of "
+            f"step {step} holds none for {steered!r}; resume with the guide that it was trained "
+            "with, or start a new run"
+        )
+    before = (kept or {}).get("args") or {}
+    changed = [
+        f"{name} was {before[name]} and is {value}"
+        for name, value in trained_with.items()
+        if name in before and before[name] != value
+    ]
+    if changed:
+        raise ValueError(
+            f"a checkpoint is resumed with what it was trained with; that of step {step} differs: "
+            f"{'; '.join(changed)}; change these back, or pass "
+            "guided_kl(..., resume_with_changes=True)"
+        )

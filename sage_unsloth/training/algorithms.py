@@ -14,8 +14,9 @@ from typing import Any
 
 from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.choices import UNDECIDED, check_choices
-from sage_unsloth.objective.guides import BranchGuide, Guide, RandomGuide, TokenGuide
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
@@ -288,7 +289,7 @@ def listing() -> str:
 
 
 def markdown_table() -> str:
-    """The README's table of algorithms."""
+    """All algorithms as a Markdown table."""
     what = "which gradient, or what it isolates"
     rows = [
         ("algorithm", "changes against grpo", what, "row of the paper"),

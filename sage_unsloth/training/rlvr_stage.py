@@ -22,7 +22,7 @@ from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter
 from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
-from sage_unsloth.objective.guides import Guide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.loading import load_unsloth

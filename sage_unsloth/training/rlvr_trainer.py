@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.objective.guides import Guide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.prompts import prompt_messages
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size

@@ -48,6 +48,17 @@ def test_the_guide_sees_the_reference_after_shuffle_and_split(make_trainer, guid
     )
 
 
+def test_raw_logits_are_scored_at_the_sampling_temperature(make_trainer):
+    """Some models return logits and no hidden states; Unsloth then scores these."""
+    from unsloth.models import rl
+
+    trainer = make_trainer(max_completion_length=24, temperature=0.6, max_steps=2)
+    setattr(trainer.model.get_base_model(), rl._UNSLOTH_GRPO_HIDDEN_STATES_UNSAFE_ATTR, True)
+    oracle = train_and_check(trainer, REFERENCE_GUIDES["branch"])
+    values = [signals.ref_entropies for step in oracle.steps for _, signals, _ in step["guides"]]
+    assert max(v.max().item() for v in values) > 0.5, "flat logits would show nothing"
+
+
 def test_the_reference_stays_where_the_policy_goes(make_trainer):
     """A guide of the reference's entropies weighs one text alike before and after training."""
     trainer = make_trainer(max_steps=3, learning_rate=0.05)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_presets import SHAPES, config_of, meta_model
+from meta_models import SHAPES, config_of, meta_model
 
 from sage_unsloth.planning.architecture import architecture_of
 from sage_unsloth.planning.fitting import (
@@ -28,7 +28,6 @@ from sage_unsloth.planning.plan import (
     estimate_time,
     full_report,
     step_plan,
-    what_fits,
 )
 from sage_unsloth.planning.presets import CARDS, MODELS
 from sage_unsloth.planning.setup import Setup, setup_for
@@ -476,17 +475,6 @@ def test_command_takes_settings(capsys):
     text = capsys.readouterr().out
     assert "2 prompts x 8 = 16 completions a step" in text and "transformers" in text
     assert "1.00 passes over 2,000 rows" in text and "8 h 20 min" in text
-
-
-def test_readme_has_the_table_of_the_code():
-    from pathlib import Path
-
-    rows = what_fits()
-    header = list(rows[0])
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    lines += [f"| {' | '.join(row.values())} |" for row in rows]
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "\n".join(lines) in readme
 
 
 def test_a_plan_of_a_preset_loads_no_torch():

@@ -6,39 +6,28 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from table_engine import BASE, CONFIG, ROWS, Table
 
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.grader import grade
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.models.tokenizers import load_tokenizer
-from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import render_prompt
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.sampling.engines import Completion, SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.counts import correct_matrix
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 from sage_unsloth.sampling.record_sets import (
     EngineError,
-    correct_counts,
     prompt_ids,
-    read_samples,
-    read_settings,
     sample_and_grade,
     sample_seed,
-    settings_path,
 )
-
-CONFIG = SamplingConfig(
-    num_samples=6, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=8
-)
-ROWS = arithmetic.problems("test")[:4]
-BASE = data_folder() / BASE_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +43,6 @@ def draw(config, engine, rows, path, **options):
 @pytest.fixture(scope="module")
 def records(engine, tmp_path_factory):
     return draw(CONFIG, engine, ROWS, tmp_path_factory.mktemp("samples") / "samples.jsonl")
-
-
-class Table:
-    """An engine that looks its completions up: what is drawn is a function of prompt and seed, and
-    the file is what is tested.
-    """
-
-    name = "table"
-
-    def __init__(self, fail_at=None, text="<SOLUTION>{}</SOLUTION>"):
-        self.tokenizer = load_tokenizer(BASE)
-        self.fail_at, self.text, self.drawn = fail_at, text, Counter()
-
-    def draw(self, prompts, seeds, config):
-        if self.fail_at is not None and self.drawn.total() >= self.fail_at:
-            raise MemoryError("out of GPU memory")
-        self.drawn.update(seeds)
-        return [Completion(self.text.format(seed % 10), 7, "stop") for seed in seeds]
 
 
 def test_every_problem_gets_every_sample_once(records):
@@ -185,12 +156,14 @@ def test_an_engine_that_dies_keeps_what_was_drawn(tmp_path):
 def test_a_kill_of_the_process_keeps_what_was_drawn(tmp_path):
     path = tmp_path / "samples.jsonl"
     code = (
-        "import os, sys; sys.path.insert(0, 'tests'); import test_sampling as t\n"
+        "import os, sys; sys.path.insert(0, 'tests'); import table_engine as t\n"
+        "from sage_unsloth.sampling.record_sets import sample_and_grade\n"
         "class Dying(t.Table):\n"
         "    def draw(self, *a):\n"
         "        if self.drawn.total() >= 16: os.kill(os.getpid(), 9)\n"
         "        return super().draw(*a)\n"
-        f"t.draw(t.CONFIG, Dying(), t.ROWS, {str(path)!r})"
+        f"sample_and_grade(t.CONFIG, Dying(), t.ROWS, {str(path)!r}, model='base', "
+        "benchmark='arithmetic')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -317,26 +290,32 @@ def test_a_box_counts_where_there_is_no_tag(tmp_path):
 
 
 def test_counts_by_hand():
-    rows = [{"id": "a"}, {"id": "b"}]
     grades = {"a": [Grade.CORRECT, Grade.WRONG], "b": [Grade.TIMED_OUT, Grade.UNPARSABLE]}
     records = [
         {"problem_id": p, "sample": i, "grade": g.value}
         for p, gs in grades.items()
         for i, g in enumerate(gs)
     ]
-    assert correct_counts(records, rows, 2).tolist() == [1, 0]
-    with pytest.raises(ValueError, match="'b' has 1; run the same command again"):
-        correct_counts(records[:-1], rows, 2)
+    assert correct_matrix(records).tolist() == [[True, False], [False, False]]
+    assert correct_matrix(records, ["b", "a"], 2).sum(axis=1).tolist() == [0, 1]
+    assert correct_matrix(records[::-1], ["a"]).tolist() == [[True, False]], "in any order"
+    for wrong in (records[:-1], [*records[:3], records[3] | {"sample": 2}], records[:2]):
+        with pytest.raises(ValueError, match=r"'b' has \d; run the same command again"):
+            correct_matrix(wrong, ["a", "b"], 2)
+    with pytest.raises(ValueError, match="must have 2 samples; 'b' of m on toy has 1"):
+        correct_matrix(records[:-1], of="m on toy")
+    with pytest.raises(ValueError, match="must have 1 samples; 'a' has 2"):
+        correct_matrix(records, ["a"], 1)
 
 
 def test_what_was_drawn_is_kept_where_grading_fails(tmp_path, monkeypatch):
     from sage_unsloth.grading.grader import Grader
 
-    def broken(self, completions, answers):
+    def broken(self, extracted, answers):
         raise RuntimeError("a worker does not start")
 
     path, table = tmp_path / "samples.jsonl", Table()
-    monkeypatch.setattr(Grader, "grade_many", broken)
+    monkeypatch.setattr(Grader, "grade_answers", broken)
     with pytest.raises(RuntimeError, match="does not start"):
         draw(CONFIG, table, ROWS, path)
     kept = read_samples(path)

@@ -5,7 +5,6 @@ each trains.
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,6 @@ from sage_unsloth.training.algorithms import (
     changes,
     get_algorithm,
     listing,
-    markdown_table,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
@@ -145,11 +143,6 @@ def test_the_listing_names_every_row_and_what_it_changes():
             assert f"{key}=" in first
         assert second.strip() == algorithm.description
     assert lines[0].split() == ["grpo", "nothing"]
-
-
-def test_the_readme_has_the_table_of_the_code():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert f"<!-- algorithms -->\n{markdown_table()}\n<!-- /algorithms -->" in readme
 
 
 @pytest.fixture(scope="module")

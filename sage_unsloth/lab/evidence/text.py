@@ -1,17 +1,16 @@
-"""A benchmark's report as text: tables, `report.md`, the terminal's summary, the README's
-section.
-"""
+"""A benchmark's report as text: tables, `report.md`, the terminal's summary, a page of results."""
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.lab.evidence.claims import MATTERS
+from sage_unsloth.lab.evidence.design import BASELINE, SFT, BenchmarkConfig
 from sage_unsloth.lab.evidence.power import Components, detectable_difference
-from sage_unsloth.lab.evidence.report import BASELINE, MATTERS
-from sage_unsloth.lab.evidence.run import SFT
+from sage_unsloth.lab.evidence.tasks import Task
+from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 
@@ -158,16 +157,43 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def seen_lines(report: Mapping[str, Any]) -> list[str]:
-    """What the benchmark that was run could see, by its own variances."""
-    lines = []
-    for pair, by_k in report["components"].items():
-        sizes = (len(report["seeds"]), report["num_problems"]["test"])
-        cells = ", ".join(
-            f"{title} {detectable_difference(Components(**found), *sizes):.3f}"
-            for title, found in by_k.items()
+    """The differences that the benchmark could find, by the variances that it measured."""
+    sizes = (len(report["seeds"]), report["num_problems"]["test"])
+    return [f"{pair}: {_detectable(by_k, *sizes)}" for pair, by_k in report["components"].items()]
+
+
+def results_folder(task: str) -> Path:
+    """The repository's folder of a task's results; its pilot's report is in `pilot/`."""
+    return data_folder() / "results" / "benchmark" / task
+
+
+def power_lines(config: BenchmarkConfig, task: Task) -> list[str]:
+    """The differences that the design can find, by the variances of a pilot with other seeds."""
+    pilot = results_folder(task.name) / "pilot" / "report.json"
+    if not pilot.is_file() or config.smoke or len(config.seeds) < 2:
+        reason = (
+            "one seed shows no difference between methods"
+            if len(config.seeds) < 2
+            else "there was no pilot of this task at this size"
         )
-        lines.append(f"{pair}: {cells}")
+        return [f"  Power: unknown, since {reason}"]
+    report = json.loads(pilot.read_text())
+    problems = len(task.sets["test"].rows)
+    lines = [
+        f"  Power, from a pilot with {len(report['seeds'])} other seeds: a true difference that "
+        f"{len(config.seeds)} seeds x {problems} problems find 4 times in 5 (95 % intervals):"
+    ]
+    for pair, by_k in report["components"].items():
+        lines.append(f"    {pair}: {_detectable(by_k, len(config.seeds), problems)}")
     return lines
+
+
+def _detectable(by_k: Mapping[str, Mapping[str, float]], seeds: int, problems: int) -> str:
+    """`pass@1 .013, pass@16 .021`, of the variance components of each."""
+    return ", ".join(
+        f"{title} {detectable_difference(Components(**found), seeds, problems):.3f}"
+        for title, found in by_k.items()
+    )
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -272,15 +298,15 @@ def summary(report: Mapping[str, Any]) -> str:
     return "\n\n".join([conditions(report), *texts, intervals(report)])
 
 
-# --- the README -----------------------------------------------------------------------------------
+# --- the short report, for `docs/tables/` ---------------------------------------------------------
 
 
 def readme_section(report: Mapping[str, Any], folder: str) -> str:
-    """The README's results of one task, between its markers.
+    """The results of one task in a page: levels, verdicts, and links to the rest.
 
     Args:
         report: of the task.
-        folder: where its figures and tables stand, from the README.
+        folder: where its figures and tables are, from the page.
     """
     levels = level_table(report, "test")
     short = [
@@ -308,7 +334,8 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
         f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided")
     )
     judged = [
-        f"Claims of the paper, or of its theory: {counts}. A gain below {MATTERS:g} counts as none.",
+        f"Claims of the paper, or of its theory: {counts}. A gain below {MATTERS:g} counts as "
+        "none.",
         markdown_table(claims),
     ]
     return "\n\n".join(
@@ -321,34 +348,4 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
             f"[report]({folder}/report.md); every count: "
             f"[records.json]({folder}/records.json).",
         ]
-    )
-
-
-def fill_readme(readme: str, root: Path) -> str:
-    """The README with the section of every task whose results the repository holds, between the
-    task's markers.
-
-    Raises:
-        ValueError: a task's markers are missing.
-    """
-    for path in sorted((root / "data" / "results" / "benchmark").glob("*/report.json")):
-        task = path.parent.name
-        start, end = f"<!-- benchmark {task} -->\n", f"<!-- end of benchmark {task} -->\n"
-        before, found, rest = readme.partition(start)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(
-                f"the README needs a place for the results of {task}; add the lines "
-                f"{start.strip()} and {end.strip()}"
-            )
-        folder = path.parent.relative_to(root).as_posix()
-        section = readme_section(json.loads(path.read_text()), folder)
-        readme = f"{before}{start}\n{section}\n\n{end}{after}"
-    return readme
-
-
-if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(
-        fill_readme(file.read_text(encoding="utf-8"), file.resolve().parent), encoding="utf-8"
     )

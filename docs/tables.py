@@ -1,0 +1,235 @@
+"""Writes the tables of `docs/tables/`, which the README and the site link to or include.
+
+    python docs/tables.py            # write all of them anew
+    python docs/tables.py --check    # fail where a file is not what code and data give today
+
+A table follows from the code (algorithms, theory, what fits) or from a committed result in
+`data/results/`. No file is edited by hand.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from sage_unsloth import quickstart
+from sage_unsloth.lab.cost import report as cost_report
+from sage_unsloth.lab.evidence import text as evidence_text
+from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.planning.plan import what_fits
+from sage_unsloth.theory.optima import guided_optimum, per_token_optimum
+from sage_unsloth.theory.support import own_guide_optimum, tree_example
+from sage_unsloth.theory.trees import edge_guide, guide_table
+from sage_unsloth.training import algorithms
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLES = ROOT / "docs" / "tables"
+RESULTS = Path("data", "results")
+NOTE = "<!-- Generated: python docs/tables.py -->"
+
+
+def from_algorithms() -> str:
+    """What each algorithm changes against plain GRPO."""
+    return algorithms.markdown_table()
+
+
+def from_plan() -> str:
+    """Model by card: what is needed, and the settings that fit."""
+    rows = what_fits()
+    return markdown(list(rows[0]), (row.values() for row in rows))
+
+
+def from_theory() -> str:
+    """π(y*) where each objective, and each loss, comes to rest on the tree of Theorem 4.3."""
+    case, tree, reference = tree_example()
+    log_guide = edge_guide(tree, guide_table(tree, BranchGuide(), reference, reference), reference)
+    log_guide = log_guide.log()
+
+    def optimum(guide=None) -> float:
+        return guided_optimum(case.ref_logps, case.rewards, case.beta, guide)[case.index]
+
+    def rest(kl: str, guide=None) -> float:
+        policy = per_token_optimum(tree, reference, case.beta, log_guide=guide, kl=kl)
+        return tree.completion_logps(policy).exp()[case.index]
+
+    values = {
+        "reference": [case.ref_logps[case.index].exp()],
+        "Eq. 2, the optimum without a guide": [optimum()],
+        "Eq. 4, the optimum with Branch": [optimum(case.log_guide)],
+        "where GRPO's loss (k3) rests; with Branch": [rest("forward"), rest("forward", log_guide)],
+        "where `k3-is` rests; with Branch": [rest("reverse"), rest("reverse", log_guide)],
+        # By enumeration in tests/objective/test_sequence_credit.py: it is Eq. 4.
+        "where `k3-is` with Branch and credit for later tokens rests": [optimum(case.log_guide)],
+        "Eq. 4, if the guide is that of its own policy": [
+            own_guide_optimum(tree, reference, case.beta, BranchGuide())[0][case.index]
+        ],
+    }
+    rows = ([name, "; ".join(map(share, found))] for name, found in values.items())
+    return markdown(["", "π(y\\*)"], rows)
+
+
+def share(value: float) -> str:
+    return f"{float(value):.5f}"[1:]
+
+
+def from_quickstart() -> str:
+    """pass@k, differences and ways of working of the committed quickstart."""
+    return f"```\n{quickstart.summary(read('quickstart', 'report.json'))}\n```"
+
+
+def from_benchmark(task: str) -> str:
+    """Levels, differences and the verdicts on the paper's claims."""
+    folder = RESULTS / "benchmark" / task
+    shown = Path("..", "..", folder).as_posix()
+    return evidence_text.readme_section(read("benchmark", task, "report.json"), shown)
+
+
+def from_cost() -> str:
+    """What a guide costs against plain GRPO."""
+    report = read("bench", "bench.json")
+    table = cost_report.markdown(cost_report.loss_table(report))
+    return f"{cost_report.conditions(report)}\n\n{table}"
+
+
+def from_grading() -> str:
+    """Seconds to grade made-up answers, ours against math-verify alone; sampling and intervals."""
+    result = read("grading", "evaluation.json")
+    rows = (
+        [
+            row["order"],
+            str(row["distinct_per_problem"]),
+            f"{row['completions']:,}",
+            f"{row['ours_seconds']:.1f}",
+            f"{row['baseline_seconds']:.0f}",
+            f"{row['ratio']:.1f}",
+            str(row["grades_that_differ_in_that_part"]),
+        ]
+        for row in result["grading"]
+    )
+    header = ["answers come", "different answers to a problem", "answers", "ours, s"]
+    header += ["`verify(parse, parse)`, s", "times as long", "grades that differ"]
+    sampling, differ = result["sampling"], result["sampling"]["completions_that_differ"]
+    other = differ["in batches of other sizes and orders"]
+    lines = [
+        f"Intervals of a pass@k curve: {result['bootstrap']['curve_seconds']:.2f} s.",
+        f"A stream for each row makes sampling {sampling['ratio']:.2f} times as long as "
+        f"`generate` alone; {other} of {sampling['completions']:,} completions differ in batches "
+        f"of other sizes and orders, {differ['alone']} of {differ['alone, of']} alone.",
+    ]
+    listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
+    lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
+    return "\n\n".join([markdown(header, rows), *lines])
+
+
+def from_reliability() -> str:
+    """What was run once and is too long for a test."""
+    kills, soak, fuzz, versions = (
+        read("reliability", f"{name}.json") for name in ("kills", "soak", "fuzz", "versions")
+    )
+    starts = sum(life["starts"] for life in kills["lives"])
+    growth = {
+        name: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*soak["series"][name]["per_1000_steps"])
+        for name in ("rss", "rss_children")
+    }
+    cpu, memory = soak["series"]["cpu_per_step"], [*fuzz["parent_peak_mib"].values()]
+    late = fuzz["grades"]["timed out"]
+    rows = [
+        [
+            "SIGKILL, SIGTERM or SIGINT at random moments",
+            f"{kills['moments']} moments of {len(kills['lives'])} runs ({starts} starts) of "
+            + ", ".join(f"`{name}`" for name in kills["commands"]),
+            f"{len(kills['wrong'])} differ from a run that was left alone",
+        ],
+        [
+            "a long run",
+            f"{soak['steps']:,.0f} steps",
+            f"resident memory {growth['rss']} MiB in 1,000 steps, of the graders "
+            f"{growth['rss_children']}; CPU time of a step {cpu['first_tenth']:.2f} s in the first "
+            f"tenth, {cpu['last_tenth']:.2f} s in the last; level: "
+            + ", ".join(name for name, flat in soak["flat"].items() if flat),
+        ],
+        [
+            "fuzzed answers",
+            f"{fuzz['answers']:,}",
+            f"{fuzz['answers'] - late:,} graded, {late} ended at the limit of "
+            f"{fuzz['time_limit_seconds']:g} s (the slowest took "
+            f"{fuzz['slowest'][0]['seconds']:.0f} s), the caller's memory "
+            f"{memory[0]:.0f} → {memory[1]:.0f} MiB",
+        ],
+    ]
+    rows += [
+        [
+            "versions",
+            ", ".join(f"{name} {row['versions'][name]}" for name in PACKAGES),
+            f"{row['outcome']}, {row['passed']} tests pass",
+        ]
+        for row in versions["rows"]
+    ]
+    return markdown(["what", "how much", "found"], rows)
+
+
+PACKAGES = ("unsloth", "trl", "transformers")
+
+
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    header = list(header)
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def read(*parts: str) -> dict:
+    return json.loads(ROOT.joinpath(RESULTS, *parts).read_text(encoding="utf-8"))
+
+
+SOURCES: dict[str, Callable[[], str]] = {
+    "algorithms": from_algorithms,
+    "plan": from_plan,
+    "theory": from_theory,
+    "quickstart": from_quickstart,
+    "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
+    "benchmark-smollm2": partial(from_benchmark, "smollm2"),
+    "cost": from_cost,
+    "grading-speed": from_grading,
+    "reliability": from_reliability,
+}
+
+
+def stale(folder: Path = TABLES) -> list[str]:
+    """Names of the tables whose file is not what code and data give today; files that no table
+    belongs to.
+    """
+    found = [
+        name
+        for name, table in SOURCES.items()
+        if not (file := folder / f"{name}.md").exists()
+        or file.read_text(encoding="utf-8") != f"{NOTE}\n\n{table()}\n"
+    ]
+    return found + sorted(file.stem for file in folder.glob("*.md") if file.stem not in SOURCES)
+
+
+def write(folder: Path = TABLES) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in SOURCES.items():
+        (folder / f"{name}.md").write_text(f"{NOTE}\n\n{table()}\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args().check:
+        write()
+        return 0
+    if found := stale():
+        print(
+            f"not what code and data give, run python docs/tables.py: {', '.join(found)}",
+            file=sys.stderr,
+        )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

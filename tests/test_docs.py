@@ -1,0 +1,92 @@
+"""Tables follow from code and data, promises name tests, links lead somewhere."""
+
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "data" / "results"
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
+
+
+def test_tables_are_what_code_and_data_give():
+    assert tables.stale() == [], "run python docs/tables.py"
+
+
+def test_a_stale_table_is_noticed(tmp_path):
+    folder = tmp_path / "tables"
+    shutil.copytree(tables.TABLES, folder)
+    cost = folder / "cost.md"
+    cost.write_text(cost.read_text().replace("1.00", "1.01", 1))
+    (folder / "theory.md").unlink()
+    (folder / "of-nothing.md").write_text("by hand")
+    assert tables.stale(folder) == ["theory", "cost", "of-nothing"]
+
+
+def test_a_table_shows_a_cell_as_its_result_has_it():
+    level = json.loads((RESULTS / "quickstart" / "report.json").read_text())["pass_at_k"]
+    grpo = level["family: rare"]["GRPO"]["64"]
+    shown = f"{grpo['mean']:.3f} [{grpo['low']:.3f}, {grpo['high']:.3f}]"
+    rare = tables.from_quickstart().split("family: rare")[1].split("\n\n")[0]
+    assert re.search(rf"^ +GRPO .*{re.escape(shown)}$", rare, re.MULTILINE)
+
+
+def test_the_long_runs_found_nothing_wrong():
+    kills, soak, versions = (
+        json.loads((RESULTS / "reliability" / f"{name}.json").read_text())
+        for name in ("kills", "soak", "versions")
+    )
+    grading = json.loads((RESULTS / "grading" / "evaluation.json").read_text())["grading"]
+    assert kills["wrong"] == [] and kills["moments"] >= 50
+    assert all(soak["flat"].values()) and soak["steps"] > 4900
+    assert {row["passed"] for row in versions["rows"] if row["outcome"] == "holds"} == {149}
+    assert not any(row["grades_that_differ_in_that_part"] for row in grading)
+
+
+def test_every_promise_names_tests_that_exist():
+    lines = (ROOT / "docs" / "reliability.md").read_text().splitlines()
+    rows = [row for row in lines if row.startswith("| ") and not row.startswith("| promise |")]
+    assert len(rows) > 20
+    for row in rows:
+        cell = row.split(" | ")[-1]
+        named = re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", cell)
+        assert named and named[0][0], row
+        assert len(named) == cell.count("`") // 2, row
+        file = None
+        for path, test in named:
+            file = path or file
+            assert f"\ndef {test}(" in (ROOT / file).read_text(), f"{file}::{test}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert heading in {re.sub(r"\W+", "-", title.lower()) for title in titles}, target
+
+
+def test_the_readme_links_every_notebook_and_every_table_is_linked():
+    links = [set(re.findall(r"\]\(([^)\s]+)\)", page.read_text())) for page in PAGES]
+    notebooks = {f"notebooks/{file.name}" for file in (ROOT / "notebooks").glob("*.ipynb")}
+    assert notebooks and notebooks <= links[0]
+    linked = {Path(link).name for found in links for link in found}
+    assert {f"{name}.md" for name in tables.SOURCES} <= linked
+
+
+def test_the_tree_has_every_room():
+    tree = (ROOT / "README.md").read_text().split("```\nsage_unsloth/\n")[1].split("```")[0]
+    rooms = {path.parent.name for path in (ROOT / "sage_unsloth").glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == rooms
