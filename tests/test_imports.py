@@ -43,7 +43,8 @@ LIGHT = [
     "problems.arithmetic",
     "doctor",
     "lab.cost.report",
-    "lab.cost.run",
+    "lab.cost.command",
+    "lab.cost.sizes",
     "patch.unsloth_names",
 ]
 FOLDERS = sorted(
@@ -97,7 +98,7 @@ MOVED = {
     """,
     "rewards": """
         CACHED_PAIRS Checker Grade Grader LONGEST_ANSWER MATH SolutionReward compare_math
-        extract_answer grade grading_workers normalise own_grade plain_number unwrap
+        extract_answer grade grading_workers normalise plain_number unwrap
     """,
     "metrics": """
         Difference Estimate RESAMPLED_AT_ONCE difference_curve mean_and_deviation

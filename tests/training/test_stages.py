@@ -249,6 +249,8 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
 
     from safetensors.torch import load_file
 
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+
     def start(out):
         command = [
             sys.executable,
@@ -268,9 +270,7 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
             "learning_rate=5e-3",
         ]
         log = (tmp_path / "log.txt").open("ab")
-        return subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     assert start(tmp_path / "whole").wait() == 0
     process = start(tmp_path / "killed")
