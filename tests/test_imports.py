@@ -45,6 +45,14 @@ LIGHT = [
     "lab.cost.report",
     "lab.cost.command",
     "lab.cost.sizes",
+    "lab.evidence.command",
+    "lab.grid_command",
+    "quickstart",
+    "training.command",
+    "evaluation.command",
+    "analysis.command",
+    "export.command",
+    "planning.command",
     "patch.unsloth_names",
 ]
 FOLDERS = sorted(

@@ -6,6 +6,7 @@ import re
 
 # A terminal obeys control characters (ESC and the C1 set); marks that turn the direction of writing
 # change how the rest reads; halves of surrogate pairs cannot be written at all.
+# (rich.control.strip_control_codes would not do: it leaves ESC and the C1 set in.)
 _SYMBOLS = {code: chr(0x2400 + code) for code in range(0x20) if code not in (0x09, 0x0A)}
 _SYMBOLS |= {0x7F: "␡"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -50,10 +50,15 @@ def test_contradictions_are_refused(choices, message):
         check_choices(**choices)
 
 
-@pytest.mark.parametrize("guide", [BranchGuide, "branch", object()])
+@pytest.mark.parametrize("guide", ["branch", object()])
 def test_what_is_no_guide_is_refused(guide):
     with pytest.raises(TypeError, match="a guide must have a method log_guide"):
         check_choices(guide=guide, beta=0.1)
+
+
+def test_a_class_is_refused():
+    with pytest.raises(TypeError, match=r"must be an instance; got the class BranchGuide"):
+        check_choices(guide=BranchGuide, beta=0.1)
 
 
 @pytest.mark.parametrize(
