@@ -44,6 +44,7 @@ LIGHT = [
     "doctor",
     "lab.cost.report",
     "lab.cost.command",
+    "lab.cost.sizes",
     "lab.evidence.command",
     "lab.grid_command",
     "quickstart",

@@ -150,6 +150,7 @@ def numbers_in_help():
     quickstart = QuickstartConfig()
     return {
         ("evaluate", "batch"): {*BATCH_SIZES.values()},
+        ("evaluate", "top_p"): {1},  # all of it
         ("plan", "memory"): {int(name) for name in CARDS},
         ("benchmark", "algorithms"): {100},  # minutes, as measured
         ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
@@ -161,6 +162,11 @@ def numbers_in_help():
         },
         ("grid", "steps"): {quickstart.rlvr.max_steps},
         ("grid", "n"): {quickstart.sampling.num_samples},
+        ("cost", "small"): {SMALL.hidden, SMALL.length},
+        ("cost", "hidden"): {LARGE.hidden},
+        ("cost", "length"): {LARGE.length},
+        ("cost", "vocabulary"): {LARGE.vocabulary, SMALL.vocabulary},
+        ("cost", "batch"): {LARGE.batch, SMALL.batch},
     }
 
 

@@ -23,6 +23,7 @@ from sage_unsloth.export.exporter import export, is_export, origin, read_run
 from sage_unsloth.export.hub import push
 from sage_unsloth.export.model_card import final_metrics, model_card
 from sage_unsloth.models import loading as models
+from sage_unsloth.models import merging
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
@@ -479,7 +480,7 @@ def unsloth_saves(monkeypatch):
     """The GPU branch of `save_merged`: Unsloth's own merge, which a CPU can run once it is not
     asked for the card's name.
     """
-    monkeypatch.setattr(models, "has_gpu", lambda: True)
+    monkeypatch.setattr(merging, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "none")
 
 

@@ -1,7 +1,6 @@
 """Training in this process runs without torch.compile, which recompiles for every new shape.
 
-Compiled training is tested in tests/patch/test_compiled.py, by the quickstart, and by the real
-processes that are started here.
+Compiled training is tested in tests/patch/test_compiled.py and by the quickstart.
 """
 
 import pytest

@@ -17,6 +17,7 @@ from sage_unsloth.lab.cost.sizes import Size
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.patch.rollout_batch import GROUPS, PREFIX
+from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import prompt_messages
 
@@ -137,7 +138,7 @@ def make_trainer(
         logging_steps=1,
         report_to="none",
         save_strategy="no",
-        beta=0.05,
+        beta=PAPER_BETA,
         loss_type="grpo",
         use_bias_correction_kl=False,
         learning_rate=0.0,

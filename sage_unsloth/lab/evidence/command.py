@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.planning.presets import PAPER_BETA
+
 
 def add_benchmark(commands: Any) -> None:
     parser = commands.add_parser(
@@ -42,7 +44,8 @@ def add_benchmark(commands: Any) -> None:
     parser.add_argument(
         "--beta",
         type=float,
-        help="KL coefficient of all algorithms that have a KL term (default: the paper's 0.05)",
+        help="KL coefficient of all algorithms that have a KL term (default: the paper's "
+        f"{PAPER_BETA})",
     )
     parser.add_argument(
         "--workers",
