@@ -8,36 +8,25 @@
     with guided_kl(trainer, BranchGuide()):
         trainer.train()
 
-Importing the package loads neither torch nor Unsloth; each name is fetched when it is first used.
+Importing the package loads neither torch nor Unsloth. The names, listed in __init__.pyi, and the
+version are looked up when they are first used.
 """
 
-import importlib
 from typing import Any
 
-_MODULES = {
-    "contract": ("ContractError",),
-    "guides": (
-        "BranchGuide",
-        "CosineSchedule",
-        "Guide",
-        "RandomGuide",
-        "TokenGuide",
-        "TokenSignals",
-    ),
-    "losses": ("grpo_loss", "k3"),
-    "metrics": ("pass_at_k",),
-    "patch": ("guided_kl", "load_unsloth"),
-    "rewards": ("Grade", "Grader", "SolutionReward", "extract_answer", "grade"),
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = sorted(_HOME)
+import lazy_loader
+
+_public_name, _, _names = lazy_loader.attach_stub(__name__, __file__)
+__all__ = sorted([*_names, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
+    return _public_name(name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return __all__.copy()

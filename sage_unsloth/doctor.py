@@ -1,7 +1,6 @@
-"""`python -m sage_unsloth doctor`: what this machine has, what is missing, and what to do, before
-any model is loaded.
-"""
+"""The command `doctor`: versions, machine, device, patch contract, before a model is loaded."""
 
+import argparse
 import importlib.metadata
 import os
 import platform
@@ -10,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -17,6 +17,17 @@ OK, WARN, FAIL = "ok", "warn", "FAIL"
 GIB = 2**30
 LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
 OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
+
+
+def add_doctor(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
+    )
+    parser.set_defaults(act=_act)
+
+
+def _act(options: argparse.Namespace) -> int:
+    return 1 if run() else 0
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Check:
 
 
 def run(print_line: Callable[[str], None] = print) -> int:
-    """Print every check as it is made; the number of failures."""
+    """Show every check as it is made, and return the number of failures."""
     failures = 0
     for check in checks():
         failures += check.status == FAIL
@@ -186,9 +197,7 @@ def _contract() -> Check:
         check_contract(module)
     except ContractError as error:
         return Check(FAIL, "patch contract", "does not hold", str(error))
-    except (
-        Exception
-    ) as error:  # whatever Unsloth raises while it imports is what the user wants to read
+    except Exception as error:  # of any class: Unsloth's import runs code of many packages
         return Check(
             FAIL,
             "patch contract",
@@ -196,12 +205,8 @@ def _contract() -> Check:
             "reinstall the pinned versions",
         )
     version = importlib.metadata.version("unsloth")
-    tested = version in TESTED_VERSIONS
-    return Check(
-        OK if tested else WARN,
-        "patch contract",
-        f"holds on unsloth {version} ({module.__file__})",
-        ""
-        if tested
-        else f"the whole test suite has passed on {' and '.join(TESTED_VERSIONS)} only",
-    )
+    found = f"holds on unsloth {version} ({module.__file__})"
+    if version in TESTED_VERSIONS:
+        return Check(OK, "patch contract", found)
+    remedy = f"the whole test suite has passed on {' and '.join(TESTED_VERSIONS)} only"
+    return Check(WARN, "patch contract", found, remedy)

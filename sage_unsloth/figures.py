@@ -1,22 +1,25 @@
-"""Figures, each drawn from a table that is saved beside it: a PNG for looking, a CSV for anything
-else.
+"""Figures, each drawn from a table that is saved as a CSV beside it, and tables for a terminal.
 
 Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ too.
 """
 
 import csv
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sage_unsloth.runs.text import printable
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-
-
 STYLES = (":", "--", "-", "-.", "-", "--", "-.")
-
-
 MARKERS = ("x", "s", "o", "^", "D", "v", "P")
+GAP = 2  # between the columns of a table
+COLUMNS = 80  # of a table where no terminal says how wide it is, such as a log file
 
 
 def write_table(path: str | Path, rows: Sequence[Mapping]) -> Path:
@@ -48,9 +51,7 @@ def new_figure(panels: int):
 def save_figure(
     figure, axes, path: str | Path, rows: Sequence[Mapping], note: str, dpi: int = 130
 ) -> Path:
-    """The PNG, with the legend of its first axes above and the note below, and `rows` as a CSV
-    beside it.
-    """
+    """The PNG, with the legend of its first axes above, the note below, and a CSV of `rows`."""
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     figure.supxlabel(note, fontsize=8, color="#555555")
@@ -60,10 +61,70 @@ def save_figure(
     return path
 
 
-def show_table(rows: Sequence[Mapping]) -> None:
-    """Print rows of one shape as a plain table."""
-    header = list(rows[0])
-    table = [header, *([printable(str(row[key])) for key in header] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+def table_text(rows: Sequence[Mapping], width: int = COLUMNS) -> str:
+    """Rows of one shape as a plain table for a terminal or a log: no colours, no lines.
+
+    In a table that is wider than `width` columns, cells of several words are broken over lines, but
+    not a number from its interval. Where that is not enough, the columns that do not fit follow
+    below, beside the first ones that tell the rows apart.
+    """
+    from rich.console import Console
+
+    # Everything that rich would guess from the environment is set: a notebook, colours, the width.
+    console = Console(width=width, color_system=None, force_terminal=False, force_jupyter=False)
+    cells = [{name: printable(str(row[name])) for name in rows[0]} for row in rows]
+    with console.capture() as captured:
+        for number, names in enumerate(_blocks(cells, width)):
+            console.print(*([""] if number else []), _table(cells, names), sep="\n")
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _table(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> "Table":
+    """A table of rich with these columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for name in names:
+        texts = [name, *(row[name] for row in rows)]
+        table.add_column(Text(name), overflow="fold", no_wrap=_parts(texts) == texts)
+    for row in rows:
+        # Text is shown as it is: what a model wrote is no markup of rich, which "[red]" would be.
+        table.add_row(*(Text(row[name]) for name in names))
+    return table
+
+
+def _blocks(rows: Sequence[Mapping[str, str]], width: int) -> list[list[str]]:
+    """The columns of each part of a table, in parts that fit into `width`."""
+    from rich.cells import cell_len
+
+    names = list(rows[0])
+    least = {n: max(map(cell_len, _parts([n, *(row[n] for row in rows)]))) for n in names}
+    keys = names[:1]
+    for count in range(1, len(names)):
+        if len({tuple(row[name] for name in names[:count]) for row in rows}) == len(rows):
+            keys = names[:count]
+            break
+    blocks = [keys]
+    for name in names[len(keys) :]:
+        block = [*blocks[-1], name]
+        if sum(least[n] for n in block) + GAP * (len(block) - 1) <= width or blocks[-1] == keys:
+            blocks[-1] = block
+        else:
+            blocks.append([*keys, name])
+    return blocks
+
+
+def _parts(texts: list[str]) -> list[str]:
+    """What a column is broken into: words, or whole cells where one is "mean [low, high]"."""
+    if any(text.endswith("]") for text in texts):
+        return texts
+    return [word for text in texts for word in text.split() or [""]]
+
+
+def show_table(rows: Sequence[Mapping], title: str = "") -> None:
+    """Print `table_text` as wide as the terminal, or `COLUMNS` where the output is none."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else COLUMNS
+    if title:
+        print(f"\n{title}")
+    print(table_text(rows, width))

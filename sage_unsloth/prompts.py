@@ -1,9 +1,10 @@
-"""The one place for the tags, the system prompt and the chat template.
+"""The tags, the system prompt and the chat template, for training, evaluation and grading alike.
 
-Training, evaluation and grading all read them from here, so the prompt that a model is evaluated on
-is, byte for byte, the prompt that it was trained on. Wording and template follow the paper's two
-stages.
+So the prompt that a model is evaluated on is, byte for byte, the one that it was trained on.
+Wording and template follow the paper's two stages.
 """
+
+from typing import Any
 
 REASONING_START = "<start_working_out>"
 REASONING_END = "<end_working_out>"
@@ -36,18 +37,17 @@ def solution_text(working: str, answer: str) -> str:
     return f"{REASONING_START}{working}{REASONING_END}{SOLUTION_START}{answer}{SOLUTION_END}"
 
 
-def render_prompt(tokenizer, problem: str) -> str:
+def render_prompt(tokenizer: Any, problem: str) -> str:
     """The text that generation continues, ending in the opened working-out tag.
 
     Raises:
-        ValueError: the tokenizer has no EOS token, which the template puts behind the system
+        ValueError: the tokenizer has no EOS token, which the template puts after the system
             prompt.
     """
     if tokenizer.eos_token is None:
         raise ValueError(
             "the tokenizer must have an EOS token because the chat template ends each turn with "
-            "it; got None; "
-            "set tokenizer.eos_token"
+            "it; got None; set tokenizer.eos_token"
         )
     return tokenizer.apply_chat_template(
         prompt_messages(problem),

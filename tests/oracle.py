@@ -14,9 +14,9 @@ import torch
 from packaging.version import Version
 from transformers import TrainerCallback
 
-from sage_unsloth.objective.guides import SteeredGuide
 from sage_unsloth.objective.kl import PENALTIES, UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by
@@ -31,6 +31,7 @@ class Recording:
     def __init__(self, guide):
         self.guide = guide
         self.needs = guide.needs
+        self.causal = getattr(guide, "causal", False)
         self.calls = []
 
     def log_guide(self, signals, *, step, max_steps, generator=None):

@@ -1,34 +1,141 @@
-"""What needs no model imports none: metrics, plots, grading and the command line start without
-torch.
+"""What an import loads, and which names the package has.
+
+What needs no model imports none: metrics, plots, grading and the command line start without torch.
 """
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-HEAVY = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "torch", "vllm", "matplotlib", "math_verify",
-         "pandas", "sympy")  # fmt: skip
-LIGHT = ("sage_unsloth", "sage_unsloth.__main__", "sage_unsloth.evaluation.metrics", "sage_unsloth.figures", "sage_unsloth.grading.grader",
-         "sage_unsloth.evaluation.report", "sage_unsloth.sampling.record_sets", "sage_unsloth.problems.benchmarks", "sage_unsloth.runs.record",
-         "sage_unsloth.planning.memory", "sage_unsloth.planning.plan", "sage_unsloth.problems.arithmetic", "sage_unsloth.doctor",
-         "sage_unsloth.lab.cost.report", "sage_unsloth.lab.cost.run")  # fmt: skip
-SCRIPT = (
-    "import sys, json; {}; print(json.dumps(sorted({{name.split('.')[0] for name in "
-    "sys.modules}})))"
+import sage_unsloth
+
+PACKAGE = Path(sage_unsloth.__file__).parent
+HEAVY = [
+    "unsloth",
+    "unsloth_zoo",
+    "trl",
+    "transformers",
+    "peft",
+    "datasets",
+    "torch",
+    "vllm",
+    "matplotlib",
+    "math_verify",
+    "pandas",
+    "sympy",
+]
+LIGHT = [
+    "__main__",
+    "evaluation.metrics",
+    "figures",
+    "grading.grader",
+    "evaluation.report",
+    "sampling.record_sets",
+    "problems.benchmarks",
+    "runs.record",
+    "planning.memory",
+    "planning.plan",
+    "problems.arithmetic",
+    "doctor",
+    "lab.cost.report",
+    "lab.cost.command",
+    "lab.evidence.command",
+    "lab.grid_command",
+    "quickstart",
+    "training.command",
+    "evaluation.command",
+    "analysis.command",
+    "export.command",
+    "planning.command",
+    "patch.unsloth_names",
+]
+FOLDERS = sorted(
+    ".".join(("sage_unsloth", *file.parent.relative_to(PACKAGE).parts))
+    for file in PACKAGE.rglob("__init__.py")
 )
+STUBBED = [
+    name for name in FOLDERS if (PACKAGE.parent / name.replace(".", "/") / "__init__.pyi").exists()
+]
+PUBLIC = {
+    "sage_unsloth": """
+        AdaptiveGuide BranchGuide ContractError CosineSchedule Grade Grader Guide
+        RandomGuide SolutionReward TeacherGuide TokenGuide TokenSignals __version__
+        dynamic_sampling extract_answer grade grpo_loss guided_kl k3 load_benchmark
+        load_unsloth pass_at_k
+    """,
+    "sage_unsloth.objective": """
+        BranchGuide TokenGuide RandomGuide Guide SteeredGuide AdaptiveGuide TeacherGuide
+        CosineSchedule TokenSignals k3 grpo_loss
+    """,
+    "sage_unsloth.patch": """
+        guided_kl load_unsloth ContractError dynamic_sampling finite_only reproduce
+    """,
+    "sage_unsloth.grading": """
+        Grade Grader SolutionReward grade extract_answer Checker
+    """,
+    "sage_unsloth.models": """
+        load_policy LoraSettings
+    """,
+    "sage_unsloth.problems": """
+        load_benchmark rl_corpus sft_corpus
+    """,
+    "sage_unsloth.sampling": """
+        SamplingConfig sample_and_grade TransformersEngine VllmEngine
+    """,
+    "sage_unsloth.training": """
+        RlvrConfig SftConfig rlvr sft Algorithm get_algorithm
+    """,
+    "sage_unsloth.evaluation": """
+        pass_at_k pass_at_k_interval paired_difference evaluate compare
+    """,
+}
+"""What users import; it stays."""
+
+MOVED = {
+    "losses": """
+        CREDITS IMPORTANCE_SAMPLING_LEVELS KL_ESTIMATORS LOG_RATIO_MAX LOSS_TYPES
+        NAIVE_KNEE PENALTIES REVERSE_KL_ESTIMATORS SLOPE_MAX UNSLOTH_K3_MAX
+        check_kl_estimator forward_kl forward_kl_naive grpo_loss k2 k3 k3_is leave_one_out
+        sequence_credit
+    """,
+    "rewards": """
+        CACHED_PAIRS Checker Grade Grader LONGEST_ANSWER MATH SolutionReward compare_math
+        extract_answer grade grading_workers normalise plain_number unwrap
+    """,
+    "metrics": """
+        Difference Estimate RESAMPLED_AT_ONCE difference_curve mean_and_deviation
+        mean_difference mean_interval paired_difference pass_at_k pass_at_k_curve
+        pass_at_k_interval series_interval solved_only_by
+    """,
+    "benchmarks": """
+        Benchmark KNIGHTS_REVISION NAMES PEOPLE REASONING_GYM_ITEMS REASONING_GYM_SEED
+        check_golds load_benchmark
+    """,
+}
+"""The public names of modules of the first release that are elsewhere now."""
+
+LOADED = "import json, sys\nprint(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
 
 
 def loaded_by(statement):
-    command = [sys.executable, "-c", SCRIPT.format(statement)]
+    """The top-level names of the modules that are loaded after a statement in a fresh process."""
+    command = [sys.executable, "-c", f"{statement}\n{LOADED}"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return set(json.loads(lines[-1]))
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_a_light_module_loads_nothing_heavy(module):
-    assert not loaded_by(f"import {module}") & set(HEAVY)
+def test_light_modules_load_nothing_heavy():
+    """All in one process; which of them it was is looked for where one was."""
+    if loaded_by("\n".join(f"import sage_unsloth.{module}" for module in LIGHT)) & set(HEAVY):
+        found = {
+            module: loaded_by(f"import sage_unsloth.{module}") & set(HEAVY) for module in LIGHT
+        }
+        assert not any(found.values()), found
 
 
 def test_names_of_the_package_load_their_own_module_alone():
@@ -37,10 +144,65 @@ def test_names_of_the_package_load_their_own_module_alone():
     assert guides == {"torch"}
 
 
+def test_folders_load_nothing_heavy():
+    assert not loaded_by("\n".join(f"import {name}" for name in FOLDERS)) & {*HEAVY, "numpy"}
+
+
 @pytest.mark.smoke
-def test_help_is_printed_without_torch():
+def test_help_is_printed_without_numerics():
     statement = (
         "import contextlib, sage_unsloth.__main__ as m\n"
-        "with contextlib.suppress(SystemExit): m.main(['--help'])\nimport sys"
+        "with contextlib.suppress(SystemExit): m.main(['--help'])"
     )
-    assert not loaded_by(statement) & set(HEAVY)
+    assert not loaded_by(statement) & {*HEAVY, "numpy", "scipy", "rich"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_public_names(folder):
+    """Each is there, in the list that editors read, and is not shadowed by a module."""
+    module = importlib.import_module(folder)
+    assert module.__all__ == sorted(module.__all__) and set(module.__all__) <= set(dir(module))
+    assert {*PUBLIC.get(folder, "").split()} <= set(module.__all__)
+    path = PACKAGE.parent / folder.replace(".", "/")
+    modules = {file.stem for file in path.glob("*.py")} | {
+        file.parent.name for file in path.glob("*/__init__.py")
+    }
+    assert not set(module.__all__) & modules, "a function's module would take its name"
+    for name in module.__all__:
+        found = getattr(module, name)
+        assert not isinstance(found, type(sys)), name
+        home = getattr(found, "__module__", None)
+        assert home is None or home.startswith(folder), f"{folder}.{name} is of {home}"
+    assert not hasattr(module, "no_such_name")
+
+
+@pytest.mark.parametrize("folder", STUBBED)
+def test_the_list_for_editors_is_the_list_at_run_time(folder):
+    stub = ast.parse((PACKAGE.parent / folder.replace(".", "/") / "__init__.pyi").read_text())
+    listed = next(
+        ast.literal_eval(node.value)
+        for node in stub.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    )
+    imported = [
+        alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+    assert all(alias.asname == alias.name for alias in imported), "else it counts as private"
+    assert listed == importlib.import_module(folder).__all__
+    assert {alias.name for alias in imported} | {"__version__"} >= set(listed)
+
+
+def test_the_version_is_that_of_pyproject():
+    import tomllib
+
+    pyproject = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    assert sage_unsloth.__version__ == pyproject["project"]["version"]
+    assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_names_from_before_the_move_still_import(old):
+    module = importlib.import_module(f"sage_unsloth.{old}")
+    missing = [name for name in MOVED[old].split() if not hasattr(module, name)]
+    assert not missing
+    assert "Moved to `sage_unsloth." in module.__doc__

@@ -1,11 +1,16 @@
 """The command line: settings by name, exit codes, and messages instead of tracebacks."""
 
+import inspect
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
-from sage_unsloth.__main__ import main, parse_settings
+from sage_unsloth.__main__ import main, make_parser
 from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.training.command import parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 
@@ -83,3 +88,111 @@ def test_bad_input_is_a_message_and_exit_code_2(command, message, tmp_path, caps
     assert main([*command, "--out", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+CONTRADICTIONS = {
+    ("sage-branch", "beta=0"): "beta must not be 0 because the guide shapes the KL anchor",
+    ("sage-teacher", "seed=1"): "a teacher must be given exactly with a guide that needs",
+    ("grpo", "teacher=arithmetic-base"): "got teacher='arithmetic-base' without one",
+    ("grpo", "kl_estimator=k4"): "kl_estimator must be one of",
+    ("grpo-forward-kl", "beta=0"): "chooses the KL penalty",
+    ("grpo", "credit=sequence"): "kl_estimator must be one of",
+    ("grpo-exact", "beta=0"): "beta not 0",
+    ("sage-token", "credit=sequence kl_estimator=k3-is"): "reads no later token",
+    ("grpo", "loss_type=ppo"): "loss_type must be one of",
+    ("grpo", "num_generations=1"): "num_generations must be >= 2",
+    ("grpo", "reference=base"): "must start from an SFT run",
+    ("zzz", "seed=1"): "an algorithm must be one of",
+}
+
+
+def test_contradictions_are_refused_before_data_or_unsloth_are_loaded(tmp_path):
+    """One process for all of them; the file of data is not there, and nobody looks for it."""
+    command = ["--from", "arithmetic-base", "--path", "none.jsonl", "--out", str(tmp_path / "run")]
+    cases = [
+        ["train", "--algorithm", name, *command, "--set", *settings.split()]
+        for name, settings in CONTRADICTIONS
+    ]
+    cases.append(["sft", "--model", "arithmetic-base", *command[2:], "--set", "epochs=0"])
+    code = (
+        "import json, sys\n"
+        "from sage_unsloth.__main__ import main\n"
+        "found = []\n"
+        f"for case in {cases!r}:\n"
+        "    found.append([main(case), 'unsloth' in sys.modules])\n"
+        "    print('---', file=sys.stderr)\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[2, False]] * len(cases)
+    messages = done.stderr.split("---\n")
+    expected = [*CONTRADICTIONS.values(), "epochs must be > 0; got 0"]
+    for case, message, text in zip(cases, expected, messages, strict=False):
+        assert message in text, case
+    assert not (tmp_path / "run").exists()
+
+
+def options_of(command):
+    """The options of a command by name, without the dashes."""
+    parsers = make_parser()._subparsers._group_actions[0].choices
+    return {action.dest: action for action in parsers[command]._actions}
+
+
+def numbers_in_help():
+    """Where the numbers in help texts come from."""
+    from sage_unsloth.lab.cost.sizes import LARGE, SMALL
+    from sage_unsloth.lab.evidence.tasks import TASKS, get_task
+    from sage_unsloth.planning.presets import CARDS, PAPER_BETA
+    from sage_unsloth.quickstart import QuickstartConfig
+    from sage_unsloth.sampling.engines import BATCH_SIZES
+
+    quickstart = QuickstartConfig()
+    return {
+        ("evaluate", "batch"): {*BATCH_SIZES.values()},
+        ("plan", "memory"): {int(name) for name in CARDS},
+        ("benchmark", "algorithms"): {100},  # minutes, as measured
+        ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
+        ("benchmark", "beta"): {PAPER_BETA},
+        ("cost", "small"): {SMALL.hidden, SMALL.length},
+        **{
+            ("cost", name): {getattr(LARGE, name)}
+            for name in ("hidden", "length", "vocabulary", "batch")
+        },
+        ("grid", "steps"): {quickstart.rlvr.max_steps},
+        ("grid", "n"): {quickstart.sampling.num_samples},
+    }
+
+
+def test_numbers_in_help_texts_are_those_of_the_code():
+    """A number that stands by itself, other than 0 and the option's own default."""
+    expected, found = numbers_in_help(), {}
+    for command in make_parser()._subparsers._group_actions[0].choices:
+        for name, option in options_of(command).items():
+            text = (option.help or "").replace("%(default)s", "")
+            numbers = re.findall(r"(?<![\w.:=-])\d[\d,]*(?:\.\d+)?(?![\w-])", text)
+            values = {float(number.rstrip(",").replace(",", "")) for number in numbers} - {0}
+            if values:
+                found[command, name] = values
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "function"), [("sft", "run_sft"), ("train", "run_rlvr"), ("export", "export")]
+)
+def test_defaults_of_options_are_those_of_the_functions(command, function):
+    from sage_unsloth.export import exporter
+    from sage_unsloth.training import recipes
+
+    parameters = inspect.signature(
+        getattr(recipes if hasattr(recipes, function) else exporter, function)
+    ).parameters
+    shared = {name: option for name, option in options_of(command).items() if name in parameters}
+    shared = {
+        name: option
+        for name, option in shared.items()
+        if parameters[name].default is not inspect.Parameter.empty
+    }
+    assert shared
+    for name, option in shared.items():
+        assert option.default == parameters[name].default, name

@@ -2,21 +2,24 @@
 settings.
 """
 
-import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from same_run import timeless_files
 
 from sage_unsloth import quickstart
 from sage_unsloth.__main__ import main
+from sage_unsloth.evaluation.families import family_report
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.metrics import Estimate, pass_at_k
+from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.problems.subsets import spread
 from sage_unsloth.training.figures import moving_average, plot_training
 
 LEFT_BEHIND = (
@@ -26,6 +29,9 @@ LEFT_BEHIND = (
     "pass_at_k.csv",
     "training.png",
     "training.csv",
+    "evaluation/report.json",
+    "evaluation/table.csv",
+    "evaluation/differences.png",
 )
 
 
@@ -60,22 +66,23 @@ def test_quickstart_leaves_everything_it_promises(finished):
     assert list(report["pass_at_k"]["all problems"]) == list(quickstart.MODELS)
     assert report["settings"]["rlvr"]["seed"] == 3407
     assert report["environment"]["packages"]["unsloth"]
-    assert report["training"]["SAGE-Branch"]["steps"] == 2
+    training = report["training"]
+    assert training["SAGE-Branch"]["steps"] == 2
+    logged = [set(training[name]["last_tenth"]) for name in ("SAGE-Branch", "GRPO")]
+    assert logged[0] - logged[1] == {"sage/guide_mean", "sage/share_touched"}, "GRPO has no guide"
+    assert "sage/entropy" in logged[1]
     for part in ("Estimate:", "pass@1", "SAGE-Branch - GRPO", "report.json"):
         assert part in done.stdout
 
 
 @pytest.mark.slow
-def test_second_run_says_that_it_is_complete(finished, monkeypatch, capsys):
+def test_second_run_says_that_it_is_complete(finished, capsys):
     folder, first = finished
-    monkeypatch.chdir(folder)
-    assert main(["quickstart", "--smoke", "--out", "run"]) == 0
+    assert main(["quickstart", "--smoke", "--out", str(folder / "run")]) == 0
     again = capsys.readouterr().out
     assert "run is complete" in again
-    table = first.stdout[
-        first.stdout.index("all problems (") : first.stdout.index("Written to")
-    ].strip()
-    assert table in again
+    start, end = (first.stdout.index(part) for part in ("all problems (", "Written to"))
+    assert first.stdout[start:end].strip() in again
 
 
 @pytest.mark.slow
@@ -92,59 +99,56 @@ def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
     assert [name for name in one if one[name] != other[name]] == []
 
 
-def timeless_files(out):
-    """The content of every file of a quickstart, without seconds, dates and ids of runs."""
-    changing = {
-        "seconds",
-        "step_time",
-        "run",
-        "seconds_this_time",
-        "environment",
-        "model_path",
-        "date",
-    }
-    changing |= {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
-
-    def steady(value):
-        if isinstance(value, dict):
-            # PEFT keeps these in a set, whose order is another one in each process.
-            value = {k: sorted(v) if k == "target_modules" else v for k, v in value.items()}
-            return {k: steady(v) for k, v in value.items() if k not in changing}
-        return value
-
-    found = {}
-    for path in sorted(out.rglob("*")):
-        name = str(path.relative_to(out))
-        if path.suffix == ".json":
-            found[name] = steady(json.loads(path.read_text()))
-        elif path.suffix == ".jsonl":
-            found[name] = [steady(json.loads(line)) for line in path.read_text().splitlines()]
-        elif path.name == "training.csv":
-            with path.open(newline="") as file:
-                found[name] = [steady(row) for row in csv.DictReader(file)]
-        elif path.is_file() and path.name != "training_args.bin" and path.suffix != ".lock":
-            found[name] = path.read_bytes()
-    return found
-
-
 @pytest.mark.slow
-def test_folder_with_other_settings_is_refused(finished, monkeypatch, capsys):
-    folder, _ = finished
-    monkeypatch.chdir(folder)
-    assert main(["quickstart", "--out", "run"]) == 2
+def test_folder_with_other_settings_is_refused(finished, capsys):
+    assert main(["quickstart", "--out", str(finished[0] / "run")]) == 2
     error = capsys.readouterr().err
-    assert "error:" in error and "Traceback" not in error
-    for part in ("rlvr.max_steps was 2 and is 100", "choose another --out"):
+    for part in ("error:", "rlvr.max_steps was 2 and is 100", "choose another --out"):
         assert part in error
 
 
-@pytest.mark.parametrize("out", ["file", "/proc/nothing"])
-def test_unusable_folders_are_refused_without_a_traceback(tmp_path, monkeypatch, capsys, out):
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("")
-    assert main(["quickstart", "--out", out]) == 2
-    error = capsys.readouterr().err
-    assert "error:" in error and "Traceback" not in error
+def before_plain_grpo(finished, tmp_path):
+    """The folder as an earlier version wrote it, which trained GRPO under a guide of 1."""
+    out = tmp_path / "run"
+    shutil.copytree(finished[0] / "run", out)
+    record = json.loads((out / "run.json").read_text())
+    guides = record["settings"]["guides"]
+    assert guides["GRPO"] is None
+    guides["GRPO"] = guides["SAGE-Branch"] | {"ratio": 0.0}
+    (out / "run.json").write_text(json.dumps(record))
+    record = json.loads((out / "grpo" / "run.json").read_text())
+    assert record["settings"]["guide"] == "None"
+    record["settings"]["guide"] = repr(BranchGuide(ratio=0.0))
+    (out / "grpo" / "run.json").write_text(json.dumps(record))
+    return out
+
+
+@pytest.mark.slow
+def test_a_complete_folder_of_an_earlier_version_is_reported(finished, tmp_path, capsys):
+    out = before_plain_grpo(finished, tmp_path)
+    assert main(["quickstart", "--smoke", "--out", str(out)]) == 0
+    assert "run is complete" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_folder_of_an_earlier_version_resumes_with_the_guide_that_it_had(finished, tmp_path):
+    out = before_plain_grpo(finished, tmp_path)
+    left = json.loads((out / "report.json").read_text())
+    (out / "report.json").unlink()  # as if it had been killed in the evaluation
+    shutil.rmtree(out / "grpo" / "adapter")  # and GRPO's end were lost
+    (out / "grpo" / "metrics.jsonl").unlink()
+    report = quickstart.run(out, quickstart.smoke_config())
+    assert report["pass_at_k"] == left["pass_at_k"], "the loss is the same to the last bit"
+    assert report["training"]["GRPO"]["last_tenth"]["sage/guide_mean"] == 1
+    settings = json.loads((out / "grpo" / "run.json").read_text())["settings"]
+    assert settings["guide"] == repr(BranchGuide(ratio=0.0))
+
+
+def test_unusable_folders_are_refused_without_a_traceback(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for out in (str(tmp_path / "file"), "/proc/nothing"):
+        assert main(["quickstart", "--out", out]) == 2
+        assert "error:" in capsys.readouterr().err
 
 
 def counts(rows, values):
@@ -166,12 +170,11 @@ def counts(rows, values):
     return records
 
 
-def test_report_by_hand():
+def test_report_by_hand(tmp_path):
     rows = [{"id": "a", "family": "usual"}, {"id": "b", "family": "rare"}]
-    config = quickstart.QuickstartConfig()
-    config = replace(config, sampling=replace(config.sampling, num_samples=4))
+    sampling = asdict(quickstart.QuickstartConfig().sampling)
     samples = {name: counts(rows, [(i, 4), (0, 4)]) for i, name in enumerate(quickstart.MODELS)}
-    report = quickstart.make_report(config, rows, samples)
+    report = family_report(rows, samples, sampling, tmp_path)
     assert report["num_problems"] == {"all problems": 2, "family: usual": 1, "family: rare": 1}
     for i, name in enumerate(quickstart.MODELS):
         for k in (1, 2, 4):
@@ -196,8 +199,8 @@ def test_problems_are_spread_over_families():
         {"id": i, "family": name}
         for i, name in enumerate(["usual"] * 50 + ["rare"] * 35 + ["far"] * 15)
     ]
-    assert quickstart.spread(rows, None) == quickstart.spread(rows, 100) == rows
-    few = quickstart.spread(rows, 5)
+    assert spread(rows, None) == spread(rows, 100) == rows
+    few = spread(rows, 5)
     assert {row["family"] for row in few} == {"usual", "rare", "far"}
     assert len({row["id"] for row in few}) == 5
 

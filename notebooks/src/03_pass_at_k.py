@@ -107,7 +107,7 @@ for benchmark in benchmarks:
 import time
 
 from sage_unsloth.evaluation.evaluator import choose_engine, evaluate, parse_model
-from sage_unsloth.evaluation.report import summary
+from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.sampling.engines import SamplingConfig
 
 models = [parse_model(text) for text in MODELS]
@@ -117,7 +117,7 @@ report = evaluate(
     models, benchmarks, OUT, config, engine=choose_engine(), against=models[len(models) // 2].name
 )
 print(f"{time.perf_counter() - started:.0f} s this time\n")
-print(summary(report))
+print(report_text(report))
 
 # %% [markdown]
 # ## See that it worked

@@ -100,7 +100,7 @@ for name, expressions in analysis.PATTERNS.items():
 from IPython.display import HTML, Image, display
 
 from sage_unsloth.analysis.figures import plot_patterns
-from sage_unsloth.analysis.report import pattern_rows
+from sage_unsloth.analysis.tables import pattern_rows
 from sage_unsloth.figures import show_table
 
 patterns = analysis.ARITHMETIC_PATTERNS
@@ -116,11 +116,11 @@ Image(plot_patterns(frequencies, OUT / "patterns.png", note))
 # to the problems that both solve. They answer another question, and often give another number.
 
 # %%
-from sage_unsloth.analysis.report import cell
+from sage_unsloth.evaluation.report_text import interval_text
 
 show_table(
     [
-        row | {"difference": cell(row["difference"], "+")}
+        row | {"difference": interval_text(row["difference"], "+")}
         for row in analysis.pattern_differences(samples, patterns, AGAINST)
     ]
 )
@@ -133,7 +133,7 @@ show_table(
 # gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
 
 # %%
-from sage_unsloth.analysis.report import phase_rows
+from sage_unsloth.analysis.tables import phase_rows
 from sage_unsloth.training.stage import read_metrics
 
 runs = {name: read_metrics(folder) for name, folder in sources.runs.items()}
@@ -195,7 +195,7 @@ with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
     }
 
 # %%
-from sage_unsloth.analysis.report import perplexity_rows
+from sage_unsloth.analysis.tables import perplexity_rows
 
 show_table(perplexity_rows(perplexity.perplexity_table(scores, AGAINST)))
 

@@ -1,8 +1,7 @@
-"""Figures of an analysis, each with its table beside it: patterns, dynamics, perplexity, one
-completion, the grid.
+"""Figures of an analysis, each with its table beside it.
 
-Colours, styles and markers are those of `plots`; a model has the same in every figure that is given
-the models in one order.
+Patterns, dynamics, perplexity, one completion, and heat maps over threshold and ratio. A model has
+the same colour, line style and marker in every figure that is given the models in one order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,9 @@ import numpy as np
 
 from sage_unsloth.analysis.patterns import DYNAMICS, PatternFrequency
 from sage_unsloth.analysis.token_page import TokenTrace
+from sage_unsloth.evaluation.figures import curve_style, draw_curve, mark_ks
 from sage_unsloth.evaluation.metrics import Estimate
-from sage_unsloth.figures import COLOURS, MARKERS, STYLES, new_figure, save_figure, write_table
+from sage_unsloth.figures import COLOURS, new_figure, save_figure, write_table
 from sage_unsloth.training.figures import moving_average
 
 TOKENS_DRAWN = 64  # of a completion; more labels would run into each other
@@ -23,17 +23,12 @@ TOKENS_DRAWN = 64  # of a completion; more labels would run into each other
 def model_style(model: str, models: Sequence[str]) -> dict[str, Any]:
     """Colour, line style and marker of a model, by its place in the list."""
     place = list(models).index(model)
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": STYLES[place % len(STYLES)],
-        "marker": MARKERS[place % len(MARKERS)],
-        "zorder": 2
-        + 1 / (1 + place),  # a broken line lies over the solid one that it coincides with
-    }
+    # A broken line lies over the solid one that it coincides with.
+    return curve_style(place) | {"zorder": 2 + 1 / (1 + place)}
 
 
 def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, note: str) -> Path:
-    """Eq. 13 of each model with its interval, and beside it the counts that it rests on."""
+    """Eq. 13 of each model with its interval, and beside it the counts that it is based on."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(row.model for row in frequencies))
@@ -44,27 +39,21 @@ def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, not
     rows = []
     for row in frequencies:
         place = patterns.index(row.pattern) * (len(models) + 1) + models.index(row.model)
-        style = model_style(row.model, models) | {"linestyle": "none"}
+        style: dict[str, Any] = model_style(row.model, models) | {"linestyle": "none"}
         label = row.model if row.pattern == patterns[0] else None
         estimate = row.frequency or Estimate(float("nan"), float("nan"), float("nan"))
         width = [[estimate.mean - estimate.low], [estimate.high - estimate.mean]]
         axis.errorbar(
             [estimate.mean], [place], xerr=width, label=label, capsize=3, markersize=6, **style
         )
-        counts = (
-            f"{row.shown} of {row.correct} solutions, {row.problems_shown} of {row.problems} "
-            f"problems"
-        )
-        axis.text(1.03, place, counts, va="center", fontsize=8)
+        solutions = f"{row.shown} of {row.correct} solutions"
+        problems = f"{row.problems_shown} of {row.problems} problems"
+        axis.text(1.03, place, f"{solutions}, {problems}", va="center", fontsize=8)
+        counts = ("shown", "correct", "problems_shown", "problems")
         rows.append(
             {"pattern": row.pattern, "model": row.model}
             | vars(estimate)
-            | {
-                "shown": row.shown,
-                "correct": row.correct,
-                "problems_shown": row.problems_shown,
-                "problems": row.problems,
-            }
+            | {name: getattr(row, name) for name in counts}
         )
     ticks = [(len(models) + 1) * i + (len(models) - 1) / 2 for i in range(len(patterns))]
     axis.set_yticks(ticks, patterns, parse_math=False)
@@ -88,8 +77,9 @@ def plot_dynamics(
     models: Sequence[str] | None = None,
     window: int = 9,
 ) -> Path:
-    """The metrics of `patterns.DYNAMICS` (all but the guide's mean) against the optimizer step, and
-    held-out pass@k beside the reward.
+    """Metrics of training against the optimizer step, and held-out pass@k beside the reward.
+
+    The metrics are those of `patterns.DYNAMICS`, all but the guide's mean.
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.
@@ -108,37 +98,46 @@ def plot_dynamics(
     figure, axes = new_figure(len(shown) + bool(curves))
     axes = list(axes)
     figure.set_size_inches(10, 3 * -(-len(axes) // 2))
+    legend = axes
     if curves:
         # Reward and pass@k side by side; the legend is made from the axes that have every model.
-        held_out = axes.pop(1)
-        for model, curve in curves.items():
-            style = model_style(model, models) | {"markersize": 4}
-            held_out.plot(list(curve), [e.mean for e in curve.values()], label=model, **style)
-            low, high = [e.low for e in curve.values()], [e.high for e in curve.values()]
-            held_out.fill_between(
-                list(curve), low, high, color=style["color"], alpha=0.12, linewidth=0
-            )
-        held_out.set(
-            title="held-out pass@k after training", xlabel="k (samples)", ylim=(-0.02, 1.02)
-        )
-        held_out.set_xscale("log", base=2)
-        ticks = sorted({k for curve in curves.values() for k in curve})
-        held_out.set_xticks(ticks, [str(k) for k in ticks])
+        legend = [axes.pop(1)]
+        _draw_held_out(legend[0], curves, models)
     for axis, metric in zip(axes, shown, strict=True):
-        for name, rows in runs.items():
-            points = [(row["step"], row[metric]) for row in rows if metric in row]
-            if not points:
-                continue
-            steps, values = zip(*points, strict=True)
-            style = model_style(name, models) | {"marker": ""}
-            axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
-            axis.plot(steps, moving_average(values, window), label=name, **style)
-        axis.set(title=DYNAMICS[metric], xlabel="optimizer step")
-        axis.margins(y=0.08)
-        axis.ticklabel_format(axis="y", useOffset=False)
+        _draw_metric(axis, metric, runs, models, window)
     table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
     # Eight panels of thin lines: a finer picture would be half a megabyte.
-    return save_figure(figure, [held_out] if curves else axes, path, table, note, dpi=90)
+    return save_figure(figure, legend, path, table, note, dpi=90)
+
+
+def _draw_held_out(
+    axis: Any, curves: Mapping[str, Mapping[int, Estimate]], models: Sequence[str]
+) -> None:
+    for model, curve in curves.items():
+        draw_curve(axis, model, curve, model_style(model, models) | {"markersize": 4})
+    axis.set(title="held-out pass@k after training", xlabel="k (samples)", ylim=(-0.02, 1.02))
+    mark_ks(axis, curves)
+
+
+def _draw_metric(
+    axis: Any,
+    metric: str,
+    runs: Mapping[str, Sequence[Mapping]],
+    models: Sequence[str],
+    window: int,
+) -> None:
+    """Each step thin, their moving average thick; runs that did not log the metric are left out."""
+    for name, rows in runs.items():
+        points = [(row["step"], row[metric]) for row in rows if metric in row]
+        if not points:
+            continue
+        steps, values = zip(*points, strict=True)
+        style = model_style(name, models) | {"marker": ""}
+        axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
+        axis.plot(steps, moving_average(values, window), label=name, **style)
+    axis.set(title=DYNAMICS[metric], xlabel="optimizer step")
+    axis.margins(y=0.08)
+    axis.ticklabel_format(axis="y", useOffset=False)
 
 
 def plot_perplexity(
@@ -147,24 +146,16 @@ def plot_perplexity(
     path: str | Path,
     note: str,
 ) -> Path:
-    """For each problem, the share of responses whose perplexity is at least x, by model: the right
-    end is the tail.
+    """The share of responses whose perplexity is at least x: a panel for each problem.
+
+    The right end is the tail.
 
     Args:
         values: model -> problem -> perplexities (`perplexity.perplexities`).
         problems: id -> title of the panels to draw.
-        path: of the PNG; the CSV stands beside it.
+        path: of the PNG; the CSV is beside it.
         note: the conditions, under the figure.
     """
-    from matplotlib.ticker import (
-        FixedLocator,
-        LogLocator,
-        MaxNLocator,
-        NullFormatter,
-        NullLocator,
-        StrMethodFormatter,
-    )
-
     figure, axes = new_figure(len(problems))
     rows = []
     for axis, (problem, title) in zip(axes, problems.items(), strict=True):
@@ -177,29 +168,34 @@ def plot_perplexity(
                 {"problem": problem, "model": model, "perplexity": p, "share_at_least": s}
                 for p, s in zip(ordered.tolist(), shares.tolist(), strict=True)
             ]
-        axis.set_xscale("log")
         drawn = [p for found in values.values() for p in found.get(problem, [])]
-        low, high = (min(drawn), max(drawn)) if drawn else (1.0, 2.0)
-        if high / low > 8:
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        else:
-            ticks = MaxNLocator(7).tick_values(low, high)
-            axis.xaxis.set_major_locator(FixedLocator(ticks[ticks > 0]))
-            axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(low / (high / low) ** 0.03 * 0.999, high * (high / low) ** 0.03 * 1.001)
-        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
+        _scale_perplexities(axis, *((min(drawn), max(drawn)) if drawn else (1.0, 2.0)))
         axis.set(ylabel="share of responses at or above", ylim=(-0.02, 1.02))
         axis.set_xlabel("perplexity under the baseline (log scale)")
         axis.set_title(title, parse_math=False)
     return save_figure(figure, axes, path, rows, note)
 
 
+def _scale_perplexities(axis: Any, low: float, high: float) -> None:
+    """A logarithmic axis with readable ticks, also where it spans less than a decade."""
+    from matplotlib import ticker
+
+    axis.set_xscale("log")
+    if high / low > 8:
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    else:
+        ticks = [tick for tick in ticker.MaxNLocator(7).tick_values(low, high) if tick > 0]
+        axis.xaxis.set_major_locator(ticker.FixedLocator(ticks))
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
+    axis.set_xlim(low / (high / low) ** 0.03 * 0.999, high * (high / low) ** 0.03 * 1.001)
+    axis.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.4g}"))
+    axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
 def plot_trace(
     trace: TokenTrace, path: str | Path, note: str, threshold: float | None = None
 ) -> Path:
-    """Entropy and log-guide of each token of one completion, its first `TOKENS_DRAWN` tokens where
-    it has more.
+    """Entropy and log-guide of the first `TOKENS_DRAWN` tokens of one completion.
 
     Args:
         trace: of the completion.
@@ -267,14 +263,13 @@ def plot_heat_maps(
     path: str | Path,
     note: str,
 ) -> Path:
-    """Two or more heat maps over threshold and ratio; each cell says its value and its interval.
+    """Heat maps over threshold and ratio; each cell shows its value and its interval.
 
     Args:
         panels: title -> (threshold, ratio) -> difference to plain GRPO with its 95 % interval.
         floors: title -> what plain GRPO itself reaches and how much it varies, under the title.
-        noise: title -> the difference that must be exceeded to stand in bold; None puts none in
-            bold.
-        path: of the PNG; the CSV stands beside it.
+        noise: title -> the difference above which a cell is bold; None makes none bold.
+        path: of the PNG; the CSV is beside it.
         note: the conditions, under the figure.
     """
     from matplotlib.figure import Figure
@@ -296,19 +291,7 @@ def plot_heat_maps(
         for (threshold, ratio), cell in cells.items():
             place = (ratios.index(ratio), thresholds.index(threshold))
             dark = abs(cell.mean) > 0.65 * limit
-            floor = noise[title]
-            beyond = (
-                floor is not None and abs(cell.mean) > floor and (cell.low > 0 or cell.high < 0)
-            )
-            axis.text(
-                *place,
-                f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]",
-                ha="center",
-                va="center",
-                fontsize=9,
-                color="white" if dark else "black",
-                weight="bold" if beyond else "normal",
-            )
+            _write_cell(axis, place, cell, noise[title], "white" if dark else "black")
             rows.append({"panel": title, "threshold": threshold, "ratio": ratio} | vars(cell))
         axis.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios])
         axis.set_yticks(range(len(thresholds)), [f"{threshold:g}" for threshold in thresholds])
@@ -320,3 +303,19 @@ def plot_heat_maps(
     figure.supxlabel(note, fontsize=8, color="#555555")
     figure.savefig(path, dpi=130)
     return path
+
+
+def _write_cell(
+    axis: Any, place: tuple[int, int], cell: Estimate, noise: float | None, colour: str
+) -> None:
+    """A value with its interval; bold where it exceeds the noise and its interval is beyond 0."""
+    beyond = noise is not None and abs(cell.mean) > noise and (cell.low > 0 or cell.high < 0)
+    axis.text(
+        *place,
+        f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]",
+        ha="center",
+        va="center",
+        fontsize=9,
+        color=colour,
+        weight="bold" if beyond else "normal",
+    )

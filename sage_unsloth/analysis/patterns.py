@@ -1,8 +1,8 @@
-"""What models do differently, from their graded samples and training logs alone: patterns,
-dynamics, case studies.
+"""What models do differently, from their graded samples and training logs alone.
 
-Shapes: P problems. A *sample* is a record of `sampling`: `problem_id`, `sample`, `completion`,
-`grade` and so on.
+Patterns in correct solutions, the course of training, and case studies.
+
+Shapes: P problems. A *sample* is a record as `sampling.record_files` describes it.
 """
 
 import re
@@ -22,6 +22,7 @@ from sage_unsloth.evaluation.metrics import (
 )
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.prompts import REASONING_START
+from sage_unsloth.sampling.counts import correct_matrix
 
 # x, $x$, \(x\), \alpha
 _VARIABLE = r"(?:\$|\\\(|\()*(?:[a-z](?![a-z])|\\[a-z]+)"
@@ -39,9 +40,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         r"\b(?:leads?|led|leading)\s+to\s+a\s+contradiction\b",
     ),
 }
-"""The paper's three patterns (App. G) and the expressions that find them: its keywords, inflected.
-Case does not count.
-"""
+"""The paper's three patterns (App. G): its keywords, inflected, in upper or lower case."""
 
 _ARITHMETIC = rf"^(?:{re.escape(REASONING_START)})?\s*"
 ARITHMETIC_PATTERNS: dict[str, tuple[str, ...]] = {
@@ -49,7 +48,7 @@ ARITHMETIC_PATTERNS: dict[str, tuple[str, ...]] = {
     "splitting at the ten": (_ARITHMETIC + r"\d+=\d*0\+\d;",),
     "another split": (_ARITHMETIC + r"\d+=(?!\d*0\+\d;)\d+\+\d+;",),
 }
-"""The ways of the embedded task, by their first step; see `arithmetic`."""
+"""The ways of solving the embedded task, by their first step; see `problems.arithmetic`."""
 
 DYNAMICS = {
     "reward": "reward",
@@ -88,8 +87,7 @@ def compile_patterns(
         except re.error as error:
             raise ValueError(
                 f"a pattern must be a regular expression; {name!r} has {error.pattern!r}, which "
-                f"is none: {error}; escape what "
-                "is meant literally by a backslash"
+                f"is none: {error}; escape what is meant literally by a backslash"
             ) from None
         if not texts:
             raise ValueError(f"a pattern needs at least one expression; {name!r} has none")
@@ -98,7 +96,7 @@ def compile_patterns(
 
 @dataclass(frozen=True)
 class PatternFrequency:
-    """How often one model's correct solutions show a pattern, and what the number rests on.
+    """How often one model's correct solutions show a pattern, and the counts behind the number.
 
     Attributes:
         model, pattern: names.
@@ -119,12 +117,12 @@ class PatternFrequency:
 def pattern_frequencies(
     samples: Mapping[str, Sequence[dict]], patterns: Mapping[str, str | Sequence[str]]
 ) -> list[PatternFrequency]:
-    """Eq. 13: the mean over problems of the share of a problem's *correct* solutions that show the
-    pattern.
+    """Eq. 13: how often *correct* solutions show a pattern.
 
-    A problem without a correct solution has no share and is left out; `problems` counts the others.
-    The interval resamples problems, so it is wide where few are solved, and of no width where none
-    or all show the pattern.
+    The share of a problem's correct solutions that show it, and the mean of the shares. A problem
+    without a correct solution has no share and is left out; `problems` counts the others. The
+    interval resamples problems, so it is wide where few are solved, and of no width where none or
+    all show the pattern.
 
     Args:
         samples: model -> records.
@@ -186,9 +184,7 @@ def pattern_differences(
 def _pattern_counts(
     records: Sequence[dict], patterns: Mapping[str, str | Sequence[str]]
 ) -> dict[str, dict[str, tuple[int, int]]]:
-    """pattern -> problem -> (correct solutions that show it, correct solutions); problems that were
-    solved only.
-    """
+    """pattern -> solved problem -> (correct solutions that show it, correct solutions)."""
     compiled = compile_patterns(patterns)
     solutions: dict[str, list[str]] = defaultdict(list)
     for record in records:
@@ -204,7 +200,7 @@ def _pattern_counts(
 
 
 def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
-    """The metrics of `DYNAMICS` in the first, second and last third of each run's optimizer steps.
+    """The metrics of `DYNAMICS` in each third of a run's optimizer steps.
 
     Args:
         runs: name -> rows of `metrics.jsonl` (`stage.read_metrics`).
@@ -260,9 +256,8 @@ class Case:
 
 CASE_RULE = (
     "the problems with the largest difference between {a} and {b} in the number of correct "
-    "samples, in the benchmark's order "
-    "where it is equal; of each model the first correct and the first wrong sample, by the "
-    "sample's number"
+    "samples, in the benchmark's order where it is equal; of each model the first correct and the "
+    "first wrong sample, by the sample's number"
 )
 
 
@@ -273,8 +268,9 @@ def case_studies(
     count: int = 3,
     problems: Mapping[str, str] | None = None,
 ) -> list[Case]:
-    """The solutions of all models to the problems on which `a` and `b` differ most, picked by
-    `CASE_RULE` and not by hand.
+    """The solutions of all models to the problems on which `a` and `b` differ most.
+
+    The problems are picked by `CASE_RULE` and not by hand.
 
     Args:
         samples: model -> records, all on the same problems with the same number of samples.
@@ -289,18 +285,13 @@ def case_studies(
         if name not in samples:
             raise ValueError(f"models to compare must be among {', '.join(samples)}; got {name!r}")
     grouped = {model: _by_problem(records) for model, records in samples.items()}
-    sizes = {model: {p: len(rows) for p, rows in found.items()} for model, found in grouped.items()}
-    for model, size in sizes.items():
-        if size != sizes[a]:
-            strange = next(p for p in [*size, *sizes[a]] if size.get(p) != sizes[a].get(p))
-            raise ValueError(
-                "case studies need the same problems with as many samples of each model; "
-                f"{strange!r} has {sizes[a].get(strange, 0)} of {a} and {size.get(strange, 0)} "
-                f"of {model}; "
-                "evaluate both alike"
-            )
+    _check_sizes(grouped, a)
     correct = {
-        model: {p: sum(map(_is_correct, rows)) for p, rows in found.items()}
+        model: dict(
+            zip(
+                found, correct_matrix(samples[model], list(found)).sum(axis=1).tolist(), strict=True
+            )
+        )
         for model, found in grouped.items()
     }
     order = sorted(grouped[a], key=lambda p: -abs(correct[a][p] - correct[b][p]))  # stable
@@ -320,14 +311,26 @@ def case_studies(
     return cases
 
 
+def _check_sizes(grouped: Mapping[str, Mapping[str, Sequence[dict]]], first: str) -> None:
+    """Every model has as many samples of each problem as the first."""
+    expected = {problem: len(rows) for problem, rows in grouped[first].items()}
+    for model, found in grouped.items():
+        size = {problem: len(rows) for problem, rows in found.items()}
+        if size != expected:
+            strange = next(p for p in [*size, *expected] if size.get(p) != expected.get(p))
+            raise ValueError(
+                "case studies need the same problems with as many samples of each model; "
+                f"{strange!r} has {expected.get(strange, 0)} of {first} and "
+                f"{size.get(strange, 0)} of {model}; evaluate both alike"
+            )
+
+
 def _is_correct(record: Mapping) -> bool:
     return record["grade"] == Grade.CORRECT
 
 
 def _by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
-    """problem -> its records in the order of their numbers; problems in the order of first
-    appearance.
-    """
+    """problem -> its records by their numbers; problems in the order of first appearance."""
     found: dict[str, list[dict]] = defaultdict(list)
     for record in records:
         found[record["problem_id"]].append(record)

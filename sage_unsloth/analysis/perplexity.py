@@ -1,5 +1,4 @@
-"""Scores completions that are on disk under a model: log-probabilities, entropies, perplexity (Eq.
-39).
+"""Scores recorded completions under a model: log-probabilities, entropies, perplexity (Eq. 39).
 
 By a plain forward pass of transformers, without Unsloth: nothing is drawn and nothing is trained.
 
@@ -44,16 +43,16 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
 
     from sage_unsloth.models.device import has_gpu
     from sage_unsloth.models.tokenizers import load_tokenizer
-    from sage_unsloth.models.weights import check_adapter, refuse_pickles
+    from sage_unsloth.models.weights import check_adapter_fits, refuse_pickles
 
     refuse_pickles(path)
     tokenizer = load_tokenizer(path)
     dtype = torch.bfloat16 if has_gpu() else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
     if adapter is not None:
         from peft import PeftModel
 
-        check_adapter(path, adapter)
+        check_adapter_fits(path, adapter)
         model = PeftModel.from_pretrained(model, str(adapter))
     return model.to("cuda" if has_gpu() else "cpu").eval(), tokenizer
 
@@ -118,8 +117,14 @@ def score(
 
 
 def perplexity(total_logp: float, num_tokens: int) -> float:
-    """Eq. 39: PPL_M(y | x) = exp(−(1/|y|) Σ_t log p_M(y_t)); |y| counts the completion's tokens
-    without EOS.
+    """Eq. 39: PPL_M(y | x) = exp(−(1/|y|) Σ_t log p_M(y_t)).
+
+    Args:
+        total_logp: Σ_t log p_M(y_t), nats.
+        num_tokens: |y|, the completion's tokens without EOS.
+
+    Raises:
+        ValueError: there is no token.
     """
     if num_tokens < 1:
         raise ValueError(
@@ -139,10 +144,9 @@ def score_records(
     batch_size: int = 32,
     bar: Any = None,
 ) -> list[dict]:
-    """Score what is missing of recorded responses under a baseline, at temperature 1, and return a
-    row for each.
+    """Score what is missing of recorded responses under a baseline, at temperature 1.
 
-    Each batch is on disk before the next one; a second run goes on from there.
+    Each batch is on disk before the next one; a second run resumes from there.
 
     Args:
         model, tokenizer: the baseline M.
@@ -151,11 +155,13 @@ def score_records(
         path: .jsonl, one response a line: `problem_id`, `sample`, `num_tokens`, `total_logp` (Σ_t
             log p_M(y_t), nats) and `tokens_as_drawn`, whether the text has as many tokens as were
             drawn. An empty response has 0 tokens.
-        settings: what a file must agree in before it is gone on with, such as the baseline's
-            digest.
+        settings: what a file must agree in to be resumed, such as the baseline's digest.
         batch_size: responses in a forward pass, at most; fewer where they would take more than
             `LOGITS_AT_ONCE`.
         bar: a tqdm bar over responses to advance.
+
+    Returns:
+        A row for each record, in their order, as in the file.
 
     Raises:
         ValueError: the file was made with other settings; a problem's text is missing.
@@ -166,19 +172,10 @@ def score_records(
     if unknown:
         raise ValueError(
             f"scoring needs the text of every problem; {unknown[0]!r} is not among the "
-            f"{len(problems)} at hand; give the "
-            "benchmark that the records were drawn on"
+            f"{len(problems)} at hand; give the benchmark that the records were drawn on"
         )
-    settings = json.loads(json.dumps(dict(settings)))
     with locked(path):
-        beside = path.with_suffix(".baseline.json")
-        if beside.exists():
-            refuse_other_settings(path, read_json(beside), settings)
-        else:
-            write_json(beside, settings)
-        done = {}
-        if path.exists():
-            done = {(row["problem_id"], row["sample"]): row for row in read_jsonl(path)}
+        done = _scores_on_disk(path, settings)
         wanted = [(record["problem_id"], record["sample"]) for record in records]
         missing = [r for r, key in zip(records, wanted, strict=True) if key not in done]
         if bar is not None:
@@ -194,6 +191,18 @@ def score_records(
             if bar is not None:
                 bar.update(len(batch))
     return [done[key] for key in wanted]
+
+
+def _scores_on_disk(path: Path, settings: Mapping[str, Any]) -> dict[tuple[str, int], dict]:
+    """(problem, sample) -> row of the file, which is begun or found to have these settings."""
+    beside = path.with_suffix(".baseline.json")
+    as_read = json.loads(json.dumps(dict(settings)))
+    if beside.exists():
+        refuse_other_settings(path, read_json(beside), as_read)
+    else:
+        write_json(beside, as_read)
+    rows = read_jsonl(path) if path.exists() else []
+    return {(row["problem_id"], row["sample"]): row for row in rows}
 
 
 def _largest_batch(
@@ -237,9 +246,7 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def perplexities(scores: Sequence[dict]) -> dict[str, list[float]]:
-    """problem -> the perplexity of each of its responses; empty responses have none and are left
-    out.
-    """
+    """problem -> the perplexity of each of its responses that is not empty."""
     found: dict[str, list[float]] = {}
     for row in scores:
         values = found.setdefault(row["problem_id"], [])
@@ -253,8 +260,7 @@ def perplexity_table(
     against: str,
     quantiles: Sequence[float] = QUANTILES,
 ) -> list[dict[str, Any]]:
-    """Quantiles of the responses' perplexity, and the tail beyond that of the model `against`;
-    means over problems.
+    """Quantiles of the responses' perplexity, and the tail beyond that of `against`.
 
     Of each problem: the quantiles over its responses, and for each other model beside `against` the
     share of responses above the highest quantile of both models' together, as many of each. (A
@@ -293,7 +299,13 @@ def perplexity_table(
             baselines[model] = baselines[model] | {name: [others for _, others in tails]}
     table = []
     for model, found in statistics.items():
-        rows = scores[model]
+        empty = sum(not row["num_tokens"] for row in scores[model])
+        counts = {
+            "problems": len(problems),
+            "responses": len(scores[model]) - empty,
+            "left_out": empty,
+            "tokens_as_drawn": float(np.mean([row["tokens_as_drawn"] for row in scores[model]])),
+        }
         for statistic, per_problem in found.items():
             row = {"model": model, "statistic": statistic} | vars(mean_interval(per_problem))
             if model != against:
@@ -303,17 +315,12 @@ def perplexity_table(
                     "difference_low": difference.low,
                     "difference_high": difference.high,
                 }
-            empty = sum(not score["num_tokens"] for score in rows)
-            row |= {"problems": len(problems), "responses": len(rows) - empty, "left_out": empty}
-            row["tokens_as_drawn"] = float(np.mean([score["tokens_as_drawn"] for score in rows]))
-            table.append(row)
+            table.append(row | counts)
     return table
 
 
 def _tails(own: Sequence[float], others: Sequence[float], top: float) -> tuple[float, float]:
-    """The shares of each side above the `top` quantile of both sides' first responses, as many of
-    each.
-    """
+    """The shares of each side above the `top` quantile of both sides, as many of each."""
     count = min(len(own), len(others))
     sides = [np.array(side[:count]) for side in (own, others)]
     limit = np.quantile(np.concatenate(sides), top)

@@ -26,14 +26,14 @@ class Sources:
 
 
 def find_sources(paths: Sequence[str | Path]) -> Sources:
-    """RL runs (folders with `metrics.jsonl` whose steps have a reward) and record sets, in the
-    folders and below.
+    """RL runs and record sets in the folders and below.
 
+    An RL run is a folder with `metrics.jsonl` whose steps have a reward.
     Record sets inside a training run's own folder (preflight, held-out rows of SFT) are no
     evaluation and are left out. A run takes the name under which its adapter or model was
     evaluated, by the digest of its weights; where record sets have no digest (the quickstart's), by
-    the folder's name, in whatever case. Sets of one model on one benchmark are training seeds, and
-    get numbers behind the name.
+    the folder's name, upper and lower case being the same. Sets of one model on one benchmark are
+    training seeds, and get numbers behind the name.
 
     Raises:
         ValueError: a path where there is neither; two runs of one name; or see
@@ -41,18 +41,13 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
     """
     folders, files = [], []
     for path in map(Path, paths):
-        runs = sorted(file.parent for file in path.rglob(METRICS)) if path.is_dir() else []
-        sets = sets_below(path) if path.is_dir() else [path]
-        sets = [file for file in sets if not (file.parent in runs or file.parent.parent in runs)]
+        runs, sets = _runs_and_sets(path)
         if not (runs or any(file.is_file() for file in sets)):
             raise ValueError(
                 f"an analysis needs training runs ({METRICS}) or record sets; there are none in "
-                f"{path}; give the folder of a "
-                "quickstart, of train or of evaluate"
+                f"{path}; give the folder of a quickstart, of train or of evaluate"
             )
-        folders += [
-            folder for folder in runs if any("reward" in row for row in read_metrics(folder))
-        ]
+        folders += [run for run in runs if any("reward" in row for row in read_metrics(run))]
         files += sets
     found = Sources()
     for settings, records in read_sets(files):
@@ -67,8 +62,7 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
         if name in found.runs:
             raise ValueError(
                 f"training runs must have different names; {found.runs[name]} and {folder} have "
-                f"one; analyse them apart, or "
-                "rename a folder"
+                "one; analyse them apart, or rename a folder"
             )
         found.runs[name] = folder
     for benchmark, models in found.samples.items():
@@ -77,6 +71,15 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
             sorted(models.items(), key=lambda item: item[0] in found.runs)
         )
     return found
+
+
+def _runs_and_sets(path: Path) -> tuple[list[Path], list[Path]]:
+    """Folders of training runs at or below a path, and the record sets that are not inside one."""
+    if not path.is_dir():
+        return [], [path]
+    runs = sorted(file.parent for file in path.rglob(METRICS))
+    sets = [s for s in sets_below(path) if not {s.parent, s.parent.parent} & set(runs)]
+    return runs, sets
 
 
 def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str | None:
@@ -106,7 +109,7 @@ def problem_texts(
         data: folder of local copies; None reads from the hub what is not embedded.
 
     Raises:
-        ValueError: the benchmark at hand has another answer to a problem than the records.
+        ValueError: the benchmark that is read has another answer to a problem than the records.
     """
     from sage_unsloth.problems.benchmarks import load_benchmark
     from sage_unsloth.sampling.record_sets import gold_of
@@ -119,8 +122,7 @@ def problem_texts(
                 at_hand = "no such problem" if row is None else f"the answer {gold_of(row)!r:.60}"
                 raise ValueError(
                     f"the benchmark must be the one that was sampled; {model} has "
-                    f"{record['problem_id']} with the answer "
-                    f"{record['gold']!r:.60}, and {benchmark} here has {at_hand}; give the "
-                    f"--data of the evaluation"
+                    f"{record['problem_id']} with the answer {record['gold']!r:.60}, and "
+                    f"{benchmark} here has {at_hand}; give the --data of the evaluation"
                 )
     return {name: row["problem"] for name, row in rows.items()}

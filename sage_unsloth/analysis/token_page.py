@@ -1,8 +1,8 @@
 """Self-contained HTML pages: where a guide acts, token by token; and case studies.
 
-A page loads nothing and runs nothing: its policy (Content-Security-Policy) forbids scripts and
-everything from outside, and all text is escaped, so a model's completion is text whatever stands in
-it. Values come up on hover, on focus and by touch. Light or dark follows the reader's system.
+A page loads nothing and runs nothing: its Content-Security-Policy forbids scripts and everything
+from outside, and all text is escaped, so a model's completion is shown as text whatever it holds.
+Values are shown on hover, on focus and by touch. Light or dark follows the reader's system.
 """
 
 import html
@@ -16,7 +16,7 @@ from sage_unsloth.runs.text import printable
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """One completion with what a guide saw and said of each of its T tokens.
+    """One completion: what a guide saw of each of its T tokens, and its answer.
 
     Attributes:
         title: of the completion: model, problem, sample.
@@ -50,33 +50,38 @@ class TokenTrace:
 
 
 STYLE = """
-:root { color-scheme: light dark; --text: #1a1a1a; --page: #ffffff; --card: #f5f5f2; --line: #c9c9c4; --faint: #595959;
-  --entropy: #e69f00; --more: #56a5d8; --less: #e08a5a; }
-@media (prefers-color-scheme: dark) { :root { --text: #ececec; --page: #15171a; --card: #1f2227; --line: #43474e;
-  --faint: #a9adb3; --entropy: #8a5f00; --more: #1c5f8f; --less: #94421a; } }
+:root { color-scheme: light dark; --text: #1a1a1a; --page: #ffffff; --card: #f5f5f2; --line:
+  #c9c9c4; --faint: #595959; --entropy: #e69f00; --more: #56a5d8; --less: #e08a5a; }
+@media (prefers-color-scheme: dark) { :root { --text: #ececec; --page: #15171a; --card: #1f2227;
+  --line: #43474e; --faint: #a9adb3; --entropy: #8a5f00; --more: #1c5f8f; --less: #94421a; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem; max-width: 70rem; color: var(--text); background: var(--page);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 0 0 .3rem; } h3 { font-size: .85rem; margin: .8rem 0 .2rem; }
+body { margin: 0 auto; padding: 1.5rem; max-width: 70rem; color: var(--text); background:
+  var(--page); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 0 0 .3rem; } h3 { font-size: .85rem;
+  margin: .8rem 0 .2rem; }
 p, h3 { color: var(--faint); } .note { font-size: .85rem; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 1rem; margin: 1rem 0; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding:
+  1rem; margin: 1rem 0; }
 .tokens { font: 15px/2 ui-monospace, monospace; white-space: pre-wrap; }
-.tokens span { position: relative; border-radius: 3px; padding: .15em .02em; outline: 1px solid transparent;
-  box-shadow: inset -1px 0 var(--card); unicode-bidi: isolate; }
+.tokens span { position: relative; border-radius: 3px; padding: .15em .02em; outline: 1px solid
+  transparent; box-shadow: inset -1px 0 var(--card); unicode-bidi: isolate; }
 .e span { background: color-mix(in srgb, var(--entropy) calc(var(--a) * 100%), transparent); }
 .m { background: color-mix(in srgb, var(--more) calc(var(--a) * 100%), transparent); }
 .l { background: color-mix(in srgb, var(--less) calc(var(--a) * 100%), transparent); }
 .tokens .l { text-decoration: underline dotted; }
 .tokens span:hover, .tokens span:focus { outline-color: var(--text); }
-.tokens span:hover::after, .tokens span:focus::after { content: attr(data-values); position: fixed; left: 1rem; bottom: 1rem;
-  z-index: 1; max-width: calc(100vw - 2rem); padding: .4rem .6rem; border-radius: 4px; color: var(--page);
-  background: var(--text); font: 14px/1.4 system-ui, sans-serif; white-space: pre-wrap; }
-.legend { display: flex; gap: .6rem; align-items: center; flex-wrap: wrap; font-size: .85rem; color: var(--faint); }
+.tokens span:hover::after, .tokens span:focus::after { content: attr(data-values); position:
+  fixed; left: 1rem; bottom: 1rem; z-index: 1; max-width: calc(100vw - 2rem); padding: .4rem
+  .6rem; border-radius: 4px; color: var(--page); background: var(--text); font: 14px/1.4
+  system-ui, sans-serif; white-space: pre-wrap; }
+.legend { display: flex; gap: .6rem; align-items: center; flex-wrap: wrap; font-size: .85rem;
+  color: var(--faint); }
 .bar { width: 9rem; height: 1rem; border: 1px solid var(--line); }
 .bar.entropy { background: linear-gradient(90deg, transparent, var(--entropy)); }
 .bar.guide { background: linear-gradient(90deg, var(--less), transparent, var(--more)); }
-table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var(--line); padding: .4rem .6rem; text-align: left;
-  vertical-align: top; font-size: .9rem; } td.text { font-family: ui-monospace, monospace; white-space: pre-wrap; }
+table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var(--line); padding:
+  .4rem .6rem; text-align: left; vertical-align: top; font-size: .9rem; } td.text { font-family:
+  ui-monospace, monospace; white-space: pre-wrap; }
 .wide { overflow-x: auto; }
 """
 
@@ -84,8 +89,8 @@ table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var
 def escape(text: str) -> str:
     """Text for any place in HTML, attributes in double quotes included.
 
-    Control characters, marks that turn the direction of writing, and halves of surrogate pairs go
-    as in `printable`.
+    Control characters, marks that turn the direction of writing, and halves of surrogate pairs are
+    replaced as in `printable`.
     """
     return html.escape(printable(text))
 
@@ -109,16 +114,14 @@ def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(note)}</p>" if note else "",
-        '<div class="legend"><span>entropy H<sub>t</sub></span><span>0</span><span class="bar '
-        'entropy"></span>'
-        f"<span>{entropy:.3f} nats</span></div>",
+        '<div class="legend"><span>entropy H<sub>t</sub></span><span>0</span>'
+        f'<span class="bar entropy"></span><span>{entropy:.3f} nats</span></div>',
         f'<div class="legend"><span>log-guide log q<sub>t</sub></span><span>{-guide:.4f}</span>'
         f'<span class="bar guide"></span><span>+{guide:.4f} nats</span>'
         "<span>above 0 the anchor is raised; below 0 it is lowered, and underlined</span></div>",
-        f'<p class="note">The guide changes {touched} of {total} tokens (q ≠ 1). Point at a '
-        f"token, or step to it with the "
-        "Tab key, for its values. ␣ ↵ ∅ mark a token of spaces alone, a line break and a token "
-        "without text.</p>",
+        f'<p class="note">The guide changes {touched} of {total} tokens (q ≠ 1). Point at a token, '
+        "or step to it with the Tab key, for its values. ␣ ↵ ∅ mark a token of spaces alone, a "
+        "line break and a token without text.</p>",
     ]
     for trace in traces:
         body.append(_section(trace, entropy or 1.0, guide or 1.0))
@@ -130,8 +133,8 @@ def _section(trace: TokenTrace, entropy_scale: float, guide_scale: float) -> str
     for place, token in enumerate(trace.tokens):
         h, log_q = trace.entropies[place], trace.log_guides[place]
         values = (
-            f"token {place + 1}: {token!r}\nentropy H = {h:.4f} nats\nlog q = {log_q:+.4f} (q = "
-            f"{math.exp(log_q):.4f})\n"
+            f"token {place + 1}: {token!r}\nentropy H = {h:.4f} nats\n"
+            f"log q = {log_q:+.4f} (q = {math.exp(log_q):.4f})\n"
             f"log π = {trace.policy_logps[place]:.4f}\nlog π_ref = {trace.ref_logps[place]:.4f}"
         )
         shared = f'tabindex="0" data-values="{escape(values)}"'
@@ -149,13 +152,14 @@ def _section(trace: TokenTrace, entropy_scale: float, guide_scale: float) -> str
         [
             f"<section><h2>{escape(trace.title)}</h2><p>{escape(trace.problem)}</p>",
             f'<h3>shaded by entropy</h3><div class="tokens e">{"".join(by_entropy)}</div>',
-            f'<h3>shaded by log-guide</h3><div class="tokens g">{"".join(by_guide)}</div></section>',
+            f'<h3>shaded by log-guide</h3><div class="tokens g">{"".join(by_guide)}</div>'
+            "</section>",
         ]
     )
 
 
 def _visible(token: str) -> str:
-    """A token that nobody could see, or point at, gets a mark."""
+    """A mark for a token that nobody could see or point at."""
     if not token:
         return "∅"
     if not token.strip(" "):
@@ -163,7 +167,7 @@ def _visible(token: str) -> str:
     return token.replace("\n", "↵\n")
 
 
-# In a notebook the table stands among another style's rules.
+# In a notebook the table is among another style's rules.
 _CELL = 'style="text-align: left; vertical-align: top; white-space: nowrap"'
 _TEXT_CELL = _CELL.replace("nowrap", "pre-wrap; overflow-wrap: anywhere")
 

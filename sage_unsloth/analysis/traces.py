@@ -1,6 +1,4 @@
-"""Where a guide acts: recorded completions scored under policy and reference, and given to the
-guide token by token.
-"""
+"""Where a guide acts: recorded completions under policy and reference, given to the guide."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +12,7 @@ from sage_unsloth.runs.files import read_json
 from sage_unsloth.sampling.record_sets import prompt_ids
 
 if TYPE_CHECKING:
-    from sage_unsloth.objective.guides import Guide
+    from sage_unsloth.objective.protocols import Guide
 
 
 def trace(
@@ -31,8 +29,7 @@ def trace(
     max_steps: int = 1,
     seed: int = 0,
 ) -> TokenTrace:
-    """Where a guide acts in one recorded completion: entropy, log q and both log-probabilities of
-    each token.
+    """Where a guide acts in one recorded completion, token by token.
 
     EOS is among the tokens of a completion that ended by itself, as in training.
 
@@ -85,8 +82,7 @@ def trace(
 
 
 def read_guide(text: str) -> "Guide":
-    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2, q_min=0.6,
-    q_max=1.4)".
+    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2)".
 
     Raises:
         ValueError: not one of this package's guides, written as they print themselves.
@@ -105,7 +101,9 @@ def read_guide(text: str) -> "Guide":
 
     def build(node: ast.expr) -> Any:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            return classes[node.func.id](**{word.arg: build(word.value) for word in node.keywords})
+            # `**{...}` has no name, and no guide has a parameter "**".
+            words = {word.arg or "**": build(word.value) for word in node.keywords}
+            return classes[node.func.id](**words)
         return ast.literal_eval(node)
 
     try:
@@ -113,8 +111,7 @@ def read_guide(text: str) -> "Guide":
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(
             f"a recorded guide must be one of this package's; got {text!r:.200}: {error}; in "
-            f"Python, give yours to "
-            "sage_unsloth.analysis.traces.trace"
+            "Python, give yours to sage_unsloth.analysis.traces.trace"
         ) from None
     if not isinstance(guide, guides.Guide):
         raise ValueError(f"a recorded guide must be a guide; got {text!r:.200}")
@@ -124,8 +121,7 @@ def read_guide(text: str) -> "Guide":
 def run_traces(
     name: str, run: str | Path, cases: Sequence[Case], problems: Mapping[str, str]
 ) -> Iterator[tuple[TokenTrace, "Guide"]]:
-    """Traces of one run's completions in the case studies, each with the guide; model and guide as
-    `run.json` names them.
+    """Traces of one run's completions in the case studies, with the guide of `run.json`.
 
     The first correct completion of each problem, or the first wrong one where there is none.
 
@@ -133,7 +129,7 @@ def run_traces(
         ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is
             not at hand.
     """
-    from sage_unsloth.objective.guides import SteeredGuide
+    from sage_unsloth.objective.protocols import SteeredGuide
     from sage_unsloth.training.stage import read_metrics
 
     run = Path(run)
@@ -146,41 +142,42 @@ def run_traces(
     if isinstance(guide, SteeredGuide):
         last = read_metrics(run)[-1]
         guide.restore({name: last[f"sage/{name}"] for name in guide.state()})
-    adapter, whole = run / "adapter", run / "model"
-    if adapter.is_dir():
-        policy, tokenizer = load_scorer(recorded["model_path"], adapter)
-        reference = None
-    elif whole.is_dir():
-        policy, tokenizer = load_scorer(whole)
-        reference, _ = load_scorer(recorded["model_path"])
-    else:
-        raise ValueError(
-            f"a training run must be complete to be scored; {run} has neither adapter/ nor "
-            f"model/; finish it by the same "
-            "train command"
-        )
+    policy, reference, tokenizer = _load_run(run, recorded["model_path"])
     for case in cases:
         if case.problem_id not in problems:
             raise ValueError(
-                f"scoring needs the text of {case.problem_id!r}; give --data, the folder of the "
-                f"benchmark"
+                f"scoring needs the text of {case.problem_id!r}; "
+                "give --data, the folder of the benchmark"
             )
         found = case.models[name]
         sample = found["first correct"] or found["first wrong"]
         title = f"{name}, {case.problem_id}, sample {sample['sample']}, {sample['grade']}"
-        yield (
-            trace(
-                title,
-                policy,
-                tokenizer,
-                guide,
-                problems[case.problem_id],
-                sample,
-                reference=reference,
-                temperature=settings["temperature"],
-                step=settings["max_steps"] - 1,
-                max_steps=settings["max_steps"],
-                seed=settings["seed"],
-            ),
+        traced = trace(
+            title,
+            policy,
+            tokenizer,
             guide,
+            problems[case.problem_id],
+            sample,
+            reference=reference,
+            temperature=settings["temperature"],
+            step=settings["max_steps"] - 1,
+            max_steps=settings["max_steps"],
+            seed=settings["seed"],
         )
+        yield traced, guide
+
+
+def _load_run(run: Path, start: str) -> tuple[Any, Any, Any]:
+    """Policy, reference (None: the policy without its adapter) and tokenizer of a trained run."""
+    adapter, whole = run / "adapter", run / "model"
+    if adapter.is_dir():
+        policy, tokenizer = load_scorer(start, adapter)
+        return policy, None, tokenizer
+    if whole.is_dir():
+        policy, tokenizer = load_scorer(whole)
+        return policy, load_scorer(start)[0], tokenizer
+    raise ValueError(
+        f"a training run must be complete to be scored; {run} has neither adapter/ nor model/; "
+        "finish it by the same train command"
+    )

@@ -1,72 +1,56 @@
-"""Evaluates models on benchmarks: draws and grades what is missing, a part at a time, and reports
-(`compare`).
-"""
+"""Evaluates models on benchmarks: draws and grades what is missing, and reports (`report`)."""
 
-import contextlib
 import hashlib
+import logging
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.evaluation.record_tables import record_set
-from sage_unsloth.evaluation.report import report
+from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engines
+from sage_unsloth.evaluation.record_tables import RecordSet, record_set
+from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.models.device import frees_models, has_gpu
-from sage_unsloth.models.weights import check_adapter, model_identity
+from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEngine, VllmEngine
-from sage_unsloth.sampling.record_sets import (
-    EngineError,
-    prompt_ids,
+from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.record_files import (
     read_samples,
     read_settings,
     refuse_other_set,
-    sample_and_grade,
-    sample_seed,
     set_settings,
     settings_path,
 )
+from sage_unsloth.sampling.record_sets import prompt_ids, sample_and_grade, sample_seed
 
 PROBE_TOKENS = 16  # of each completion of the probe that the estimate of time is made from
-BATCH_SIZES = {"transformers": 64, "vllm": 1024}
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """A model to evaluate.
-
-    Attributes:
-        name: in records and figures; specs of one name are training seeds of one method.
-        path: model folder or hub id.
-        adapter: LoRA folder to put on it.
-    """
-
-    name: str
-    path: str
-    adapter: str | None = None
+Key = tuple[int, str]
+"""A model by its number, since training seeds share a name, and a benchmark by its name."""
 
 
 def parse_model(text: str) -> ModelSpec:
     """`NAME=PATH` or `NAME=PATH+ADAPTER`.
 
     Raises:
-        ValueError: another form, or an unsuitable name.
+        ValueError: another form, or a name with other signs than letters, digits, ".", "-", "_".
     """
     name, equals, path = text.partition("=")
     if not equals or not path or not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(
             "a model must be NAME=PATH or NAME=PATH+ADAPTER, the name of letters, digits, '.', "
-            "'-' and '_'; "
-            f"got {text!r}; for example sft=runs/sft/model grpo=runs/sft/model+runs/grpo/adapter"
+            f"'-' and '_'; got {text!r}; "
+            "for example sft=runs/sft/model grpo=runs/sft/model+runs/grpo/adapter"
         )
     adapter = None
     if "+" in path and not Path(path).exists():
@@ -77,8 +61,12 @@ def parse_model(text: str) -> ModelSpec:
 def parse_benchmark(
     text: str, data: str | Path | None = None, problems: int | None = None
 ) -> Benchmark:
-    """`NAME`, from the hub or the folder `data`, or `NAME=FILE`; only the first `problems` where
-    that is given.
+    """`NAME`, from the hub or the folder `data`, or `NAME=FILE`.
+
+    Args:
+        text: see above.
+        data: folder of local copies.
+        problems: keep the first so many; None keeps all.
 
     Raises:
         ValueError: as `load_benchmark`; or `problems` < 1.
@@ -93,7 +81,7 @@ def parse_benchmark(
 
 
 def choose_engine(wanted: str = "auto") -> str:
-    """vLLM where it runs, else transformers, with the reason said aloud; "vllm" insists."""
+    """vLLM where it runs, else transformers, with the reason logged; "vllm" insists."""
     return choose_rollouts(wanted)
 
 
@@ -107,6 +95,7 @@ def evaluate(
     engine: str = "transformers",
     training: Sequence[dict] = (),
     against: str | None = None,
+    show: Callable[[str], object] = logger.info,
 ) -> dict[str, Any]:
     """Draw and grade what is missing of every model on every benchmark, and report.
 
@@ -121,96 +110,39 @@ def evaluate(
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
         against: the model that the others are compared with; None takes the first.
+        show: is given how much there is to do and how long it may take, a text at a time.
 
     Raises:
         ValueError: bad input, named before anything is drawn.
-        EngineError: the engine failed; a second run goes on from there.
+        EngineError: the engine failed; a second run resumes from there.
     """
-    from tqdm.auto import tqdm
-
     out = Path(out)
-    names = list(dict.fromkeys(spec.name for spec in models))
-    if against is not None and against not in names:
-        raise ValueError(f"--against must be one of {', '.join(names)}; got {against!r}")
-    identities = []
-    _check_request(models, benchmarks)
-    for spec in models:
-        if spec.adapter is not None:
-            check_adapter(spec.path, spec.adapter)
-        identities.append(
-            model_identity(spec.path, spec.adapter) | {"device": "cuda" if has_gpu() else "cpu"}
-        )
+    _check_request(models, benchmarks, against)
+    identities = _identities(models)
     files = _files(models, benchmarks, out, identities)
-    for number, spec in enumerate(models):
-        for benchmark in benchmarks:
-            settings = set_settings(config, engine, spec.name, benchmark.name, identities[number])
-            refuse_other_set(files[number, benchmark.name], settings)
-    with locked(out), contextlib.ExitStack() as stack:
+    for (number, benchmark), file in files.items():
+        name = models[number].name
+        settings = set_settings(config, engine, name, benchmark, identities[number])
+        refuse_other_set(file, settings)
+    with locked(out):
         out.mkdir(parents=True, exist_ok=True)
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
                 check_golds(benchmark, grader)
-        _report_overlap(training, benchmarks, out)
-        named = {benchmark.name: benchmark for benchmark in benchmarks}
-        left = {key: _count_missing(file, named[key[1]], config) for key, file in files.items()}
-        total = sum(len(b.rows) for b in benchmarks) * config.num_samples * len(models)
-        print(
-            f"{len(models)} models x {sum(len(b.rows) for b in benchmarks)} problems x "
-            f"{config.num_samples} samples = "
-            f"{total:,} completions; {total - sum(left.values()):,} of them are in "
-            f"{out / 'samples'}"
-        )
-        bar, sets = None, {}
-        for number, loaded in _engines(engine, models, benchmarks, config, left):
-            spec = models[number]
-            missing = [benchmark for benchmark in benchmarks if left[number, benchmark.name]]
-            if missing and bar is None:
-                with _engine_errors(spec.name):
-                    print(_estimate(loaded, missing[0], config, sum(left.values())))
-            if bar is None:
-                bar = tqdm(total=total, initial=total - sum(left.values()), unit="completion")
-                stack.enter_context(bar)
-            for benchmark in benchmarks:
-                bar.set_description(f"{spec.name} on {benchmark.name}")
-                records = sample_and_grade(
-                    config,
-                    loaded,
-                    benchmark.rows,
-                    files[number, benchmark.name],
-                    model=spec.name,
-                    benchmark=benchmark.name,
-                    identity=identities[number],
-                    provenance=benchmark.provenance,
-                    checker=benchmark.checker,
-                    bar=bar,
-                )
-                sets[number, benchmark.name] = record_set(
-                    records, spec.name, benchmark.name, asdict(config)
-                )
-            del loaded  # its memory is needed for the next one
+        if training:
+            _report_overlap(training, benchmarks, out, show)
+        sets = _draw_sets(models, benchmarks, out, config, engine, identities, files, show)
         ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
-        return report(ordered, out, against)
+        return report_sets(ordered, out, against)
 
 
-@contextlib.contextmanager
-def _engine_errors(name: str) -> Iterator[None]:
-    """Gives what an engine raises while it starts a remedy; engines fail by classes of their
-    own.
-    """
-    try:
-        yield
-    except (ValueError, EngineError):
-        raise  # said by us already
-    except Exception as error:
-        raise EngineError(
-            f"the engine of {name} must start; it failed: {type(error).__name__}: "
-            f"{error!s:.500}; if memory ran out, end what "
-            "else holds the card, take a smaller --batch, or --engine transformers"
-        ) from error
-
-
-def _check_request(models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark]) -> None:
+def _check_request(
+    models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark], against: str | None
+) -> None:
     names = [spec.name for spec in models]
+    if against is not None and against not in names:
+        known = ", ".join(dict.fromkeys(names))
+        raise ValueError(f"--against must be one of {known}; got {against!r}")
     if not models or not benchmarks or len({b.name for b in benchmarks}) < len(benchmarks):
         raise ValueError(
             f"an evaluation needs models and different benchmarks; got {names} and "
@@ -220,15 +152,26 @@ def _check_request(models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark])
         raise ValueError(f"models of one name must differ, as training seeds do; got {names}")
 
 
+def _identities(models: Sequence[ModelSpec]) -> list[dict[str, Any]]:
+    """What tells each model's record sets from others: digests of its weights, and the device."""
+    identities = []
+    for spec in models:
+        if spec.adapter is not None:
+            check_adapter_fits(spec.path, spec.adapter)
+        device = "cuda" if has_gpu() else "cpu"
+        identities.append(model_identity(spec.path, spec.adapter) | {"device": device})
+    return identities
+
+
 def _files(
     models: Sequence[ModelSpec],
     benchmarks: Sequence[Benchmark],
     out: Path,
     identities: Sequence[dict[str, Any]],
-) -> dict[tuple[int, str], Path]:
-    """The record set of each model (by its number) on each benchmark.
+) -> dict[Key, Path]:
+    """The record set of each model on each benchmark.
 
-    NAME.jsonl, and NAME.DIGEST.jsonl where training seeds share a name; a set that is there under
+    NAME.jsonl, and NAME.DIGEST.jsonl where training seeds share a name; a set that exists under
     either keeps its file.
     """
     names = [spec.name for spec in models]
@@ -250,88 +193,86 @@ def _files(
     return files
 
 
-def _count_missing(file: Path, benchmark: Benchmark, config: SamplingConfig) -> int:
-    wanted = {(row["id"], sample) for row in benchmark.rows for sample in range(config.num_samples)}
-    records = read_samples(file) if file.exists() else []
-    return len(wanted - {(record["problem_id"], record["sample"]) for record in records})
-
-
-def _report_overlap(training: Sequence[dict], benchmarks: Sequence[Benchmark], out: Path) -> None:
-    """Says which problems share eight words in a row with the training set, and writes them
-    down.
-    """
-    if not training:
-        return
+def _report_overlap(
+    training: Sequence[dict],
+    benchmarks: Sequence[Benchmark],
+    out: Path,
+    show: Callable[[str], object],
+) -> None:
+    """Writes which problems share eight words in a row with the training set."""
     rows = []
     for benchmark in benchmarks:
         found = overlap(training, benchmark)
         rows += [{"benchmark": benchmark.name} | row for row in found]
         whole = sum(row["shared"] == 1 for row in found)
-        print(
+        show(
             f"{benchmark.name}: {len(found)} of {len(benchmark.rows)} problems share eight words "
-            f"in a row with the training "
-            f"set, {whole} stand in it word for word"
+            f"in a row with the training set, {whole} are in it word for word"
         )
     write_table(out / "overlap.csv", rows)
 
 
-class _Idle:
-    """The engine of sets that are complete: it makes prompts, and is never asked to draw."""
-
-    def __init__(self, name: str, tokenizer: Any):
-        self.name, self.tokenizer = name, tokenizer
-
-    def draw(self, prompts: Sequence, seeds: Sequence, config: SamplingConfig) -> list:
-        raise RuntimeError("a complete set asks for no completion")
-
-
-def _engines(
-    kind: str,
+def _draw_sets(
     models: Sequence[ModelSpec],
     benchmarks: Sequence[Benchmark],
+    out: Path,
     config: SamplingConfig,
-    left: dict[tuple[int, str], int],
-) -> Iterator[tuple[int, Engine]]:
-    """An engine for each model (by its number); a base is loaded once, and not at all where nothing
-    is missing.
-    """
-    from sage_unsloth.models.device import release_memory
-    from sage_unsloth.models.loading import load_policy
-    from sage_unsloth.models.tokenizers import load_tokenizer
+    engine: str,
+    identities: Sequence[Mapping[str, Any]],
+    files: Mapping[Key, Path],
+    show: Callable[[str], object],
+) -> dict[Key, RecordSet]:
+    """Every record set, complete; what a set lacks is drawn and graded."""
+    from tqdm.auto import tqdm
 
-    groups: dict[str, list[int]] = defaultdict(list)
-    for number, spec in enumerate(models):
-        groups[spec.path].append(number)
-    for path, numbers in groups.items():
-        tokenizer = load_tokenizer(path)
-        busy = [n for n in numbers if any(left[n, benchmark.name] for benchmark in benchmarks)]
-        for number in numbers:
-            if number not in busy:
-                yield number, _Idle(kind, tokenizer)
-        if not busy:
-            continue
-        prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
-        length = max(map(len, prompts)) + config.max_completion_length
-        if kind == "vllm":
-            release_memory()
-            adapters = [models[n].adapter for n in busy if models[n].adapter]
-            with _engine_errors(models[busy[0]].name):
-                loaded = VllmEngine(path, adapters, length)
-            for number in busy:
-                loaded.use(models[number].adapter)
-                yield number, loaded
-            del loaded
-            release_memory()  # for the next base
-        else:
-            for number in busy:
-                release_memory()  # of the model before
-                adapter = models[number].adapter
-                with _engine_errors(models[number].name):
-                    loaded = TransformersEngine(
-                        *load_policy(path, adapter=adapter, max_length=length)
-                    )
-                yield number, loaded
-                del loaded
+    named = {benchmark.name: benchmark for benchmark in benchmarks}
+    # A set is read twice, to count and to draw: the texts of all sets together may not fit.
+    missing = {key: _count_missing(file, named[key[1]], config) for key, file in files.items()}
+    problems = sum(len(benchmark.rows) for benchmark in benchmarks)
+    total, left = problems * config.num_samples * len(models), sum(missing.values())
+    show(
+        f"{len(models)} models x {problems} problems x {config.num_samples} samples = {total:,} "
+        f"completions; {total - left:,} of them are in {out / 'samples'}"
+    )
+    sets: dict[Key, RecordSet] = {}
+    bar = None
+    try:
+        for number, loaded in load_engines(engine, models, benchmarks, config, missing):
+            spec = models[number]
+            if bar is None:
+                lacking = [b for b in benchmarks if missing[number, b.name]]
+                if lacking:
+                    with engine_errors(spec.name):
+                        show(_estimate(loaded, lacking[0], config, left))
+                bar = tqdm(total=total, initial=total - left, unit="completion")
+            for benchmark in benchmarks:
+                bar.set_description(f"{spec.name} on {benchmark.name}")
+                records = sample_and_grade(
+                    config,
+                    loaded,
+                    benchmark.rows,
+                    files[number, benchmark.name],
+                    model=spec.name,
+                    benchmark=benchmark.name,
+                    identity=identities[number],
+                    provenance=benchmark.provenance,
+                    checker=benchmark.checker,
+                    bar=bar,
+                )
+                sets[number, benchmark.name] = record_set(
+                    records, spec.name, benchmark.name, asdict(config)
+                )
+            del loaded  # its memory is needed for the next one
+    finally:
+        if bar is not None:
+            bar.close()
+    return sets
+
+
+def _count_missing(file: Path, benchmark: Benchmark, config: SamplingConfig) -> int:
+    wanted = {(row["id"], sample) for row in benchmark.rows for sample in range(config.num_samples)}
+    records = read_samples(file) if file.exists() else []
+    return len(wanted - {(record["problem_id"], record["sample"]) for record in records})
 
 
 def _estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, missing: int) -> str:
@@ -341,15 +282,13 @@ def _estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, miss
     seeds = [sample_seed(config.seed, row["id"], 0) for row in rows]
     short = replace(config, max_completion_length=min(PROBE_TOKENS, config.max_completion_length))
     started = time.perf_counter()
-    drawn = engine.draw(
-        [prompt_ids(engine.tokenizer, row["problem"]) for row in rows], seeds, short
-    )
+    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row in rows]
+    drawn = engine.draw(prompts, seeds, short)
     pace = sum(c.num_tokens + 1 for c in drawn) / (time.perf_counter() - started)
     minutes = missing * config.max_completion_length / pace / 60
     return (
         f"Estimate: {minutes:.{0 if minutes > 10 else 1}f} min for drawing, if each of the "
-        f"{missing:,} missing completions takes all "
-        f"{config.max_completion_length} tokens ({pace:,.0f} tokens/s in a probe of {count} "
-        f"completions); the bar knows better "
-        "after the first batches. Stop it whenever you like: the same command goes on."
+        f"{missing:,} missing completions takes all {config.max_completion_length} tokens "
+        f"({pace:,.0f} tokens/s in a probe of {count} completions); the bar knows better after the "
+        "first batches. Stop it whenever you like: the same command resumes."
     )

@@ -3,8 +3,11 @@
 The intervals resample *problems*, not samples: with 40 to 500 problems, the choice of problems is
 the largest part of the uncertainty, and more samples per problem do not reduce it.
 
-Shapes: P problems, S training seeds of one method, K values of k, R resamples;
-N values in a row.
+`scipy.stats.bootstrap` does not serve here: problems and training seeds are crossed, and every k
+and both models of a difference must see the same resamples; it also draws others, so that no figure
+that is committed could be computed again.
+
+Shapes: P problems, S training seeds of one model, K values of k, R resamples; N values in a row.
 """
 
 import math
@@ -72,6 +75,12 @@ def _refuse(broken: np.ndarray, rule: str, n: np.ndarray, c: np.ndarray, k: np.n
         )
 
 
+def powers_of_two(num_samples: int) -> list[int]:
+    """The ks of a curve: 1, 2, 4 and so on, and n itself."""
+    powers = [2**i for i in range(num_samples.bit_length())]
+    return list(dict.fromkeys([*powers, num_samples]))
+
+
 def pass_at_k_curve(
     num_samples,
     num_correct,
@@ -100,7 +109,7 @@ def pass_at_k_curve(
         ValueError: as `pass_at_k`; no problems, or more than two axes; `confidence` not in (0, 1).
     """
     values_KSP, ks = _per_problem(num_samples, num_correct, ks)
-    means_KR = _resampled_means(values_KSP, resamples, seed, 0)
+    means_KR = resampled_means(values_KSP, resamples, seed, 0)
     return {
         k: Estimate(*_mean_and_interval(values.mean(), means, confidence))
         for k, values, means in zip(ks, values_KSP, means_KR, strict=True)
@@ -123,12 +132,11 @@ def difference_curve(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> dict[int, Difference]:
-    """The mean of pass@k of model a minus that of model b on the *same* problems, in one order, for
-    every k.
+    """The mean pass@k of model a minus that of model b on the *same* problems, for every k.
 
     Both models keep their results on a resampled problem, so what makes a problem hard for both
     cancels. Training seeds are resampled for each model by itself. Arguments as in
-    `pass_at_k_curve`, twice.
+    `pass_at_k_curve`, twice; the problems in one order.
 
     Raises:
         ValueError: as `pass_at_k_curve`; or the models have different numbers of problems.
@@ -140,8 +148,8 @@ def difference_curve(
             "both models must have the same problems because they are compared one by one; "
             f"got {values_a_KSP.shape[2]} and {values_b_KSP.shape[2]} problems"
         )
-    means_KR = _resampled_means(values_a_KSP, resamples, seed, 0)
-    means_KR -= _resampled_means(values_b_KSP, resamples, seed, 1)
+    means_KR = resampled_means(values_a_KSP, resamples, seed, 0)
+    means_KR -= resampled_means(values_b_KSP, resamples, seed, 1)
     result = {}
     for k, a, b, means in zip(ks, values_a_KSP, values_b_KSP, means_KR, strict=True):
         interval = _mean_and_interval(a.mean() - b.mean(), means, confidence)
@@ -161,22 +169,20 @@ def paired_difference(
 def mean_interval(
     values_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """The mean of one value for each problem, (P,), with the interval of `pass_at_k_curve` at one
-    training seed.
+    """The mean of one value for each problem, (P,), with the interval of `pass_at_k_curve`.
 
     Raises:
         ValueError: not (P,) finite values with P >= 1; `confidence` not in (0, 1).
     """
     values_P = _finite_values(values_P)
-    means = _resampled_means(values_P[None, None], resamples, seed, 0)[0]
+    means = resampled_means(values_P[None, None], resamples, seed, 0)[0]
     return Estimate(*_mean_and_interval(values_P.mean(), means, confidence))
 
 
 def mean_difference(
     values_a_P, values_b_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Difference:
-    """The mean of a − b over the same problems in one order, each (P,); paired, as
-    `difference_curve`.
+    """The mean of a − b over the same problems in one order, each (P,), as `difference_curve`.
 
     Raises:
         ValueError: as `mean_interval`; or the numbers of problems differ.
@@ -187,7 +193,7 @@ def mean_difference(
             "both models must have the same problems because they are compared one by one; "
             f"got {values_a_P.size} and {values_b_P.size} values"
         )
-    means = _resampled_means((values_a_P - values_b_P)[None, None], resamples, seed, 0)[0]
+    means = resampled_means((values_a_P - values_b_P)[None, None], resamples, seed, 0)[0]
     interval = _mean_and_interval((values_a_P - values_b_P).mean(), means, confidence)
     return Difference(*interval, share_above_zero=_share_above_zero(means))
 
@@ -200,8 +206,7 @@ def series_interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Estimate:
-    """The mean of N successive values of one run, with the interval of the circular block
-    bootstrap.
+    """The mean of N successive values of one run, by the circular block bootstrap.
 
     Successive optimizer steps resemble each other, so values resampled one by one would give
     intervals that are too narrow: blocks of neighbours are drawn instead, the last value being a
@@ -229,7 +234,7 @@ def series_interval(
 
 
 def mean_and_deviation(values_S) -> tuple[float, float]:
-    """Mean and sample standard deviation over S >= 2 seeds: what papers print as ±.
+    """Mean and sample standard deviation over S >= 2 training seeds: what papers print as ±.
 
     It says how much a result moves with the seed on *these* problems, and nothing about other
     problems.
@@ -243,8 +248,13 @@ def mean_and_deviation(values_S) -> tuple[float, float]:
 
 
 def solved_only_by(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """For each model, which problems it alone solved at least once, (P,) bool, in the order of the
-    counts (P,).
+    """For each model, which problems it alone solved at least once.
+
+    Args:
+        num_correct: model -> correct samples of each problem, (P,).
+
+    Returns:
+        model -> (P,) bool.
     """
     solved = {name: np.asarray(counts) > 0 for name, counts in num_correct.items()}
     times = np.sum(list(solved.values()), axis=0)
@@ -256,8 +266,7 @@ def _finite_values(values) -> np.ndarray:
     if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
         raise ValueError(
             "an interval needs one finite value for each problem or step, at least one; got the "
-            "shape "
-            f"{values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
+            f"shape {values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
         )
     return values
 
@@ -270,17 +279,24 @@ def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarra
     if len(shape) not in (1, 2) or 0 in shape:
         raise ValueError(
             "the counts must have one axis of at least one problem, or one of seeds before it, "
-            "because problems and seeds "
-            f"are resampled, and there must be a k; got the shape {shape} and ks={ks}"
+            "because problems and seeds are resampled, and there must be a k; got the shape "
+            f"{shape} and ks={ks}"
         )
-    return np.stack(values).reshape(len(ks), -1, shape[-1]), ks
+    stacked = np.stack(values)
+    return stacked.reshape(len(ks), -1, stacked.shape[-1]), ks
 
 
-def _resampled_means(values_KSP: np.ndarray, resamples: int, seed: int, stream: int) -> np.ndarray:
-    """(K, resamples) means over P problems, and S seeds, drawn with replacement; in chunks of
-    bounded memory.
+def resampled_means(values_KSP: np.ndarray, resamples: int, seed: int, stream: int) -> np.ndarray:
+    """Means over P problems, and S seeds, drawn with replacement; in chunks of bounded memory.
 
-    The problems drawn depend on `seed`, `resamples` and P; the seeds drawn on `stream` as well.
+    Args:
+        values_KSP: (K, S, P).
+        resamples: R.
+        seed: of the drawing; with R and P it decides which problems are drawn.
+        stream: decides with the seed which training seeds are drawn; each model has its own.
+
+    Returns:
+        (K, R).
     """
     if resamples < 1:
         raise ValueError(f"resamples must be >= 1; got {resamples}")

@@ -1,6 +1,5 @@
-"""Record sets on disk as tables of counts."""
+"""Record sets on disk as tables of counts, and what makes them comparable."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sage_unsloth.grading.checker import Grade
-from sage_unsloth.sampling.record_sets import read_samples, read_settings
-
-BLOCKS = 5  # the paper's evaluation seeds; the samples of one run are split into as many
+from sage_unsloth.sampling.counts import correct_matrix
+from sage_unsloth.sampling.record_files import read_set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +39,17 @@ def record_set(
     Raises:
         ValueError: there are none, or a problem lacks samples that another one has.
     """
-    found: dict[str, dict[int, bool]] = defaultdict(dict)
-    for record in records:
-        found[record["problem_id"]][record["sample"]] = record["grade"] == Grade.CORRECT
-    if not found:
+    if not records:
         raise ValueError(
             f"{model} on {benchmark} must have samples; there are none; evaluate it first"
         )
-    num_samples = max(max(samples) for samples in found.values()) + 1
-    for problem, samples in found.items():
-        if len(samples) != num_samples:
-            raise ValueError(
-                f"every problem must have {num_samples} samples; {problem!r} of {model} on "
-                f"{benchmark} has {len(samples)}; "
-                "run the same evaluate command again to draw the rest"
-            )
-    correct = np.array([[found[p][i] for i in range(num_samples)] for p in found])
+    problems = tuple(dict.fromkeys(record["problem_id"] for record in records))
     kept = ("num_tokens", "finish_reason", "grade")  # texts of all models together may not fit
     return RecordSet(
         model=model,
         benchmark=benchmark,
-        problems=tuple(found),
-        correct=correct,
+        problems=problems,
+        correct=correct_matrix(records, problems, of=f"{model} on {benchmark}"),
         records=[{name: record[name] for name in kept} for record in records],
         sampling=sampling,
     )
@@ -75,14 +61,14 @@ def sets_below(folder: Path) -> list[Path]:
 
 
 def read_sets(files: Sequence[Path]) -> list[tuple[dict[str, Any], list[dict]]]:
-    """Settings and records of each file, one named twice counted once.
+    """Settings and records of each file; a file that is named twice counts once.
 
     Raises:
         ValueError: sets that cannot be compared, or of another format.
     """
     sets, seen = [], Comparable()
     for file in dict.fromkeys(file.resolve() for file in files):
-        settings, records = read_settings(file)["settings"], read_samples(file)
+        settings, records = read_set(file)
         seen.add(file, settings, records)
         sets.append((settings, records))
     return sets
@@ -97,11 +83,21 @@ class Comparable:
         self.weights: dict[tuple, Path] = {}
 
     def add(self, file: Path, settings: dict[str, Any], records: Sequence[dict]) -> None:
-        """Raises ValueError where the set was drawn or graded otherwise than those before it, or is
-        one of them again.
+        """Compares a set with those before it.
+
+        Raises:
+            ValueError: it was drawn or graded by other settings, has other gold answers, or is a
+                set that was added already.
         """
+        self._check_sampling(file, settings, records)
+        self._check_golds(file, settings["benchmark"], records)
+        if settings.get("weights") is not None:
+            self._check_weights(file, settings)
+
+    def _check_sampling(
+        self, file: Path, settings: dict[str, Any], records: Sequence[dict]
+    ) -> None:
         benchmark = settings["benchmark"]
-        # The sampling of all sets on a benchmark, its engine, and their grader.
         how = {
             "engine": settings["engine"],
             "sampling": settings["sampling"],
@@ -113,52 +109,67 @@ class Comparable:
             found = "; ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
             raise ValueError(
                 f"sets on {benchmark} must be drawn and graded alike to be compared; {other} and "
-                f"{file} differ in {found}; "
-                "another grader is mended by running evaluate on each again, which grades "
-                "without drawing"
+                f"{file} differ in {found}; another grader is mended by running evaluate on each "
+                "again, which grades without drawing"
             )
+
+    def _check_golds(self, file: Path, benchmark: str, records: Sequence[dict]) -> None:
         for record in records:
-            gold, other = self.golds.setdefault(
-                (benchmark, record["problem_id"]), (record["gold"], file)
+            problem, found = record["problem_id"], record["gold"]
+            gold, other = self.golds.setdefault((benchmark, problem), (found, file))
+            if gold != found:
+                raise ValueError(
+                    f"sets on {benchmark} must have the same problems to be compared; {problem} "
+                    f"has the answer {gold!r:.60} in {other} and {found!r:.60} in {file}; compare "
+                    "sets of one file of problems, or run evaluate on each again after a gold was "
+                    "repaired"
+                )
+
+    def _check_weights(self, file: Path, settings: dict[str, Any]) -> None:
+        names = ("benchmark", "model", "weights")
+        key = (*(settings[name] for name in names), settings.get("adapter"))
+        if key in self.weights:
+            raise ValueError(
+                f"training seeds of one model must have other weights; {self.weights[key]} and "
+                f"{file} are both of {settings['model']} with the same; leave one out"
             )
-            if gold != record["gold"]:
-                raise ValueError(
-                    f"sets on {benchmark} must have the same problems to be compared; "
-                    f"{record['problem_id']} has the answer "
-                    f"{gold!r:.60} in {other} and {record['gold']!r:.60} in {file}; compare sets "
-                    f"of one file of problems, or run "
-                    "evaluate on each again after a gold was repaired"
-                )
-        if settings.get("weights") is not None:
-            key = (benchmark, settings["model"], settings["weights"], settings.get("adapter"))
-            if key in self.weights:
-                raise ValueError(
-                    f"training seeds of one model must have other weights; {self.weights[key]} "
-                    f"and {file} are both of "
-                    f"{settings['model']} with the same; leave one out"
-                )
-            self.weights[key] = file
+        self.weights[key] = file
 
 
-def counts_of(
-    benchmark: str, seeds: Sequence[RecordSet], by_model: dict[str, list[RecordSet]]
+def seed_counts(
+    benchmark: str, seeds: Sequence[RecordSet], first: RecordSet
 ) -> tuple[int, np.ndarray]:
-    """N and the correct counts (S, P), problems in the order of the benchmark's first set."""
-    first = next(iter(by_model.values()))[0]
+    """Correct samples of each training seed of one model.
+
+    Args:
+        benchmark: its name, for messages.
+        seeds: the sets of the model.
+        first: the benchmark's first set, whose order of problems is taken.
+
+    Returns:
+        N, and the counts (S, P).
+
+    Raises:
+        ValueError: other problems than those of `first`, or seeds with other numbers of samples.
+    """
     rows = []
     for one in seeds:
         if set(one.problems) != set(first.problems):
             strange = sorted(set(one.problems) ^ set(first.problems))
             raise ValueError(
                 f"sets on {benchmark} must have the same problems; those of {one.model} and "
-                f"{first.model} differ in "
-                f"{len(strange)}, {strange[0]!r} the first; evaluate both on all of them"
+                f"{first.model} differ in {len(strange)}, {strange[0]!r} the first; evaluate both "
+                "on all of them"
             )
         if one.correct.shape != seeds[0].correct.shape:
             raise ValueError(
                 f"training seeds of {one.model} on {benchmark} must have as many samples each; got "
                 f"{seeds[0].correct.shape[1]} and {one.correct.shape[1]}; draw the rest"
             )
-        order = [one.problems.index(problem) for problem in first.problems]
-        rows.append(one.correct[order].sum(axis=1))
+        rows.append(in_order(one, first.problems).sum(axis=1))
     return seeds[0].correct.shape[1], np.stack(rows)
+
+
+def in_order(one: RecordSet, problems: Sequence[str]) -> np.ndarray:
+    """`correct` of a set, (P, N), its rows in the order of `problems`."""
+    return one.correct[[one.problems.index(problem) for problem in problems]]

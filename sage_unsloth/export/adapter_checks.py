@@ -1,6 +1,4 @@
-"""What must be true of a trained adapter before it is shared: not zero, it changes the logits, and
-merging it changes nothing.
-"""
+"""What is checked of a trained adapter: it is not zero, it changes logits, merging keeps them."""
 
 import logging
 from collections.abc import Sequence
@@ -39,7 +37,7 @@ def check_adapter(adapter: Path) -> float:
     if largest == 0:
         raise ValueError(
             f"an adapter must not be zero, or it changes nothing; every B in {adapter} is; train "
-            f"it, with a learning rate above 0"
+            "it, with a learning rate above 0"
         )
     return largest
 
@@ -65,17 +63,20 @@ def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
     change = float((with_adapter - without).abs().max())
     if change <= 4 * noise:
         raise ValueError(
-            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes "
-            f"them by {change:.1e}; is it the "
-            "adapter of this model?"
+            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes them "
+            f"by {change:.1e}; is it the adapter of this model?"
         )
     return change
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Greedy completions of a model with its adapter: ids of prompt and completion, logits with and
-    without the adapter.
+    """Greedy completions of a model with its adapter.
+
+    Attributes:
+        ids: of prompt and completion.
+        starts: position of each prompt's last token, whose logits choose the first new token.
+        with_adapter, without: logits of `ids`.
     """
 
     ids: list[Any]
@@ -85,7 +86,7 @@ class Answers:
 
 
 def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS) -> Answers:
-    """What the merged model is compared with; to be taken before the adapter is merged."""
+    """What the merged model is compared with; call it before the adapter is merged."""
     import torch
 
     answers = Answers([], [], [], [])
@@ -108,12 +109,11 @@ def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS)
 
 
 def check_parity(model: Any, answers: Answers) -> dict[str, float]:
-    """Whether a merged model prefers the tokens that base and adapter together prefer, on their own
-    greedy text.
+    """Whether a merged model prefers the same tokens as base and adapter, on their greedy text.
 
     Returns:
         `agreement`: share of tokens. `distance`: mean |logit difference| to base and adapter,
-        divided by that of the base alone: what rounding to 16 bits costs, in units of what the
+            divided by that of the base alone: what rounding to 16 bits costs, in units of what the
             training changed.
 
     Raises:
@@ -133,18 +133,17 @@ def check_parity(model: Any, answers: Answers) -> dict[str, float]:
         rounding = 4 * 2**-8 * float(expected.abs().max())
         if float(gap.max()) > rounding:
             raise ValueError(
-                f"a merged model must answer as base and adapter do; it prefers another token by "
-                f"{float(gap.max()):.2f} logits, "
-                f"and rounding explains {rounding:.2f}; the merge went wrong: export the "
-                f"adapter, and report this"
+                "a merged model must answer as base and adapter do; it prefers another token by "
+                f"{float(gap.max()):.2f} logits, and rounding explains {rounding:.2f}; the merge "
+                "went wrong: export the adapter, and report this"
             )
         agree += int((chosen == preferred).sum())
         total += len(chosen)
     distance = apart / changed if changed else float("inf")
     if distance > 0.5:
         logger.warning(
-            "rounding to 16 bits moves the merged model by %.0f %% of what training changed: "
-            "share the adapter instead",
+            "rounding to 16 bits moves the merged model by %.0f %% of what training changed: share "
+            "the adapter instead",
             100 * distance,
         )
     return {"agreement": agree / total, "distance": distance}

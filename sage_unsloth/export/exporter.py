@@ -1,5 +1,4 @@
-"""A run's result as something to use: an adapter, a merged 16-bit model, a GGUF file, a repository
-on the hub.
+"""A run's result for use elsewhere: an adapter, a merged 16-bit model, or a GGUF file.
 
 Each export is checked before it appears: the adapter is not zero and changes the logits, the merged
 model answers as the adapter does. A folder appears under its name complete or not at all, with a
@@ -81,29 +80,26 @@ def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
     if record["settings"].get("stage") not in ("sft", "rlvr"):
         inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
         raise ValueError(
-            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs "
-            f"in it: {', '.join(inside)}"
+            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs in "
+            f"it: {', '.join(inside)}"
         )
     adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
     if adapter is None and merged is None:
         raise ValueError(
             f"a run must be complete to be exported; {folder} has neither adapter/ nor model/; "
-            f"start its command again"
+            "start its command again"
         )
     model_path = model_path or record.get("model_path")
     if model_path is None:
         raise ValueError(
             f"the starting model must be known; {path} does not name its path, only "
-            f"{record['settings'].get('model')!r}; "
-            "give it by --model"
+            f"{record['settings'].get('model')!r}; give it by --model"
         )
     return Run(folder, record, str(model_path), adapter, merged)
 
 
 def origin(model_path: str | Path) -> str:
-    """The hub id (or the name) of the model that a chain of runs started from: from RL to its SFT
-    run, and so on.
-    """
+    """Hub id, or name, of the model that a chain of runs (RL from SFT, say) started from."""
     path = Path(model_path)
     while (path.parent / "run.json").exists():
         record = read_json(path.parent / "run.json")
@@ -124,10 +120,10 @@ def export(
     report: dict | None = None,
     quantization: str = "q4_k_m",
 ) -> Path:
-    """Write the folder `out`: "adapter", "merged" or "gguf", with the model card and what was
-    checked.
+    """Write the folder `out`, with the model card and a record of what was checked.
 
     Args:
+        to: "adapter", "merged" or "gguf".
         name: title of the card and of its loading example; None takes the run folder's.
         base_id: hub id of the model that the adapter belongs on, written into its config and card.
         report: of an evaluation, for the card's pass@k.
@@ -212,6 +208,7 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
         shutil.copytree(run.merged, folder)
         load_tokenizer(folder)
         return {"copied from the run": "model/"}
+    assert run.adapter is not None, "`read_run` finds an adapter, a model, or both"
     largest = check_adapter(run.adapter)
     model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
     change = check_effect(model, tokenizer)
@@ -232,19 +229,22 @@ def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
     if not has_gpu():
         raise ExportError(
             "a GGUF export needs a GPU because Unsloth loads the model there; this machine has "
-            "none; export merged here, and "
-            "convert that folder with llama.cpp's convert_hf_to_gguf.py"
+            "none; export merged here, and convert that folder with llama.cpp's "
+            "convert_hf_to_gguf.py"
         )
-    checks = {} if run.adapter is None else {"largest |B|": round(check_adapter(run.adapter), 6)}
-    if run.adapter is None:
-        model, tokenizer = load_policy(run.merged)
-    else:
+    checks = {}
+    if run.adapter is not None:
+        checks["largest |B|"] = round(check_adapter(run.adapter), 6)
         model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
         checks["largest change of a logit"] = round(check_effect(model, tokenizer), 4)
+    else:
+        assert run.merged is not None, "`read_run` finds an adapter, a model, or both"
+        model, tokenizer = load_policy(run.merged)
     from unsloth.save import patch_saving_functions
 
     folder.mkdir()
-    made = patch_saving_functions(model).save_pretrained_gguf(
+    patched: Any = patch_saving_functions(model)
+    made = patched.save_pretrained_gguf(
         str(folder / "work"), tokenizer, quantization_method=quantization
     )
     for file in made["gguf_files"]:

@@ -1,6 +1,4 @@
-"""Push an exported folder to the hub. The token is the hub client's own affair: never an argument,
-printed or stored.
-"""
+"""Push an exported folder to the hub; the token is the hub client's, never printed or stored."""
 
 import json
 from pathlib import Path
@@ -32,9 +30,9 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
         base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
         if Path(base).is_absolute() or Path(base).exists():
             raise ValueError(
-                f"an adapter on the hub must name a base that is there too; this one names the "
-                f"folder {Path(base).name!r}; push "
-                "that model merged, then export this adapter again with --base-id and its id"
+                "an adapter on the hub must name a base that is there too; this one names the "
+                f"folder {Path(base).name!r}; push that model merged, then export this adapter "
+                "again with --base-id and its id"
             )
     import httpx
     from huggingface_hub import HfApi, get_token
@@ -59,7 +57,6 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
         reason = f"{type(error).__name__}: {error}".replace(token, "***").splitlines()[0]
         raise ConnectionError(
             f"the hub must be within reach and accept the push to {repo_id}; got {reason}; the "
-            f"export stays in {folder}: start "
-            "the same command again"
+            f"export stays in {folder}: start the same command again"
         ) from None
     return f"https://huggingface.co/{repo_id}"

@@ -1,6 +1,4 @@
-"""The README of an exported model: what it is, what it was trained with, what came out, how to load
-it. A pure function.
-"""
+"""The model card of an export: what it is, how it was trained, what came out, how to load it."""
 
 import json
 import re
@@ -10,15 +8,46 @@ from typing import Any
 from sage_unsloth.runs.text import markdown, printable
 
 SETTINGS = (
-    "stage", "guide", "rows", "max_steps", "epochs", "batch_size", "prompts_per_step", "num_generations",
-    "max_prompt_length", "max_completion_length", "max_length", "learning_rate", "warmup_ratio", "warmup_steps",
-    "weight_decay", "beta", "kl_estimator", "use_bias_correction_kl", "loss_type", "epsilon", "epsilon_high", "temperature",
-    "top_p", "min_p", "lora", "seed",
-)  # fmt: skip
+    "stage",
+    "guide",
+    "rows",
+    "max_steps",
+    "epochs",
+    "batch_size",
+    "prompts_per_step",
+    "num_generations",
+    "max_prompt_length",
+    "max_completion_length",
+    "max_length",
+    "learning_rate",
+    "warmup_ratio",
+    "warmup_steps",
+    "weight_decay",
+    "beta",
+    "kl_estimator",
+    "use_bias_correction_kl",
+    "loss_type",
+    "epsilon",
+    "epsilon_high",
+    "temperature",
+    "top_p",
+    "min_p",
+    "lora",
+    "seed",
+)
 METRICS = (
-    "reward", "kl/ref_k3", "kl/anchor_k3", "kl", "sage/entropy", "sage/guide_mean", "completions/mean_length",
-    "completions/clipped_ratio", "frac_reward_zero_std", "grad_norm", "loss",
-)  # fmt: skip
+    "reward",
+    "kl/ref_k3",
+    "kl/anchor_k3",
+    "kl",
+    "sage/entropy",
+    "sage/guide_mean",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "frac_reward_zero_std",
+    "grad_norm",
+    "loss",
+)
 OPEN_LICENSES = ("apache-2.0", "mit")
 KINDS = {
     "adapter": ("LoRA adapter", "peft"),
@@ -78,10 +107,9 @@ def model_card(
         _header(base, license, library, rl),
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
-        "without the guide of "
-        "[SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
+        "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to load it\n\n" + _loading(kind, name, loads_on),
-        "Prompts are made by the chat template in the tokenizer; the answer stands between "
+        "Prompts are made by the chat template in the tokenizer; the answer is between "
         "`<SOLUTION>` and `</SOLUTION>`.",
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
@@ -89,8 +117,8 @@ def model_card(
     if averages:
         steps = max(row.get("step", 0) for row in metrics)
         parts.append(
-            f"## At the end of training\n\nMeans over the last tenth of {steps} steps, on "
-            f"training problems.\n\n"
+            f"## At the end of training\n\nMeans over the last tenth of {steps} steps, on training "
+            "problems.\n\n"
             + _table(
                 ("metric", "value"), [(key, f"{value:.4g}") for key, value in averages.items()]
             )
@@ -150,7 +178,7 @@ def _loading(kind: str, name: str, loads_on: str | None) -> str:
     )
 
 
-# Names come from users, hubs and files: in the card they are text, whatever stands in them.
+# Names come from users, hubs and files; in the card they are text, whatever they contain.
 
 
 def _code(text: str) -> str:
@@ -203,8 +231,8 @@ def _versions(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _license_text(base: str, license: str | None) -> str:
     if license is None:
         return (
-            f"That of {_code(base)}, whose own card names it: look there before you share "
-            f"this model."
+            f"That of {_code(base)}, whose own card names it: look there before you share this "
+            "model."
         )
     more = "" if license in OPEN_LICENSES else "; read its terms, which may exclude commercial use"
     return f"That of {_code(base)}: {markdown(license)}{more}."

@@ -1,4 +1,4 @@
-"""What a grade is, and what makes an answer right."""
+"""The grades that a completion can get, and the interface of what decides between them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,11 @@ from enum import StrEnum
 
 from sage_unsloth.runs.record import package_version
 
+LONGEST_ANSWER = 2_000  # characters; longer text in the tag is no answer
+
 
 class Grade(StrEnum):
-    """What became of one completion; only CORRECT is rewarded."""
+    """The outcome of grading one completion; only CORRECT is rewarded."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -25,9 +27,10 @@ class Checker:
         version: changes whenever the same answer may get another grade.
         packages: whose versions decide too.
         plainly: (extracted answer or None, gold) -> the grade, or the two texts that a worker
-            compares. It must be fast on any text, and raises ValueError for a gold that is none.
-        compare: "module:function" of a function of those two texts for a worker: a Grade, or None
-            for a gold that cannot be read.
+            compares. It runs in the caller's process, so it must be fast on any text. It raises
+            ValueError for a gold that is none.
+        compare: "module:function" of the function that compares those two texts in a worker: a
+            Grade, or None for a gold that cannot be read.
     """
 
     name: str

@@ -1,33 +1,32 @@
-"""Checkers for answers that are no mathematics: everybody's role, and whatever reasoning-gym scores
-itself.
-"""
+"""Checkers for answers that are not mathematics: roles of knights and knaves, and reasoning-gym."""
 
 import contextlib
 import functools
 import json
 import re
 
-from sage_unsloth.grading.checker import Checker, Grade
-from sage_unsloth.grading.mathematics import LONGEST_ANSWER, unwrap
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
+from sage_unsloth.grading.mathematics import unwrap
 
 ROLES_INSTRUCTION = (
     "State the role of every person, each as `NAME is a knight` or `NAME is a knave`, "
     "separated by commas."
 )
 _ROLE = re.compile(
-    r"(?:\(?\d+[.):]\s*)?(?P<name>[^\W\d_][\w' "
-    r"-]*?)\s*(?:\bis\b|:|=|-)\s*(?:an?\s+|the\s+)?(?P<role>knight|knave)\.?",
+    r"(?:\(?\d+[.):]\s*)?"  # the number of a line
+    r"(?P<name>[^\W\d_][\w' -]*?)"
+    r"\s*(?:\bis\b|:|=|-)\s*(?:an?\s+|the\s+)?"
+    r"(?P<role>knight|knave)\.?",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\\(?:text|mathrm|textbf)(?=\{)|[*${}`]|\\(?=\s)|\\\\")
 
 
 def roles(text: str) -> dict[str, str] | None:
-    """Each person's role by their name in lower case, or None where a part of the text states no
-    role, or two for one person.
+    """Each person's role by their name in lower case; None for any other text.
 
-    "Zoey is a knave, and Oliver is a knight", "Zoey: knave; Oliver: knight", numbered lines: in any
-    order.
+    "Zoey is a knave, and Oliver is a knight", "Zoey: knave; Oliver: knight", numbered lines, in any
+    order. A part that states no role, or two roles for one person, make it another text.
     """
     if len(text) > LONGEST_ANSWER:
         return None
@@ -68,10 +67,10 @@ def _check_length(answer: str | None, gold: str) -> Grade | tuple[str, str]:
 
 
 def compare_reasoning_gym(answer: str, gold: str) -> Grade | None:
-    """CORRECT at reasoning-gym's full score, of the answer or of what is left without dollars, bold
-    or box.
+    """Compares an answer by reasoning-gym's own scorer, in a worker; None if the gold is none.
 
-    Partial scores are WRONG: half-right roles score .65 there. UNPARSABLE where the scorer raises.
+    CORRECT at the full score, of the answer or of the answer without dollars, bold or box. Partial
+    scores are WRONG: half-right roles score .65 there. UNPARSABLE where the scorer raises.
 
     Args:
         answer: the extracted text.

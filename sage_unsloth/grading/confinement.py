@@ -1,17 +1,18 @@
-"""Takes from a grading worker what comparing two texts does not need: network, files to write,
-processes, secrets.
+"""Takes from a grading worker what comparing two texts does not need.
 
-Nothing evaluates an answer as code. Should a parser ever be tricked into it, this is what the code
-would find. None of it needs root, and each layer holds where the kernel allows it; `confine` says
-which do:
+That is the network, writing files, starting processes, and secrets. Nothing evaluates an answer as
+code. Should a parser ever be tricked into it, this is what the code would find. None of it needs
+root, and each layer holds where the kernel allows it; `leave_network` and `confine` return whether
+it does:
 
-    everywhere      Python itself ends the worker that opens a file to write, a socket or a process (audit hook); no file
-                    grows (RLIMIT_FSIZE), few are open, no core dump, no child process unless root
-                    runs it (RLIMIT_NPROC); the environment holds no variable outside
-                    `ALLOWED_VARIABLES`
-    "namespace"     no network interface at all (user and network namespaces; containers often forbid them)
-    "landlock"      the kernel denies writing, making, renaming and deleting files, and running programs; from Linux 6.7
-                    TCP as well, from 6.12 signals to other processes
+    everywhere      Python itself ends the worker that opens a file to write, a socket or a process
+                    (audit hook); no file grows (RLIMIT_FSIZE), few are open, no core dump, no child
+                    process unless root runs it (RLIMIT_NPROC); the environment holds no variable
+                    outside `ALLOWED_VARIABLES`
+    "namespace"     no network interface at all (user and network namespaces; containers often
+                    forbid them)
+    "landlock"      the kernel denies writing, making, renaming and deleting files, and running
+                    programs; from Linux 6.7 TCP as well, from 6.12 signals to other processes
 
 What stays possible, to code that got past Python's own hook: reading what the user may read,
 without a way to send it anywhere under "namespace". On macOS the first row is all there is.
@@ -30,9 +31,10 @@ OPEN_FILES = 64
 # Of Python's audit events, those by which something would leave the process. Its table is in the
 # documentation of `sys.audit`.
 REFUSED = (
-    "ctypes.", "ftplib.", "http.client.", "imaplib.", "nntplib.", "os.chflags", "os.chmod", "os.chown", "os.exec", "os.fork",
-    "os.kill", "os.link", "os.lockf", "os.mkdir", "os.posix_spawn", "os.putenv", "os.remove", "os.rename", "os.rmdir",
-    "os.setxattr", "os.spawn", "os.symlink", "os.system", "os.truncate", "os.unsetenv", "os.utime", "poplib.", "pty.spawn",
+    "ctypes.", "ftplib.", "http.client.", "imaplib.", "nntplib.", "os.chflags", "os.chmod",
+    "os.chown", "os.exec", "os.fork", "os.kill", "os.link", "os.lockf", "os.mkdir",
+    "os.posix_spawn", "os.putenv", "os.remove", "os.rename", "os.rmdir", "os.setxattr", "os.spawn",
+    "os.symlink", "os.system", "os.truncate", "os.unsetenv", "os.utime", "poplib.", "pty.spawn",
     "shutil.", "signal.pthread_kill", "smtplib.", "socket.", "sqlite3.", "subprocess.", "syslog.",
     "telnetlib.", "tempfile.", "urllib.", "webbrowser.",
 )  # fmt: skip
@@ -40,13 +42,15 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def allowed_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What a worker gets of its caller's environment: no token is in it, whatever its name."""
+    """The part of its caller's environment that a worker gets: no token, whatever its name."""
     return {name: variables[name] for name in ALLOWED_VARIABLES if name in variables} | _ONE_THREAD
 
 
 def leave_network() -> bool:
-    """Moves this process to a network of its own, with no way out; before it has threads. False
-    where that is not allowed.
+    """Moves this process to a network of its own, with no way out. It must have no threads yet.
+
+    Returns:
+        Whether the kernel allows it.
     """
     unshare = getattr(ctypes.CDLL(None), "unshare", None)
     clone_newuser, clone_newnet = 0x1000_0000, 0x4000_0000
@@ -54,8 +58,9 @@ def leave_network() -> bool:
 
 
 def confine(refused: Callable[[str], None]) -> bool:
-    """Limits this process for good; everything that it shall write to must be open, and imported
-    what it imports.
+    """Limits this process for good.
+
+    What it is to write to must be open already, and what it needs must be imported.
 
     Args:
         refused: called with the name of the audit event before the process is ended for it.
@@ -82,9 +87,7 @@ def confine(refused: Callable[[str], None]) -> bool:
 
 
 class _Ruleset(ctypes.Structure):
-    """`struct landlock_ruleset_attr`: what is denied unless a rule allows it, and there are no
-    rules.
-    """
+    """`struct landlock_ruleset_attr`: what is denied unless a rule allows it (no rule does)."""
 
     _fields_ = [
         ("files", ctypes.c_uint64),
@@ -94,10 +97,8 @@ class _Ruleset(ctypes.Structure):
 
 
 def _landlock() -> bool:
-    """Denies all that Landlock knows but reading files and folders; False where the kernel has no
-    Landlock.
-    """
-    create_ruleset, restrict_self = 444, 446
+    """Denies all that Landlock knows but reading files and folders; whether the kernel has it."""
+    create_ruleset, restrict_self = 444, 446  # system calls, of which the C library has no wrappers
     set_no_new_privileges = 38
     libc = ctypes.CDLL(None)
     version = libc.syscall(create_ruleset, None, 0, 1)

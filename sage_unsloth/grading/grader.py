@@ -1,4 +1,4 @@
-r"""Grades the answer inside a completion's solution tag, and turns grades into rewards.
+r"""Grades the answer inside a completion's solution tag.
 
 What is inside the tag is graded and nothing else. Two plainly written numbers are compared exactly,
 in this process; everything else goes to math-verify, both sides wrapped in `\boxed{}`, in a worker
@@ -10,16 +10,19 @@ import os
 import threading
 from collections.abc import Sequence
 
-from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
 from sage_unsloth.grading.extraction import extract_answer
-from sage_unsloth.grading.mathematics import LONGEST_ANSWER, MATH
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.workers import LATE, Workers
+from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
 
 CACHED_PAIRS = 65_536
 
+Pair = tuple[str | None, str]  # extracted answer, gold
+
 
 def grading_workers() -> int:
-    """Worker processes for this machine: answers that hang hold up one each."""
+    """How many worker processes suit this machine: an answer that hangs holds up one."""
     return min(4, os.cpu_count() or 1)
 
 
@@ -44,7 +47,7 @@ class Grader:
     ):
         self.boxed, self.checker = boxed, checker
         self._workers = Workers(checker.compare, workers, time_limit, memory_limit_gib)
-        self._cache: dict[tuple[str | None, str], Grade] = {}  # least recently used first
+        self._cache: dict[Pair, Grade] = {}  # least recently used first
         self._lock = threading.Lock()
 
     def grade_many(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
@@ -54,27 +57,38 @@ class Grader:
             ValueError: lengths differ, or a gold answer is None, empty or cannot be parsed.
             RuntimeError: a worker cannot start, or the code that it runs is broken.
         """
-        extracted = [extract_answer(completion, boxed=self.boxed) for completion in completions]
+        return self.grade_answers([self.extract(text) for text in completions], answers)
+
+    def extract(self, completion: str) -> str | None:
+        """The answer inside a completion that this grader grades, or None where there is none."""
+        return extract_answer(completion, boxed=self.boxed)
+
+    def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
+        """`grade_many` for answers that `extract` has taken out of their completions."""
         pairs = list(zip(extracted, answers, strict=True))
+        grades: dict[Pair, Grade] = {}
+        hard: dict[Pair, tuple[str, str]] = {}
         with self._lock:
-            grades = {
-                pair: self._cache.pop(pair, None) or self.checker.plainly(*pair)
-                for pair in dict.fromkeys(pairs)
-            }
-            hard = {pair: text for pair, text in grades.items() if not isinstance(text, Grade)}
+            for pair in dict.fromkeys(pairs):
+                found = self._cache.pop(pair, None) or self.checker.plainly(*pair)
+                if isinstance(found, Grade):
+                    grades[pair] = found
+                else:
+                    hard[pair] = found
             if hard:
                 # Different answers may have one normal form.
                 compared = self._compare_all(list(dict.fromkeys(hard.values())))
-                grades.update({pair: compared[texts] for pair, texts in hard.items()})
-            # Longer text is no answer; kept, a run of long ones would fill the memory.
-            self._cache.update(
-                (pair, grade)
-                for pair, grade in grades.items()
-                if len(pair[0] or "") <= LONGEST_ANSWER
-            )
-            while len(self._cache) > CACHED_PAIRS:
-                del self._cache[next(iter(self._cache))]
+                grades.update((pair, compared[texts]) for pair, texts in hard.items())
+            self._remember(pairs, grades)
         return [grades[pair] for pair in pairs]
+
+    def _remember(self, pairs: Sequence[Pair], grades: dict[Pair, Grade]) -> None:
+        for pair in dict.fromkeys(pairs):
+            # Longer text is no answer; kept, a run of long ones would fill the memory.
+            if len(pair[0] or "") <= LONGEST_ANSWER:
+                self._cache[pair] = grades[pair]
+        while len(self._cache) > CACHED_PAIRS:
+            del self._cache[next(iter(self._cache))]
 
     def _compare_all(self, questions: list[tuple[str, str]]) -> dict[tuple[str, str], Grade]:
         grades = {}
@@ -88,9 +102,7 @@ class Grader:
 
     @property
     def kept_from(self) -> tuple[str, ...]:
-        """The layers of `confinement` that the kernel grants the workers; empty until one has
-        started.
-        """
+        """The layers of `confinement` that the kernel grants; () before a worker has started."""
         return self._workers.all[0].kept_from
 
     def close(self) -> None:
@@ -104,12 +116,19 @@ class Grader:
         self.close()
 
 
-def own_grade(grader: Grader, completion: str, gold: str) -> Grade:
-    """The grade of a gold answer against itself; UNPARSABLE where it is no answer at all."""
+def own_grades(grader: Grader, answers: Sequence[str], golds: Sequence[str]) -> list[Grade]:
+    """The grades of gold answers as a model would give them, each against its own gold.
+
+    UNPARSABLE where the gold is no answer at all, which as a gold is an error.
+    """
+    completions = [f"{SOLUTION_START}{answer}{SOLUTION_END}" for answer in answers]
     try:
-        return grader.grade_many([completion], [gold])[0]
-    except ValueError:
-        return Grade.UNPARSABLE
+        return grader.grade_many(completions, golds)
+    except ValueError:  # of one gold; which of them, each alone will tell
+        if len(completions) == 1:
+            return [Grade.UNPARSABLE]
+        pairs = zip(answers, golds, strict=True)
+        return [own_grades(grader, [answer], [gold])[0] for answer, gold in pairs]
 
 
 def grade(completion: str, answer: str, *, time_limit: float = 5.0) -> Grade:

@@ -4,24 +4,18 @@ import functools
 import re
 from fractions import Fraction
 
-from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
 from sage_unsloth.grading.extraction import closing_brace
-
-LONGEST_ANSWER = 2_000  # characters; longer text in the tag is no answer
-
 
 # Each rule of normalising has tests of what it must not accept.
 _CHARACTERS = str.maketrans(
     {"\u2212": "-", "\u2013": "-", "\uff0d": "-", "\u00d7": r"\times "}
     | dict.fromkeys("\u00a0\u2009\u202f", " ")  # no-break and thin spaces
 )
-
-
+# Bold, dollars, a box, a full stop: each with one group, the text inside.
 _WRAPPER = re.compile(
     r"\*\*([^*]*)\*\*|\$\$?([^$]*)\$\$?|\\boxed\{([^{}]*)\}|(.*[^.])(?<!\\right)\.", re.DOTALL
 )
-
-
 _PLAIN_NUMBER = re.compile(
     r"""(?P<sign>[+-]?)\s*
     (?: (?:(?P<whole>\d+)\s+)?(?P<top>[1-9]\d*)\s*/\s*(?P<bottom>\d+)
@@ -34,8 +28,6 @@ _PLAIN_NUMBER = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-
-
 # In answer to a plain number; math-verify reads "43 = 42", "> 42", "42 \text{ thousand}" as 42.
 _NOT_THE_NUMBER = re.compile(
     r"[=<>≈≠≤≥]|\\(?:[lg]t|[lg]eq?|neq?|approx|sim)(?![a-zA-Z])"
@@ -46,8 +38,8 @@ _NOT_THE_NUMBER = re.compile(
 def plain_number(text: str) -> Fraction | None:
     r"""The exact value of a plainly written number, or None for any other text.
 
-    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, `1e3`; whole
-    groups of thousands.
+    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, powers of ten
+    `1e3`, and whole groups of thousands `1,000`.
     """
     match = _PLAIN_NUMBER.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
     if match is None:
@@ -73,7 +65,7 @@ def unwrap(text: str) -> str:
     """The text without what people put around an answer: dollars, bold, a box, a full stop."""
     text = text.strip()
     while match := _WRAPPER.fullmatch(text):  # they nest: **$42$.**
-        text = match[match.lastindex].strip()
+        text = next(group for group in match.groups() if group is not None).strip()
     return text
 
 
@@ -115,7 +107,8 @@ def _parse(text: str) -> tuple:
     r"""What math-verify finds in `\boxed{text}`, in a worker; golds come again and again."""
     from math_verify import parse
 
-    return tuple(parse(rf"\boxed{{{text}}}", parsing_timeout=None))
+    # None turns off its signals, which work on the main thread alone; its annotation says int.
+    return tuple(parse(rf"\boxed{{{text}}}", parsing_timeout=None))  # pyright: ignore[reportArgumentType]
 
 
 def compare_math(answer: str, gold: str) -> Grade | None:
@@ -125,14 +118,18 @@ def compare_math(answer: str, gold: str) -> Grade | None:
     """
     from math_verify import verify
 
-    parsed = [list(_parse(text)) for text in (gold, answer)]
-    # Beside what it understood, parse returns the text; alone, the text is a failure to parse.
-    gold_found, answer_found = ([x for x in found if not isinstance(x, str)] for found in parsed)
-    if not gold_found:
+    parsed_gold, parsed_answer = (list(_parse(text)) for text in (gold, answer))
+    if not _is_understood(parsed_gold):
         return None
-    if not answer_found:
+    if not _is_understood(parsed_answer):
         return Grade.UNPARSABLE
-    return Grade.CORRECT if verify(*parsed, timeout_seconds=None) else Grade.WRONG
+    same = verify(parsed_gold, parsed_answer, timeout_seconds=None)
+    return Grade.CORRECT if same else Grade.WRONG
+
+
+def _is_understood(parsed: list) -> bool:
+    """Beside what it understood, parse returns the text; the text alone is a failure to parse."""
+    return any(not isinstance(found, str) for found in parsed)
 
 
 MATH = Checker(

@@ -1,24 +1,47 @@
-"""TRL's reward function over a `Grader`."""
+"""The verifiable reward: 1 for a correct answer, 0 for any other, as TRL calls it."""
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.grader import Grader
 
+Turns = str | list[dict]
+
 
 class SolutionReward:
-    """TRL's reward function: 1.0 for a correct answer, else 0.0; counts the grades for the log."""
+    """TRL's reward function: 1.0 for a correct answer, else 0.0; counts the grades for the log.
+
+    Attributes:
+        required_columns: of the data set, which the function reads; `guided_kl` refuses a data set
+            without them.
+        grader: grades the completions.
+        last_batch: `prompt`, `completion`, `answer` and `grade` of each completion of the last
+            call.
+    """
 
     __name__ = "solution_reward"  # TRL names the metric after it
+    required_columns: ClassVar[tuple[str, ...]] = ("answer",)
 
     def __init__(self, grader: Grader):
         self.grader = grader
+        self.last_batch: list[dict] = []
         self._counts: Counter[Grade] = Counter()
-        self.last_batch: list[dict] = []  # prompt, completion, answer and grade of the last call
 
-    def __call__(self, prompts=None, completions=(), answer=None, **_) -> list[float]:
-        """One reward per completion, which is a text or a list of messages (the last one counts).
+    def __call__(
+        self,
+        prompts: Sequence[Turns | None] | None = None,
+        completions: Sequence[Turns] = (),
+        answer: Sequence[str] | None = None,
+        **_: object,
+    ) -> list[float]:
+        """One reward for each completion.
+
+        Args:
+            prompts, completions: texts, or lists of messages, of which the last one counts.
+            answer: the gold answers, the data set's column of that name.
+            **_: the other columns and `completion_ids`, which TRL passes as well.
 
         Raises:
             ValueError: no `answer` column was passed; and see `Grader.grade_many`.
@@ -32,7 +55,12 @@ class SolutionReward:
         grades = self.grader.grade_many(texts, answer)
         self._counts.update(grades)
         self.last_batch = [
-            {"prompt": _text(prompt), "completion": text, "answer": gold, "grade": grade.value}
+            {
+                "prompt": None if prompt is None else _text(prompt),
+                "completion": text,
+                "answer": gold,
+                "grade": grade.value,
+            }
             for prompt, text, gold, grade in zip(
                 prompts or [None] * len(texts), texts, answer, grades, strict=True
             )
@@ -40,11 +68,11 @@ class SolutionReward:
         return [float(grade is Grade.CORRECT) for grade in grades]
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
-        """Completions that are not trained on leave the counts; `batch` is what `last_batch` shall
-        be.
+        """Takes completions that are not trained on out of the counts.
 
         Args:
-            dropped, batch: entries of earlier values of `last_batch`.
+            dropped: these completions, as they were in `last_batch`.
+            batch: becomes `last_batch`.
         """
         self._counts.subtract(Grade(row["grade"]) for row in dropped)
         self.last_batch = batch
@@ -55,7 +83,7 @@ class SolutionReward:
         return {grade.value: counts[grade] for grade in Grade}
 
 
-def _text(turns: str | list[dict] | None) -> str | None:
+def _text(turns: Turns) -> str:
     """A text as it is; of a list of messages the last one's content."""
     if isinstance(turns, list):
         return turns[-1]["content"] if turns else ""

@@ -1,5 +1,4 @@
-"""Runs a function of two texts in worker processes that are killed when they run out of time or
-memory.
+"""Runs a function of two texts in worker processes, with limits on time and memory.
 
 The texts are a model's, so a worker is confined before it sees the first one (`confinement`): no
 network, no files to write, no further process, none of the caller's secrets. It is a plain
@@ -14,6 +13,7 @@ import json
 import logging
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from queue import SimpleQueue
-from typing import Any
+from typing import IO, Any
 
 from sage_unsloth.grading.confinement import allowed_environment, confine, leave_network
 
@@ -37,22 +37,20 @@ logger = logging.getLogger(__name__)
 
 
 def serve(function: str, time_limit: float, memory_limit_gib: float) -> None:
-    """A worker: `[text, text]` a line in; `{"value": ...}`, `{"error": ...}` or `{"refused":
-    event}` a line out.
+    """What a worker process runs.
 
-    Its first line says what the kernel keeps it from: `{"ready": ["namespace", "landlock"]}`.
+    Lines of JSON: `[text, text]` in, and `{"value": ...}`, `{"error": ...}` or `{"refused": event}`
+    out. The first line out says which layers of `confinement` it is in: `{"ready": [...]}`.
     """
-    import resource
-
     limit = int(memory_limit_gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # Sent to all processes of a machine that is taken away, while the caller still needs its
-    # grades; it ends with its pipe.
+    # A machine that shuts down sends it to all processes, while the caller still needs its grades;
+    # the worker ends with its pipe.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kept_from = ["namespace"] if leave_network() else []
     logging.disable(logging.CRITICAL)
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # nothing but replies may reach the pipe
+    os.dup2(2, 1)  # what a library prints goes to stderr: only replies may reach the pipe
     module, name = function.split(":")
     call = getattr(importlib.import_module(module), name)
     call("x", "x")  # pays for the imports
@@ -68,8 +66,8 @@ def serve(function: str, time_limit: float, memory_limit_gib: float) -> None:
         kept_from.append("landlock")
     reply({"ready": kept_from})
     for line in sys.stdin:
-        # The caller kills a late worker; the alarm ends one whose caller is gone, and the kernel
-        # one that turns the alarm off.
+        # The caller kills a late worker. The alarm ends one whose caller is gone, and the limit on
+        # CPU time one that has turned the alarm off.
         signal.setitimer(signal.ITIMER_REAL, 2 * time_limit + 1)
         seconds = math.ceil(time.process_time() + 2 * time_limit + 1)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
@@ -104,8 +102,14 @@ class Worker:
         self.process: subprocess.Popen | None = None
         self.kept_from: tuple[str, ...] = ()
         self.deaths = 0
+        self.questions_left = 0
 
     def start(self) -> None:
+        """Starts the process, after the end of the one before.
+
+        Raises:
+            RuntimeError: it is not ready within `START_LIMIT`.
+        """
         self.stop()
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START, json.dumps(sys.path), json.dumps(self.arguments)],
@@ -121,20 +125,20 @@ class Worker:
             self.stop()
             raise RuntimeError(
                 f"a grading worker must start within {START_LIMIT:g} s and {self.arguments[2]:g} "
-                f"GiB; "
-                "it did not, and its message is on stderr; install what it misses, or raise the "
-                "limit"
+                "GiB; it did not, and its message is on stderr; install what it misses, or raise "
+                "the limit"
             )
         self.kept_from = tuple(ready["ready"])
 
     def read_reply(self, time_limit: float) -> dict[str, Any]:
-        """The next reply; {} where the process died, the time is over, or what came is none."""
+        """The next reply; {} if the process died, the time is over, or what came is no reply."""
+        _, stdout = self._pipes()
         line, deadline = b"", time.monotonic() + time_limit
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or not connection.wait([self.process.stdout], left):
+            if left <= 0 or not connection.wait([stdout.fileno()], left):
                 return {}
-            part = self.process.stdout.read(65_536)
+            part = stdout.read(65_536)
             if not part or len(line) > LONGEST_REPLY:
                 return {}
             line += part
@@ -144,6 +148,11 @@ class Worker:
         return {}
 
     def ask(self, question: tuple[str, str]) -> Any:
+        """The function's value for two texts; `LATE` where the worker had to be killed, or died.
+
+        Raises:
+            RuntimeError: the worker cannot start, or the function raised.
+        """
         if self.process is None or self.process.poll() is not None or not self.questions_left:
             self.start()
         self.questions_left -= 1
@@ -172,11 +181,20 @@ class Worker:
         return LATE
 
     def _write(self, line: bytes) -> None:
+        stdin, _ = self._pipes()
         rest = memoryview(line)
         while rest:  # without a buffer, a long line may go in parts
-            rest = rest[self.process.stdin.write(rest) :]
+            rest = rest[stdin.write(rest) :]
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Standard input and output of the process."""
+        process = self.process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise RuntimeError("a worker must run before it is asked; none does; call start()")
+        return process.stdin, process.stdout
 
     def stop(self) -> None:
+        """Kills the process, if one runs."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()  # reaps it and closes both pipes

@@ -1,1 +1,3 @@
+"""What measures this package itself; not for use from outside."""
 
+__all__ = []

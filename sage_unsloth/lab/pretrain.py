@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from tqdm.auto import trange
@@ -26,7 +27,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import whole_folder, write_json
-from sage_unsloth.sampling.record_sets import SamplingConfig, correct_counts, sample_and_grade
+from sage_unsloth.sampling.counts import correct_matrix
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_sets import sample_and_grade
 
 logger = logging.getLogger(__name__)
 
@@ -126,14 +129,18 @@ def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
         num_samples=num_samples, max_completion_length=64, batch_size=512, seed=seed
     )
     rows = arithmetic.problems("test")
+    engine = TransformersEngine(model, tokenizer)
     with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "samples.jsonl"
         records = sample_and_grade(
-            config, model, tokenizer, rows, Path(folder) / "samples.jsonl", "measure"
+            config, engine, rows, file, model="base", benchmark=arithmetic.SOURCE
         )
-    correct = correct_counts(records, rows, num_samples)
+    correct = correct_matrix(records, [row["id"] for row in rows], num_samples).sum(axis=1)
     return {
-        "pass@1": round(float(pass_at_k(num_samples, correct, 1).mean()), 4),
-        f"pass@{num_samples}": round(float(pass_at_k(num_samples, correct, num_samples).mean()), 4),
+        "pass@1": round(float(np.mean(pass_at_k(num_samples, correct, 1))), 4),
+        f"pass@{num_samples}": round(
+            float(np.mean(pass_at_k(num_samples, correct, num_samples))), 4
+        ),
         "format_share": round(sum(r["extracted"] is not None for r in records) / len(records), 4),
         "problems": len(rows),
         "samples_per_problem": num_samples,

@@ -1,5 +1,4 @@
-"""A long run watched from outside: whether memory, open files, processes and the time of a step
-stay what they were.
+"""A long run watched from outside: do memory, open files, processes and the time of a step grow?
 
     python -m sage_unsloth.lab.soak --steps 5000 --out runs/soak
 
@@ -9,17 +8,18 @@ batch, so that many optimizer steps fit into an hour of one core, and reads /pro
 (Linux only). The golds are written as fractions, so that math-verify's worker processes have to
 compare them. A row of `series.csv` is a window of steps:
 
-    rss, rss_children     resident memory of the trainer and of its child processes (the graders), MiB, mean over the window
+    rss, rss_children     resident memory of the trainer, and of its child processes (the graders),
+                          MiB, mean over the window
     handles, threads, children
                           open file descriptors and threads of the trainer, and its child processes:
-                              the most in the window
-    cpu_per_step          seconds of the trainer's work on the CPU: other work on the machine does not count, as it would by the clock
+                          the most in the window
+    cpu_per_step          seconds of the trainer's work on the CPU, in which other work on the
+                          machine does not count
     clock_per_step        seconds by the clock
     folder, checkpoints   MiB of the run's folder without its checkpoints, and the number of these
 
 After a warm-up, each series gets a least-squares slope with a 95 % interval from a block bootstrap
-of its residuals, since neighbouring windows resemble each other. What is printed and left in
-`soak.json` says which are flat.
+of its residuals, since neighbouring windows resemble each other. `soak.json` says which are flat.
 """
 
 import argparse
@@ -45,18 +45,16 @@ SETTINGS = ("prompts_per_step=2", "num_generations=4", "max_completion_length=48
             "sample_steps=25", "learning_rate=1e-3")  # fmt: skip
 SECONDS_BETWEEN_LOOKS = 0.25
 MIB = 2**20
-SERIES = ("rss", "rss_children", "handles", "threads", "children", "cpu_per_step", "clock_per_step", "folder", "checkpoints")  # fmt: skip
-MEMORY_LIMIT = 1.0
-"""MiB in 1,000 steps: memory is flat where the interval of its slope ends below."""
-TIME_LIMIT = 1.1
-"""The last tenth's CPU time of a step over the first's: flat below."""
+SERIES = ("rss", "rss_children", "handles", "threads", "children", "cpu_per_step",
+          "clock_per_step", "folder", "checkpoints")  # fmt: skip
+MEMORY_LIMIT = 1.0  # MiB in 1,000 steps: memory is flat where the interval of its slope ends below
+TIME_LIMIT = 1.1  # CPU time of a step in the last tenth over the first: flat below
 
 
 def watch(
     out: Path, steps: int, window: int, hours: float, settings: Sequence[str] = SETTINGS
 ) -> list[dict]:
-    """Run the training in `out`/run, and return a row of `series.csv` for each window of optimizer
-    steps.
+    """Run the training in `out`/run, and return the rows of `series.csv`.
 
     Args:
         out: an empty folder.
@@ -76,23 +74,9 @@ def watch(
         for row in arithmetic.problems("train")
     ]
     append_jsonl(data, rows_of_data)
-    command = [
-        sys.executable,
-        "-m",
-        "sage_unsloth",
-        "train",
-        "--algorithm",
-        "sage-branch",
-        "--from",
-        "arithmetic-base",
-        "--path",
-        str(data),
-        "--out",
-        str(run),
-        "--set",
-        f"max_steps={steps}",
-        *settings,
-    ]
+    command = [sys.executable, "-m", "sage_unsloth", "train", "--algorithm", "sage-branch"]
+    command += ["--from", "arithmetic-base", "--path", str(data), "--out", str(run)]
+    command += ["--set", f"max_steps={steps}", *settings]
     rows: list[dict] = []
     with (out / "train.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -201,16 +185,17 @@ def _size(folder: Path, without: Path) -> int:
 
 
 def report(rows: Sequence[Mapping]) -> dict:
-    """Slopes with intervals, first and last tenth, and what is flat, of the rows after the warm-up
-    (the first tenth).
+    """Slopes with intervals, first and last tenth, and what is flat, after the warm-up.
+
+    The warm-up is the first tenth of the rows.
 
     Raises:
         ValueError: fewer than 20 rows.
     """
     if len(rows) < 20:
         raise ValueError(
-            f"a slope needs at least 20 windows; got {len(rows)}; let the run go on, or make "
-            f"--window smaller"
+            f"a slope needs at least 20 windows; got {len(rows)}; let the run continue, or make "
+            "--window smaller"
         )
     kept = rows[len(rows) // 10 :]
     steps = [row["step"] for row in kept]
@@ -242,14 +227,12 @@ def report(rows: Sequence[Mapping]) -> dict:
 def slope(
     x: Sequence[float], y: Sequence[float], resamples: int = 5000
 ) -> tuple[float, float, float]:
-    """Least squares: the slope, and its 95 % interval by a circular block bootstrap of the
-    residuals.
-    """
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    centred = x - x.mean()
+    """The least-squares slope, and its 95 % interval by a circular block bootstrap of residuals."""
+    values = np.asarray(y, float)
+    centred = np.asarray(x, float) - np.mean(np.asarray(x, float))
     weights = centred / (centred @ centred)
-    estimate = weights @ y
-    residuals = y - y.mean() - estimate * centred
+    estimate = weights @ values
+    residuals = values - values.mean() - estimate * centred
     block = math.ceil(len(y) ** (1 / 2))
     starts = np.random.default_rng(0).integers(len(y), size=(resamples, -(-len(y) // block)))
     places = (starts[:, :, None] + np.arange(block)) % len(y)
@@ -291,8 +274,8 @@ def summary(result: Mapping) -> str:
         verdict = {True: "flat", False: "NOT FLAT", None: ""}[result["flat"].get(name)]
         lines.append(
             f"  {name:<15} first tenth {series['first_tenth']:9.3f}  last "
-            f"{series['last_tenth']:9.3f}  per 1,000 steps "
-            f"{middle:+.4f} [{low:+.4f}, {high:+.4f}]  {verdict}"
+            f"{series['last_tenth']:9.3f}  per 1,000 steps {middle:+.4f} "
+            f"[{low:+.4f}, {high:+.4f}]  {verdict}"
         )
     return "\n".join(lines)
 
@@ -312,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--hours", type=float, default=2.0, help="at most (default: %(default)s)")
     parser.add_argument(
-        "--report", action="store_true", help="of a run that is there, or still going"
+        "--report", action="store_true", help="of a run that is there, or still running"
     )
     options = parser.parse_args(arguments)
     if not options.report:

@@ -1,6 +1,7 @@
 """Whether there is a GPU, and giving its memory back."""
 
 import functools
+import gc
 import traceback
 from collections.abc import Callable
 
@@ -8,8 +9,9 @@ from sage_unsloth.runs.stopping import Terminated
 
 
 def frees_models(function: Callable) -> Callable:
-    """Decorates what loads models: an interrupt leaves none behind, though a notebook keeps the
-    traceback and with it every frame's variables.
+    """Decorates a function that loads models, so that an interrupt leaves none of them behind.
+
+    A notebook keeps the traceback, and with it the variables of every frame: these are cleared.
     """
 
     @functools.wraps(function)
@@ -17,6 +19,7 @@ def frees_models(function: Callable) -> Callable:
         try:
             return function(*args, **kwargs)
         except (KeyboardInterrupt, Terminated) as error:
+            # The errors that were being handled when the interrupt came have frames of their own.
             link: BaseException | None = error
             while link is not None:
                 traceback.clear_frames(link.__traceback__)
@@ -28,12 +31,8 @@ def frees_models(function: Callable) -> Callable:
 
 
 def release_memory() -> None:
-    """Free the models that nothing refers to: they hold themselves in cycles, which only the
-    collector breaks.
-    """
-    import gc
-
-    gc.collect()
+    """Frees the memory of models that nothing refers to any more."""
+    gc.collect()  # a model refers to itself in cycles, which only the collector breaks
     if has_gpu():
         import torch
 

@@ -1,26 +1,30 @@
-"""The tiny model that the package carries."""
+"""The tiny model that the package carries, and the folder that it lies in."""
 
 from pathlib import Path
 
+from sage_unsloth.models.device import has_gpu
+
 BASE_MODEL = "arithmetic-base"
+"""Its folder in `data_folder()`, and the name of its preset."""
+
+
+def data_folder() -> Path:
+    """The project's data: beside the code if installed, beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "data" if (package / "data").is_dir() else package.parent / "data"
 
 
 def settle_process() -> None:
-    """One thread on a CPU, where tensors are too small for two and a second one waits for whatever
-    else runs; no bars of libraries for what takes no time here."""
+    """Sets this process up for the tiny model: one thread on a CPU, no libraries' progress bars.
+
+    Its tensors are too small for two threads, of which one would wait for whatever else runs; and
+    what the bars are for takes no time here.
+    """
     import datasets
     import torch
     import transformers
 
-    if not torch.cuda.is_available():
+    if not has_gpu():
         torch.set_num_threads(1)
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
-
-
-def data_folder() -> Path:
-    """The project's data: beside the code in an installed package, beside the package in a
-    checkout.
-    """
-    here = Path(__file__).resolve().parents[1]
-    return here / "data" if (here / "data").is_dir() else here.parent / "data"

@@ -1,25 +1,20 @@
-"""Loads a policy for training or sampling: Unsloth's FastLanguageModel on a GPU, transformers +
-peft without one.
+"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one.
 
 Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
 that carries the project's chat template. Adapters are plain peft folders either way.
 """
 
-import logging
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
-from sage_unsloth.models.weights import adapter_config, check_adapter, refuse_pickles
+from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
+from sage_unsloth.patch import switches
 from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +31,7 @@ class LoraSettings:
     rank: int = 8
     alpha: int = 16
     dropout: float = 0.0
-    targets: tuple[str, ...] = field(default=LORA_TARGETS)
+    targets: tuple[str, ...] = LORA_TARGETS
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or not self.targets:
@@ -63,8 +58,9 @@ def load_policy(
 
         load_policy(path)                       the model itself, for sampling
         load_policy(path, adapter=folder)       with a trained adapter, for sampling
-        load_policy(path, lora=settings)        with a fresh adapter (B = 0), to train: the policy starts as the model itself
-        load_policy(path, lora=settings, adapter=folder)    with the trained adapter, to train on
+        load_policy(path, lora=settings)        with a fresh adapter, to train it; its B is 0, so
+                                                that the policy starts as the model itself
+        load_policy(path, lora=settings, adapter=folder)    with a trained adapter, to train it more
         load_policy(path, full_finetuning=True)             to train every weight
 
     Args:
@@ -72,8 +68,7 @@ def load_policy(
         lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise the weights (GPU only).
-        use_vllm: rollouts by the vLLM engine that shares the weights (GPU only); see
-            `engine_choice.choose_rollouts`.
+        use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
         seed: of the fresh adapter's A.
 
@@ -85,8 +80,7 @@ def load_policy(
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
             "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
-            "or load_in_4bit as well; "
-            "leave these out, or full_finetuning"
+            "or load_in_4bit as well; leave these out, or full_finetuning"
         )
     if not has_gpu() and load_in_4bit:
         raise ValueError(
@@ -96,20 +90,16 @@ def load_policy(
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     refuse_pickles(path)
     if adapter is not None:
-        check_adapter(path, adapter)
+        check_adapter_fits(path, adapter)
         if lora is not None:
             _check_lora(adapter, lora)
     load_unsloth(standby=use_vllm)
-    if not has_gpu():
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed)
-    else:
-        from unsloth import FastLanguageModel
-
-        if use_vllm:
-            # Else standby puts a share of its own in the place of the one asked for.
-            os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"
-        model, tokenizer = FastLanguageModel.from_pretrained(
-            str(path),
+    if has_gpu():
+        model, tokenizer = _load_on_gpu(
+            path,
+            lora,
+            adapter,
+            seed,
             max_seq_length=max_length,
             load_in_4bit=load_in_4bit,
             full_finetuning=full_finetuning,
@@ -117,30 +107,49 @@ def load_policy(
             float32_mixed_precision=True if full_finetuning else None,
             fast_inference=use_vllm,
             gpu_memory_utilization=gpu_memory_utilization,
-            max_lora_rank=lora.rank if lora is not None else 64,
         )
-        if lora is not None:
-            model = FastLanguageModel.get_peft_model(
-                model,
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=list(lora.targets),
-                use_gradient_checkpointing="unsloth",
-                random_state=seed,
-            )
-        elif adapter is not None:
-            # By peft: Unsloth, given an adapter, would load the base that the adapter's config
-            # names instead of `path`.
-            from peft import PeftModel
-
-            model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
+    else:
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed)
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
     tokenizer = prepare_tokenizer(tokenizer, model.config, stops, path)
     model.generation_config.eos_token_id = stops
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
+
+
+def _load_on_gpu(
+    path: str | Path,
+    lora: LoraSettings | None,
+    adapter: str | Path | None,
+    seed: int,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """By Unsloth; `options` are its `from_pretrained`'s."""
+    from unsloth import FastLanguageModel
+
+    if options["fast_inference"]:
+        switches.keep_vllm_memory_share()
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        str(path), max_lora_rank=lora.rank if lora is not None else 64, **options
+    )
+    if lora is not None:
+        model = FastLanguageModel.get_peft_model(
+            model,
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(lora.targets),
+            use_gradient_checkpointing="unsloth",
+            random_state=seed,
+        )
+    elif adapter is not None:
+        # By peft: Unsloth, given an adapter, would load the base that the adapter's config names
+        # instead of `path`.
+        from peft import PeftModel
+
+        model = FastLanguageModel.for_inference(PeftModel.from_pretrained(model, str(adapter)))
     return model, tokenizer
 
 
@@ -159,7 +168,7 @@ def _load_on_cpu(
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     if lora is not None:
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # of A
         model = get_peft_model(
             model,
             LoraConfig(
@@ -176,23 +185,23 @@ def _load_on_cpu(
 
 
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
-    """Training goes on with an adapter as it was made."""
-    found = adapter_config(adapter)
-    there = {
-        "rank": found["r"],
-        "alpha": found["lora_alpha"],
-        "targets": sorted(found["target_modules"]),
+    """Refuses to train a trained adapter more under other settings than those it was made with."""
+    config = adapter_config(adapter)
+    found = {
+        "rank": config["r"],
+        "alpha": config["lora_alpha"],
+        "targets": sorted(config["target_modules"]),
     }
     wanted = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
-    if there != wanted:
+    if found != wanted:
         raise ValueError(
-            f"training goes on with an adapter of the same settings only; {adapter} has {there}, "
-            f"asked for {wanted}; set lora "
-            "to match"
+            f"an adapter is trained further with the same settings only; {adapter} has {found}, "
+            f"asked for {wanted}; set lora to match"
         )
 
 
 def _load_adapter_weights(model: Any, adapter: Path) -> None:
+    """Puts a trained adapter's weights in the place of a fresh one's."""
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -200,7 +209,6 @@ def _load_adapter_weights(model: Any, adapter: Path) -> None:
     if result.unexpected_keys:
         raise ValueError(
             f"every weight of an adapter must have its place in the model; {adapter} has "
-            f"{len(result.unexpected_keys)} that "
-            f"have not, the first is {result.unexpected_keys[0]!r}; give the model that it was "
-            f"trained on"
+            f"{len(result.unexpected_keys)} without one, the first is "
+            f"{result.unexpected_keys[0]!r}; give the model that it was trained on"
         )

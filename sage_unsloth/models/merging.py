@@ -11,10 +11,10 @@ from sage_unsloth.runs.files import whole_folder
 def save_merged(
     model: Any, tokenizer: Any, folder: str | Path, *, dtype: str | None = None
 ) -> None:
-    """Merge the adapter into its base and save an ordinary model folder, complete or not at all.
+    """Merges the adapter into its base and saves an ordinary model folder, complete or not at all.
 
-    The folder appears under its name only when every file is in it. Unsloth is given an absolute
-    path: on Kaggle it moves a relative one that does not fit to /tmp, and says so only in print.
+    Unsloth is given an absolute path: on Kaggle it moves a relative one that does not fit to /tmp,
+    and only prints that it did.
 
     Args:
         model: with an adapter, or fully trained.
@@ -29,15 +29,12 @@ def save_merged(
     folder = Path(folder).absolute()
     with whole_folder(folder) as partial:
         bytes_per_weight = 2 if has_gpu() or dtype in ("bfloat16", "float16") else 4
-        needed, free = (
-            model.num_parameters() * bytes_per_weight,
-            shutil.disk_usage(folder.parent).free,
-        )
+        needed = model.num_parameters() * bytes_per_weight
+        free = shutil.disk_usage(folder.parent).free
         if free < needed:
             raise OSError(
                 f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has "
-                f"{free / 2**30:.1f} GiB free; free some, or "
-                "choose a folder on another disk"
+                f"{free / 2**30:.1f} GiB free; free some, or choose a folder on another disk"
             )
         if has_gpu():
             from unsloth.save import patch_saving_functions
@@ -59,8 +56,7 @@ def save_merged(
             tokenizer.save_pretrained(partial)
         if not (partial / "config.json").exists() or not list(partial.glob("*.safetensors")):
             raise OSError(
-                f"a saved model must have config.json and *.safetensors; {partial} has neither "
-                f"or one of them: Unsloth has put it "
-                "elsewhere (its last lines say where); set UNSLOTH_KAGGLE_USE_TMP=0, free disk "
-                "space, and try again"
+                f"a saved model must have config.json and *.safetensors; {partial} has neither or "
+                "one of them: Unsloth has put it elsewhere (its last lines say where); set "
+                "UNSLOTH_KAGGLE_USE_TMP=0, free disk space, and try again"
             )

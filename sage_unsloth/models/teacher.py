@@ -1,13 +1,7 @@
-"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref
-where it was asked to look.
+"""Loads the frozen teacher of a `TeacherGuide`, and keeps it out of what is saved.
 
-The paper leaves learned guides to the future. Here a frozen teacher (another adapter on the same
-base, or another model with the same tokenizer) scores each rollout batch once, without gradient,
-and
-
-    q_t = clip((π_teacher(y_t | s_t) / π_ref(y_t | s_t))^κ, q_min, q_max)
-
-so that with κ = 1 and no clip the anchor q·π_ref is the teacher itself.
+A teacher is another adapter on the policy's base, which shares the base's weights, or another model
+with the same tokenizer.
 """
 
 import shutil
@@ -15,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.models.weights import check_adapter
+from sage_unsloth.models.weights import check_adapter_fits
 
 ADAPTER = "teacher"
 """The name of a teacher's adapter in the policy's model."""
@@ -35,8 +29,7 @@ def load_teacher(
     max_length: int = 2048,
     load_in_4bit: bool = False,
 ) -> Any:
-    """What `guided_kl` takes as its teacher: the name of a frozen adapter in `model`, or a frozen
-    model of its own.
+    """What `guided_kl` takes as its teacher.
 
     Args:
         path: an adapter's folder, or a model's folder or hub id.
@@ -46,6 +39,9 @@ def load_teacher(
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise a teacher that is a model (GPU only).
 
+    Returns:
+        The name of a frozen adapter, now in `model`, or a frozen model of its own.
+
     Raises:
         ValueError: an adapter for another base, or beside a policy without one; a model with
             another tokenizer.
@@ -53,11 +49,11 @@ def load_teacher(
     if is_adapter(path):
         if not hasattr(model, "peft_config"):
             raise ValueError(
-                f"a teacher that is an adapter needs a policy that trains one; got full "
-                f"fine-tuning and {path}; merge the "
-                "teacher into a model of its own (python -m sage_unsloth export)"
+                "a teacher that is an adapter needs a policy that trains one; got full "
+                f"fine-tuning and {path}; merge the teacher into a model of its own (python -m "
+                "sage_unsloth export)"
             )
-        check_adapter(base, path)
+        check_adapter_fits(base, path)
         model.load_adapter(str(path), ADAPTER, is_trainable=False)
         return ADAPTER
     teacher, its_tokenizer = load_policy(path, max_length=max_length, load_in_4bit=load_in_4bit)
@@ -70,14 +66,15 @@ def load_teacher(
 
 
 def drop_teacher(model: Any, teacher: Any) -> None:
-    """Take the teacher's adapter out of the trained model, so that it is not saved with it."""
+    """Takes the teacher's adapter out of the trained model, so that it is not saved with it."""
     if teacher == ADAPTER:
         model.delete_adapter(ADAPTER)
 
 
 def forget_teacher(checkpoint: Path | None) -> None:
-    """Take the teacher's adapter out of a checkpoint: transformers, finding it there, would restore
-    it and not the policy's.
+    """Takes the teacher's adapter out of a checkpoint.
+
+    transformers, finding it there, would restore it instead of the policy's.
     """
     if checkpoint is not None:
         shutil.rmtree(checkpoint / ADAPTER, ignore_errors=True)

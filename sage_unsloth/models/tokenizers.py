@@ -1,6 +1,4 @@
-"""Tokenizers: the project's chat template, a token to pad with, the tokens that end a
-completion.
-"""
+"""Tokenizers: the project's chat template, the pad token, and the tokens that end a completion."""
 
 import logging
 from pathlib import Path
@@ -8,15 +6,13 @@ from typing import Any
 
 from sage_unsloth.prompts import CHAT_TEMPLATE
 
+PAD_TOKEN = "<|pad|>"
+
 logger = logging.getLogger(__name__)
 
 
-PAD_TOKEN = "<|pad|>"
-
-
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a model folder or hub id, with the project's chat template and a pad token
-    of its own.
+    """The tokenizer of a model folder or hub id, with our chat template and a pad token of its own.
 
     Raises:
         ValueError: it cannot be loaded, it has no EOS token, or no token can serve as pad.
@@ -32,9 +28,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
-    """The tokens that end a completion of the model at `path`: EOS, and what its generation_config
-    adds.
-    """
+    """The tokens that end a completion of the model at `path`: EOS, and its generation config's."""
     from transformers import GenerationConfig
 
     try:
@@ -44,28 +38,31 @@ def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
 
 
 def stop_tokens(generation: Any, tokenizer: Any) -> list[int]:
-    """As the trainer has them: the `eos_token_id` of a generation config, one or several, and the
-    tokenizer's.
-    """
+    """The `eos_token_id` of a generation config, None, one or several, and the tokenizer's."""
     found = getattr(generation, "eos_token_id", None)
     found = found if isinstance(found, list) else [found]
     return sorted({*found, tokenizer.eos_token_id} - {None})
 
 
 def not_found(path: str | Path, error: Exception) -> str:
+    """The message for a model that cannot be loaded."""
     return (
         f"a model must be a folder or a hub id that can be reached; {str(path)!r} could not be "
-        f"loaded: {error!s:.300}; "
-        "check the path or the network"
+        f"loaded: {error!s:.300}; check the path or the network"
     )
 
 
 def prepare_tokenizer(tokenizer: Any, config: Any, stops: list[int], path: str | Path) -> Any:
-    """The tokenizer with our chat template, padding on the left, and a pad token that ends no
-    completion.
+    """The tokenizer with our chat template, left padding, and a pad token that ends no completion.
 
     Unsloth tells a completion from padding by the pad id alone. So where pad is missing, or is one
     of the tokens that generation stops at, an unused special token takes its place.
+
+    Args:
+        tokenizer: is changed in place.
+        config: of the model; the embedding's rows are counted.
+        stops: see `stop_tokens`.
+        path: of the model, for messages.
 
     Raises:
         ValueError: no EOS token, or no token can serve as pad.
@@ -73,8 +70,7 @@ def prepare_tokenizer(tokenizer: Any, config: Any, stops: list[int], path: str |
     if tokenizer.eos_token_id is None:
         raise ValueError(
             "the tokenizer must have an EOS token because the chat template ends each turn with "
-            "it; got None in "
-            f"{path}; set tokenizer.eos_token and save it"
+            f"it; got None in {path}; set tokenizer.eos_token and save it"
         )
     tokenizer.padding_side = "left"
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -87,9 +83,7 @@ def prepare_tokenizer(tokenizer: Any, config: Any, stops: list[int], path: str |
 
 
 def _unused_token(tokenizer: Any, stops: list[int], rows: int, path: str | Path) -> str:
-    """A special token made for padding or reserved for nothing; else a new one, where the embedding
-    has a spare row.
-    """
+    """A special token for padding or reserved; else a new one, if the embedding has a spare row."""
     special = {
         token.content: number
         for number, token in tokenizer.added_tokens_decoder.items()
@@ -104,9 +98,7 @@ def _unused_token(tokenizer: Any, stops: list[int], rows: int, path: str | Path)
         return PAD_TOKEN
     raise ValueError(
         "the tokenizer must have a token to pad with that is not EOS, because Unsloth finds the "
-        "end of a completion by it; "
-        f"got pad_token={tokenizer.pad_token!r}, eos_token={tokenizer.eos_token!r} in {path}, no "
-        f"reserved token, and no spare "
-        f"row among the embedding's {rows}; enlarge the embedding by one row and save model and "
-        f"tokenizer"
+        f"end of a completion by it; got pad_token={tokenizer.pad_token!r}, "
+        f"eos_token={tokenizer.eos_token!r} in {path}, no reserved token, and no spare row among "
+        f"the embedding's {rows}; enlarge the embedding by one row and save model and tokenizer"
     )

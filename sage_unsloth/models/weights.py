@@ -1,4 +1,4 @@
-"""Which weights a model has, and whether a LoRA adapter belongs to the base that it is put on."""
+"""Which weights a folder holds, and whether a LoRA adapter fits the base that it is put on."""
 
 import hashlib
 import logging
@@ -7,9 +7,11 @@ from typing import Any
 
 from sage_unsloth.runs.files import read_json
 
-logger = logging.getLogger(__name__)
-
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+WHOLE = 256 << 20  # bytes; larger files are sampled for their digest
+SPANS, SPAN = 1024, 64 << 10  # places and bytes of a larger file, evenly over it
+
+logger = logging.getLogger(__name__)
 
 
 def adapter_config(adapter: str | Path) -> dict[str, Any]:
@@ -22,15 +24,13 @@ def adapter_config(adapter: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(
             f"an adapter must be a folder with adapter_config.json; there is none in {adapter}; "
-            f"give the folder that "
-            "training left"
+            "give the folder that training left"
         )
     return read_json(path)
 
 
 def refuse_pickles(folder: str | Path) -> None:
-    """Weights are read from safetensors; a pickle, which can hold code, is refused. A hub id is
-    left to its loader.
+    """Refuses weights in pickles, which can hold code; a hub id is left to its loader.
 
     Raises:
         ValueError: the folder has weights in pickles alone.
@@ -39,19 +39,18 @@ def refuse_pickles(folder: str | Path) -> None:
     pickles = [file.name for pattern in PICKLES for file in sorted(folder.glob(pattern))]
     if pickles and not list(folder.glob("*.safetensors")):
         raise ValueError(
-            f"weights must be safetensors, because a pickle can run code when it is loaded; "
-            f"{folder} has only {pickles[0]}; if you "
-            "trust it, load it by transformers or peft yourself, and save it again by "
-            "save_pretrained"
+            "weights must be safetensors, because a pickle can run code when it is loaded; "
+            f"{folder} has only {pickles[0]}; if you trust it, load it by transformers or peft "
+            "yourself, and save it again by save_pretrained"
         )
 
 
-def check_adapter(base: str | Path, adapter: str | Path) -> None:
+def check_adapter_fits(base: str | Path, adapter: str | Path) -> None:
     """Refuses an adapter that was trained on another base.
 
-    Two models of one architecture take each other's adapters without a word, and the result is a
-    model that nobody trained. So where the base that the adapter names is at hand, its weights must
-    be those of `base`; elsewhere the shapes must fit.
+    Two models of one architecture accept each other's adapters without an error, and the result is
+    a model that nobody trained. So where the base that the adapter names is on this disk, its
+    weights must be those of `base`; where it is not, the shapes must fit.
 
     Raises:
         ValueError: the adapter was trained on other weights, does not fit, or is a pickle.
@@ -61,16 +60,16 @@ def check_adapter(base: str | Path, adapter: str | Path) -> None:
     if named and Path(named).is_dir() and Path(base).is_dir():
         if model_identity(named) != model_identity(base):
             raise ValueError(
-                f"an adapter must be put on the base that it was trained on; {adapter} was "
-                f"trained on {named}, and {base} has "
-                f"other weights; give {named}+{adapter}"
+                f"an adapter must be put on the base that it was trained on; {adapter} was trained "
+                f"on {named}, and {base} has other weights; give {named}+{adapter}"
             )
         return
     if Path(base).is_dir():
         _check_shapes(Path(base), Path(adapter))
     if named != str(base):
         logger.warning(
-            "%s names %s as its base, which is not at hand; nobody checks that %s has its weights",
+            "%s names %s as its base, which is not at hand: it is not checked that %s has its "
+            "weights",
             adapter,
             named,
             base,
@@ -78,6 +77,7 @@ def check_adapter(base: str | Path, adapter: str | Path) -> None:
 
 
 def _check_shapes(base: Path, adapter: Path) -> None:
+    """Raises ValueError for a LoRA matrix that its layer in `base` does not take."""
     shapes = _shapes(base)
     for name, shape in _shapes(adapter).items():
         module, _, side = name.removeprefix("base_model.model.").partition(".lora_")
@@ -85,43 +85,40 @@ def _check_shapes(base: Path, adapter: Path) -> None:
         if not side or (weight is not None and len(weight) != 2):
             continue
         # A is (rank, in), B is (out, rank), and the base's weight (out, in).
-        if weight is None or weight[side[0] == "A"] != shape[side[0] == "A"]:
+        axis = 1 if side[0] == "A" else 0
+        if weight is None or weight[axis] != shape[axis]:
+            found = (
+                "no such layer" if weight is None else f"a weight of shape {tuple(weight)} there"
+            )
             raise ValueError(
-                f"an adapter must fit its base; {adapter} has {name} of shape {tuple(shape)}, "
-                f"and {base} has "
-                f"{'no such layer' if weight is None else f'a weight of shape {tuple(weight)} there'}; give the base that it "
-                "was trained on"
+                f"an adapter must fit its base; {adapter} has {name} of shape {tuple(shape)}, and "
+                f"{base} has {found}; give the base that it was trained on"
             )
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Of every tensor, by its name, without loading it."""
     from safetensors import safe_open
 
     shapes = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:
-            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+            # It has keys and is no dict: one cannot iterate over it.
+            for name in tensors.keys():  # noqa: SIM118
+                shapes[name] = tensors.get_slice(name).get_shape()
     return shapes
 
 
 def model_identity(path: str | Path, adapter: str | Path | None = None) -> dict[str, Any]:
-    """Digests of a model's and an adapter's files; where they lie does not matter. A hub id stands
-    for itself.
-    """
+    """Digests of a model's and an adapter's files, wherever they lie; a hub id is its own name."""
     return {
         "weights": _files_digest(Path(path)) if Path(path).is_dir() else str(path),
         "adapter": None if adapter is None else _files_digest(Path(adapter)),
     }
 
 
-WHOLE = 256 << 20  # bytes; larger files are sampled
-SPANS, SPAN = 1024, 64 << 10  # of a larger file, evenly over it
-
-
 def _files_digest(folder: Path) -> str:
-    """Of the configuration and the weights: names, sizes and bytes; of a file above 256 MiB, 64 KiB
-    at 1,024 places.
-    """
+    """Of the configuration and the weights: names, sizes and bytes, of large files in samples."""
     digest = hashlib.sha256()
     patterns = ("*config.json", "*.safetensors", "*.bin")
     for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):

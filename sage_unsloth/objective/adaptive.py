@@ -8,7 +8,7 @@ a measured mean stays where it was set:
     e = clip(1 − measured/target, −0.2, 0.2)
     κ ← clip(κ · (1 + gain · e), min_strength, max_strength)
 
-κ is part of each checkpoint, so a resumed run goes on with the same values.
+κ is part of each checkpoint, so a resumed run continues with the same values.
 """
 
 import math
@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.guides import Q_MAX, Q_MIN, Guide, RandomGuide, SteeredGuide, check_clip
+from sage_unsloth.objective.guides import Q_MAX, Q_MIN, RandomGuide, check_clip
+from sage_unsloth.objective.protocols import CausalGuide, Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 
 ERROR_MAX = 0.2
@@ -93,6 +94,10 @@ class AdaptiveGuide:
     def needs(self) -> Set[str]:
         return self.guide.needs | ({"entropies"} if self.keeps == "entropy" else set())
 
+    @property
+    def causal(self) -> bool:
+        return isinstance(self.guide, CausalGuide) and self.guide.causal
+
     @torch.no_grad()
     def log_guide(
         self,
@@ -123,5 +128,5 @@ class AdaptiveGuide:
         return {"strength": self.strength}
 
     def restore(self, state: Mapping[str, float] | None) -> None:
-        """Go on from `state`, or begin anew with None."""
+        """Continue from `state`, or begin at 1 with None."""
         self.strength = 1.0 if state is None else float(state["strength"])

@@ -1,20 +1,19 @@
-"""The metrics that a guided step logs beside Unsloth's own, pooled over its micro-batches and
-processes.
+"""The metrics that a guided step logs, pooled over its micro-batches and processes.
 
-    sage/guide_mean, sage/guide_min, sage/guide_max   q_t over the completion tokens
-    sage/log_guide_mean                               log q_t, nats
-    sage/share_touched                                share of completion tokens with q_t ≠ 1
-    sage/entropy                                      H_t, nats, when the guide or `log_entropy` asks for entropies
-    sage/ref_entropy                                  the same of π_ref, when the guide asks for it
-    sage/credit_abs                                   mean over tokens of |sequence credit|, in units of reward
-    sage/<name>                                       the state of a guide that has one (`guides.SteeredGuide`)
-    kl/ref_k3                                         k3 to π_ref, nats; not without a KL term
-    kl/anchor_k3                                      k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
+    sage/guide_mean, _min, _max   q_t over the completion tokens
+    sage/log_guide_mean           log q_t, nats
+    sage/share_touched            share of completion tokens with q_t ≠ 1
+    sage/entropy                  H_t, nats, when the guide or `log_entropy` asks for entropies
+    sage/ref_entropy              the same of π_ref, when the guide asks for it
+    sage/credit_abs               mean over tokens of |sequence credit|, in units of reward
+    sage/<name>                   the state of a guide that has one (`guides.SteeredGuide`)
+    kl/ref_k3                     k3 to π_ref, nats; not without a KL term
+    kl/anchor_k3                  k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
 Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the loss: by
-it runs compare. Both k3 are means over completions of the token mean, each token bounded as in
-Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches of different
-sizes are weighted right.
+it runs can be compared. Both k3 are means over completions of the token mean, each token bounded
+as in Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches of
+different sizes are weighted right.
 """
 
 import math
@@ -24,8 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
+from sage_unsloth.objective.kl import LOG_RATIO_MAX, UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.signals import TokenSignals
+
+LOG_GUIDE_MAX = LOG_RATIO_MAX
+"""Largest |log q_t|, nats: Unsloth clamps log-ratios there, so more would have no effect."""
 
 
 class GuideMetrics:
@@ -36,6 +38,8 @@ class GuideMetrics:
         self._last: list[float] | None = None
         self.values: dict[str, float] = {}
         """Of the window so far, by metric."""
+        self.tokens = 0
+        """Completion tokens of the window; the values mean nothing where there are none."""
 
     def add(
         self,
@@ -57,7 +61,7 @@ class GuideMetrics:
                 mask.
 
         Raises:
-            ValueError: `log_guide` is not finite.
+            ValueError: `log_guide` is not finite, or beyond `LOG_GUIDE_MAX`.
         """
         sums, extremes = _micro_batch(signals, log_guide, credit)
         # One transfer from the device: everything in one tensor.
@@ -65,10 +69,8 @@ class GuideMetrics:
         totals = gathered[:, : len(sums)].sum(0).tolist()
         lows = gathered[:, len(sums) :].amin(0).tolist()
         new = dict(zip([*sums, *extremes], totals + lows, strict=True))
-        if log_guide is not None and not math.isfinite(new["log_guide"]):
-            raise ValueError(
-                f"log_guide must be finite on completion tokens; got {new['log_guide']}"
-            )
+        if log_guide is not None and new["tokens"]:
+            _check_range(new["log_guide"], new["lowest"], -new["minus_highest"])
 
         # The list written last time is gone when the trainer has logged; then a new window begins.
         if self._last is not None and any(values is self._last for values in metrics.values()):
@@ -92,9 +94,23 @@ class GuideMetrics:
             if name in new:
                 values[f"sage/{name}"] = new[name] / tokens
         self.values = values
+        self.tokens = int(new["tokens"])
         for name, value in values.items():
             metrics[name] = [value]
             self._last = metrics[name]
+
+
+def _check_range(total: float, lowest: float, highest: float) -> None:
+    """Of one micro-batch: Σ log q_t, and the extremes of q_t."""
+    if not math.isfinite(total):
+        raise ValueError(f"log_guide must be finite on completion tokens; got {total}")
+    largest = math.exp(LOG_GUIDE_MAX) * (1 + 1e-6)  # log and exp in float32 round
+    if lowest < 1 / largest or highest > largest:
+        raise ValueError(
+            f"|log_guide| must be at most {LOG_GUIDE_MAX:g} nats, where the loss clamps them; "
+            f"got q from {lowest:.3g} to {highest:.3g}; clip q, as the guides of this "
+            "package do (q_min, q_max)"
+        )
 
 
 def _micro_batch(
@@ -125,8 +141,9 @@ def _micro_batch(
             "guide": (q * valid).sum(),
             "log_guide": log_guide.sum(),
             "touched": (log_guide != 0).sum().float(),
-            "anchor_k3": over_rows(ref + log_guide),
         }
+        if ref is not None:  # always so with a guide; the order of the keys is that of the log
+            sums["anchor_k3"] = over_rows(ref + log_guide)
         extremes = {
             "lowest": torch.where(valid, q, math.inf).min(),
             "minus_highest": -torch.where(valid, q, -math.inf).max(),

@@ -1,5 +1,4 @@
-"""Guides: q(x, y) = Π_t q_t, the weight that shapes the KL anchor from π_ref into q·π_ref (arXiv
-2605.18864, Eq. 7-12).
+"""Guides: q(x, y) = Π_t q_t, which turns the KL anchor π_ref into q·π_ref (arXiv 2605.18864).
 
 Three ways to choose q_t:
 
@@ -9,7 +8,7 @@ Three ways to choose q_t:
 
 with ξ ~ N(0, 1). Each q_t is clipped to [q_min, q_max], is a constant in the update (no gradient),
 and is 1 outside the completion. What a guide returns is log q_t, because that is what is added to
-the reference log-probabilities. `teacher.py` and `adaptive.py` have the guides beyond these three.
+the reference log-probabilities. Guides beyond these three: `teacher_guide.py`, `adaptive.py`.
 
 Entropies and surprisals are the policy's, as in the paper, or the reference's
 (`source="reference"`): then q·π_ref is one fixed anchor for the whole run, as the theory of Eq. 4
@@ -22,9 +21,9 @@ Shapes: B completions, T tokens.
 """
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,55 +33,8 @@ from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.objective.surprisal import NORMS, normalised_surprisal
 
 Q_MIN = 0.6
-
-
 Q_MAX = 1.4
-
-
 SOURCES = ("policy", "reference")
-
-
-@runtime_checkable
-class Guide(Protocol):
-    """What `guided_kl` accepts: any object with these two members is a guide.
-
-    Attributes:
-        needs: which of `OPTIONAL_SIGNALS` `log_guide` reads.
-    """
-
-    needs: Set[str]
-
-    def log_guide(
-        self,
-        signals: TokenSignals,
-        *,
-        step: int,
-        max_steps: int,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """log q_t, (B, T) float32, without gradient, 0 where the mask is 0."""
-        ...
-
-
-@runtime_checkable
-class SteeredGuide(Guide, Protocol):
-    """A guide with a state of its own, which is moved after each optimizer step and kept in each
-    checkpoint.
-    """
-
-    def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Learn from the metrics of `sage_unsloth.objective.guide_metrics`, pooled over the step's
-        micro-batches and processes.
-        """
-        ...
-
-    def state(self) -> dict[str, float]:
-        """What a checkpoint keeps, as numbers; each is logged as `sage/<name>`."""
-        ...
-
-    def restore(self, state: Mapping[str, float] | None) -> None:
-        """Go on from what `state()` returned, or begin anew with None."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -106,6 +58,7 @@ class BranchGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     source: str = "policy"
+    causal: ClassVar[bool] = True
 
     @property
     def needs(self) -> Set[str]:
@@ -170,6 +123,11 @@ class TokenGuide:
     source: str = "policy"
     needs: ClassVar[Set[str]] = frozenset()
 
+    @property
+    def causal(self) -> bool:
+        """The other norms rank a token among those after it."""
+        return self.norm == "causal"
+
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)
         _check_source(self.source)
@@ -216,6 +174,7 @@ class RandomGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     needs: ClassVar[Set[str]] = frozenset()
+    causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)

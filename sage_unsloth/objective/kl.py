@@ -1,9 +1,7 @@
-"""KL penalties per token, and the GRPO loss in plain torch: what Unsloth's fused loss computes, to
-read and to test against.
+"""KL penalties per token: what each estimates, and which gradient it has in expectation.
 
-`k2`, `forward_kl` and `forward_kl_naive` also run in training (Unsloth's loss has only the k3 of
-the others); the rest is what every path of the patched trainer is compared with, gradients
-included.
+`k2`, `forward_kl` and `forward_kl_naive` run in training, because Unsloth's own loss has only k3,
+with or without the importance ratio; `k3` and `k3_is` are what that loss is compared with.
 
 A penalty is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref held constant. Its
 value and its gradient estimate different things, so each says both. "In expectation" is per token:
@@ -27,24 +25,15 @@ import torch
 from torch import Tensor
 
 KL_ESTIMATORS = ("k3", "k3-is", "k2", "forward-kl", "forward-kl-naive")
-
-
 UNSLOTH_K3_MAX = 10.0
-
-
 LOG_RATIO_MAX = 20.0
-
-
 SLOPE_MAX = 10.0
-
-
 NAIVE_KNEE = 1.7455280027406994
 """The d at which e^d · d is `SLOPE_MAX`."""
 
 
 def k3(per_token_logps: Tensor, anchor_logps: Tensor, *, k3_max: float | None = None) -> Tensor:
-    """The k3 estimator of the KL to an anchor f, per token: exp(d) − d − 1 with d = log f(y_t) −
-    log π(y_t).
+    """k3, an estimator of the KL to an anchor f: exp(d) − d − 1 with d = log f(y_t) − log π(y_t).
 
     For a normalised anchor its mean over y_t ~ π is KL(π‖f). For f = q·π_ref it is the
     *generalised* KL, E_π[log π/f] + Σ_v f(v) − 1, which is not comparable with a plain run's KL; so

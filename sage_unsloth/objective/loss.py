@@ -1,21 +1,6 @@
-"""KL penalties per token, and the GRPO loss in plain torch: what Unsloth's fused loss computes, to
-read and to test against.
+"""The GRPO loss in plain torch: what Unsloth's fused loss computes, to read and to test against.
 
-`k2`, `forward_kl` and `forward_kl_naive` also run in training (Unsloth's loss has only the k3 of
-the others); the rest is what every path of the patched trainer is compared with, gradients
-included.
-
-A penalty is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref held constant. Its
-value and its gradient estimate different things, so each says both. "In expectation" is per token:
-over y_t ~ π(· | s_t), with the states s_t as they were sampled. How y_t changes the later states is
-in no per-token penalty, so none has the gradient of a divergence between distributions over whole
-completions: that takes `sequence_credit` beside a penalty with the reverse KL's gradient.
-
-Bounds, so that one rare token cannot drown a batch: Unsloth clamps d to ±`LOG_RATIO_MAX` and k3 to
-`UNSLOTH_K3_MAX`, where the paper's and TRL's loss has no bound; a token beyond it still counts in
-the loss, without a gradient. `k3_max` reproduces that. The other penalties keep their gradient: d
-is clamped the same, |∂penalty/∂log π| is at most `SLOPE_MAX`, and a token beyond continues along
-the tangent, so that its value is at most 200 nats.
+Every path of the patched trainer is compared with it, gradients included.
 
 Shapes: B completions, T completion tokens. Log-probabilities are in nats.
 """
@@ -26,8 +11,6 @@ from torch import Tensor
 from sage_unsloth.objective.kl import PENALTIES, check_kl_estimator, k3, k3_is
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
-
-
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
 
 
@@ -51,7 +34,7 @@ def grpo_loss(
 ) -> Tensor:
     """The clipped surrogate with a guide-weighted KL penalty, reduced to a scalar.
 
-        ρ_t   = exp(log π(y_t) − log π_old(y_t))            "sequence": one ρ from the mean log-ratio of the completion
+        ρ_t   = exp(log π(y_t) − log π_old(y_t))  ("sequence": one ρ, of the mean log-ratio)
         ℓ_t   = −min(ρ_t A, clip(ρ_t, 1 − ε, 1 + ε_high) A) + β · penalty_t
         d_t   = log q_t + log π_ref(y_t) − log π(y_t), the argument of the penalty
 

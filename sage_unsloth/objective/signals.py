@@ -1,11 +1,34 @@
 """What a guide may look at: one value for each completion token."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
 OPTIONAL_SIGNALS = ("entropies", "ref_entropies", "teacher_logps")
 """The fields of `TokenSignals` that are there only if a guide needs them."""
+
+
+@contextmanager
+def read_only(tensors: Mapping[str, Tensor | None], reader: object) -> Iterator[None]:
+    """Within this context, the tensors must not be written into; they are the loss's own.
+
+    PyTorch counts the writes into a tensor and its views, so the check costs nothing. A write past
+    PyTorch (through `.numpy()`) is not counted.
+
+    Raises:
+        ValueError: naming the tensors.
+    """
+    before = {name: (t, t._version) for name, t in tensors.items() if t is not None}
+    yield
+    written = [name for name, (tensor, count) in before.items() if tensor._version != count]
+    if written:
+        raise ValueError(
+            "a guide, or shape_advantages, must not write into what it is given, because these are "
+            f"the loss's own tensors; {reader!r:.100} wrote into {', '.join(written)}; work on a "
+            f"copy, such as {written[0]}.clone()"
+        )
 
 
 @dataclass(frozen=True)
@@ -40,16 +63,17 @@ class TokenSignals:
             raise ValueError(f"every signal must be a (B, T) tensor of one shape; got {shapes}")
 
     def require(self, name: str, guide: object) -> Tensor:
-        """The signal `name`.
+        """The signal `name`, for `guide` (or a name of what reads it).
 
         Raises:
             ValueError: it is None.
         """
         value = getattr(self, name)
         if value is None:
+            reader = guide if isinstance(guide, str) else type(guide).__name__
             raise ValueError(
-                f"{type(guide).__name__} needs the signal {name!r}; got {name}=None; pass "
-                f"TokenSignals(..., {name}=…), or use "
-                "guided_kl, which fills in what the guide's `needs` names"
+                f"{reader} needs the signal {name!r}; got {name}=None; pass "
+                f"TokenSignals(..., {name}=…), or use guided_kl, which fills in what the guide's "
+                "`needs` names"
             )
         return value

@@ -1,5 +1,8 @@
-"""A guide learned elsewhere: a teacher that knows better ways of solving, in the place of π_ref
-where it was asked to look.
+"""A guide learned elsewhere: a teacher that knows better ways of solving.
+
+The paper leaves learned guides to the future. Here a frozen teacher (another adapter on the same
+base, or another model with the same tokenizer) scores each rollout batch once, without gradient.
+With κ = 1 and no clip the anchor q·π_ref is the teacher itself.
 """
 
 import math
@@ -16,8 +19,7 @@ from sage_unsloth.objective.signals import TokenSignals
 
 @dataclass(frozen=True)
 class TeacherGuide:
-    """q_t = clip((π_teacher/π_ref)^κ): the anchor leans towards what the teacher finds likelier
-    than the reference does.
+    """q_t = clip((π_teacher(y_t | s_t) / π_ref(y_t | s_t))^κ, q_min, q_max).
 
     q_t depends on the token and on what is before it alone, so Π_t q_t is a guide of Eq. 7, clipped
     token by token.
@@ -31,6 +33,7 @@ class TeacherGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     needs: ClassVar[Set[str]] = frozenset({"teacher_logps"})
+    causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)

@@ -1,1 +1,6 @@
+"""What replaces a function of Unsloth or TRL, and the checks that it still fits them."""
 
+import lazy_loader
+
+# The names are listed in __init__.pyi; each is imported when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

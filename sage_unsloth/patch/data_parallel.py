@@ -48,3 +48,24 @@ def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]
             found=f"squared norms {totals.tolist()}",
             expected="the same in every process",
         )
+
+
+def pooled_means(result: tuple, mask: "torch.Tensor", accelerator: Any) -> tuple:
+    """Unsloth's result with the two means that it logs, completion length and KL, taken over the
+    completions of every process.
+
+    Args:
+        result: loss, mean length, mean KL and what else Unsloth's function returns.
+        mask: of this process's completions, (B, T).
+    """
+    import torch
+
+    if accelerator.num_processes == 1:
+        return result
+    loss, length, kl, *rest = result
+    rows = torch.tensor(float(len(mask)), device=mask.device)
+    kept = (mask.sum(-1) > 0).sum().float()
+    sums = accelerator.reduce(
+        torch.stack([length.detach() * rows, rows, kl.detach() * kept, kept]), "sum"
+    )
+    return (loss, sums[0] / sums[1], sums[2] / sums[3].clamp(min=1), *rest)

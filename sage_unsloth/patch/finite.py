@@ -1,17 +1,16 @@
-"""Numbers that are not finite stop a run before they reach its weights, and leave the batch that
-they came from.
+"""Numbers that are not finite stop a run before they reach its weights; the batch is kept.
 
     rewards      what each reward function returns; None, TRL's "no reward", is none of them
-    signals      per micro-batch: log-probs of policy, reference and teacher, entropies, log q, advantages
+    signals      per micro-batch: log-probs of policy, reference and teacher, entropies, log q,
+                 advantages
     loss         of each micro-batch
     gradients    after each backward pass, before they are clipped and applied
     weights      the trained ones after each optimizer step, before a checkpoint takes them
 
 TRL and transformers let these pass: a reward that is nan or inf becomes an advantage of 0, a loss
 that is nan is logged as the mean of those before it, and AdamW makes a nan gradient a nan weight.
-Here a sum or a norm of each tensor is looked at, all of a micro-batch in one transfer, beside ones
-that the trainer makes anyway; elements only where that one is not finite. Nothing of it is compiled
-code.
+Here the sum or norm of each tensor is checked, all of a micro-batch in one transfer from the
+device; elements only where that one is not finite. None of it runs in compiled code.
 
 Under fp16 the loss is scaled, and a gradient that overflows makes the scaler skip the step and
 halve the scale: so a gradient counts once the scale has come down to 1. What vLLM reports of the
@@ -19,7 +18,6 @@ sampling is left alone: Unsloth has its own remedy for that.
 """
 
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,20 +27,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch.bad_batch import save_bad_batch
 from sage_unsloth.patch.data_parallel import check_same_gradients
-from sage_unsloth.runs.files import read_json, whole_folder, write_json
+from sage_unsloth.patch.replaced import replaced, watched
 from sage_unsloth.runs.record import environment
 
 BAD_BATCH = "bad_batch"
-"""Folder within the trainer's `output_dir`; of several processes the others than the first add
-their number.
-"""
+"""Folder in the trainer's `output_dir`; `bad_batch_1` for the second of several processes."""
 GRADE = "_calculate_rewards"
 REMEDIES = {
     "reward": "repair that reward function, or let it return None where there is no reward",
-    "gradient": "a lower learning rate or max_grad_norm, or bf16 in the place of fp16, is what "
-    "helps "
-    "most often",
+    "gradient": "a lower learning rate or max_grad_norm, or bf16 instead of fp16, helps most often",
     "weight": "lower the learning rate",
 }
 
@@ -52,9 +47,7 @@ class NotFiniteError(ValueError):
 
 
 class Guard:
-    """What is looked at while `finite_only` is open; `guided_kl` hands it what only the loss
-    knows.
-    """
+    """The checks while `finite_only` is open; `guided_kl` passes it what only the loss knows."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -152,9 +145,16 @@ class Guard:
             "environment": environment(),
         }
         try:
-            self._save(folder, record, signals or {}, texts or {})
-            kept = f"its batch is kept in {folder} (sage_unsloth.patch.finite.reproduce)"
-        except Exception as error:  # what is to be told is not that
+            save_bad_batch(
+                folder,
+                record,
+                inputs={} if texts else self.inputs,
+                signals=signals or {},
+                texts=texts or {},
+                weights=dict(self._weights()),
+            )
+            kept = f"its batch is kept in {folder} (sage_unsloth.patch.reproduce)"
+        except Exception as error:  # a full disk must not hide the nan
             kept = f"its batch could not be kept: {type(error).__name__}: {error!s:.200}"
         done = (
             "the step has been made, and no checkpoint has it"
@@ -162,37 +162,20 @@ class Guard:
             else "the weights are as before it"
         )
         remedy = REMEDIES.get(
-            kind, "see whether a lower learning rate, or bf16 in the place of fp16, keeps it finite"
+            kind, "see whether a lower learning rate, or bf16 instead of fp16, keeps it finite"
         )
         raise NotFiniteError(
             f"every number of a training step must be finite; in step {step}, {what} is "
-            f"{value}{' at ' if where else ''}{where}; "
-            f"{done}; {kept}; {remedy}; a run that is started again goes on from its last "
-            f"checkpoint, other settings need a new --out"
+            f"{value}{' at ' if where else ''}{where}; {done}; {kept}; {remedy}; the same command "
+            "resumes from the last checkpoint, other settings need a new --out"
         )
-
-    def _save(self, folder: Path, record: dict, signals: Mapping, texts: Mapping) -> None:
-        from safetensors.torch import save_file
-
-        inputs = {} if texts else dict(self.inputs)
-        tensors = {f"inputs.{k}": v for k, v in inputs.items() if torch.is_tensor(v)}
-        tensors |= {f"signals.{name}": values for name, values in signals.items()}
-        numbers = {k: v for k, v in inputs.items() if isinstance(v, int | float)}
-        with whole_folder(folder, replace=True) as partial:
-            partial.mkdir()
-            write_json(
-                partial / "batch.json",
-                record | {"inputs": numbers} | json.loads(json.dumps(texts, default=repr)),
-            )
-            for name, content in {"batch": tensors, "weights": dict(self._weights())}.items():
-                own = {k: v.detach().cpu().contiguous().clone() for k, v in content.items()}
-                save_file(own, partial / f"{name}.safetensors")
 
 
 @contextmanager
 def finite_only(trainer: Any) -> Iterator[Guard]:
-    """Within this context, training stops at the first number that is not finite; `guided_kl` opens
-    it.
+    """Within this context, training stops at the first number that is not finite.
+
+    `guided_kl` opens it by itself.
 
     Args:
         trainer: any transformers `Trainer`; of a GRPO trainer the rewards too.
@@ -230,76 +213,16 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
         guard.check_backward(loss)
         return loss
 
-    replaced: dict[str, Callable] = {"compute_loss": compute, "training_step": step}
+    functions: dict[str, Callable] = {"compute_loss": compute, "training_step": step}
     if hasattr(trainer, GRADE):
-        replaced[GRADE] = _checked_rewards(trainer, guard)
-    before = {name: vars(trainer)[name] for name in replaced if name in vars(trainer)}
-    for name, function in replaced.items():
-        setattr(trainer, name, function)
-    watch = Watch()
-    trainer.add_callback(watch)
-    try:
+        functions[GRADE] = _checked_rewards(trainer, guard)
+    with replaced(trainer, **functions), watched(trainer, Watch()):
         yield guard
-    finally:
-        trainer.remove_callback(watch)
-        for name in replaced:
-            delattr(trainer, name)
-            if name in before:
-                setattr(trainer, name, before[name])
-
-
-def reproduce(trainer: Any, folder: str | Path) -> None:
-    """Makes the micro-batch of a bad batch again, forwards and backwards, on the weights that it
-    met.
-
-        with guided_kl(trainer, guide, log_entropy=True):  # as in the run
-            reproduce(trainer, "out/bad_batch")
-
-    Args:
-        trainer: with the run's settings and model; its trained weights are overwritten.
-        folder: what `finite_only` left.
-
-    Raises:
-        NotFiniteError: as in the run. None is raised if every number is finite this time.
-        ValueError: the folder keeps a bad reward, whose function is to be called on its
-            `batch.json`; or it is of another model.
-    """
-    from safetensors.torch import load_file
-
-    record = read_json(Path(folder) / "batch.json")
-    if record["kind"] == "reward":
-        raise ValueError(
-            f"a bad batch must have tensors to go through the loss; {folder} keeps "
-            f"{record['what']}; call that function on the "
-            "prompts and completions in its batch.json"
-        )
-    weights = load_file(Path(folder) / "weights.safetensors")
-    trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
-    if {n: p.shape for n, p in trained.items()} != {n: w.shape for n, w in weights.items()}:
-        raise ValueError(
-            f"the trainer must train the weights that {folder} keeps, of {len(weights)} names "
-            f"and their shapes; it trains "
-            f"{len(trained)} others; build it with the model and the adapter's settings of the run"
-        )
-    with torch.no_grad():
-        for name, weight in weights.items():
-            trained[name].copy_(weight)
-    tensors = load_file(Path(folder) / "batch.safetensors", device=str(trainer.accelerator.device))
-    inputs = {n.removeprefix("inputs."): t for n, t in tensors.items() if n.startswith("inputs.")}
-    trainer.state.global_step, trainer.state.max_steps = record["step"] - 1, record["max_steps"]
-    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    trainer.model.zero_grad()
-    # It would draw a batch.
-    trainer._prepare_inputs = lambda _: inputs | record["inputs"]
-    try:
-        trainer.training_step(trainer.model, {}, None)
-    finally:
-        del trainer._prepare_inputs
 
 
 def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
-    """`_calculate_rewards` with each function's own values looked at: in its result None and nan
-    are the same.
+    """`_calculate_rewards` that checks what each function returns, where None and nan still
+    differ.
     """
     calculate = getattr(trainer, GRADE)
 
@@ -327,11 +250,9 @@ def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
 
     def graded(inputs: Any, prompts: Sequence, completions: Sequence, ids: Any) -> Tensor:
         functions, names = trainer.reward_funcs, trainer.reward_func_names
-        trainer.reward_funcs = [checked(f, n) for f, n in zip(functions, names, strict=True)]
-        try:
+        checking = [checked(f, n) for f, n in zip(functions, names, strict=True)]
+        with replaced(trainer, reward_funcs=checking):
             rewards = calculate(inputs, prompts, completions, ids)
-        finally:
-            trainer.reward_funcs = functions
         # Of all processes; each looks at its own, whose texts it has.
         first = trainer.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]

@@ -1,71 +1,54 @@
-"""The one seam to Unsloth: what knows about its internals is in this file, in `contract.py` and in
-`rollout_batch.py`.
+"""`guided_kl`: the KL anchor q·π_ref inside Unsloth's fast GRPO loss.
 
-Unsloth's generated GRPO trainer computes `KL_i = exp(d) − d − 1` with `d = ref_logps − new_logps`,
-and uses the reference log-probabilities nowhere else. So `ref_logps + log_guide` *is* the
-guide-weighted pseudo-KL: no second loss and no further forward pass. Two expressions of its
-`grpo_accumulated_loss` are rewritten while `guided_kl` is open:
+Unsloth's generated trainer computes the KL penalty of a token as exp(d) − d − 1 with
+d = ref_logps − new_logps, and uses the reference log-probabilities nowhere else. So adding
+log_guide to `ref_logps` *is* the guide-weighted pseudo-KL: no second loss and no further forward
+pass. While `guided_kl` is open, two expressions of Unsloth's loss are rewritten (`rewrite.py`):
 
-    _need_entropy = <condition>            ->  _need_entropy = <condition> or the guide asks for entropies
-    UnslothEfficientGRPO.apply(new, …)     ->  <our hook>(trainer, entropies, new, …)
+    whether entropies are computed     also if the guide asks for them
+    UnslothEfficientGRPO.apply(…)      becomes _Hook.apply(trainer, entropies, …)
 
-Entropies then come out of the gradient pass that Unsloth makes anyway, chunk by chunk, never as (B,
-T, V): on 2026.10.9 out of its own kernel, on 2026.10.7, whose own computes the logits twice for
-them, out of `scoring.py` if the head is frozen. The hook has every argument of the call, each (B,
-T) tensor of the loss among them. For k3 it shifts `ref_logps` and calls Unsloth's function. For
-another penalty it calls a copy of that function over another loss kernel, which adds to Unsloth's
-own loss at β = 0 the penalty, reduced by Unsloth's own loss too: at ratio 1 and β = 0 the advantage
-A costs −A, so advantages of −penalty give exactly the penalty, normalised as the loss type has it.
-Chunks, compilation and every scale (gradient accumulation, fp16, DeepSpeed) stay Unsloth's.
+The hook sees every (B, T) tensor of the loss. Under "k3" it shifts `ref_logps` and calls what
+Unsloth would have called. Another penalty goes through a copy of that function over another kernel
+(`kernel.py`). Chunks, compilation and every scale (gradient accumulation, fp16) stay Unsloth's.
 
-The worst failure is no exception and the wrong loss. Therefore `contract.py` checks what is relied
-on before anything is replaced, and the first optimizer step must have passed through the hook;
-anything else is a `ContractError`.
+The worst failure is no exception and the wrong loss. So `contract.py` checks names, parameters,
+matches and numbers before anything is replaced, and the first optimizer step that does not pass
+through the hook stops training (`watch.py`); both raise `ContractError`.
+
+Read next: `rewrite.py`. What is called here and not needed to follow it: `settings.py` (arguments
+that contradict the trainer), `rollout_batch.py` (what is scored once for each rollout batch),
+`finite.py` (nan and inf), `scoring.py` (a cheaper way to entropies on Unsloth 2026.10.7).
 """
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.credit import leave_one_out, sequence_credit
-from sage_unsloth.objective.guide_metrics import GuideMetrics
-from sage_unsloth.objective.guides import Guide, SteeredGuide
+from sage_unsloth.objective.advantages import ShapeAdvantages, shaped, with_sequence_credit
 from sage_unsloth.objective.kl import PENALTIES
-from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals
+from sage_unsloth.objective.protocols import Guide, describe
+from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
+from sage_unsloth.patch import unsloth_names as names
+from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.contract import check_contract
-from sage_unsloth.patch.data_parallel import check_data_parallel
+from sage_unsloth.patch.data_parallel import pooled_means
 from sage_unsloth.patch.finite import Guard, finite_only
 from sage_unsloth.patch.kernel import kernel_with
 from sage_unsloth.patch.loading import trainer_module
+from sage_unsloth.patch.replaced import replaced, watched
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.scoring import scorer
-from sage_unsloth.patch.settings import (
-    check_causal,
-    check_columns,
-    check_estimator,
-    check_guide,
-    check_teacher,
-    check_trainer_credit,
-)
-from sage_unsloth.patch.unsloth_names import (
-    CALL_HOOK,
-    FUNCTION,
-    KERNEL,
-    KERNEL_HOOK,
-    LOSS,
-    NEEDS_ENTROPIES_HOOK,
-    SCORER_HOOK,
-    ContractError,
-)
-from sage_unsloth.patch.watch import guide_watch
-
-ShapeAdvantages = Callable[[TokenSignals, Tensor], Tensor]
-
+from sage_unsloth.patch.settings import check_settings
+from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.watch import Measured, guide_watch
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +63,9 @@ def guided_kl(
     teacher: Any = None,
     shape_advantages: ShapeAdvantages | None = None,
     log_entropy: bool = False,
+    resume_with_changes: bool = False,
 ) -> Iterator[None]:
-    """Within this context, the KL anchor of `trainer` is q·π_ref instead of π_ref, and its penalty
-    is `kl_estimator`.
+    """Within this context, the KL anchor of `trainer` is q·π_ref instead of π_ref.
 
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
@@ -93,7 +76,7 @@ def guided_kl(
     Each optimizer step logs the metrics of `sage_unsloth.objective.guide_metrics` beside Unsloth's
     own, of which `kl` is the mean of the chosen penalty. The guide's time is
     `trainer.state.global_step`; its noise is drawn from a generator seeded by `trainer.args.seed`,
-    the step, the micro-batch and the process, so a resumed run goes on with the same values.
+    the step, the micro-batch and the process, so a resumed run gets the same values.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
@@ -102,7 +85,7 @@ def guided_kl(
             Unsloth's own: without a guide nothing of the loss is replaced then, unless something
             else of these asks for it.
         credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6:
-            each token's advantage gets what the later tokens' guide and KL owe to it
+            each token's advantage includes the guide and the KL of the tokens after it
             (`credit.sequence_credit`). It needs a penalty with the reverse KL's gradient,
             token-level importance ratios, and all completions of a prompt in one micro-batch.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
@@ -116,276 +99,198 @@ def guided_kl(
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
             gradient pass.
+        resume_with_changes: resume a checkpoint that was trained with another guide, penalty,
+            credit or β (each checkpoint records them); otherwise it is refused. A guide whose
+            state the checkpoint lacks begins at its first state.
 
     Raises:
         ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own,
             an unknown estimator or credit, one that `trainer.args` contradict or whose loss type is
             not supported, a guide without the teacher that it needs, the model is not prepared for
-            Unsloth, the tokenizer has no pad token, or the dataset lacks a column.
+            Unsloth, the tokenizer has no pad token, the dataset lacks a column, a setting changed
+            while this was open, or the guide returned or did what it must not.
         TypeError: `guide` is not a guide.
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took
             a step that bypassed it.
         NotFiniteError: a number of a training step is nan or inf; see `sage_unsloth.patch.finite`.
     """
-    if guide is not None:
-        check_guide(guide, trainer.beta)
-    if getattr(trainer.processing_class, "pad_token_id", None) is None:
-        raise ValueError(
-            "the tokenizer must have a pad token because Unsloth finds completions by it; "
-            "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
-        )
     module = trainer_module(type(trainer))
-    check_data_parallel(trainer.accelerator)
-    check_estimator(trainer, kl_estimator)
-    check_trainer_credit(trainer, credit, kl_estimator)
-    check_causal(credit, guide)
+    check_settings(trainer, guide=guide, kl_estimator=kl_estimator, credit=credit, teacher=teacher)
+    own_penalty = kl_estimator in PENALTIES
+    ours = guide is not None or shape_advantages is not None or credit != "token"
+    watch = partial(
+        guide_watch,
+        trainer,
+        guide=guide,
+        trained_with={
+            "guide": describe(guide),
+            "kl_estimator": kl_estimator,
+            "credit": credit,
+            "beta": trainer.beta,
+        },
+        teacher=teacher,
+        resume_with_changes=resume_with_changes,
+    )
+    if not (ours or own_penalty or log_entropy):
+        # Unsloth's own loss is the one asked for, so nothing of it is replaced.
+        with watched(trainer, watch(None)), finite_only(trainer):
+            yield
+        return
+    rewritten = check_contract(module)
+    plain = getattr(module, names.FUNCTION)
+    hook = _Hook(
+        trainer=trainer,
+        guide=guide,
+        credit=credit,
+        shape_advantages=shape_advantages,
+        log_entropy=log_entropy,
+        plain=plain,
+        function=rewritten.function if own_penalty else plain,
+    )
+    # The names that the rewritten source calls, and that source in the place of Unsloth's. The
+    # module is the trainer's, so these names are looked up there at every call.
+    called = {
+        names.NEEDS_ENTROPIES_HOOK: hook.needs_entropies,
+        names.CALL_HOOK: hook.apply,
+        names.SCORER_HOOK: scorer,
+        names.LOSS: rewritten.loss,
+    }
+    if own_penalty:
+        kernel = getattr(module, names.KERNEL)
+        called[names.KERNEL_HOOK] = kernel_with(PENALTIES[kl_estimator], kernel)
     needs = set() if guide is None else set(guide.needs)
-    check_teacher(needs, teacher)
-    if not hasattr(trainer.model, "for_training"):
-        raise ValueError(
-            "the model must have for_training and for_inference because Unsloth's trainer calls "
-            "them; "
-            f"{type(trainer.model).__name__} has not; load it by "
-            f"FastLanguageModel.from_pretrained, or without a GPU by "
-            "sage_unsloth.models.loading.load_policy, which calls prepare_for_cpu(model)"
+    with ExitStack() as stack:
+        stack.enter_context(_alone())
+        stack.enter_context(replaced(module, **called))
+        stack.enter_context(watched(trainer, watch(hook.measured)))
+        hook.guard = stack.enter_context(finite_only(trainer))
+        hook.of_batch = stack.enter_context(
+            rollout_signals(trainer, needs, groups=credit == "sequence", teacher=teacher)
         )
-    check_columns(trainer)
-    namespace = vars(module)
-    if CALL_HOOK in namespace:
+        yield
+        if hook.measured.micro_batches == 0:
+            logger.warning(
+                "guided_kl closes, and its trainer has not taken a step inside it: nothing was "
+                "trained with %s; call trainer.train() within the context",
+                describe(guide),
+            )
+
+
+_OPEN = threading.Lock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One `guided_kl` at a time in this process, in whatever thread.
+
+    Raises:
+        ContractError: another is open.
+    """
+    if not _OPEN.acquire(blocking=False):
         raise ContractError(
             "guided_kl must not be nested, because two guides would multiply",
             found="another guided_kl that is open",
             expected="one at a time",
         )
-    nothing_of_ours = (guide, shape_advantages) == (None, None) and credit == "token"
-    if nothing_of_ours and kl_estimator not in PENALTIES and not log_entropy:
-        with finite_only(trainer):
-            yield
-        return
-    rewritten = check_contract(module)
-    plain = namespace[FUNCTION]
-    function = rewritten.function if kl_estimator in PENALTIES else plain
-    hook = _Hook(trainer, guide, plain, function, log_entropy, credit, shape_advantages)
-    watch = guide_watch(hook, teacher)
-    original = namespace[LOSS]
-    namespace[NEEDS_ENTROPIES_HOOK] = hook.needs_entropies
-    namespace[CALL_HOOK] = hook.apply
-    namespace[SCORER_HOOK] = scorer
-    if kl_estimator in PENALTIES:
-        namespace[KERNEL_HOOK] = kernel_with(PENALTIES[kl_estimator], namespace[KERNEL])
-    namespace[LOSS] = rewritten.loss
-    trainer.add_callback(watch)
     try:
-        with (
-            finite_only(trainer) as hook.guard,
-            rollout_signals(
-                trainer, needs, groups=credit == "sequence", teacher=teacher
-            ) as hook.of_batch,
-        ):
-            yield
+        yield
     finally:
-        trainer.remove_callback(watch)
-        namespace[LOSS] = original
-        for name in (NEEDS_ENTROPIES_HOOK, CALL_HOOK, SCORER_HOOK, KERNEL_HOOK):
-            namespace.pop(name, None)
+        _OPEN.release()
 
 
+@dataclass(kw_only=True)
 class _Hook:
-    """The state of one open `guided_kl`: what the two rewritten expressions call."""
+    """What the two rewritten expressions call while one `guided_kl` is open."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        guide: Guide | None,
-        plain: type,
-        function: type,
-        log_entropy: bool,
-        credit: str,
-        shape_advantages: ShapeAdvantages | None,
-    ) -> None:
-        self.trainer = trainer
-        self.credit = credit
-        self.shape_advantages = shape_advantages
-        self.guard: Guard | None = None
-        self.of_batch: dict[str, Tensor] = {}
-        self.log_entropy = log_entropy
-        self.guide = guide
-        self.plain = plain
-        self.function = function
-        self.consulted = 0
-        self._moment: tuple[int, bool] | None = None
-        self._micro_batch = 0
-        self.metrics = {"train": GuideMetrics(), "eval": GuideMetrics()}
-        # What a guide is steered by: of one optimizer step, however seldom the trainer logs.
-        self.of_step = GuideMetrics()
-        self.metrics_of_step: dict[str, list] = {}
+    trainer: Any
+    guide: Guide | None
+    credit: str
+    shape_advantages: ShapeAdvantages | None
+    log_entropy: bool
+    plain: Any  # UnslothEfficientGRPO
+    function: Any  # the same, or its copy over the kernel with another penalty
+    guard: Guard = field(init=False)
+    of_batch: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.trainer)
+        self.measured = Measured(self.trainer, self.guide)
 
     def needs_entropies(self, trainer: Any) -> bool:
         asked = self.guide is not None and "entropies" in self.guide.needs
         return trainer is self.trainer and (asked or self.log_entropy)
 
-    def apply(
-        self,
-        trainer: Any,
-        entropies: Tensor | None,
-        new_logps: Tensor,
-        old_logps: Tensor | None,
-        ref_logps: Tensor | None,
-        sampling_logps: Tensor | None,
-        lm_head: Tensor,
-        input_ids: Tensor,
-        mask: Tensor,
-        advantages: Tensor,
-        beta: float,
-        *rest: Any,
-    ) -> tuple:
-        """In the place of `UnslothEfficientGRPO.apply`; tensors are (B, T), the advantages (B,) or
-        (B, T).
+    def apply(self, trainer: Any, entropies: Tensor | None, *arguments: Any) -> tuple:
+        """In the place of `UnslothEfficientGRPO.apply(*arguments)`, and what that returns.
 
-        For another trainer this is that call as it came; without a KL term too, once it is
-        measured.
+        Tensors are (B, T) of one micro-batch, log-probs and entropies in nats; advantages are (B,)
+        or (B, T). For another trainer in the process this is that call as it came.
         """
-        function = self.plain
-        if trainer is self.trainer:
-            if self.trainer.beta != 0.0 and ref_logps is None:
-                raise ContractError(
-                    "beta is not 0, so reference log-probs must exist",
-                    found=None,
-                    expected="(B, T)",
-                )
-            # Unsloth calls this under autocast, where sums that are written as products would have
-            # 16 bits.
-            with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
-                signals = self._signals(
-                    ref_logps if beta != 0.0 else None, new_logps, entropies, mask
-                )
-                guided = self.guide is not None and signals.ref_logps is not None
-                log_guide = self._log_guide(signals) if guided else None
-                advantages, credit = self._advantages(advantages, signals, log_guide)
-                self.guard.check_signals(
-                    vars(signals)
-                    | {
-                        "mask": None,
-                        "old_logps": old_logps,
-                        "advantages": advantages,
-                        "log_guide": log_guide,
-                    },
-                    mask,
-                )
-                self._measure(signals, log_guide, credit)
-                self.consulted += 1
-                if beta != 0.0:
-                    function = self.function
-                if log_guide is not None:
-                    ref_logps = ref_logps + log_guide
-        result = function.apply(
-            new_logps,
-            old_logps,
-            ref_logps,
-            sampling_logps,
-            lm_head,
-            input_ids,
-            mask,
-            advantages,
-            beta,
-            *rest,
-        )
-        return self._of_all_processes(result, mask) if trainer is self.trainer else result
-
-    def _of_all_processes(self, result: tuple, mask: Tensor) -> tuple:
-        """Unsloth's result with the two means that it logs, completion length and KL, taken over
-        the rows of every process.
-        """
-        if self.trainer.accelerator.num_processes == 1:
-            return result
-        loss, length, kl, *rest = result
-        rows = torch.tensor(float(len(mask)), device=mask.device)
-        kept = (mask.sum(-1) > 0).sum().float()
-        sums = self.trainer.accelerator.reduce(
-            torch.stack([length.detach() * rows, rows, kl.detach() * kept, kept]), "sum"
-        )
-        return (loss, sums[0] / sums[1], sums[2] / sums[3].clamp(min=1), *rest)
+        if trainer is not self.trainer:
+            return self.plain.apply(*arguments)
+        # In the order that `rewrite.py` has checked.
+        new_logps, old_logps, ref_logps, sampling_logps, head, ids, mask, *rest = arguments
+        advantages, beta, *rest = rest
+        if trainer.beta != 0.0 and ref_logps is None:
+            raise ContractError(
+                "beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)"
+            )
+        # Unsloth calls this under autocast, where sums that are written as products have 16 bits.
+        with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
+            signals = self._signals(new_logps, ref_logps if beta else None, entropies, mask)
+            log_guide = self._log_guide(signals)
+            advantages, credit = self._advantages(advantages, signals, log_guide)
+            # A nan here would be one in the loss, where nobody could say which signal it was.
+            checked = {"old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}
+            self.guard.check_signals(vars(signals) | {"mask": None} | checked, mask)
+            self.measured.add(signals, log_guide, credit)
+            if log_guide is not None:
+                ref_logps = ref_logps + log_guide  # the whole method: π_ref becomes q·π_ref
+        function = self.function if beta else self.plain
+        logps = (new_logps, old_logps, ref_logps, sampling_logps)
+        result = function.apply(*logps, head, ids, mask, advantages, beta, *rest)
+        return pooled_means(result, mask, trainer.accelerator)
 
     def _signals(
-        self, ref_logps: Tensor | None, new_logps: Tensor, entropies: Tensor | None, mask: Tensor
+        self, new_logps: Tensor, ref_logps: Tensor | None, entropies: Tensor | None, mask: Tensor
     ) -> TokenSignals:
-        """What the guide sees of this micro-batch."""
-        of_batch = {k: v for k, v in self.of_batch.items() if k in OPTIONAL_SIGNALS}
+        """What the guide sees of this micro-batch; without gradient, so q is a constant in the
+        update.
+        """
         return TokenSignals(
             new_logps.detach(),
             None if ref_logps is None else ref_logps.detach(),
             mask,
             None if entropies is None else entropies.detach(),
-            **of_batch,
+            **{name: v for name, v in self.of_batch.items() if name in OPTIONAL_SIGNALS},
+        )
+
+    def _log_guide(self, signals: TokenSignals) -> Tensor | None:
+        """log q_t, (B, T), 0 outside the mask; None without a guide or without a KL term."""
+        if self.guide is None or signals.ref_logps is None:
+            return None
+        step, max_steps, generator = self.clock.tick()
+        with read_only(vars(signals), self.guide):
+            log_guide = self.guide.log_guide(
+                signals, step=step, max_steps=max_steps, generator=generator
+            )
+        mask, found = signals.mask, f"{log_guide!r:.100}"
+        if isinstance(log_guide, Tensor):
+            if log_guide.shape == mask.shape and log_guide.dtype == torch.float32:
+                return torch.where(mask.bool(), log_guide.detach(), 0.0)
+            found = f"{log_guide.dtype} {tuple(log_guide.shape)}"
+        raise ValueError(
+            f"log_guide must return a float32 tensor of the mask's shape; got {found} for "
+            f"{tuple(mask.shape)} from {self.guide!r}"
         )
 
     def _advantages(
         self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The advantages of the loss, (B,) or (B, T), and the part of them that is sequence credit,
-        (B, T).
-        """
+        """The advantages of the loss, and the part of them that is sequence credit, (B, T)."""
         if self.shape_advantages is not None:
-            shaped = self.shape_advantages(signals, advantages).detach()
-            if shaped.shape not in (advantages.shape, signals.mask.shape):
-                raise ValueError(
-                    f"shape_advantages must return (B,) or (B, T); got {tuple(shaped.shape)} for "
-                    f"{tuple(signals.mask.shape)}"
-                )
-            if shaped.dim() == 2:  # outside the mask the signals mean nothing, and 0 · nan is nan
-                shaped = torch.where(signals.mask.bool(), shaped, 0.0)
-            advantages = shaped
+            advantages = shaped(self.shape_advantages, signals, advantages)
         if self.credit == "token":
             return advantages, None
-        groups = self.of_batch["groups"]
-        credit = sequence_credit(
-            signals.policy_logps,
-            signals.ref_logps,
-            signals.mask,
-            groups,
-            beta=self.trainer.beta,
-            log_guide=log_guide,
-        )
-        advantages = leave_one_out(advantages, groups)
-        if advantages.dim() == 1:
-            advantages = advantages.unsqueeze(1)
-        return advantages + credit.to(advantages.dtype), credit
-
-    def _measure(
-        self, signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None
-    ) -> None:
-        mode = "train" if self.trainer.model.training else "eval"
-        metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
-        self.metrics[mode].add(signals, log_guide, gather, metrics, credit)
-        if isinstance(self.guide, SteeredGuide):
-            if mode == "train":
-                self.of_step.add(signals, log_guide, gather, self.metrics_of_step)
-            metrics.update({f"sage/{name}": [value] for name, value in self.guide.state().items()})
-
-    def _log_guide(self, signals: TokenSignals) -> Tensor:
-        """What the guide returns, (B, T), 0 outside the mask."""
-        step, max_steps, generator = self._time()
-        log_guide = self.guide.log_guide(
-            signals, step=step, max_steps=max_steps, generator=generator
-        ).detach()
-        mask = signals.mask
-        if log_guide.shape != mask.shape or log_guide.dtype != torch.float32:
-            raise ValueError(
-                "log_guide must return a float32 tensor of the mask's shape; got "
-                f"{log_guide.dtype} {tuple(log_guide.shape)} for {tuple(mask.shape)} from "
-                f"{self.guide!r}"
-            )
-        return torch.where(mask.bool(), log_guide, 0.0)
-
-    def _time(self) -> tuple[int, int, torch.Generator]:
-        """Optimizer step, number of steps, and a generator that depends on nothing but seed, step
-        and micro-batch.
-        """
-        state, args = self.trainer.state, self.trainer.args
-        step, training = state.global_step, self.trainer.model.training
-        self._micro_batch = self._micro_batch + 1 if self._moment == (step, training) else 0
-        self._moment = (step, training)
-        key = (args.seed, step, training, self._micro_batch, self.trainer.accelerator.process_index)
-        digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        return step, max(state.max_steps, args.max_steps, 1), generator
+        groups, beta = self.of_batch["groups"], self.trainer.beta
+        return with_sequence_credit(advantages, signals, groups, beta=beta, log_guide=log_guide)

@@ -1,33 +1,22 @@
-"""Imports Unsloth, finds its generated trainer, and gives a model on a CPU what that trainer
-expects.
-"""
+"""Imports Unsloth, finds its generated trainer, and prepares a model on a CPU for it."""
 
 import functools
 import importlib
-import logging
-import os
 import sys
 import types
 from typing import Any
 
 import torch
 
-from sage_unsloth.patch.unsloth_names import (
-    LOSS,
-    ContractError,
-)
-
-logger = logging.getLogger(__name__)
+from sage_unsloth.patch import switches
+from sage_unsloth.patch.unsloth_names import LOSS, ContractError
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
-    """Import Unsloth, generate its GRPO trainer, and return the module that the generated trainer
-    lives in.
+    """Import Unsloth, generate its GRPO trainer, and return that trainer's module.
 
-    On a machine without a GPU this sets the variables that Unsloth needs there
-    (`UNSLOTH_ALLOW_CPU=1`; no sequence packing, since a plain transformers forward ignores it and
-    would score wrongly; no compilation unless `UNSLOTH_COMPILE_DISABLE=0` is set by the caller).
-    `trl.GRPOTrainer` is the generated class afterwards.
+    On a machine without a GPU this first sets what Unsloth needs there
+    (`switches.run_without_gpu`). `trl.GRPOTrainer` is the generated class afterwards.
 
     Args:
         standby: vLLM's cache gives way to training and comes back for the rollouts. Unsloth reads
@@ -37,19 +26,10 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
     Raises:
         ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
     """
-    if standby and os.environ.get("UNSLOTH_VLLM_STANDBY", "0") == "0":
-        if "unsloth" in sys.modules:
-            logger.warning(
-                "Unsloth was imported without standby, so vLLM keeps its memory while the policy "
-                "trains; set "
-                "UNSLOTH_VLLM_STANDBY=1 before Python starts if memory runs out"
-            )
-        else:
-            os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+    if standby:
+        switches.use_standby()
     if not torch.cuda.is_available():
-        os.environ["UNSLOTH_ALLOW_CPU"] = "1"
-        os.environ["UNSLOTH_GRPO_SEQ_PACKING"] = "0"
-        os.environ.setdefault("UNSLOTH_COMPILE_DISABLE", "1")
+        switches.run_without_gpu()
     importlib.import_module("unsloth")
     import trl
 
@@ -72,8 +52,7 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
             return module
     raise ContractError(
         "the trainer must be Unsloth's generated GRPOTrainer, because TRL's own never calls the "
-        "patched loss "
-        "(import unsloth, or call sage_unsloth.load_unsloth(), before trl)",
+        "patched loss (import unsloth, or call sage_unsloth.load_unsloth(), before trl)",
         found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
         expected=f"a class whose module defines {LOSS}",
     )

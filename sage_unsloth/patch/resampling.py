@@ -26,14 +26,14 @@ what was drawn. The gradient pass costs what it did.
 import hashlib
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_names import ContractError
 
 BATCH, GENERATE, GRADE = "_generate_and_score_completions", "_generate", "_calculate_rewards"
@@ -65,9 +65,9 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
     Unsloth's own:
 
         sampling/resampled_groups   groups drawn in place of dead ones, all attempts together
-        sampling/dead_groups        share of groups that are dead in the batch that is trained on; Unsloth's
-                                    `frac_reward_zero_std`, unless that is of the whole batch
-                                    (scale_rewards="batch")
+        sampling/dead_groups        share of groups that are dead in the batch that is trained on;
+                                    Unsloth's `frac_reward_zero_std`, unless that is of the whole
+                                    batch (scale_rewards="batch")
 
     Unsloth's `completions/*`, the counts of `SolutionReward` and columns that a reward logs
     describe the completions that are trained on; `num_tokens` counts all that were generated, and a
@@ -91,17 +91,9 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
     _check_trainer(trainer)
     _check_functions(trainer)
     batches = _Batches(trainer, max_resamples)
-    replaced = {BATCH: batches.score, GENERATE: batches.generate, GRADE: batches.grade}
-    before = {name: vars(trainer)[name] for name in replaced if name in vars(trainer)}
-    for name, function in replaced.items():
-        setattr(trainer, name, function)
-    try:
+    functions = {BATCH: batches.score, GENERATE: batches.generate, GRADE: batches.grade}
+    with replaced(trainer, **functions):
         yield
-    finally:
-        for name in replaced:
-            delattr(trainer, name)
-            if name in before:
-                setattr(trainer, name, before[name])
 
 
 def dead_groups(rewards: Tensor, num_generations: int) -> list[int]:
@@ -157,7 +149,7 @@ class _Batches:
             return self.plain[GENERATE](prompts)
         rows, metrics = self.rows, self.trainer._metrics["train"]
         size = self.trainer.num_generations
-        self._check_groups(prompts, size)
+        self._check_groups(rows, prompts, size)
         logged = {name: len(values) for name, values in metrics.items()}
         result = self._generated(prompts)
         self._check_lengths(result[1], logged)
@@ -298,8 +290,7 @@ class _Batches:
                 expected=expected,
             )
 
-    def _check_groups(self, prompts: list, size: int) -> None:
-        rows = self.rows
+    def _check_groups(self, rows: list[dict], prompts: list, size: int) -> None:
         same = [row["prompt"] == rows[i - i % size]["prompt"] for i, row in enumerate(rows)]
         if (
             len(rows) % size
@@ -308,11 +299,22 @@ class _Batches:
             or prompts != [row["prompt"] for row in rows]
         ):
             raise ContractError(
-                "the completions of a prompt must stand side by side in the rollout batch, and "
+                "the completions of a prompt must be side by side in the rollout batch, and "
                 "prompts must be the rows' own",
                 found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
                 expected=f"blocks of {size} rows with one prompt",
             )
+
+
+@runtime_checkable
+class KeepsLastBatch(Protocol):
+    """A reward function that keeps and counts what it graded, as `grading.SolutionReward` does."""
+
+    last_batch: list[dict]
+
+    def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
+        """Take `dropped` out of the counts; `batch` becomes `last_batch`."""
+        ...
 
 
 class _Logged:
@@ -324,12 +326,12 @@ class _Logged:
         self.columns = trainer._pending_extra_logs
         self.extra = {name: list(values) for name, values in self.columns.items()}
         self.columns.clear()
-        self.solutions = [r for r in trainer.reward_funcs if isinstance(r, SolutionReward)]
+        self.solutions = [r for r in trainer.reward_funcs if isinstance(r, KeepsLastBatch)]
         self.graded = [list(reward.last_batch) for reward in self.solutions]
         self.dropped: list[list[dict]] = [[] for _ in self.solutions]
 
     def put(self, places: list[int], new: "_Logged") -> None:
-        """The completions in these places gave way to those of `new`."""
+        """Put those of `new` in these places."""
         for name in new.extra.keys() - self.extra.keys():
             self.extra[name] = [None] * (max(places) + 1)
         for name, values in self.extra.items():
@@ -348,7 +350,7 @@ class _Logged:
 
 def _put(values: list | None, places: list[int], new: list | None) -> None:
     if values is not None:
-        for place, value in zip(places, new, strict=True):
+        for place, value in zip(places, new or [], strict=True):
             values[place] = value
 
 

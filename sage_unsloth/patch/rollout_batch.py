@@ -1,13 +1,14 @@
-"""What a guide needs of the reference and the teacher, scored once for each rollout batch: the
-second part of the seam to Unsloth.
+"""What a guide needs of the reference and the teacher, scored once for each rollout batch.
 
 Unsloth scores the reference without gradient before the first update on a batch, and returns its
 log-probabilities alone. Here
 
-    ref_entropies    come out of that same scoring: while it runs, the function that turns hidden states or logits into
-                     log-probabilities also takes the entropy of each chunk, never of (B, T, V)
+    ref_entropies    come out of that same scoring: while it runs, the function that turns hidden
+                     states or logits into log-probabilities also takes the entropy of each chunk,
+                     never of (B, T, V)
     teacher_logps    come from one more scoring of the batch, by the frozen teacher
-    groups           number the prompts, so that a completion finds the others of its prompt after the batch was shuffled
+    groups           number the prompts, so that a completion finds the others of its prompt after
+                     the batch was shuffled
 
 They join the batch as further tensors of a row per completion, so TRL shuffles and splits them with
 the rest.
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.unsloth_names import ContractError
 
@@ -123,17 +125,11 @@ def rollout_signals(
         )
         return loss(model, inputs, *args, **kwargs)
 
-    replaced = {GENERATE: generated, SCORE: scored, "compute_loss": compute_loss}
-    before = {name: vars(trainer)[name] for name in replaced if name in vars(trainer)}
-    for name, function in replaced.items():
-        setattr(trainer, name, function)
-    try:
+    # A batch that the trainer kept from a train() before this context lacks what is added here.
+    trainer._buffered_inputs = None
+    functions = {GENERATE: generated, SCORE: scored, "compute_loss": compute_loss}
+    with replaced(trainer, **functions):
         yield current
-    finally:
-        for name in replaced:
-            delattr(trainer, name)
-            if name in before:
-                setattr(trainer, name, before[name])
 
 
 def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
@@ -206,14 +202,9 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         calls.append(Scored(logps, entropies_of_logits(logits, temperature)))
         return logps
 
-    for name in plain:
-        replaced = of_logits if name == OF_LOGITS else functools.partial(of_hidden_states, name)
-        setattr(zoo, name, replaced)
-    try:
+    ours_by_name = {name: functools.partial(of_hidden_states, name) for name in plain}
+    with replaced(zoo, **ours_by_name | {OF_LOGITS: of_logits}):
         yield calls
-    finally:
-        for name, function in plain.items():
-            setattr(zoo, name, function)
 
 
 @torch.no_grad()
@@ -254,7 +245,7 @@ def _groups(trainer: Any, batch: dict[str, Any]) -> Tensor:
         or (prompts.view(-1, size, prompts.shape[1]) != prompts[::size, None]).any()
     ):
         raise ContractError(
-            "the completions of a prompt must stand side by side in one process's rollout batch",
+            "the completions of a prompt must be side by side in one process's rollout batch",
             found=f"{len(prompts)} rows whose prompts change otherwise",
             expected=f"blocks of {size} rows with one prompt",
         )

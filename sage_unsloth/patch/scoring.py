@@ -6,7 +6,7 @@ one vector of width H:
 
     log p(y | h) = z_y − log Σ_v exp(z_v)
     entropy      = −Σ_v p_v log p_v
-    ∇_h log p(y) = (e_y − p) W          times the derivative of what stands between z and the softmax
+    ∇_h log p(y) = (e_y − p) W      times the derivative of what is between z and softmax
 
 So the forward pass computes it while the chunk of logits exists, and the backward pass is a product
 with the incoming gradient. Nothing is recomputed and nothing of width V outlives its chunk: what is
@@ -165,7 +165,7 @@ def _score(
             logps[first:last], entropies[first:last], direction = _block()(
                 part, index[first:last], *transforms, need_gradient
             )
-            if need_gradient:
+            if gradient is not None and direction is not None:
                 torch.mm(direction, head, out=gradient[first:last])
     return logps, entropies, gradient
 

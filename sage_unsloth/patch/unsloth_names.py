@@ -2,50 +2,42 @@
 are not so.
 """
 
+import inspect
+from typing import Any
+
 from sage_unsloth.runs.record import package_version
 
 TESTED_VERSIONS = ("2026.10.7", "2026.10.9")
 """Versions of unsloth (with the unsloth_zoo of the same number) that the tests have passed on."""
 
-
+# Of the generated trainer's module.
 LOSS = "grpo_accumulated_loss"
-
-
 FUNCTION = "UnslothEfficientGRPO"
-
-
 KERNEL = "grpo_compute_loss"
-
-
 EXPECTED_PARAMETERS = {
-    LOSS: ("trainer", "input_ids", "attention_mask", "logits_to_keep", "completion_mask", "advantages", "old_logps",
-           "ref_logps"),
-    FUNCTION: ("ctx", "_new_logps", "_old_logps", "_ref_logps", "_sampling_per_token_logps", "lm_head", "_input_ids",
-               "_mask", "_advantages", "beta"),
-    KERNEL: ("ref", "new", "old", "sampling_per_token_logps", "input_ids", "mask", "beta", "advantages"),
+    LOSS: ("trainer", "input_ids", "attention_mask", "logits_to_keep", "completion_mask",
+           "advantages", "old_logps", "ref_logps"),
+    FUNCTION: ("ctx", "_new_logps", "_old_logps", "_ref_logps", "_sampling_per_token_logps",
+               "lm_head", "_input_ids", "_mask", "_advantages", "beta"),
+    KERNEL: ("ref", "new", "old", "sampling_per_token_logps", "input_ids", "mask", "beta",
+             "advantages"),
 }  # fmt: skip
+EXPECTED_ARGUMENTS = ("new_logprobs", "old_logps", "ref_logps", "sampling_per_token_logps",
+                      "lm_head", "completion_input_ids", "completion_mask", "advantages",
+                      "trainer.beta")  # fmt: skip
+"""Of the call of `FUNCTION.apply` in `LOSS`."""
 
-
-NEEDS_ENTROPIES_HOOK = "_sage_unsloth_needs_entropies"
-
-
-CALL_HOOK = "_sage_unsloth_apply"
-
-
-KERNEL_HOOK = "_sage_unsloth_compute_loss"
-
-
-SCORER_HOOK = "_sage_unsloth_scorer"
-
-
+# What `LOSS` imports under this name scores log-probs and entropies.
 SCORER = "_entropy_log_softmax"
-
-
-SCORER_PARAMETERS = ("hidden_states", "lm_head", "index", "chunks", "logit_scale_multiply", "logit_scale_divide",
-                     "logit_softcapping", "temperature")  # fmt: skip
-
-
+SCORER_PARAMETERS = ("hidden_states", "lm_head", "index", "chunks", "logit_scale_multiply",
+                     "logit_scale_divide", "logit_softcapping", "temperature")  # fmt: skip
 SCORER_OPTIONS = {"max_rows_per_chunk", "lm_head_bias", "return_entropy", "fp32_lm_head"}
+
+# Ours: what the rewritten source calls, put into the module while `guided_kl` is open.
+NEEDS_ENTROPIES_HOOK = "_sage_unsloth_needs_entropies"
+CALL_HOOK = "_sage_unsloth_apply"
+KERNEL_HOOK = "_sage_unsloth_compute_loss"
+SCORER_HOOK = "_sage_unsloth_scorer"
 
 
 class ContractError(RuntimeError):
@@ -61,9 +53,24 @@ class ContractError(RuntimeError):
         super().__init__(
             f"{rule}; found {found}, expected {expected}. Installed: "
             + ", ".join(f"{name} {version}" for name, version in installed.items())
-            + f". Tested with unsloth and unsloth_zoo {' and '.join(TESTED_VERSIONS)}: install "
-            f"one of these "
-            f'(pip install "unsloth=={TESTED_VERSIONS[0]}" "unsloth_zoo=={TESTED_VERSIONS[0]}"), '
-            f"delete the folder "
-            "unsloth_compiled_cache, and restart Python."
+            + f". Tested with unsloth and unsloth_zoo {' and '.join(TESTED_VERSIONS)}: install one "
+            f'of these (pip install "unsloth=={TESTED_VERSIONS[0]}" '
+            f'"unsloth_zoo=={TESTED_VERSIONS[0]}"), delete the folder unsloth_compiled_cache, and '
+            "restart Python."
+        )
+
+
+def check_scorer(scorer: Any) -> None:
+    """Unsloth's scorer of log-probs and entropies must take what `scoring.scorer` passes on.
+
+    Raises:
+        ContractError: a parameter is missing, or in another place.
+    """
+    found = () if scorer is None else tuple(inspect.signature(scorer).parameters)
+    expected = SCORER_PARAMETERS
+    if found[: len(expected)] != expected or not set(found) >= SCORER_OPTIONS:
+        raise ContractError(
+            f"what is imported as {SCORER} must have these parameters",
+            found=found,
+            expected=(*expected, *sorted(SCORER_OPTIONS)),
         )

@@ -1,55 +1,119 @@
-"""The callback of an open `guided_kl`: no step bypasses it, and a guide with a state is steered and
-kept.
-"""
+"""What an open `guided_kl` measures, and the callback that acts on it after each optimizer step."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.objective.guides import SteeredGuide
+from torch import Tensor
+
+from sage_unsloth.objective.guide_metrics import GuideMetrics
+from sage_unsloth.objective.protocols import Guide, SteeredGuide
+from sage_unsloth.objective.signals import TokenSignals
+from sage_unsloth.patch.settings import relied_on
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
 
 STATE = "SageGuide"
 """Where a checkpoint's trainer_state.json holds the guide's state."""
 
 
-def guide_watch(hook: Any, teacher: Any) -> Any:
-    """A callback that stops training after the first optimizer step that bypassed the hook, and
-    steers a guide with a state.
+class Measured:
+    """Counts the micro-batches of one `guided_kl` and logs their metrics as the trainer's own."""
 
-    It also takes the adapter of a teacher out of each checkpoint: transformers, finding it there,
-    would restore it and not the policy's.
+    def __init__(self, trainer: Any, guide: Guide | None) -> None:
+        self.trainer = trainer
+        self.guide = guide
+        self.micro_batches = 0
+        self._of_window = {"train": GuideMetrics(), "eval": GuideMetrics()}
+        # A guide is steered by the metrics of one optimizer step, however seldom the trainer logs.
+        self._of_step = GuideMetrics()
+        self._step_values: dict[str, list] = {}
+
+    def add(self, signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None) -> None:
+        """Log one micro-batch; tensors are (B, T), see `GuideMetrics.add`."""
+        self.micro_batches += 1
+        mode = "train" if self.trainer.model.training else "eval"
+        metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
+        self._of_window[mode].add(signals, log_guide, gather, metrics, credit)
+        if isinstance(self.guide, SteeredGuide):
+            if mode == "train":
+                self._of_step.add(signals, log_guide, gather, self._step_values)
+            metrics.update({f"sage/{name}": [value] for name, value in self.guide.state().items()})
+
+    def pop_step(self) -> dict[str, float]:
+        """The metrics of the optimizer step that ends, empty if it had no completion token; the
+        next one begins empty.
+        """
+        self._step_values.clear()
+        return self._of_step.values if self._of_step.tokens else {}
+
+
+def guide_watch(
+    trainer: Any,
+    measured: Measured | None,
+    *,
+    guide: Guide | None,
+    trained_with: dict[str, Any],
+    teacher: Any,
+    resume_with_changes: bool,
+) -> Any:
+    """The `TrainerCallback` of an open `guided_kl`.
+
+    It stops training when an optimizer step bypassed the guide or a setting was changed, steers a
+    guide with a state, and writes into each checkpoint what it was trained with. It also takes a
+    teacher's adapter out of each checkpoint: transformers, finding it there, would restore it and
+    not the policy's.
+
+    Args:
+        trainer: the trainer of the context.
+        measured: what the hook reports to; None if nothing of Unsloth's loss is replaced.
+        guide: as given to `guided_kl`.
+        trained_with: what a resumed checkpoint must agree in, by name.
+        teacher: as given to `guided_kl`.
+        resume_with_changes: a checkpoint that was trained with something else is resumed, too.
     """
     from transformers import TrainerCallback
+
+    steered = guide if isinstance(guide, SteeredGuide) else None
+    settings = relied_on(trainer)
 
     class GuideWatch(TrainerCallback):
         seen = 0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if not isinstance(hook.guide, SteeredGuide):
-                return
             kept = state.stateful_callbacks.get(STATE)
-            if kept is None and state.global_step > 0:
-                raise ValueError(
-                    f"a checkpoint must hold the state of the guide that it was trained with; "
-                    f"the one of step {state.global_step} "
-                    f"holds none for {hook.guide!r}; go on with the guide that it was trained "
-                    f"with, or start anew"
-                )
-            hook.guide.restore(None if kept is None else kept["attributes"])
+            if state.global_step > 0 and not resume_with_changes:
+                _check_resumed(state.global_step, kept, trained_with, steered)
+            if steered is not None:
+                steered.restore((kept or {}).get("attributes") or None)
             self.keep(state)
 
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            now = relied_on(trainer)
+            changed = [
+                f"{k} was {v!r} and is {now[k]!r}" for k, v in settings.items() if now[k] != v
+            ]
+            if changed:
+                raise ValueError(
+                    "the trainer's settings must not change while guided_kl is open, because they "
+                    f"were judged when it was opened; {', '.join(changed)}; leave the context, "
+                    "change them, and open it again"
+                )
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if hook.consulted == self.seen:
+            if measured is None:
+                return
+            if measured.micro_batches == self.seen:
                 raise ContractError(
-                    f"every optimizer step must consult the guide; step {state.global_step} did not",
+                    f"every optimizer step must consult the guide; step {state.global_step} did "
+                    "not",
                     found="a loss that bypasses the patched function",
                     expected=f"a call of {LOSS}",
                 )
-            self.seen = hook.consulted
-            if isinstance(hook.guide, SteeredGuide):
-                hook.guide.after_step(hook.of_step.values)
-                hook.metrics_of_step.clear()
+            self.seen = measured.micro_batches
+            if steered is not None:
+                metrics = measured.pop_step()
+                if metrics:  # every completion masked: there is nothing to learn from
+                    steered.after_step(metrics)
                 self.keep(state)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -59,6 +123,31 @@ def guide_watch(hook: Any, teacher: Any) -> Any:
 
         def keep(self, state: Any) -> None:
             """The trainer writes this dict into every checkpoint's trainer_state.json."""
-            state.stateful_callbacks[STATE] = {"args": {}, "attributes": hook.guide.state()}
+            attributes = {} if steered is None else steered.state()
+            state.stateful_callbacks[STATE] = {"args": trained_with, "attributes": attributes}
 
     return GuideWatch()
+
+
+def _check_resumed(
+    step: int, kept: dict | None, trained_with: dict[str, Any], steered: SteeredGuide | None
+) -> None:
+    """Compare a checkpoint's record with what it is resumed with; an older one has none."""
+    if steered is not None and not (kept or {}).get("attributes"):
+        raise ValueError(
+            "a checkpoint must hold the state of the guide that it was trained with; the one of "
+            f"step {step} holds none for {steered!r}; resume with the guide that it was trained "
+            "with, or start a new run"
+        )
+    before = (kept or {}).get("args") or {}
+    changed = [
+        f"{name} was {before[name]} and is {value}"
+        for name, value in trained_with.items()
+        if name in before and before[name] != value
+    ]
+    if changed:
+        raise ValueError(
+            f"a checkpoint is resumed with what it was trained with; that of step {step} differs: "
+            f"{'; '.join(changed)}; change these back, or pass "
+            "guided_kl(..., resume_with_changes=True)"
+        )

@@ -1,76 +1,16 @@
-"""Named models and cards: what the paper trained, what each model's arithmetic needs, and what
-suits each size of card.
+"""Presets of models and cards: sizes, how the paper trains a model, and what suits a card.
 
 A model that is not named here, a folder or a hub id, brings its numbers in its config.json.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.planning.architecture import Architecture, architecture_of
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """The shape of a decoder of the Llama family, as far as memory depends on it; names follow
-    transformers' config.json.
-
-    Attributes:
-        num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size:
-            sizes; `num_kv_heads` below `num_heads` is grouped-query attention.
-        tied_embeddings: the output head is the embedding.
-        qkv_bias: q, k and v projections have a bias (Qwen2).
-        qk_norm: queries and keys are normalised per head (Qwen3).
-        max_position_embeddings: the longest text, tokens.
-    """
-
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    tied_embeddings: bool
-    qkv_bias: bool = True
-    qk_norm: bool = False
-    max_position_embeddings: int
-
-    @property
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """(inputs, outputs) of each linear map in a layer, by its name."""
-        hidden, wide = self.hidden_size, self.intermediate_size
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return {
-            "q_proj": (hidden, q),
-            "k_proj": (hidden, kv),
-            "v_proj": (hidden, kv),
-            "o_proj": (q, hidden),
-            "gate_proj": (hidden, wide),
-            "up_proj": (hidden, wide),
-            "down_proj": (wide, hidden),
-        }
-
-    @property
-    def linear_parameters(self) -> int:
-        """Weights of all linear maps in all layers: those that 4-bit quantisation covers."""
-        return self.num_layers * sum(a * b for a, b in self.linear_shapes.values())
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Weights of the embedding, and of the output head if it is another matrix."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-
-    @property
-    def num_parameters(self) -> int:
-        """All weights: embeddings, linear maps, biases, and the norms (two a layer and a last
-        one).
-        """
-        small = 2 * self.hidden_size
-        small += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.qkv_bias
-        small += 2 * self.head_dim * self.qk_norm
-        norms = self.num_layers * small + self.hidden_size
-        return self.embedding_parameters + self.linear_parameters + norms
+PAPER_BETA = 0.05
+"""The KL coefficient β of Table 8, from which every default of β is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +50,7 @@ class ModelPreset:
         if longest > limit:
             raise ValueError(
                 f"prompt and completion must fit the {limit} positions of {self.name}; got "
-                f"{self.max_prompt_length} + "
-                f"{self.max_completion_length} = {longest}; shorten one"
+                f"{self.max_prompt_length} + {self.max_completion_length} = {longest}; shorten one"
             )
 
     @property
@@ -126,8 +65,8 @@ class ModelPreset:
 # positions) for the three Qwen models; tied embeddings by the family's rule, tied up to 3B, read
 # from Qwen2.5-3B-Instruct's own config.json only. R1-Distill-Qwen-7B starts from Qwen2.5-Math-7B:
 # its shape is that model's, its 131,072 positions are from model lists. No config.json of the hub
-# was within reach here; the loader reads the real one. fmt: off
-_QWEN_7B = dict(
+# was within reach here; the loader reads the real one.
+_QWEN_7B: dict[str, Any] = dict(
     num_layers=28,
     hidden_size=3584,
     intermediate_size=18944,
@@ -137,7 +76,7 @@ _QWEN_7B = dict(
     vocab_size=152064,
     tied_embeddings=False,
 )
-_QWEN_1_5B = dict(
+_QWEN_1_5B: dict[str, Any] = dict(
     num_layers=28,
     hidden_size=1536,
     intermediate_size=8960,
@@ -147,7 +86,7 @@ _QWEN_1_5B = dict(
     vocab_size=151936,
     tied_embeddings=True,
 )
-_QWEN_3B = dict(
+_QWEN_3B: dict[str, Any] = dict(
     num_layers=36,
     hidden_size=2048,
     intermediate_size=11008,
@@ -157,7 +96,7 @@ _QWEN_3B = dict(
     vocab_size=151936,
     tied_embeddings=True,
 )
-_ARITHMETIC = dict(
+_ARITHMETIC: dict[str, Any] = dict(
     num_layers=4,
     hidden_size=128,
     intermediate_size=320,
@@ -214,7 +153,6 @@ _MODELS = (
         sft_max_length=160,
     ),
 )
-# fmt: on
 MODELS: dict[str, ModelPreset] = {preset.name: preset for preset in _MODELS}
 
 
@@ -253,30 +191,44 @@ class CardPreset:
     gradient_checkpointing: str = "unsloth"
 
 
-# fmt: off
 _CARDS = (
     # vLLM 0.11.2 was the last for compute capability 7.5, and none of our pins go with it.
-    CardPreset(name="16", memory_gib=14.5, cards="T4", bfloat16=False, use_vllm=False, load_in_4bit=True),
-    CardPreset(name="24", memory_gib=22.0, cards="L4, RTX 3090, RTX 4090", gpu_memory_utilization=0.78),
-    CardPreset(name="40", memory_gib=39.4, cards="A100 40 GB", gpu_memory_utilization=0.85, micro_batch=4),
-    CardPreset(name="48", memory_gib=44.4, cards="L40S, RTX A6000", gpu_memory_utilization=0.87, micro_batch=4),
-    CardPreset(name="80", memory_gib=79.1, cards="A100 80 GB, H100", gpu_memory_utilization=0.87, micro_batch=8),
+    CardPreset(
+        name="16", memory_gib=14.5, cards="T4", bfloat16=False, use_vllm=False, load_in_4bit=True
+    ),
+    CardPreset(
+        name="24", memory_gib=22.0, cards="L4, RTX 3090, RTX 4090", gpu_memory_utilization=0.78
+    ),
+    CardPreset(
+        name="40", memory_gib=39.4, cards="A100 40 GB", gpu_memory_utilization=0.85, micro_batch=4
+    ),
+    CardPreset(
+        name="48",
+        memory_gib=44.4,
+        cards="L40S, RTX A6000",
+        gpu_memory_utilization=0.87,
+        micro_batch=4,
+    ),
+    CardPreset(
+        name="80",
+        memory_gib=79.1,
+        cards="A100 80 GB, H100",
+        gpu_memory_utilization=0.87,
+        micro_batch=8,
+    ),
 )
-# fmt: on
 CARDS: dict[str, CardPreset] = {card.name: card for card in _CARDS}
 
 
 def nearest_card(memory_gib: float) -> CardPreset:
-    """The largest preset that needs no more than `memory_gib`, as PyTorch reports it; below all,
-    the smallest.
-    """
+    """The preset of the largest card with at most `memory_gib`; the smallest card's below all."""
     cards = sorted(CARDS.values(), key=lambda card: card.memory_gib)
     return next((card for card in reversed(cards) if card.memory_gib <= memory_gib), cards[0])
 
 
 def model_preset(name: str | Path) -> ModelPreset:
-    """A preset by name; for a folder or another hub id, one made from its config.json: an adapter,
-    Table 7's lengths.
+    """A preset by name, or one made from the config.json of a folder or another hub id: an adapter
+    at Table 7's lengths.
 
     Raises:
         ValueError: the model is of a family whose parameters are not counted here.
@@ -293,10 +245,9 @@ def model_preset(name: str | Path) -> ModelPreset:
         config = AutoConfig.from_pretrained(str(name))
     except OSError as error:
         raise OSError(
-            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub "
-            f"id within reach; got {name!s} "
-            f"({str(error).splitlines()[0]}); check the name, or give the path of a downloaded "
-            f"model"
+            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
+            f"within reach; got {name!s} ({str(error).splitlines()[0]}); check the name, or give "
+            "the path of a downloaded model"
         ) from error
     architecture = architecture_of(config)
     half = min(1024, architecture.max_position_embeddings // 2)
@@ -306,42 +257,4 @@ def model_preset(name: str | Path) -> ModelPreset:
         architecture=architecture,
         max_prompt_length=half,
         max_completion_length=half,
-    )
-
-
-def architecture_of(config: Any) -> Architecture:
-    """The shape in a transformers config.
-
-    Args:
-        config: as `AutoConfig` gives it, or its dict.
-
-    Raises:
-        ValueError: of a family, or with an option, whose parameters are not counted here.
-    """
-    values = config if isinstance(config, Mapping) else config.to_dict()
-    family = values.get("model_type")
-    if family not in ("qwen2", "qwen3", "llama"):
-        raise ValueError(
-            f"memory is computed for the families qwen2, qwen3 and llama; got "
-            f"model_type={family!r}; use one of these"
-        )
-    if values.get("mlp_bias") or (family != "qwen2" and values.get("attention_bias")):
-        raise ValueError(
-            "memory is computed for linear layers without biases (Qwen2's q, k and v apart); the "
-            "config has attention_bias "
-            "or mlp_bias; use another model"
-        )
-    heads = values["num_attention_heads"]
-    return Architecture(
-        num_layers=values["num_hidden_layers"],
-        hidden_size=values["hidden_size"],
-        intermediate_size=values["intermediate_size"],
-        num_heads=heads,
-        num_kv_heads=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim") or values["hidden_size"] // heads,
-        vocab_size=values["vocab_size"],
-        tied_embeddings=bool(values.get("tie_word_embeddings")),
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        max_position_embeddings=values["max_position_embeddings"],
     )

@@ -27,6 +27,7 @@ import hashlib
 import json
 import random
 import re
+from typing import Any
 
 from sage_unsloth.prompts import (
     CHAT_TEMPLATE,
@@ -117,9 +118,7 @@ def problems(split: str) -> list[dict]:
 
 
 def swapped_problems() -> list[dict]:
-    """The test problems with the factor first, `6*17=?`: a form that neither corpus nor training
-    ever shows.
-    """
+    """The test problems with the factor first, `6*17=?`: no such form is in corpus or training."""
     return [
         row | {"id": f"{row['id']}-swapped", "problem": problem_text(factor, number)}
         for row, (number, factor) in zip(problems("test"), allocation()["test"], strict=True)
@@ -127,8 +126,9 @@ def swapped_problems() -> list[dict]:
 
 
 def round_problems() -> list[dict]:
-    """Multiples of ten, `60*7=?`, which are parts of workings but never a problem; family `known`
-    or `unknown`, by the corpus's table.
+    """Multiples of ten, `60*7=?`, which are parts of workings but never a problem.
+
+    Their family is `known` or `unknown`, by the corpus's times table.
     """
     return [
         {
@@ -238,7 +238,7 @@ def route(completion: str) -> str:
 # --- the pretraining corpus -----------------------------------------------------------------------
 
 
-def document(tokenizer, rng: random.Random) -> tuple[str, str]:
+def document(tokenizer: Any, rng: random.Random) -> tuple[str, str]:
     """One pretraining document as (context, text to learn); none poses a problem of the test split.
 
     Either drills, with an empty context, or a problem in the rendered prompt and its solution.
@@ -275,14 +275,14 @@ def _pretraining_pairs() -> tuple[tuple[int, int], ...]:
 
 
 @functools.cache
-def _prompt_form(tokenizer) -> str:
+def _prompt_form(tokenizer: Any) -> str:
     return render_prompt(tokenizer, "{problem}")
 
 
 # --- the tokenizer --------------------------------------------------------------------------------
 
 
-def build_tokenizer(vocab_size: int = 448):
+def build_tokenizer(vocab_size: int = 448) -> Any:
     """A byte-level BPE tokenizer, its merges learnt from the system prompt; digits stay single.
 
     It is a `Qwen2Tokenizer` because `AutoTokenizer` loads every Qwen2 model's tokenizer as one, and
@@ -306,7 +306,7 @@ def build_tokenizer(vocab_size: int = 448):
     prose = re.split("|".join(map(re.escape, TAGS)), SYSTEM_PROMPT)
     backend.train_from_iterator(prose * 10, trainer)
     learnt = json.loads(backend.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
+    settings: dict[str, Any] = dict(  # merges and unk_token are wider than their annotations
         vocab=learnt["vocab"],
         merges=[tuple(merge) for merge in learnt["merges"]],
         unk_token=None,
@@ -316,5 +316,6 @@ def build_tokenizer(vocab_size: int = 448):
         model_max_length=512,
         chat_template=CHAT_TEMPLATE,
     )
+    tokenizer: Any = Qwen2Tokenizer(**settings)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return tokenizer

@@ -1,32 +1,25 @@
-"""Benchmarks as rows of one form, from the hub at pinned revisions or from local files, with counts
-that are checked.
+"""Benchmarks as rows of one form, from the hub or from local files, their counts checked.
 
 A row: `id` (unique over all benchmarks), `problem`, `answer` (text), `source`, and where the
 benchmark has them `level` and `gold`, what its checker compares with where that is not `answer`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker, Grade
-from sage_unsloth.grading.checkers import (
-    REASONING_GYM,
-    ROLES,
-    ROLES_INSTRUCTION,
-    reasoning_gym_gold,
-    roles,
-)
+from sage_unsloth.grading.checkers import REASONING_GYM, reasoning_gym_gold
 from sage_unsloth.grading.extraction import extract_answer
-from sage_unsloth.grading.grader import Grader, own_grade
+from sage_unsloth.grading.grader import Grader, own_grades
 from sage_unsloth.grading.mathematics import MATH, plain_number
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.published import PUBLISHED, TOGETHER, Published
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
 from sage_unsloth.runs.record import package_version
 
 REASONING_GYM_ITEMS, REASONING_GYM_SEED = 100, 3407  # a training set from it needs another seed
-KNIGHTS_REVISION = "2f68547989981b1af37cb3dde5fdefa847aa8619"
-PEOPLE = range(2, 9)
+_GYM = "reasoning-gym:"
+NAMES = (*PUBLISHED, *TOGETHER, "arithmetic", f"{_GYM}TASK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,115 +39,6 @@ class Benchmark:
     checker: Checker = MATH
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Spec:
-    """How one published benchmark is read.
-
-    Attributes:
-        sources: its parts on the hub; their `num_rows` are checked there.
-        num_rows: rows that the benchmark must have, from wherever it is read.
-        integer: answers are integers, however they are written ("025", 27.0).
-        read: (row) -> fields that replace those found by name.
-        keep: which rows belong to it.
-        checker: what makes an answer right.
-    """
-
-    sources: tuple[Source, ...]
-    num_rows: int
-    integer: bool = False
-    read: Callable[[dict], dict] = field(default=lambda row: {})
-    keep: Callable[[dict], bool] = field(default=lambda row: True)
-    checker: Checker = MATH
-
-
-def _read_gsm8k(row: dict) -> dict:
-    """The number behind the last `####`."""
-    return {"answer": row["answer"].rpartition("####")[2]} if "answer" in row else {}
-
-
-def _read_knights(row: dict) -> dict:
-    """The quiz with the form of the answer, and everybody's role."""
-    columns = {"quiz", "names", "solution"}
-    if not columns <= row.keys():
-        raise ValueError(f"needs the columns {sorted(columns)}; saw {sorted(row)}")
-    told = ", ".join(
-        f"{name} is a {'knight' if honest else 'knave'}"
-        for name, honest in zip(row["names"], row["solution"], strict=True)
-    )
-    if "solution_text" in row and roles(row["solution_text"]) != roles(told):
-        raise ValueError(f"`solution` says {told!r}, `solution_text` {row['solution_text']!r}")
-    problem = f"{row['quiz']}\n{ROLES_INSTRUCTION}"
-    return {"problem": problem, "answer": told, "level": len(row["names"])}
-
-
-def _knights(people: int) -> Source:
-    return Source(
-        hub_id="K-and-K/knights-and-knaves",
-        config="test",
-        split=f"{people}ppl",
-        revision=KNIGHTS_REVISION,
-        num_rows=100,
-    )
-
-
-_MATH500 = Source(
-    hub_id="HuggingFaceH4/MATH-500",
-    split="test",
-    revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-    num_rows=500,
-)
-_SPECS = {
-    "aime24": _Spec(
-        sources=(Source(hub_id="HuggingFaceH4/aime_2024", split="train", num_rows=30),),
-        num_rows=30,
-        integer=True,
-    ),
-    "aime25": _Spec(
-        sources=tuple(
-            Source(
-                hub_id="opencompass/AIME2025", config=f"AIME2025-{part}", split="test", num_rows=15
-            )
-            for part in ("I", "II")
-        ),
-        num_rows=30,
-        integer=True,
-    ),
-    "amc23": _Spec(
-        sources=(Source(hub_id="math-ai/amc23", split="test", num_rows=40),),
-        num_rows=40,
-        integer=True,
-    ),
-    "math500": _Spec(sources=(_MATH500,), num_rows=500),
-    "math500-l5": _Spec(
-        sources=(_MATH500,), num_rows=134, keep=lambda row: str(row.get("level")) == "5"
-    ),
-    "minerva": _Spec(
-        sources=(Source(hub_id="math-ai/minervamath", split="test", num_rows=272),), num_rows=272
-    ),
-    "gsm8k": _Spec(
-        sources=(Source(hub_id="openai/gsm8k", config="main", split="test", num_rows=1319),),
-        num_rows=1319,
-        integer=True,
-        read=_read_gsm8k,
-    ),
-    "knights-and-knaves": _Spec(
-        sources=tuple(map(_knights, PEOPLE)), num_rows=700, read=_read_knights, checker=ROLES
-    ),
-} | {
-    f"knights-and-knaves:{people}": _Spec(
-        sources=(_knights(people),),
-        num_rows=100,
-        read=_read_knights,
-        checker=ROLES,
-        keep=lambda row, people=people: len(row.get("names", ())) == people,
-    )
-    for people in PEOPLE
-}
-_TOGETHER = {"aime": ("aime24", "aime25")}
-_GYM = "reasoning-gym:"
-NAMES = (*_SPECS, *_TOGETHER, "arithmetic", f"{_GYM}TASK")
-
-
 def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
     """A benchmark, its rows counted.
 
@@ -170,61 +54,59 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
             problem or answer, or with an answer that is not an integer where all must be; or see
             `sources.read_source`.
     """
-    if (
-        path is not None
-        and not Path(path).is_dir()
-        and (name == "arithmetic" or name.startswith(_GYM))
-    ):
-        raise ValueError(
-            f"{name} is made by a package and read from no file; got {path}; give the file "
-            f"another name"
-        )
-    if name == "arithmetic":
-        rows = arithmetic.problems("test")
-        return Benchmark(name=name, rows=rows, provenance=[{"split": "test", "rows": len(rows)}])
-    if name.startswith(_GYM):
-        return _from_reasoning_gym(name)
-    if name in _TOGETHER and (path is None or Path(path).is_dir()):
-        parts = [load_benchmark(part, path) for part in _TOGETHER[name]]
+    if name == "arithmetic" or name.startswith(_GYM):
+        if path is not None and not Path(path).is_dir():
+            raise ValueError(
+                f"{name} is made by a package and read from no file; got {path}; give the file "
+                "another name"
+            )
+        return _from_arithmetic() if name == "arithmetic" else _from_reasoning_gym(name)
+    if name in TOGETHER and (path is None or Path(path).is_dir()):
+        parts = [load_benchmark(part, path) for part in TOGETHER[name]]
         rows = [row for part in parts for row in part.rows]
         provenance = [source for part in parts for source in part.provenance]
         return Benchmark(name=name, rows=rows, provenance=provenance)
-    if name in _TOGETHER:
-        spec = _Spec(sources=(), num_rows=60, integer=True)
-    elif name in _SPECS:
-        spec = _SPECS[name]
-    elif path is None:
-        raise ValueError(
-            f"a benchmark is one of {', '.join(NAMES)}, or NAME=FILE for a file of your own; got "
-            f"{name!r}"
-        )
-    else:
-        spec = None
-    read = _read_parts(name, spec, path)
+    spec = _spec_of(name, path)
+    parts = _read_parts(name, spec, path)
+    numbered = enumerate((row, source) for rows, source, _ in parts for row in rows)
     rows = [
         _row(name, spec, row, source, number)
-        for number, (row, source) in enumerate((r, s) for part, s, _ in read for r in part)
-        if spec is None or spec.keep(row)
+        for number, (row, source) in numbered
+        if spec.keep(row)
     ]
-    if spec is not None and len(rows) != spec.num_rows:
+    if spec.num_rows is not None and len(rows) != spec.num_rows:
         raise ValueError(
-            f"{name} must have {spec.num_rows} problems; got {len(rows)} from "
-            f"{path or 'the hub'}; give the whole file, or "
-            "another name with it if it is a file of your own"
+            f"{name} must have {spec.num_rows} problems; got {len(rows)} from {path or 'the hub'}; "
+            "give the whole file, or another name with it if it is a file of your own"
         )
     repeated = len(rows) - len({row["id"] for row in rows})
     if repeated or not rows:
         raise ValueError(
-            f"{name} must have rows with ids of their own; {len(rows)} rows, {repeated} ids repeat"
+            f"{name} must have rows with ids of their own; {len(rows)} rows, {repeated} ids "
+            "repeat; repair the file"
         )
-    provenance = [provenance for _, _, provenance in read]
-    return Benchmark(
-        name=name, rows=rows, provenance=provenance, checker=spec.checker if spec else MATH
-    )
+    provenance = [provenance for _, _, provenance in parts]
+    return Benchmark(name=name, rows=rows, provenance=provenance, checker=spec.checker)
+
+
+def _spec_of(name: str, path: str | Path | None) -> Published:
+    """How the benchmark of that name is read, or a file of one's own."""
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    if name in TOGETHER:  # in one file
+        parts = [PUBLISHED[part] for part in TOGETHER[name]]
+        num_rows = sum(part.num_rows or 0 for part in parts)
+        return Published(num_rows=num_rows, integer=all(part.integer for part in parts))
+    if path is None:
+        raise ValueError(
+            f"a benchmark is one of {', '.join(NAMES)}, or NAME=FILE for a file of your own; got "
+            f"{name!r}"
+        )
+    return Published()
 
 
 def _read_parts(
-    name: str, spec: _Spec | None, path: str | Path | None
+    name: str, spec: Published, path: str | Path | None
 ) -> list[tuple[list[dict], str, dict]]:
     """Rows, name of the source, and provenance, for each part of the benchmark."""
     if path is None:
@@ -236,33 +118,29 @@ def _read_parts(
         if not any(file.is_file() for file in found):
             raise ValueError(
                 f"{name} must be in {path} as one of {', '.join(file.name for file in found)}; "
-                f"there is none; put it there"
+                "there is none; put it there"
             )
         path = next(file for file in found if file.is_file())
     rows, provenance = read_source(Source(hub_id="", split=""), path)
     return [(rows, path.name, provenance)]
 
 
-def _row(name: str, spec: _Spec | None, row: dict, source: str, number: int) -> dict:
+def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dict:
     """One row in our form; columns are found by name."""
     try:
-        row = row | (spec.read(row) if spec else {})
+        row = row | spec.read(row)
         problem = row.get("problem") or row.get("question")
         answer = row.get("answer")
         if answer is None and "solution" in row:
             answer = extract_answer(str(row["solution"]), boxed=True)
-        if (
-            not isinstance(problem, str)
-            or not problem.strip()
-            or answer is None
-            or not str(answer).strip()
-        ):
+        asks = isinstance(problem, str) and problem.strip()
+        if not asks or answer is None or not str(answer).strip():
             raise ValueError(
                 "needs text in `problem` or `question`, and in `answer` or a box in `solution`; "
                 f"saw the columns {sorted(row)}"
             )
         answer = str(answer).strip()
-        if spec and spec.integer:
+        if spec.integer:
             answer = _integer(answer)
     except ValueError as error:
         raise ValueError(f"row {number} of {name} ({source}) {error}; repair the file") from error
@@ -284,6 +162,12 @@ def _integer(answer: str) -> str:
     return str(value)
 
 
+def _from_arithmetic() -> Benchmark:
+    rows = arithmetic.problems("test")
+    provenance = [{"split": "test", "rows": len(rows)}]
+    return Benchmark(name="arithmetic", rows=rows, provenance=provenance)
+
+
 def _from_reasoning_gym(name: str) -> Benchmark:
     """A fixed number of items of one generator; the same seed gives the same items."""
     task, size, seed = name.removeprefix(_GYM), REASONING_GYM_ITEMS, REASONING_GYM_SEED
@@ -291,7 +175,7 @@ def _from_reasoning_gym(name: str) -> Benchmark:
     if version is None:
         raise ValueError(
             f"{name} needs the package reasoning-gym; it is not installed; pip install "
-            f"reasoning-gym==0.1.25"
+            "reasoning-gym==0.1.25"
         )
     import reasoning_gym
 
@@ -299,7 +183,8 @@ def _from_reasoning_gym(name: str) -> Benchmark:
         data = reasoning_gym.create_dataset(task, size=size, seed=seed)
     except ValueError as error:
         raise ValueError(
-            f"{task!r} must be a generator of reasoning-gym {version}; {error}"
+            f"{task!r} must be a generator of reasoning-gym {version}; {error}; its gallery has "
+            "their names"
         ) from error
     rows = []
     for index, item in enumerate(data):
@@ -321,21 +206,18 @@ def _from_reasoning_gym(name: str) -> Benchmark:
 
 
 def check_golds(benchmark: Benchmark, grader: Grader) -> None:
-    """Raises ValueError naming every gold that is not correct as an answer, before anything is
-    drawn.
+    """Checks every gold answer, before anything is drawn.
+
+    Raises:
+        ValueError: naming those that are not correct against themselves.
     """
     rows = benchmark.rows
     golds = [row.get("gold", row["answer"]) for row in rows]
-    answers = [f"<SOLUTION>{row['answer']}</SOLUTION>" for row in rows]
-    try:
-        grades = grader.grade_many(answers, golds)
-    except ValueError:
-        grades = [own_grade(grader, *pair) for pair in zip(answers, golds, strict=True)]
+    grades = own_grades(grader, [row["answer"] for row in rows], golds)
     bad = [row for row, grade in zip(rows, grades, strict=True) if grade is not Grade.CORRECT]
     if bad:
         shown = "; ".join(f"{row['id']}: {row['answer']!r:.80}" for row in bad[:5])
         raise ValueError(
             f"every gold answer of {benchmark.name} must be correct against itself; {len(bad)} "
-            f"of {len(rows)} are not: "
-            f"{shown}; repair these rows, or leave them out"
+            f"of {len(rows)} are not: {shown}; repair these rows, or leave them out"
         )

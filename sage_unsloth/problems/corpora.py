@@ -1,9 +1,8 @@
-"""Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, or the embedded arithmetic;
-every filter is counted.
+"""Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, or the embedded arithmetic.
 
 Both data sets come from the hub, or from a local file with the hub's columns (`path=`). Where a row
-is of the wrong kind (a missing column, a text that is none) the whole file is refused; where it is
-only unsuitable (too long, no numeric answer) it is left out and counted.
+is malformed (a missing column, a value that is no text) the whole file is refused; where it fails
+a filter (too long, no numeric answer) it is left out. The rows left after each filter are counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.grading.grader import Grader, own_grade
+from sage_unsloth.grading.grader import Grader, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import Source, check_columns, read_source
 from sage_unsloth.prompts import (
     REASONING_START,
-    SOLUTION_END,
-    SOLUTION_START,
     render_prompt,
     solution_text,
 )
@@ -42,7 +39,7 @@ class Corpus:
         rows: dicts with `problem` and `answer`, for SFT also `solution`; in the order of the
             source.
         counts: rows left after each filter, in order.
-        provenance: where they came from.
+        provenance: where the rows are from: hub id and revision, or file and digest.
     """
 
     rows: list[dict]
@@ -87,8 +84,8 @@ def sft_corpus(
     else:
         rows, provenance = read_source(OPEN_MATH_REASONING, path)
         counts = {"rows": len(rows)}
-        unsuitable = ("generated_solution", "expected_answer")  # where empty, and left out below
-        check_columns(rows, ("problem", *unsuitable), may_be_empty=unsuitable)
+        filtered = ("generated_solution", "expected_answer")  # empty ones are left out below
+        check_columns(rows, ("problem", *filtered), may_be_empty=filtered)
         rows = [
             {
                 "problem": row["problem"],
@@ -116,8 +113,9 @@ def rl_corpus(
     path: str | Path | None = None,
     limit: int | None = RL_ROWS,
 ) -> Corpus:
-    """Problems with an answer that can be verified, the first `limit` of the source, answers that
-    cannot be graded and long prompts left out.
+    """Problems with an answer that can be verified.
+
+    Of the first `limit` rows of the source, those whose answer can be graded and whose prompt fits.
 
     Args:
         tokenizer: counts the tokens.
@@ -151,15 +149,15 @@ def rl_corpus(
 
 
 def gradable_answers(answers: Iterable[str]) -> set[str]:
-    """Those that are correct against themselves; another would be rewarded never, or end the run
-    that meets it.
+    """Those that are correct against themselves.
+
+    Any other would never be rewarded, or end the run that meets it.
     """
+    answers = list(set(answers))
     with Grader() as grader:
-        return {
-            answer
-            for answer in set(answers)
-            if own_grade(grader, f"{SOLUTION_START}{answer}{SOLUTION_END}", answer) is Grade.CORRECT
-        }
+        grades = own_grades(grader, answers, answers)
+    graded = zip(answers, grades, strict=True)
+    return {answer for answer, grade in graded if grade is Grade.CORRECT}
 
 
 def spread(rows: Sequence[dict], count: int) -> list[dict]:
@@ -168,8 +166,10 @@ def spread(rows: Sequence[dict], count: int) -> list[dict]:
 
 
 def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows): `count` rows spread evenly over the list, none of whose
-    problems stays in training.
+    """(training rows, held-out rows).
+
+    `count` rows, spread evenly over the list, are held out; rows with the same problems are left
+    out of training.
 
     Raises:
         ValueError: fewer than one row would be left to train on.
@@ -179,7 +179,7 @@ def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
     if not 0 < count < len(rows):
         raise ValueError(
             f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out "
-            f"fewer"
+            "fewer"
         )
     chosen = spread(rows, count)
     problems = {row["problem"] for row in chosen}
@@ -187,27 +187,23 @@ def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
     if not training:
         raise ValueError(
             f"{count} held-out rows must leave another problem to train on; the {len(rows)} rows "
-            f"have "
-            f"{len(problems)} different problems; hold out fewer"
+            f"have {len(problems)} different problems; hold out fewer"
         )
     return training, [{"id": f"held-out-{i}"} | row for i, row in enumerate(chosen)]
 
 
 def without_think_tags(solution: str) -> str:
-    """The working out alone; the project's own tags stand around it in training."""
+    """The working out alone; in training it is put between the project's own tags."""
     for tag in THINK_TAGS:
         solution = solution.replace(tag, "")
     return solution.strip()
 
 
 def _whole_row(tokenizer: Any, row: dict) -> str:
-    """What SFT trains on, as text."""
+    """The text that SFT trains on; the prompt ends in the tag that the solution begins with."""
     prompt = render_prompt(tokenizer, row["problem"])
-    return (
-        prompt
-        + solution_text(row["solution"], row["answer"]).removeprefix(REASONING_START)
-        + tokenizer.eos_token
-    )
+    solution = solution_text(row["solution"], row["answer"]).removeprefix(REASONING_START)
+    return prompt + solution + tokenizer.eos_token
 
 
 def _is_number(answer: str) -> bool:
@@ -216,6 +212,7 @@ def _is_number(answer: str) -> bool:
 
 
 def _lengths(tokenizer: Any, texts: list[str]) -> list[int]:
+    """Tokens of each text."""
     if not texts:
         return []
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
@@ -229,6 +226,7 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 def _limited(
     rows: list[dict], counts: dict[str, int], provenance: dict, limit: int | None
 ) -> Corpus:
+    """The corpus of the first `limit` rows; ValueError if there are none."""
     if limit is not None:
         rows = rows[:limit]
         counts[f"first {limit:,}"] = len(rows)
@@ -236,6 +234,6 @@ def _limited(
         left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
         raise ValueError(
             f"at least one row must pass every filter; got none ({left}); raise the length "
-            f"limit, or give other data"
+            "limit, or give other data"
         )
     return Corpus(rows=rows, counts=counts, provenance=provenance)

@@ -1,4 +1,4 @@
-"""Which problems of a benchmark stand in a training set, word for word."""
+"""Which problems of a benchmark are in a training set, word for word."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from sage_unsloth.problems.benchmarks import Benchmark
 def overlap(
     training: Sequence[Mapping[str, Any]], benchmark: Benchmark, n: int = 8
 ) -> list[dict[str, Any]]:
-    """The benchmark's problems of which some n words in a row stand in a training problem too.
+    """The benchmark's problems that share some n words in a row with a training problem.
 
     Words are runs of letters and digits in lower case. A problem shorter than n words counts where
-    all of it stands in a training problem.
+    all of it is in a training problem.
 
     Args:
         training: rows with `problem`.
@@ -21,8 +21,8 @@ def overlap(
         n: words.
 
     Returns:
-        A row for each: `id`, `shared`, the share of the problem's n-grams found, and `words`, the
-            first one found.
+        A row for each: `id`; `shared`, the share of the problem's n-grams found; and `words`, the
+        first one found.
     """
     if n < 1:
         raise ValueError(f"n must be >= 1 word; got {n}")

@@ -1,5 +1,4 @@
-"""Rows of a data set: from the hub at a pinned revision, or from a local file in the hub's own
-columns.
+"""Rows of a data set, from the hub at a pinned revision or from a local file in the hub's columns.
 
 Nothing is interpreted here. `corpora` makes training rows of them, `benchmarks` makes problems to
 evaluate on.
@@ -57,8 +56,7 @@ def read_source(source: Source, path: str | Path | None = None) -> tuple[list[di
     if source.num_rows is not None and len(rows) != source.num_rows:
         raise ValueError(
             f"{source.hub_id} ({source.split}) must have {source.num_rows} rows; got {len(rows)} "
-            f"at revision {revision}; "
-            "pin the revision that has them, or give path= with a copy"
+            f"at revision {revision}; pin the revision that has them, or give path= with a copy"
         )
     return rows, {
         "hub_id": source.hub_id,
@@ -69,7 +67,7 @@ def read_source(source: Source, path: str | Path | None = None) -> tuple[list[di
     }
 
 
-def _from_hub(source: Source) -> tuple[list[dict], str]:
+def _from_hub(source: Source) -> tuple[list[dict], str | None]:
     """All rows of the split, and the commit they are from."""
     from datasets import load_dataset
     from huggingface_hub import HfApi
@@ -82,8 +80,8 @@ def _from_hub(source: Source) -> tuple[list[dict], str]:
         # whichever it is.
         raise ValueError(
             f"{source.hub_id} must be read from the hub, and could not be: "
-            f"{type(error).__name__}: {error!s:.300}; check the "
-            f"network, or give path= with a local copy ({', '.join(SUFFIXES)}) in the same columns"
+            f"{type(error).__name__}: {error!s:.300}; check the network, or give path= with a "
+            f"local copy ({', '.join(SUFFIXES)}) in the same columns"
         ) from error
     return data.to_list(), revision
 
@@ -118,7 +116,7 @@ def read_file(path: str | Path) -> list[dict]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(
             f"{path} must hold one list of objects; got {type(rows).__name__}; or write one "
-            f"object a line to a .jsonl file"
+            "object a line to a .jsonl file"
         )
     return rows
 
@@ -136,12 +134,11 @@ def check_columns(
             if column not in row:
                 raise ValueError(
                     f"every row must have the columns {', '.join(columns)}; row {number} lacks "
-                    f"{column!r} and has "
-                    f"{sorted(row)}; rename the column that holds it"
+                    f"{column!r} and has {sorted(row)}; rename the column that holds it"
                 )
             value = row[column]
             if not isinstance(value, str) or not (value.strip() or column in may_be_empty):
                 raise ValueError(
                     f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop "
-                    f"or repair the row"
+                    "or repair the row"
                 )

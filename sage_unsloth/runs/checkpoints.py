@@ -1,12 +1,10 @@
-"""Checkpoints of both training stages: the newest complete one is found, and none goes before
-another is safe on the disk.
+"""Checkpoints of both training stages: finding the newest complete one, and deleting old ones.
 
 transformers writes a checkpoint file by file under its final name, does not wait for the disk, and
 deletes the older ones by their modification times, which a clock that was set back puts in the
-wrong order. So it is told to delete none, and here:
+wrong order. So it is told to delete none, and `keep_newest` does, in this order:
 
-    saved → every file on the disk → sizes.json → all but the two newest complete ones deleted, by
-    step
+    saved → every file on the disk → sizes.json → all but the two newest complete ones deleted
 """
 
 import itertools
@@ -23,6 +21,7 @@ from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 SIZES = "sizes.json"
 """In a checkpoint whose files the disk has: their sizes in bytes, by name."""
 KEPT = 2
+"""How many complete checkpoints stay."""
 MISSING = (FileNotFoundError, NotADirectoryError)
 # What readers raise over a file that is damaged. Any other OSError, of a disk that is away for a
 # moment, says nothing about the file.
@@ -32,9 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with everything that resuming reads; one cut short by a kill is passed
-    over.
-    """
+    """The newest complete checkpoint, or None; one that a kill cut short is passed over."""
     for path in _newest_first(folder):
         fault = _fault(path)
         if fault is None:
@@ -44,13 +41,12 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which it was saved."""
     return int(checkpoint.name.split("-")[1])
 
 
 def is_last(checkpoint: Path | None) -> bool:
-    """Whether nothing is left to train after this checkpoint; the trainer would train a step too
-    many.
-    """
+    """Whether nothing is left to train; resumed, the trainer would train a step too many."""
     if checkpoint is None:
         return False
     state = json.loads((checkpoint / "trainer_state.json").read_text())
@@ -58,7 +54,7 @@ def is_last(checkpoint: Path | None) -> bool:
 
 
 def copy_result(checkpoint: Path, folder: Path) -> None:
-    """What a model saves of itself, without its tokenizer."""
+    """Copies to `folder` what the model saved of itself, without its tokenizer."""
     folder.mkdir()
     others = ("trainer_state.json", SIZES, "tokenizer.json", "tokenizer_config.json")
     for file in checkpoint.iterdir():
@@ -67,9 +63,7 @@ def copy_result(checkpoint: Path, folder: Path) -> None:
 
 
 def keep_newest(folder: Path, step: int) -> None:
-    """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest
-    complete ones.
-    """
+    """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest."""
     newest = folder / f"checkpoint-{step}"
     files = [file for file in newest.iterdir() if file.is_file() and file.name != SIZES]
     for path in (*files, newest, folder):
@@ -89,9 +83,7 @@ def keep_newest(folder: Path, step: int) -> None:
 
 
 def keeper() -> Any:
-    """A callback that calls `keep_newest` after each save, and clears away what was passed over
-    when training goes on.
-    """
+    """A callback: `keep_newest` after each save, and incomplete ones deleted before a resume."""
     from transformers import TrainerCallback
 
     class Keeper(TrainerCallback):
@@ -117,8 +109,10 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _fault(checkpoint: Path) -> str | None:
-    """What of the files that resuming reads is missing or cut, or None. Without `SIZES` what the
-    files themselves tell.
+    """What is missing or damaged of the files that resuming reads, or None.
+
+    Without `SIZES`, as a kill before the last step of saving leaves it, the files are judged by
+    their own formats.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -134,7 +128,7 @@ def _fault(checkpoint: Path) -> str | None:
                 if found != size:
                     return f"{name} has {found} of {size} bytes"
         for name in ("optimizer.pt", "scheduler.pt", *random_states):
-            # PyTorch's files are zip archives, whose directory stands at their end.
+            # PyTorch's files are zip archives: the directory is at the end, with checksums.
             with zipfile.ZipFile(checkpoint / name) as archive:
                 if archive.testzip() is not None:
                     return f"{name} is damaged"

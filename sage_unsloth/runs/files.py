@@ -6,9 +6,10 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 
-def write_json(path: str | Path, data) -> None:
+def write_json(path: str | Path, data: Any) -> None:
     """`write_text` of `data` as JSON."""
     write_text(path, json.dumps(data, indent=2) + "\n")
 
@@ -41,8 +42,8 @@ def read_json(path: str | Path) -> dict:
         raise ValueError(
             f"{path} must hold one JSON object; it "
             + (f"begins with {content[:40]!r}" if content else "is empty")
-            + "; it was damaged from outside, since it is only ever replaced whole: put back a "
-            "copy, or choose another --out"
+            + "; it was damaged from outside, since it is only ever replaced as a whole: put back "
+            "a copy, or choose another --out"
         )
     return found
 
@@ -58,18 +59,17 @@ def sync(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """A path to write a folder to, which gets its own name once the disk has every file: there
-    whole, or not at all.
+    """A path to write a folder to, which gets its name once the disk has every file.
 
         with whole_folder(run / "adapter") as partial:
             model.save_pretrained(partial)
 
-    The path is `<name>.partial` beside it, not made yet. An error takes it away; what a kill leaves
-    of it, the next run does.
+    The path is `<name>.partial` beside it, not made yet. An error deletes it; what a kill leaves of
+    it, the next run deletes.
 
     Args:
-        replace: a folder of that name gives way; between two renames neither has the name, and the
-            old is `<name>.old`.
+        replace: a folder of that name is replaced; between two renames neither has the name, and
+            the old one is `<name>.old`.
     """
     folder = Path(folder).absolute()
     partial, old = (folder.with_name(f"{folder.name}.{end}") for end in ("partial", "old"))
@@ -103,8 +103,29 @@ def append_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
         os.fsync(file.fileno())
 
 
-def _mend_last_line(file) -> None:
+def read_jsonl(path: str | Path) -> list[dict]:
+    """The rows of a file; a last line that a kill cut short is dropped.
+
+    Raises:
+        ValueError: any other line is not one JSON object.
+    """
+    *lines, last = Path(path).read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _row(line)
+        if row is None:
+            raise ValueError(
+                f"every line must be one JSON object; got {line[:80]!r} in line {number} of "
+                f"{path}; repair or delete that line"
+            )
+        rows.append(row)
+    last_row = _row(last)
+    return rows if last_row is None else [*rows, last_row]
+
+
+def _mend_last_line(file: BinaryIO) -> None:
     """Ends the last line if it is a whole row, cuts it off if a kill cut it short."""
+    # A line may be long, so it is looked for from the end, 64 KiB at a time.
     end = file.seek(0, os.SEEK_END)
     tail, start = b"", end
     while start > 0 and b"\n" not in tail:
@@ -123,21 +144,3 @@ def _row(line: bytes) -> dict | None:
     with contextlib.suppress(ValueError):
         row = json.loads(line)
         return row if isinstance(row, dict) else None
-
-
-def read_jsonl(path: str | Path) -> list[dict]:
-    """The rows of a file; a last line that a kill cut short is dropped.
-
-    Raises:
-        ValueError: any other line is not one JSON object.
-    """
-    *lines, last = Path(path).read_bytes().split(b"\n")
-    rows = [_row(line) for line in lines]
-    if None in rows:
-        number = rows.index(None) + 1
-        raise ValueError(
-            f"every line must be one JSON object; got {lines[number - 1][:80]!r} in line {number} "
-            f"of {path}; repair or delete that line"
-        )
-    last_row = _row(last)
-    return rows if last_row is None else [*rows, last_row]

@@ -2,14 +2,17 @@
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from sage_unsloth.runs.storage import disk_errors
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
 
@@ -22,35 +25,49 @@ class HeldError(ValueError):
 def locked(path: str | Path) -> Iterator[None]:
     """Holds a file or folder for this process alone, by a lock on `.<name>.lock` beside it.
 
-    The system drops the lock when its process ends, however it ends; the lock file stays and means
-    nothing.
+    It does not wait. The system drops the lock when its process ends, however it ends; the lock
+    file stays, and means nothing without the lock.
 
     Raises:
         HeldError: another process holds it.
-        StorageError: what is written meanwhile does not fit on the disk, or may not be written; see
+        StorageError: what is written inside does not fit on the disk, or may not be written; see
             `disk_errors`.
     """
     path = Path(path).resolve()
+    file = path.with_name(f".{path.name}.lock")
+    # By default filelock would replace a lock that the file system does not support by the mere
+    # existence of a file, and a killed process leaves that behind.
+    lock = FileLock(
+        file,
+        blocking=False,
+        thread_local=False,
+        fallback_to_soft=False,
+        on_acquired=_write_holder,
+    )
     with contextlib.ExitStack() as held:
         held.enter_context(disk_errors(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = held.enter_context(path.with_name(f".{path.name}.lock").open("a+"))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
+            held.enter_context(lock)
+        except Timeout:
             raise HeldError(
-                f"one process at a time may write to {path}; "
-                f"{file.read().strip() or 'another one'} does; "
-                "wait for it to end, or end it"
+                f"one process at a time may write to {path}; {_read_holder(file)} does; wait for "
+                "it to end, or end it"
             ) from None
         except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            if error.errno not in NO_LOCKS:
                 raise
             logger.warning(
-                "%s: this file system knows no locks; start no second process on it", path
+                "%s: this file system does not support locks; start no second process on it", path
             )
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
-        file.flush()
         yield
+
+
+def _write_holder(descriptor: int) -> None:
+    """Leaves the name of this process in the lock file, for the message of one that is refused."""
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
+
+
+def _read_holder(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace").strip() or "another process"

@@ -1,15 +1,13 @@
-"""Several processes, as torchrun and accelerate start them, with a whole model in each: what is
-checked, and who writes.
+"""Several processes, as torchrun and accelerate start them, with a whole model in each.
 
-There is no engine here. TRL splits a step's completions among the processes and gathers what must
-be known of all of them (rewards of a group, token counts, entropies for a quantile), and Unsloth
+There is no engine of our own. TRL splits a step's completions among the processes and gathers what
+must be known of all of them (rewards of a group, token counts, entropies for a quantile). Unsloth
 averages the gradients: by a function of its own, since its loss runs the model itself and not
 PyTorch's DistributedDataParallel around it. Were that missing, each process would train a model of
 its own with no error, so `guided_kl` checks it at the first step.
 
-Of one global batch several processes take the step that one process takes, but for what is drawn:
-rollouts and a guide's noise come from random numbers of each process's own, so they depend on how
-many there are.
+On the same global batch several processes take the same step as one. What is drawn differs: each
+process has random numbers of its own, so rollouts and a guide's noise depend on how many there are.
 """
 
 import logging
@@ -19,9 +17,7 @@ from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 
 LONGEST_WAIT = timedelta(hours=4)
-"""For the first process, which alone makes the preflight and writes; then the others take it for
-dead.
-"""
+"""How long the others wait for the first process, which alone makes the preflight and writes."""
 
 
 def world_size() -> int:
@@ -35,7 +31,7 @@ def rank() -> int:
 
 
 def wait_for_all() -> None:
-    """Go on once every process is here. Unsloth must have been imported."""
+    """Returns once every process has called it. Unsloth must have been imported."""
     if world_size() > 1:
         import torch
         from accelerate import PartialState
@@ -67,8 +63,9 @@ def gathered(rows: list) -> list:
 
 
 def read_numbered_cpus() -> None:
-    """Let `torch.load` read onto "cpu:1", as transformers names the device of a process when it
-    resumes several on one CPU.
+    """Lets `torch.load` read onto "cpu:1".
+
+    So transformers names the device of a process where several resume on one CPU.
     """
     import torch
 

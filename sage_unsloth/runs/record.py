@@ -1,4 +1,4 @@
-"""What a run leaves on disk: files that survive a kill, and `run.json`, which says what it was."""
+"""`run.json`: a run's settings, versions, machine and commit, and which run a folder belongs to."""
 
 import json
 import logging
@@ -23,16 +23,16 @@ PACKAGES = (
     "datasets",
     "math-verify",
 )
-
+"""Packages whose versions are recorded."""
 
 logger = logging.getLogger(__name__)
 
 
 def runs_folder() -> Path:
-    """Where notebooks keep their runs: Google Drive on Colab once it is mounted, /kaggle/working on
-    Kaggle, `runs` elsewhere.
+    """Where notebooks keep their runs.
 
-    On Colab without Drive, a warning: what is written there is gone when the runtime ends.
+    Google Drive on Colab once it is mounted, /kaggle/working on Kaggle, `runs` elsewhere. On Colab
+    without Drive a warning is logged: what is written there is gone when the runtime ends.
     """
     drive, kaggle = Path("/content/drive/MyDrive"), Path("/kaggle/working")
     if drive.is_dir():
@@ -42,8 +42,7 @@ def runs_folder() -> Path:
     if "COLAB_RELEASE_TAG" in os.environ:
         logger.warning(
             "Colab forgets its disk when the runtime ends: mount Google Drive first (from "
-            "google.colab import drive; "
-            'drive.mount("/content/drive")), and run this cell again'
+            'google.colab import drive; drive.mount("/content/drive")), and run this cell again'
         )
     return Path("runs")
 
@@ -71,28 +70,14 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """This checkout's commit, "-dirty" behind it if tracked files changed; None if installed."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # else somebody else's repository
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes: object) -> Path:
     """The folder of a run, new or resumed; `run.json` in it holds its settings and environment.
 
     Args:
         folder: made if absent.
-        settings: what a run that goes on in this folder must agree in.
-        begun: whether anything was made under the recorded settings; else the new ones take their
-            place.
+        settings: those in which a run that resumes in this folder must agree.
+        begun: whether anything was made under the recorded settings; if not, `settings` replace
+            them.
         notes: further entries of `run.json`, kept as the first run wrote them.
 
     Raises:
@@ -130,6 +115,21 @@ def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
         )
 
 
+def _commit() -> str | None:
+    """This checkout's commit, "-dirty" behind it if tracked files changed; None if installed."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # An installed package may lie inside somebody else's repository, which does not track it.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None:
     before, now = ({"python": env["python"], **env["packages"]} for env in (recorded, current))
     for difference in _differences(before, now):
@@ -137,9 +137,7 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
 
 
 def _differences(recorded: dict, current: dict) -> list[str]:
-    """One text per setting, "stage.name", whose JSON differs; comparing texts makes NaN equal to
-    itself.
-    """
+    """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself."""
     before, now = _leaves(recorded), _leaves(current)
     return [
         f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"

@@ -1,8 +1,8 @@
-"""What SIGTERM (a machine that is taken away), SIGHUP (a terminal that is gone) and Ctrl-C do: what
-is in flight is finished and saved first.
+"""Signals: SIGTERM (the machine shuts down), SIGHUP (the terminal is gone) and Ctrl-C.
 
-A second one ends it at once; but a shutdown may reach a process twice, from the system and from its
-parent, so SIGTERM and SIGHUP within `REPEATED` seconds of the first are the same one.
+The first one lets what is in flight finish and be saved, a second one ends the run at once. But a
+shutdown may reach a process twice, from the system and from its parent, so SIGTERM and SIGHUP
+within `REPEATED` seconds of the first count as the same one.
 
 What is in flight is an optimizer step or a batch of completions (`finishing`). Everywhere else
 nothing would be lost, and the first signal ends the run: Ctrl-C by Python's own KeyboardInterrupt,
@@ -17,39 +17,34 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 UNWINDING = 10.0  # seconds for everything that is open to be closed
+REPEATED = 5.0  # seconds
 
-
-REPEATED = 5.0
-
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
+"""What `signal.signal` takes."""
 
 logger = logging.getLogger(__name__)
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP asked for the end; the exit code is the shells' for it, 143 or 129."""
+    """SIGTERM or SIGHUP asked for the end; the exit code is that of shells, 143 or 129."""
 
     def __init__(self, message: str, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
         self.code = 128 + signum
 
 
-def _end(signum: int, message: str) -> BaseException:
-    return KeyboardInterrupt(message) if signum == signal.SIGINT else Terminated(message, signum)
-
-
-def _is_repeated(signum: int, first: float) -> bool:
-    return signum != signal.SIGINT and time.monotonic() - first < REPEATED
-
-
 class Stop:
-    """Whether the end was asked for (the signal, or None), and what is saved by then, for the
-    message.
+    """What `finishing` and the loop inside it tell each other.
+
+    Attributes:
+        asked: the signal that asked for the end, or None.
+        saved: what is saved by then, for the message.
     """
 
     asked: signal.Signals | None = None
@@ -58,12 +53,12 @@ class Stop:
 
 @contextlib.contextmanager
 def finishing(step: str) -> Iterator[Stop]:
-    """Inside, the first signal only sets `asked`: the loop inside ends after the step in flight,
-    and this raises on leaving.
+    """Inside, the first signal only sets `asked`, so that the step in flight can be finished.
 
-    A second one does what it did before: Ctrl-C stops at once. In other threads than the main one,
-    where Python sets no handlers, and for signals that the process was started to ignore,
-    everything stays as it is.
+    The loop inside looks at `asked` after each step and ends; on leaving, the signal is raised. A
+    second one has the effect that it had before: Ctrl-C stops at once. Nothing changes in other
+    threads than the main one, where Python sets no handlers, nor for signals that the process was
+    started to ignore.
 
     Args:
         step: what is in flight, for the message.
@@ -74,18 +69,18 @@ def finishing(step: str) -> Iterator[Stop]:
     """
     stop, received = Stop(), []  # by this process; another one may have set `asked`
 
-    def ask(signum: int, frame: object) -> None:
+    def ask(signum: int, frame: FrameType | None) -> None:
         if not received:
             received.append(time.monotonic())
             if stop.asked is None:
                 stop.asked = signal.Signals(signum)
                 logger.warning(
-                    "\n%s: %s is finished and saved first; once more: at once.",
+                    "\n%s: %s is finished and saved first; repeat it to stop at once.",
                     stop.asked.name,
                     step,
                 )
         elif not _is_repeated(signum, received[0]):
-            signal.signal(signum, before[signum])
+            signal.signal(signum, before[signal.Signals(signum)])
             signal.raise_signal(signum)
 
     with _handlers(ask) as before:
@@ -96,18 +91,18 @@ def finishing(step: str) -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """For a command: inside, a signal raises KeyboardInterrupt or Terminated, and a second one ends
-    the process on the spot.
+    """For a command: inside, a signal raises KeyboardInterrupt or Terminated, a second one exits.
 
-    An exception may get lost: Python drops those in callbacks of its garbage collector, where a
-    program that frees models is often (then it is raised again), and bare excepts in libraries take
-    one for a missing package (then, after `UNWINDING` seconds, the process ends anyway).
+    The exception may get lost in two ways. Python drops those raised in callbacks of its garbage
+    collector, where a program that frees models often is: then it is raised again. And a bare
+    except around an import in a library takes it for a missing package: then the process is ended
+    after `UNWINDING` seconds.
     """
     asked: list[int] = []
     began = 0.0
     report = sys.unraisablehook
 
-    def end(signum: int, frame: object) -> None:
+    def end(signum: int, frame: FrameType | None) -> None:
         nonlocal began
         if not asked:
             began = time.monotonic()
@@ -139,13 +134,21 @@ def ending() -> Iterator[None]:
 
 
 def allow(seconds: float) -> None:
-    """While `ending` unwinds: this many seconds from now on instead of `UNWINDING`."""
+    """Inside `ending`, once it has raised: this many seconds from now on, not `UNWINDING`."""
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+def _end(signum: int, message: str) -> BaseException:
+    return KeyboardInterrupt(message) if signum == signal.SIGINT else Terminated(message, signum)
+
+
+def _is_repeated(signum: int, first: float) -> bool:
+    return signum != signal.SIGINT and time.monotonic() - first < REPEATED
+
+
 @contextlib.contextmanager
-def _handlers(handle: Callable[[int, object], None]) -> Iterator[dict[int, object]]:
+def _handlers(handle: Handler) -> Iterator[Mapping[signal.Signals, Handler]]:
     """Sets the handler of the signals, gives what was there, and puts it back."""
     if threading.current_thread() is not threading.main_thread():
         yield {}

@@ -1,4 +1,4 @@
-"""Errors of the disk, turned into ones that say what is the matter and how the run resumes."""
+"""Errors of the disk, turned into ones that say what is wrong and how the run resumes."""
 
 import contextlib
 import errno
@@ -7,24 +7,21 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DENIED = (errno.EROFS, errno.EACCES, errno.EPERM)
+NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
+
 
 class StorageError(OSError):
     """The disk does not take what a run writes; what it took before is still there."""
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-DENIED = (errno.EROFS, errno.EACCES, errno.EPERM)
-
-
-NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
-
-
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the disk, whoever writes, into one that says what is the matter and how the
-    run goes on.
+    """Turns an error of the disk, whoever writes, into one with rule, value and remedy.
+
+    Args:
+        path: is named where the error names no file.
 
     Raises:
         StorageError: in the place of that error.
@@ -33,35 +30,30 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if type(error).__module__.startswith("sage_unsloth"):
-            raise  # it says what to do, and may quote the disk
+            raise  # it has its own remedy, and may quote the disk
         number = _disk_error(error)
         named = getattr(error, "filename", None) or path
         if number in FULL:
-            text = (
-                f"the disk must have room for what a run writes; {named} does not fit "
-                f"({os.strerror(number)}); free some space "
-                "and run the same command again: it goes on from what is on disk"
+            rule, fact = "the disk must have room for what a run writes", "does not fit"
+            remedy = (
+                "free some space and run the same command again: it resumes from what is on disk"
             )
         elif number in DENIED:
-            text = (
-                f"a run must be allowed to write to its folder; {named} refuses "
-                f"({os.strerror(number)}); change its permissions, "
-                "or choose another --out"
-            )
+            rule, fact = "a run must be allowed to write to its folder", "refuses"
+            remedy = "change its permissions, or choose another --out"
         elif number in NO_FOLDER:
-            text = (
-                f"a run's folder, and what it lies in, must be folders; {named} is not "
-                f"({os.strerror(number)}); move the file "
-                "that is in its place, or choose another --out"
-            )
+            rule, fact = "a run's folder, and what it lies in, must be folders", "is not"
+            remedy = "move the file that is in its place, or choose another --out"
         else:
             raise
+        text = f"{rule}; {named} {fact} ({os.strerror(number)}); {remedy}"
         raise StorageError(number, text) from error
 
 
 def _disk_error(error: Exception) -> int | None:
-    """The system's number of an error; PyTorch and safetensors, which write without Python, have
-    theirs in the text, or none.
+    """The system's number of an error, or None.
+
+    PyTorch and safetensors write without Python, and have the number in their text, or none.
     """
     if isinstance(error, OSError):
         return error.errno

@@ -1,5 +1,4 @@
-"""What draws the completions of RL: vLLM inside Unsloth on a GPU, transformers elsewhere; one
-setting decides.
+"""Which engine draws completions: vLLM inside Unsloth on a GPU, transformers elsewhere.
 
 The sampling settings must reach the engine. On vLLM they pass through GRPOConfig, TRL's
 `VLLMGeneration` and Unsloth's wrapper before they are `SamplingParams`, so every call of the engine
@@ -13,19 +12,17 @@ from typing import Any
 
 ROLLOUTS = ("auto", "vllm", "transformers")
 VLLM_CAPABILITY = (8, 0)
-"""The oldest compute capability that the pinned vLLM runs on; 0.11.2 was the last for 7.5 (a
-T4).
-"""
+"""The oldest compute capability of the pinned vLLM; 0.11.2 was the last for a T4 (7.5)."""
 
 logger = logging.getLogger(__name__)
 
 
 class RolloutError(RuntimeError):
-    """Completions would be drawn otherwise than configured."""
+    """Completions would be drawn with other settings than configured."""
 
 
 def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) -> str | None:
-    """What speaks against vLLM on this machine, with the remedy, or None."""
+    """Why vLLM cannot run on this machine, with the remedy; None where it can."""
     import torch
 
     if not torch.cuda.is_available():
@@ -33,9 +30,8 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     capability = torch.cuda.get_device_capability()
     if capability < VLLM_CAPABILITY:
         return (
-            f"the pinned vLLM needs compute capability "
-            f"{VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}; this card has "
-            f"{capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
+            f"the pinned vLLM needs compute capability {VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}; "
+            f"this card has {capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
         )
     if importlib.util.find_spec("vllm") is None:
         return 'it is not installed; pip install "sage_unsloth[vllm]"'
@@ -47,7 +43,11 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
 
 
 def choose_rollouts(wanted: str, **run: bool) -> str:
-    """ "vllm" or "transformers"; a fall back from "auto" is said aloud.
+    """The engine to use, "vllm" or "transformers"; why "auto" falls back to the latter is logged.
+
+    Args:
+        wanted: one of `ROLLOUTS`.
+        run: what else decides; the arguments of `why_no_vllm`.
 
     Raises:
         ValueError: an unknown choice, or "vllm" where it cannot run.
@@ -68,8 +68,9 @@ def choose_rollouts(wanted: str, **run: bool) -> str:
 
 
 def generation_arguments(rollouts: str, pad_token_id: int) -> dict[str, Any]:
-    """`GRPOConfig.generation_kwargs`: a sampled pad token would be taken for the end of its
-    completion, so none is sampled.
+    """`GRPOConfig.generation_kwargs` by which no pad token is sampled.
+
+    Unsloth finds the end of a completion by the pad id, so a sampled one would cut it short.
     """
     if rollouts == "vllm":
         return {"logit_bias": {pad_token_id: -100.0}}
@@ -77,11 +78,14 @@ def generation_arguments(rollouts: str, pad_token_id: int) -> dict[str, Any]:
 
 
 def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
-    """Compare the sampling parameters of every call of a vLLM engine with `expected` (names of
-    `SamplingParams`).
+    """Compare the sampling parameters of every call of a vLLM engine with what was configured.
 
-    Raises, in that call:
-        RolloutError: a setting did not reach the engine.
+    Args:
+        engine: whose `generate` is wrapped.
+        expected: names of `SamplingParams` -> values.
+
+    Raises:
+        RolloutError: in a call of the engine, a setting did not reach it.
     """
     generate = engine.generate
 
@@ -92,9 +96,8 @@ def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
             if found != dict(expected):
                 raise RolloutError(
                     f"the engine must sample as configured; it was told {found}, expected "
-                    f"{dict(expected)}; "
-                    "use the tested versions (python -m sage_unsloth doctor), or "
-                    "rollouts='transformers'"
+                    f"{dict(expected)}; use the tested versions (python -m sage_unsloth doctor), "
+                    "or rollouts='transformers'"
                 )
         return generate(*args, **kwargs)
 

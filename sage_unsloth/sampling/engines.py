@@ -1,12 +1,11 @@
-"""Draws completions: by vLLM on a GPU, by transformers anywhere. Each completion has a random
-stream of its own.
+"""Draws completions, each from a random stream of its own: by vLLM, or by transformers anywhere.
 
 With transformers, completion i of a batch takes its t-th token by inverting the cumulative
 distribution at u[i, t], the t-th number of the generator that its own seed starts. So what a row
 draws is a function of its seed and of its logits alone, whatever else is in the batch. The numbers
 u are exactly the same in any batch; the logits are so up to rounding, because padding and batch
-size change the order in which sums are formed (`bench_evaluation` measures how often that changes a
-completion). vLLM takes a seed with each request, and its logits depend on the batch in the same
+size change the order in which sums are formed (`lab.grading_speed` measures how often that changes
+a completion). vLLM takes a seed with each request, and its logits depend on the batch in the same
 way. The two engines draw different completions from one seed.
 
 Shapes: B completions, T tokens at most, V vocabulary.
@@ -15,11 +14,12 @@ Shapes: B completions, T tokens at most, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sage_unsloth.models.weights import adapter_config
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,13 @@ class SamplingConfig:
             )
 
 
+# Completions drawn together where nothing else is asked for; vLLM schedules them by itself.
+BATCH_SIZES = {"transformers": SamplingConfig.batch_size, "vllm": 1024}
+
+
 @dataclass(frozen=True)
 class Completion:
-    """One completion: its text and its tokens without EOS, and why it ended, "stop" (EOS) or
-    "length".
-    """
+    """One completion without its EOS, and why it ended: "stop" (EOS) or "length"."""
 
     text: str
     num_tokens: int
@@ -111,7 +113,7 @@ class TransformersEngine:
         length = inputs["input_ids"].shape[1]
         uniforms = torch.from_numpy(row_uniforms(seeds, config.max_completion_length)).to(device)
         processors = [*_filters(config, tokenizer.pad_token_id, device), _Draw(uniforms, length)]
-        # Every value that a model's own generation_config might set is set here.
+        # A model's own generation_config may set any of these, a repetition penalty say.
         settings = GenerationConfig(
             do_sample=False,
             num_beams=1,
@@ -130,11 +132,10 @@ class TransformersEngine:
         return [_completion(tokenizer, row, self.stops) for row in ids[:, length:].tolist()]
 
     def _shared_prompt(self, prompts: Sequence[Sequence[int]]) -> Any:
-        """The cache of a prompt that all rows have, computed once, without its last token; None
-        where prompts differ.
+        """The cache of a prompt that all rows share, without its last token, or None.
 
-        Only for transformers' own forward pass: on a GPU Unsloth puts its own in the place, with a
-        cache of its own.
+        Only for transformers' own forward pass: on a GPU Unsloth replaces it by one with a cache of
+        its own.
         """
         import torch
 
@@ -148,18 +149,18 @@ class TransformersEngine:
         return cache
 
 
-def row_uniforms(seeds: Sequence[int], length: int) -> np.ndarray:
+def row_uniforms(seeds: Sequence[int], length: int) -> "np.ndarray":
     """(B, T) numbers in [0, 1), float64: row i is the stream that seed i starts."""
+    import numpy as np
+
     return np.stack([np.random.Generator(np.random.Philox(seed)).random(length) for seed in seeds])
 
 
 def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
-    """transformers' own: no pad token, temperature, top-k, top-p, min-p, in the order of its
-    `generate`.
-    """
+    """transformers' own: no pad token, temperature, top-k, top-p, min-p, in its own order."""
     from transformers.generation import logits_process as processors
 
-    filters = [processors.SuppressTokensLogitsProcessor([pad_token_id], device=device)]
+    filters: list[Any] = [processors.SuppressTokensLogitsProcessor([pad_token_id], device=device)]
     if config.temperature != 1:
         filters.append(processors.TemperatureLogitsWarper(config.temperature))
     if config.top_k > 0:
@@ -172,9 +173,7 @@ def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
 
 
 class _Draw:
-    """A logits processor that leaves each row the one token it draws, so that the greedy choice is
-    a sample.
-    """
+    """A logits processor that leaves each row one drawn token: the greedy choice is a sample."""
 
     def __init__(self, uniforms_BT: Any, prompt_length: int):
         self.uniforms_BT, self.prompt_length = uniforms_BT, prompt_length
@@ -188,8 +187,14 @@ class _Draw:
 
 
 def invert(probabilities_BV: Any, uniforms_B: Any) -> Any:
-    """(B,) the first token at which the cumulative probability exceeds u; a token of probability 0
-    is never it.
+    """The first token at which the cumulative probability exceeds u.
+
+    Args:
+        probabilities_BV: (B, V); a token of probability 0 is never drawn.
+        uniforms_B: (B,) u in [0, 1), float64.
+
+    Returns:
+        (B,) token ids.
     """
     import torch
 
@@ -200,9 +205,7 @@ def invert(probabilities_BV: Any, uniforms_B: Any) -> Any:
 
 
 def _completion(tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> Completion:
-    """Token ids up to the first that ends a completion, as text; special tokens stay, as in
-    training.
-    """
+    """Token ids up to the first that ends a completion, as text; special tokens stay in it."""
     ids = list(ids)
     end = next((place for place, token in enumerate(ids) if token in stops), None)
     return Completion(
@@ -241,9 +244,7 @@ class VllmEngine:
 
     @classmethod
     def around(cls, llm: Any, tokenizer: Any, stops: Sequence[int]) -> "VllmEngine":
-        """The engine that a model for RL has already, without an adapter: what training begins
-        with.
-        """
+        """The engine that a model for RL has already, without an adapter: the start of training."""
         engine = cls.__new__(cls)
         engine.llm, engine.tokenizer, engine.stops = llm, tokenizer, list(stops)
         engine.adapters, engine.lora_request = [], None
@@ -257,7 +258,7 @@ class VllmEngine:
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig
     ) -> list[Completion]:
         """One completion of each prompt, in order; see `Engine`."""
-        # Equal prompts stand side by side, and vLLM's prefix cache computes them once.
+        # Equal prompts are neighbours here, and vLLM's prefix cache computes them once.
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(ids)} for ids in prompts],
             [request_parameters(self.tokenizer, self.stops, seed, config) for seed in seeds],

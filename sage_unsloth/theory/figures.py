@@ -1,6 +1,4 @@
-"""Figures of the theory, each with its table beside it: curves that are labelled where they end,
-anchors, the border of Theorem 4.3.
-"""
+"""Figures of the theory: curves labelled at their ends, anchors, the border of Theorem 4.3."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -228,9 +226,7 @@ def _figure(panels: int, *, width: float | None = None, height: float = 4.0):
 
 
 def _label_ends(axis, curves: Mapping[str, Curve], gap: float = 0.075) -> None:
-    """Labels right of the axes, at the curves' ends, moved apart where they would overlap; gap:
-    share of the axes' height.
-    """
+    """Labels right of the axes at the curves' ends, `gap` of the axes' height apart at least."""
     to_axes = axis.transData + axis.transAxes.inverted()
     ends = []
     for number, (label, curve) in enumerate(curves.items()):

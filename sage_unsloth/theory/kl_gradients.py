@@ -1,5 +1,4 @@
-"""Which gradient does a KL estimator have in expectation? By enumeration on trees, for the code
-that `losses` runs.
+"""The gradient of a KL estimator in expectation, by enumeration on trees, for the package's losses.
 
 The *value* of an estimator says nothing about it: k3's mean is the reverse KL, its gradient as a
 loss is the forward one's.
@@ -18,9 +17,7 @@ ESTIMATORS = ("k1", *KL_ESTIMATORS)
 
 
 def penalty(kl_estimator: str, logps: Tensor, anchor_logps: Tensor) -> Tensor:
-    """The package's own penalty as training differentiates it on-policy, and k1 = log π − log f,
-    which it does not offer.
-    """
+    """The package's penalty as training differentiates it on-policy, and k1 = log π − log f."""
     if kl_estimator == "k1":
         return logps - anchor_logps
     if kl_estimator == "k3":
@@ -68,8 +65,7 @@ def expected_gradient(
 
 
 def divergence_gradients(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> dict[str, Tensor]:
-    """The gradients that an estimator may have, each (E,), for an anchor f given per edge, (E,);
-    written out, no estimator used.
+    """The gradients that an estimator may have, each (E,), written out; the anchor f is (E,).
 
     "forward" is −Σ f ∇log π and "reverse" ∇E_π[log π/f], the KLs' own gradients if f sums to 1. "of
     completions": f and π are distributions over completions. "per state": Σ_s d(s) · that of the
@@ -140,8 +136,7 @@ def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dic
 def forward_kl_gradient(
     tree: Tree, logits: Tensor, ref_logps: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """∇ Σ_s d(s) w(s) KL(π_ref‖π)(s), visits d and weights w held, (E,): the KLs are enumerated and
-    differentiated.
+    """∇ Σ_s d(s) w(s) KL(π_ref‖π)(s), visits d and weights w held, (E,), by enumeration.
 
     Args:
         weight: w of the state of each edge, (E,); None is 1.
@@ -153,8 +148,9 @@ def forward_kl_gradient(
 
 
 def k3_mean(tree: Tree, logps: Tensor, ref_logps: Tensor, log_guide: Tensor) -> dict[str, float]:
-    """The mean of k3 to q·π_ref is the *generalised* KL, D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1),
-    nats a completion.
+    """The mean of k3 to q·π_ref, which is the *generalised* KL, nats a completion.
+
+        D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1)
 
     Args:
         logps, ref_logps: log π and log π_ref, (E,).

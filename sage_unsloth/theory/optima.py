@@ -1,5 +1,4 @@
-"""What the paper's objectives want, what the implemented losses do: both exact, on trees that are
-enumerated (`trees`).
+"""The optima of the paper's objectives and the updates of the implemented losses, exact, on trees.
 
 The optima that the paper names (Eq. 2, 4, 21, 27), the exact gradient of its objective (Eq. 6), the
 expected update of the loss that `losses` implements, and the fixed points where training with it
@@ -25,7 +24,7 @@ REDUCTIONS = ("dr_grpo", "grpo")
 KLS = ("forward", "reverse")
 
 
-# The optima that the objectives name, as distributions over completions.
+# The optima that the paper names, as distributions over completions.
 
 
 def guided_optimum(
@@ -44,8 +43,9 @@ def guided_optimum(
 
 
 def entropy_bonus_optimum(ref_logps: Tensor, rewards: Tensor, beta: float, alpha: float) -> Tensor:
-    """Eq. 21: π ∝ π_ref^(β/(α+β)) · exp(r/(α+β)), the optimum with an entropy bonus α·H(π): Eq. 2
-    at another temperature.
+    """Eq. 21, the optimum with an entropy bonus α·H(π): Eq. 2 at another temperature, (C,).
+
+    π ∝ π_ref^(β/(α+β)) · exp(r/(α+β))
     """
     _check_positive("beta", beta)
     if not alpha >= 0:
@@ -54,10 +54,11 @@ def entropy_bonus_optimum(ref_logps: Tensor, rewards: Tensor, beta: float, alpha
 
 
 def forward_kl_optimum(ref_logps: Tensor, rewards: Tensor, beta: float) -> Tensor:
-    """Eq. 27: π = β π_ref / (λ − r), the optimum with a penalty β·KL(π_ref‖π); λ > max r from Σπ =
-    1, by bisection, (C,).
+    """Eq. 27, the optimum with a penalty β·KL(π_ref‖π): π = β π_ref / (λ − r), (C,).
 
-    `exp(ref_logps)` may sum to q ≠ 1: the factor is one on β, as a prefix's guide is per token.
+    λ > max r is the root of Σπ = 1, by bisection to the last bit: scipy's `brentq` stops at an
+    absolute tolerance, and λ − max r may be as small as β π_ref of one completion. `exp(ref_logps)`
+    may sum to q ≠ 1: the factor is one on β, as a prefix's guide is per token.
     """
     _check_positive("beta", beta)
     weight = beta * ref_logps.exp()
@@ -101,14 +102,15 @@ def objective(
     return value - beta * (probability * (logps - anchor)).sum()
 
 
-# What training with the implemented loss does.
+# The gradient of the objective, and the update of the implemented loss.
 
 
 def guided_gradient(
     tree: Tree, logits: Tensor, ref_logps: Tensor, beta: float, log_guide: Tensor | None = None
 ) -> Tensor:
-    """The exact gradient of Eq. 6, J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)], q held
-    constant, (E,).
+    """The exact gradient of Eq. 6, with q held constant, (E,).
+
+        J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)]
 
     The objective is enumerated and differentiated as a function; no estimator and no credit
     assignment come in.
@@ -141,14 +143,13 @@ def expected_update(
     scale_rewards: bool = False,
     loss_type: str = "dr_grpo",
 ) -> Tensor:
-    """The ascent direction of the implemented loss in expectation, on-policy, (E,): −∇E[Σ_t ℓ_t] of
-    `loss.grpo_loss`, and credit.
+    """The expected on-policy ascent direction of `loss.grpo_loss` with credit, −∇E[Σ_t ℓ_t], (E,).
 
         E[Σ_t A ∇log π_t − β ∇penalty_t + β b_t ∇log π_t]
 
         none        b_t = 0, as the paper's loss
         guide       b_t = Σ_{t'>t} log q_t', without the later KL: not Eq. 6's gradient
-        later       b_t = Σ_{t'>t} (log q_t' − k3(π, π_ref)_t'): what y_t does to the later tokens' guide and KL
+        later       b_t = Σ_{t'>t} (log q_t' − k3(π, π_ref)_t'), the later tokens' guide and KL
         completion  as later, with log q_t' of the earlier tokens too, for a guide that reads later
         tokens
 
@@ -185,7 +186,7 @@ def expected_update(
         deviation = (probability * (tree.rewards - mean) ** 2).sum().sqrt()
         if not deviation > 0:
             raise ValueError(
-                f"scale_rewards needs rewards that differ because it divides by their deviation; "
+                "scale_rewards needs rewards that differ because it divides by their deviation; "
                 f"got {tree.rewards.tolist()}"
             )
         advantages = (tree.rewards - mean) / deviation
@@ -237,8 +238,7 @@ def ascend(
         path.append(tree.logps(current + rate * direction))
     raise ValueError(
         f"the update must come to rest within {steps} steps; |g| is still "
-        f"{float(direction.abs().max()):.1e}; "
-        "lower the rate or allow more steps"
+        f"{float(direction.abs().max()):.1e}; lower the rate or allow more steps"
     )
 
 
@@ -250,11 +250,12 @@ def per_token_optimum(
     log_guide: Tensor | None = None,
     kl: str = "forward",
 ) -> Tensor:
-    """Where a per-token penalty without credit comes to rest, in closed form, state by state from
-    the leaves, log π, (E,).
+    """Where a per-token penalty without credit comes to rest, in closed form: log π, (E,).
 
-        forward  π(a|s) = β q π_ref / (λ_s − Q(s, a)): Eq. 27 with β q in the place of β        k3, forward-kl
-        reverse  π(a|s) ∝ q π_ref · exp(Q(s, a)/β)                                              k3-is, k2
+        forward  (k3, forward-kl)  π(a|s) = β q π_ref / (λ_s − Q(s, a)), Eq. 27 with β q for β
+        reverse  (k3-is, k2)       π(a|s) ∝ q π_ref · exp(Q(s, a)/β)
+
+    Computed state by state from the leaves.
 
     Q is the expected reward alone: the KL and the guide of later tokens are not in it.
 

@@ -1,5 +1,4 @@
-"""What stays within reach of sampling: Theorem 4.3, mode seeking and mode covering, and completions
-that are never drawn.
+"""Which completions stay within reach of sampling: Theorem 4.3, modes, what is never drawn.
 
 Theorem 4.3 is about optima under a guide that is given. A run has neither: its guide follows the
 policy, and it learns from what it drew. Both are computed here, beside the theorem. float64; nats;
@@ -11,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from sage_unsloth.objective.guides import BranchGuide, Guide
+from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.theory.kl_gradients import penalty
 from sage_unsloth.theory.optima import guided_optimum
@@ -54,8 +56,7 @@ def support_condition(case: SupportCase) -> dict[str, float | bool]:
 
     Returns:
         plain: π_RLVR(y*), Eq. 2; guided: π_SAGE(y*), Eq. 4; guide: q(y*); mean_guide: E_RLVR[q];
-            lift and needed: the
-        condition's two sides; holds: whether it does.
+        lift and needed: the condition's two sides; holds: whether it does.
     """
     plain = guided_optimum(case.ref_logps, case.rewards, case.beta)
     guided = guided_optimum(case.ref_logps, case.rewards, case.beta, case.log_guide)
@@ -75,11 +76,10 @@ def support_condition(case: SupportCase) -> dict[str, float | bool]:
 
 
 def literal_example() -> SupportCase:
-    """Worked example A: two right answers whose entropies are written down, (.2, .2) and (2.2, .2)
-    nats; π_ref = (.90, .04).
+    """Worked example A: two right answers with given entropies; π_ref = (.90, .04).
 
-    No tree has these entropies, because the first token's is the same for both: it shows the
-    arithmetic alone.
+    The entropies are (.2, .2) and (2.2, .2) nats. No tree has these entropies, because the first
+    token's is the same for both: it shows the arithmetic alone.
     """
     entropies = torch.tensor([[0.2, 0.2], [2.2, 0.2], [0.2, 0.2]], dtype=torch.float64)
     signals = TokenSignals(entropies, entropies, torch.ones_like(entropies), entropies)
@@ -106,8 +106,7 @@ def tree_example() -> tuple[SupportCase, Tree, Tensor]:
 def own_guide_optimum(
     tree: Tree, ref_logps: Tensor, beta: float, guide: Guide, *, steps: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 4 with the guide that its own policy has, as in training, where q_t is computed from the
-    current π.
+    """Eq. 4 with the guide of its own policy, as in training, where q_t follows the current π.
 
     π and log q that belong together, π ∝ q_π · π_ref · exp(r/β), by iteration from π_ref; (C,)
     probabilities and (C, T). The guide must be a function of the policy alone (no noise).
@@ -139,8 +138,11 @@ def own_guide_optimum(
 def random_tree(
     generator: torch.Generator, *, depth: int = 4, branching: int = 6
 ) -> tuple[Tree, Tensor]:
-    """A tree of up to `depth` tokens with 1 to `branching` at a state, about a third of its
-    completions right, and a random log π_ref, (E,), whose states range from sure to undecided."""
+    """A tree of up to `depth` tokens with 1 to `branching` at a state, and log π_ref, (E,).
+
+    About a third of the completions is right; the states of the random π_ref range from sure to
+    undecided.
+    """
     letters = "abcdefghijklmnopqrstuvwxyz"[:branching]
     rewards: dict[str, float] = {}
     open_prefixes = [""]
@@ -166,11 +168,10 @@ def search_trees(
     delta: float = 0.01,
     seed: int = 0,
 ) -> list[dict]:
-    """Theorem 4.3 on random trees: a row for every right completion of each, with
-    `support_condition`'s numbers.
+    """Theorem 4.3 on random trees: `support_condition` for every right completion of each.
 
-    To them: tree, completion, inside_before and inside_after (π_RLVR >= δ, π_SAGE >= δ). The guide
-    is that of π_ref, the default `BranchGuide()`.
+    A row has its numbers, and tree, completion, inside_before and inside_after (π_RLVR >= δ, π_SAGE
+    >= δ). The guide is that of π_ref, the default `BranchGuide()`.
     """
     generator = torch.Generator().manual_seed(seed)
     guide = BranchGuide() if guide is None else guide
@@ -195,8 +196,9 @@ def search_trees(
 def from_anchor_to_optimum(
     tree: Tree, ref_logps: Tensor, beta: float, log_guide: Tensor
 ) -> list[dict]:
-    """A row for each completion: q, and the probabilities `reference`, `anchor` (q·π_ref,
-    normalised), `plain` (Eq. 2), `guided` (Eq. 4).
+    """A row for each completion: q and its probabilities on the way to the optimum.
+
+    These are `reference`, `anchor` (q·π_ref, normalised), `plain` (Eq. 2) and `guided` (Eq. 4).
 
     Args:
         ref_logps: log π_ref(y_t | s_t), (E,).
@@ -222,8 +224,8 @@ def from_anchor_to_optimum(
 
 def normal_logpdf(x: Tensor, mean: Tensor | float, deviation: Tensor | float) -> Tensor:
     """log N(x; mean, deviation²)."""
-    deviation = torch.as_tensor(deviation, dtype=x.dtype)
-    return -0.5 * ((x - mean) / deviation) ** 2 - deviation.log() - 0.5 * math.log(2 * math.pi)
+    mean, deviation = (torch.as_tensor(value, dtype=x.dtype) for value in (mean, deviation))
+    return Normal(mean, deviation).log_prob(x)
 
 
 def mixture_logpdf(
@@ -235,11 +237,8 @@ def mixture_logpdf(
             f"weights must sum to 1 because they are a mixture's; got {list(weights)}; divide by "
             f"{sum(weights)}"
         )
-    parts = [
-        normal_logpdf(x, m, s) + math.log(w)
-        for m, s, w in zip(means, deviations, weights, strict=True)
-    ]
-    return torch.stack(parts).logsumexp(0)
+    shares, m, s = (torch.as_tensor(v, dtype=x.dtype) for v in (weights, means, deviations))
+    return MixtureSameFamily(Categorical(shares), Normal(m, s)).log_prob(x)
 
 
 def fit_gaussian(
@@ -251,15 +250,15 @@ def fit_gaussian(
     rate: float = 0.2,
     steps: int = 5000,
 ) -> tuple[float, float]:
-    """Mean and deviation of the Gaussian where descent on a *differentiated estimator* comes to
-    rest; x is an even grid.
+    """The Gaussian (mean, deviation) where descent on a *differentiated estimator* comes to rest.
 
     The policy is N(mean, deviation²), the anchor is the target, and the expectation over the policy
     is a sum over the grid, the samples' distribution held as in training. So the implemented code
     decides which KL is fitted.
 
     Args:
-        x, log_target: grid and log density of the target, (N,); wide enough that both densities
+        x, log_target: even grid and log density of the target, (N,); wide enough that both
+        densities
             vanish at its ends.
         kl_estimator: as in `losses`, or "k1".
         start: mean and deviation.
@@ -325,8 +324,7 @@ def train_by_sampling(
     kl_estimator: str = "k3",
     seed: int = 0,
 ) -> SampledRuns:
-    """GRPO as it is run: draw a group, take one step on it, draw again; a softmax over C
-    completions, plain gradient steps.
+    """GRPO on a softmax over C completions: draw a group, take one gradient step, draw again.
 
     Advantages are (r − mean) / (standard deviation + 1e-4) of the group, the penalty is the
     package's, to q·π_ref. Runs with the same seed and group size draw with the same random numbers,
@@ -366,13 +364,15 @@ def train_by_sampling(
     return SampledRuns(logits.softmax(1), first_draw, steps)
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share.
+
+    Raises:
+        ValueError: not 0 <= successes <= trials, or no trials.
+    """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(
             f"successes must lie in [0, trials] and trials be >= 1; got {successes} of {trials}"
         )
-    share, spread = successes / trials, z * z / trials
-    centre = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    found = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)

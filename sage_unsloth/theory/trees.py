@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.guides import Guide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 
 
@@ -38,8 +38,7 @@ class Tree:
 
     @classmethod
     def of(cls, rewards: Mapping[Sequence[str], float]) -> "Tree":
-        """The tree of completions -> reward; a completion is a sequence of tokens, in a string each
-        letter is one.
+        """The tree of completions -> reward; in a string each letter is a token.
 
         Raises:
             ValueError: no completion, an empty one, or one that is a prefix of another.
@@ -48,7 +47,7 @@ class Tree:
         if not completions or () in completions:
             raise ValueError(
                 f"a tree needs completions of at least one token; got {list(rewards)}; leave the "
-                f"empty one out"
+                "empty one out"
             )
         prefixes = tuple(dict.fromkeys(c[:t] for c in completions for t in range(len(c))))
         for c in completions:
@@ -81,18 +80,14 @@ class Tree:
         return self.completions.index(tuple(completion))
 
     def logps(self, logits: Tensor) -> Tensor:
-        """log π(y_t | s_t) of a softmax over the edges of each state, (E,); carries the
-        gradient.
-        """
+        """log π(y_t | s_t) of a softmax over each state's edges, (E,); carries the gradient."""
         self.check_shape("logits", logits, (self.num_edges,))
         member = self.state_of == torch.arange(len(self.prefixes)).unsqueeze(1)
         normaliser = torch.where(member, logits, -torch.inf).logsumexp(1)
         return logits - normaliser[self.state_of]
 
     def table(self, values: Tensor) -> Tensor:
-        """Values of edges (E,) as values of the completions' tokens, (C, T), 0 where there is no
-        token.
-        """
+        """Values of edges (E,) as those of the completions' tokens, (C, T), 0 beyond the end."""
         self.check_shape("values", values, (self.num_edges,))
         return values[self.edge_of] * self.mask
 
@@ -145,9 +140,9 @@ class Tree:
 
 
 def fork_tree() -> tuple[Tree, Tensor]:
-    """A small example and its log π_ref, (E,): `a` usual and sure, `b` rare with six equal tokens,
-    `c` rare and undecided between two.
+    """A small example and its log π_ref, (E,).
 
+    `a` is usual and sure, `b` rare with six equal tokens, `c` rare and undecided between two.
     Completions that end in `+` are right.
     """
     shares = {"a+": 0.72, "a-": 0.08, "b+": 0.025} | {f"b{i}": 0.025 for i in range(1, 6)}
@@ -157,9 +152,11 @@ def fork_tree() -> tuple[Tree, Tensor]:
 
 
 def chain_tree(depth: int) -> tuple[Tree, Tensor]:
-    """Completions that differ in length alone, and log π_ref, (E,): at each of `depth` tokens one
-    right end, three wrong ones, and going on (at the last token a fourth wrong end), all of
-    probability 1/5."""
+    """Completions that differ in length alone, and log π_ref, (E,).
+
+    At each of `depth` tokens there are one right end, three wrong ones and a continuation (at the
+    last token a fourth wrong end), all of probability 1/5.
+    """
     rewards = {"g" * t + "+": 1.0 for t in range(depth)}
     rewards |= {"g" * t + str(i): 0.0 for t in range(depth) for i in range(3 + (t == depth - 1))}
     tree = Tree.of(rewards)
@@ -176,11 +173,10 @@ def guide_table(
     max_steps: int = 8,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """log q_t of every completion's tokens, (C, T), as the package's own guide computes it (Eq.
-    9-11), float32 inside.
+    """log q_t of every completion's tokens, (C, T), by the package's own guide (Eq. 9-11).
 
-    (C, T) and not (E,), because random noise and the token guide's surprisal rank differ between
-    completions that share a token.
+    Float32 inside. (C, T) and not (E,), because random noise and the token guide's surprisal rank
+    differ between completions that share a token.
 
     Args:
         logps, ref_logps: log π and log π_ref, (E,).
@@ -198,11 +194,11 @@ def guide_table(
 
 
 def centred_guide(tree: Tree, log_guide: Tensor, logps: Tensor) -> Tensor:
-    """log q_t − m with m = E_π[Σ_t log q_t] / E_π[T], the mean log q of a token, (C, T): Π_t q_t no
-    longer grows with length.
+    """log q_t − m with m = E_π[Σ_t log q_t] / E_π[T], the mean log q of a token, (C, T).
 
-    m is what the mean over the tokens of a prompt's other completions tends to in a large group.
-    Where all completions are equally long it is a constant per completion, and Eq. 4 stays.
+    Π_t q_t then no longer grows with length. m is what the mean over the tokens of a prompt's other
+    completions tends to in a large group. Where all completions are equally long it is a constant
+    per completion, and Eq. 4 stays.
     """
     tree.check_shape("log_guide", log_guide, tuple(tree.mask.shape))
     probability = tree.completion_logps(logps.detach()).exp().unsqueeze(1)
@@ -211,8 +207,7 @@ def centred_guide(tree: Tree, log_guide: Tensor, logps: Tensor) -> Tensor:
 
 
 def edge_guide(tree: Tree, log_guide: Tensor, logps: Tensor) -> Tensor:
-    """E_π[q_t | the edge], (E,): the guide that a token at a state has on average over the
-    completions through it.
+    """E_π[q_t | the edge], (E,): a token's mean guide over the completions through its edge.
 
     This is what a penalty as a loss sees of it in expectation, since its gradient is linear in q:
     −E[q_t π_ref/π ∇log π].
@@ -226,10 +221,10 @@ def edge_guide(tree: Tree, log_guide: Tensor, logps: Tensor) -> Tensor:
 
 
 def anchor_shift(tree: Tree, log_guide: Tensor, logps: Tensor, ref_logps: Tensor) -> float:
-    """How much a guide changes the anchor's *shape*: total variation between q·π_ref, normalised at
-    each state, and π_ref.
+    """How much a guide changes the anchor's *shape*: a total variation in [0, 1].
 
-    The mean over the states that a completion of π visits, in [0, 1]. q is `edge_guide`; a q that
+    It is that between q·π_ref, normalised at each state, and π_ref, the mean over the states that a
+    completion of π visits. q is `edge_guide`; a q that
     depends on the state alone drops out.
     """
     anchor = tree.logps(ref_logps + edge_guide(tree, log_guide, logps).log())

@@ -1,5 +1,4 @@
-"""The algorithms of the paper's tables, and those that its comparisons lack: each a row of explicit
-settings.
+"""The algorithms of the paper's tables, and those its comparisons lack, as rows of settings.
 
     algorithm = get_algorithm("sage-branch")
     rlvr(algorithm.configure(RlvrConfig()), model, rows, folder, algorithm.guide, algorithm.name)
@@ -9,21 +8,20 @@ guide=BranchGuide(ratio=0.5))`.
 """
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sage_unsloth.objective.adaptive import AdaptiveGuide
-from sage_unsloth.objective.credit import check_credit
-from sage_unsloth.objective.guides import BranchGuide, Guide, RandomGuide, TokenGuide
+from sage_unsloth.objective.choices import UNDECIDED, check_choices
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.teacher_guide import TeacherGuide
-from sage_unsloth.patch.settings import check_causal, check_guide, check_penalty
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 SETTINGS = ("loss_type", "scale_rewards", "epsilon_high", "beta", "kl_estimator", "credit")
-"""The fields of an algorithm that are settings of `RlvrConfig`; the guide is the other thing that a
-row chooses.
-"""
+"""The fields of an algorithm that are settings of `RlvrConfig`; its guide is the other choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,7 @@ class Algorithm:
     the run's own.
 
     Attributes:
-        name: how it is asked for.
+        name: as given to `--algorithm`.
         description: one line: which gradient it has, or what a comparison with it isolates.
         paper_row: its row in the paper's tables; None where they have none.
         loss_type: how token losses are reduced.
@@ -54,22 +52,42 @@ class Algorithm:
     name: str
     description: str
     paper_row: str | None = None
-    loss_type: str = "grpo"
-    scale_rewards: str = "group"
-    epsilon_high: float = 0.2
-    beta: float = 0.05
-    kl_estimator: str = "k3"
-    credit: str = "token"
+    loss_type: str = RlvrConfig.loss_type
+    scale_rewards: str = RlvrConfig.scale_rewards
+    epsilon_high: float = RlvrConfig.epsilon_high
+    beta: float = RlvrConfig.beta
+    kl_estimator: str = RlvrConfig.kl_estimator
+    credit: str = RlvrConfig.credit
     guide: Guide | None = None
 
     def __post_init__(self) -> None:
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
-        check_penalty(self.kl_estimator, self.beta)
-        check_credit(self.credit, self.kl_estimator, self.beta)
-        check_causal(self.credit, self.guide)
-        if self.guide is not None:
-            check_guide(self.guide, self.beta)
+        self._check_choices()
+
+    def _check_choices(self, teacher: Any = UNDECIDED) -> None:
+        check_choices(
+            guide=self.guide,
+            beta=self.beta,
+            kl_estimator=self.kl_estimator,
+            credit=self.credit,
+            teacher=teacher,
+        )
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Algorithm":
+        """This algorithm under settings of a run, judged before data, plan or model are loaded.
+
+        Args:
+            settings: fields of `RlvrConfig`. Those in `SETTINGS` take the place of the algorithm's
+                own, `teacher` must suit its guide, and all others are the run's affair.
+
+        Raises:
+            ValueError: they contradict each other, the guide, or the teacher.
+        """
+        own = {name: value for name, value in settings.items() if name in SETTINGS}
+        changed = replace(self, **own)
+        changed._check_choices(teacher=settings.get("teacher") or None)
+        return changed
 
     def configure(self, config: RlvrConfig) -> RlvrConfig:
         """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""
@@ -85,8 +103,8 @@ _EXACT: dict[str, Any] = {
     "credit": "sequence",
 }
 _DAPO = (
-    "clip and normalisation of DAPO (not its dynamic sampling, overlong filtering or "
-    "overlong shaping)"
+    "clip and normalisation of DAPO (not its dynamic sampling, overlong filtering or overlong "
+    "shaping)"
 )
 
 ALGORITHMS = {
@@ -109,8 +127,7 @@ ALGORITHMS = {
             paper_row="GRPO + forward KL, if this is what it was",
             kl_estimator="forward-kl",
             description="importance-weighted cross-entropy −sg[ρ]·log π: the forward KL's "
-            "gradient, "
-            "so grpo's in expectation",
+            "gradient, so grpo's in expectation",
         ),
         Algorithm(
             name="grpo-forward-kl-naive",
@@ -136,8 +153,7 @@ ALGORITHMS = {
             paper_row="GRPO + Token",
             guide=TokenGuide(),
             description="q depends on the token itself, as in no other row of the paper: the "
-            "forward "
-            "KL's gradient to a reshaped anchor",
+            "forward KL's gradient to a reshaped anchor",
         ),
         Algorithm(
             name="sage-branch",
@@ -156,37 +172,32 @@ ALGORITHMS = {
             name="sage-branch-adaptive",
             guide=AdaptiveGuide(BranchGuide(), target=0.01),
             description="sage-branch, its strength steered to a mean log q of 0.01 nats a token, "
-            "as "
-            "long as any token is touched",
+            "as long as any token is touched",
         ),
         Algorithm(
             name="sage-token-causal",
             guide=TokenGuide(norm="causal"),
             description="sage-token without a look at later tokens, so that q is the product of "
-            "Eq. "
-            "7",
+            "Eq. 7",
         ),
         Algorithm(
             name="sage-teacher",
             guide=TeacherGuide(),
             description="q is a frozen teacher's probability over the reference's: the anchor "
-            "leans "
-            "to the teacher (needs teacher=…)",
+            "leans to the teacher (needs teacher=…)",
         ),
         Algorithm(
             name="grpo-exact",
             **_EXACT,
             description="the gradient of Eq. 1, KL of whole completions: against it, what the "
-            "guide "
-            "of the exact rows does",
+            "guide of the exact rows does",
         ),
         Algorithm(
             name="sage-branch-exact",
             **_EXACT,
             guide=BranchGuide(source="reference"),
             description="the gradient of Eq. 6: tokens are paid for the branch points that they "
-            "lead "
-            "to; its optimum is Eq. 4 (of q per token)",
+            "lead to; its optimum is Eq. 4 (of q per token)",
         ),
         Algorithm(
             name="sage-token-exact",
@@ -221,8 +232,7 @@ ALGORITHMS = {
             loss_type="dapo",
             epsilon_high=0.28,
             description=f"{_DAPO}, with KL: without it the guide's effect in dapo-sage-branch is "
-            f"not "
-            f"isolated",
+            "not isolated",
         ),
         Algorithm(
             name="dapo-no-kl",
@@ -239,8 +249,7 @@ ALGORITHMS = {
             epsilon_high=0.28,
             guide=BranchGuide(),
             description=f"{_DAPO}; against dapo the guide's effect, against dapo-no-kl that of "
-            f"guide "
-            f"and KL together",
+            "guide and KL together",
         ),
     )
 }
@@ -262,9 +271,7 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[str, Any]:
-    """The settings, and the guide, in which `algorithm` differs from `base`, with the algorithm's
-    values.
-    """
+    """The settings and the guide in which `algorithm` differs from `base`, with its values."""
     return {
         name: getattr(algorithm, name)
         for name in (*SETTINGS, "guide")
@@ -273,9 +280,7 @@ def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[
 
 
 def listing() -> str:
-    """Every algorithm on two lines, for a terminal: what it changes against grpo, and which
-    gradient that is.
-    """
+    """Every algorithm on two lines: what it changes against grpo, and which gradient that is."""
     width = max(len(name) for name in ALGORITHMS)
     return "\n".join(
         f"{name:{width}}  {_changes_text(algorithm)}\n{'':{width}}  {algorithm.description}"
@@ -285,18 +290,14 @@ def listing() -> str:
 
 def markdown_table() -> str:
     """All algorithms as a Markdown table."""
+    what = "which gradient, or what it isolates"
     rows = [
-        (
-            "algorithm",
-            "changes against grpo",
-            "which gradient, or what it isolates",
-            "row of the paper",
-        )
-    ]
-    rows += [("---",) * 4]
-    rows += [
-        (f"`{name}`", _changes_text(row), row.description, row.paper_row or "none")
-        for name, row in ALGORITHMS.items()
+        ("algorithm", "changes against grpo", what, "row of the paper"),
+        ("---",) * 4,
+        *(
+            (f"`{name}`", _changes_text(row), row.description, row.paper_row or "none")
+            for name, row in ALGORITHMS.items()
+        ),
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -308,10 +309,8 @@ def _changes_text(algorithm: Algorithm) -> str:
     return ", ".join(f"{name}={value}" for name, value in changed.items()) or "nothing"
 
 
-def _guide_text(guide: Guide) -> str:
-    """Its class and what differs from the class's defaults, which would only repeat the guide's own
-    documentation.
-    """
+def _guide_text(guide: Any) -> str:
+    """A dataclass guide's class and the fields that differ from the class's defaults."""
     given = [
         f"{field.name}={_guide_text(value) if isinstance(value, Guide) else repr(value)}"
         for field in fields(guide)

@@ -14,7 +14,7 @@ def plot_training(
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.
-        path: of the PNG; the CSV stands beside it.
+        path: of the PNG; the CSV is put beside it.
         note: the conditions, under the figure.
         window: optimizer steps of the centred moving average drawn over the raw values.
     """

@@ -1,5 +1,5 @@
-"""A look at what RL will learn from, before it starts: a few groups of completions, drawn as
-training draws them.
+"""What RL will learn from, looked at before it starts: a few groups of completions, as training
+samples them.
 """
 
 import logging
@@ -14,6 +14,7 @@ from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.record_sets import sample_and_grade
 
 REPORT = "preflight.json"
+VLLM_BATCH = 4096
 SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_groups")
 
 logger = logging.getLogger(__name__)
@@ -52,18 +53,18 @@ def signal(records: Sequence[dict]) -> dict[str, float]:
 
 
 def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
-    """What to change where the signal is small; empty where nothing speaks against training."""
+    """What to change where the signal is small; empty where it is not."""
     result = []
     if found["truncation_rate"] > 0.5:
         result.append(
             f"{found['truncation_rate']:.0%} of the completions were cut at "
-            f"{max_completion_length} tokens, which counts as wrong: "
-            "raise max_completion_length, or train on shorter problems"
+            f"{max_completion_length} tokens, which counts as wrong: raise max_completion_length, "
+            "or train on shorter problems"
         )
     if found["format_rate"] < 0.5:
         result.append(
-            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: "
-            f"run SFT first, or longer"
+            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: run "
+            "SFT first, or longer"
         )
     if found["dead_groups"] > 0.8:
         direction = (
@@ -71,23 +72,21 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
         )
         result.append(
             f"{found['dead_groups']:.0%} of the groups got one and the same reward and teach "
-            f"nothing: take {direction}, or raise "
-            "num_generations"
+            f"nothing: take {direction}, or raise num_generations"
         )
     return result
 
 
 def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -> dict[str, float]:
-    """Draw one group for each of `config.preflight_prompts` rows, say what was found, and warn
-    where the signal is small.
+    """Sample a group for each of `config.preflight_prompts` rows, and warn if the signal is small.
 
     Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`. Training is not
     changed by it: the trainer seeds its own streams afterwards.
 
     Args:
         config: of the RL run.
-        engine: draws by the policy that training begins with.
-        rows: the training rows; the prompts are spread evenly over them.
+        engine: samples from the policy that training begins with.
+        rows: the training rows, from which the prompts are taken at even distances.
         folder: of the run.
     """
     count = min(config.preflight_prompts, len(rows))
@@ -101,7 +100,8 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
         top_p=config.top_p,
         min_p=config.min_p,
         max_completion_length=config.max_completion_length,
-        batch_size=4096 if engine.name == "vllm" else config.completions_per_step,  # as training
+        # transformers samples a step's completions together, as in training; vLLM queues by itself
+        batch_size=VLLM_BATCH if engine.name == "vllm" else config.completions_per_step,
         grade_seconds=config.grade_seconds,
         seed=config.seed,
     )

@@ -3,14 +3,12 @@
 from dataclasses import dataclass, field
 
 from sage_unsloth.models.loading import LoraSettings
-from sage_unsloth.objective.credit import check_credit
+from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
-from sage_unsloth.patch.settings import check_penalty
+from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
-
-
 SCALE_REWARDS = ("group", "batch", "none")
 
 
@@ -30,8 +28,8 @@ class RlvrConfig:
         weight_decay: of AdamW.
         beta: KL coefficient β.
         kl_estimator: the KL penalty, one of `kl.KL_ESTIMATORS`; "k3" is the paper's.
-        credit: "token", the paper's, or "sequence": each token answers for the guide and the KL of
-            those after it, so that the update follows Eq. 6; see `credit.sequence_credit`. All
+        credit: "token", the paper's, or "sequence": each token is credited with the guide and the
+            KL of those after it, so that the update follows Eq. 6 (`credit.sequence_credit`). All
             completions of a step then go through the loss together, and `micro_batch_size` says how
             many of them at a time have their logits computed.
         teacher: for a guide that reads one: an adapter's folder (on the same base), or a model's
@@ -83,7 +81,7 @@ class RlvrConfig:
     learning_rate: float = 5e-6
     warmup_ratio: float = 0.1
     weight_decay: float = 0.01
-    beta: float = 0.05
+    beta: float = PAPER_BETA
     kl_estimator: str = "k3"
     credit: str = "token"
     reference: str = "sft"
@@ -113,29 +111,30 @@ class RlvrConfig:
     seed: int = 3407
 
     def __post_init__(self) -> None:
-        if self.loss_type not in LOSS_TYPES:
-            raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
-        if self.rollouts not in ROLLOUTS:
-            raise ValueError(f"rollouts must be one of {ROLLOUTS}; got {self.rollouts!r}")
-        for name, low, high in (
-            ("epsilon", 0, 1),
-            ("epsilon_high", 0, 10),
-            ("min_p", 0, 1),
-            ("top_p", 0, 1),
-            ("warmup_ratio", 0, 1),
-            ("gpu_memory_utilization", 0, 1),
+        self._check_ranges()
+        for name, allowed in (
+            ("loss_type", LOSS_TYPES),
+            ("rollouts", ROLLOUTS),
+            ("scale_rewards", SCALE_REWARDS),
+            ("reference", REFERENCES),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} must be in [{low}, {high}]; got {getattr(self, name)}")
-        if not 0 < self.top_entropy_quantile <= 1:
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
+                )
+        check_choices(
+            guide=None, beta=self.beta, kl_estimator=self.kl_estimator, credit=self.credit
+        )
+        if self.micro_batch_size is not None and (
+            self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
+        ):
             raise ValueError(
-                "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and "
-                "1 is all of them; got "
-                f"{self.top_entropy_quantile}"
+                f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} "
+                f"prompts x {self.num_generations} = {self.completions_per_step}); got "
+                f"{self.micro_batch_size}"
             )
-        for name in ("preflight_prompts", "sample_steps", "weight_decay", "max_resamples"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
+
+    def _check_ranges(self) -> None:
         for name in (
             "max_steps",
             "prompts_per_step",
@@ -148,32 +147,28 @@ class RlvrConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
+        for name in ("beta", "preflight_prompts", "sample_steps", "weight_decay", "max_resamples"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
+        for name, low, high in (
+            ("epsilon", 0, 1),
+            ("epsilon_high", 0, 10),
+            ("min_p", 0, 1),
+            ("top_p", 0, 1),
+            ("warmup_ratio", 0, 1),
+            ("gpu_memory_utilization", 0, 1),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be in [{low}, {high}]; got {getattr(self, name)}")
+        if not 0 < self.top_entropy_quantile <= 1:
+            raise ValueError(
+                "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and 1 "
+                f"is all of them; got {self.top_entropy_quantile}"
+            )
         if self.num_generations < 2:
             raise ValueError(
-                "num_generations must be >= 2 because a completion's advantage is relative to "
-                "its group; "
-                f"got {self.num_generations}"
-            )
-        if self.beta < 0:
-            raise ValueError(f"beta must be >= 0; got {self.beta}")
-        check_penalty(self.kl_estimator, self.beta)
-        check_credit(self.credit, self.kl_estimator, self.beta)
-        if self.scale_rewards not in SCALE_REWARDS:
-            raise ValueError(
-                f"scale_rewards must be one of {SCALE_REWARDS}; got {self.scale_rewards!r}"
-            )
-        if self.reference not in REFERENCES:
-            raise ValueError(
-                f"reference must be one of {', '.join(REFERENCES)}; got {self.reference!r}"
-            )
-        if self.micro_batch_size is not None and (
-            self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
-        ):
-            raise ValueError(
-                f"micro_batch_size must divide the completions of a step "
-                f"({self.prompts_per_step} prompts x "
-                f"{self.num_generations} = {self.completions_per_step}); got "
-                f"{self.micro_batch_size}"
+                "num_generations must be >= 2 because a completion's advantage is relative to its "
+                f"group; got {self.num_generations}"
             )
 
     @property

@@ -1,11 +1,11 @@
-"""Unsloth's GRPO trainer, configured as `RlvrConfig` says, and what it needs of the rows."""
+"""Unsloth's GRPO trainer, configured by `RlvrConfig`, and the metrics logged beside its own."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.objective.guides import Guide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.prompts import prompt_messages
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
@@ -14,12 +14,8 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import common_arguments
 
 COMPLETIONS = "completions.jsonl"
-
-
 FIRST_KL_MAX = 1e-3
-"""Nats per token: above this, policy and reference were not the same model before the first
-step.
-"""
+"""Nats per token; above it, policy and reference were not one model before the first step."""
 
 
 def make_trainer(
@@ -31,9 +27,16 @@ def make_trainer(
     reward: SolutionReward,
     rollouts: str,
 ) -> Any:
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    """The trainer, with every setting explicit; `rollouts` is "vllm" or "transformers".
 
+    Raises:
+        ValueError: the trainer's reference is not the model without its adapter; or vLLM was not
+            given the settings of the rollouts.
+    """
+    import trl
+    from datasets import Dataset
+
+    generated: Any = trl  # its trainer and arguments are Unsloth's, which have fields of their own
     data = Dataset.from_list(
         [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
     )
@@ -43,12 +46,12 @@ def make_trainer(
     if config.credit == "sequence":
         # A prompt's completions must meet in the loss; Unsloth computes their logits part by part.
         parts, micro_batch = batch // micro_batch if config.micro_batch_size else None, batch
-    trainer = GRPOTrainer(
+    trainer = generated.GRPOTrainer(
         model=model,
         processing_class=tokenizer,
         reward_funcs=[reward],
         train_dataset=data,
-        args=GRPOConfig(
+        args=generated.GRPOConfig(
             max_steps=config.max_steps,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=batch // micro_batch,
@@ -86,9 +89,8 @@ def make_trainer(
     )
     if "ref" in getattr(model, "peft_config", {}):
         raise ValueError(
-            "π_ref must be the model without its adapter; the trainer made a second adapter "
-            "named 'ref' its reference; "
-            "use the tested versions (python -m sage_unsloth doctor)"
+            "π_ref must be the model without its adapter; the trainer made a second adapter named "
+            "'ref' its reference; use the tested versions (python -m sage_unsloth doctor)"
         )
     if rollouts == "vllm":
         expected = {
@@ -105,8 +107,8 @@ def make_trainer(
 def extra_metrics(
     config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """Stops a run whose first KL is not 0; adds the grades to the metrics, and now and then
-    completions to their file.
+    """What a step's row gets beside the trainer's metrics: counts of grades. The function returned
+    also samples completions into their file, and stops a run whose first KL is not 0.
     """
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
@@ -116,10 +118,9 @@ def extra_metrics(
         if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
             raise ValueError(
                 "before the first step policy and reference must be one model, so that the KL "
-                "between them is 0; got "
-                f"{kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was the folder of the model "
-                f"changed while it was loaded, "
-                "or is this Unsloth not one of the tested versions (python -m sage_unsloth doctor)?"
+                f"between them is 0; got {kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was "
+                "the folder of the model changed while it was loaded, or is this Unsloth not one "
+                "of the tested versions (python -m sage_unsloth doctor)?"
             )
         if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
             batch = gathered(reward.last_batch)

@@ -1,7 +1,7 @@
 """Stage 1: supervised fine-tuning on worked solutions, which teaches the format that RL grades.
 
-A stage is a function of a config, a model, rows and a folder. A folder that is complete returns at
-once, one that was killed goes on from its last checkpoint, one with other settings is refused.
+A stage is a function of a config, a model, rows and a folder. A complete folder returns at once; a
+run that was killed resumes from its last checkpoint; a folder with other settings is refused.
 """
 
 import copy
@@ -147,9 +147,10 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
 def _trainer(
     config: SftConfig, model: Any, tokenizer: Any, rows: Sequence[dict], folder: Path
 ) -> Any:
+    import trl
     from datasets import Dataset
-    from trl import SFTConfig
 
+    generated: Any = trl  # on a GPU its classes are Unsloth's
     data = Dataset.from_list(
         [
             {
@@ -165,7 +166,7 @@ def _trainer(
         model=model,
         processing_class=tokenizer,
         train_dataset=data,
-        args=SFTConfig(
+        args=generated.SFTConfig(
             max_steps=config.max_steps,
             num_train_epochs=config.epochs,
             per_device_train_batch_size=config.batch_size,
@@ -185,16 +186,17 @@ def _trainer(
 
 
 def _trainer_class() -> type:
-    """The trainer that `trl` has (Unsloth's on a GPU); without one, TRL's that takes the model's
-    own loss, since TRL 1.15 computes it in a Triton kernel.
+    """`trl`'s SFT trainer; without a GPU one that takes the model's own loss, since TRL 1.15
+    computes it in a Triton kernel.
     """
+    import trl
     from transformers import Trainer
-    from trl import SFTTrainer
 
+    generated: Any = trl
     if has_gpu():
-        return SFTTrainer
+        return generated.SFTTrainer
 
-    class CpuSFTTrainer(SFTTrainer):
+    class CpuSFTTrainer(generated.SFTTrainer):
         def compute_loss(self, *args, **kwargs):
             return Trainer.compute_loss(self, *args, **kwargs)
 
@@ -202,14 +204,12 @@ def _trainer_class() -> type:
 
 
 def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
-    """A model that was never shown the end of a solution never ends one; a row cut at max_length
-    has lost it.
-    """
+    """A model that is never shown EOS never ends a solution; a row cut at max_length has none."""
     data = trainer.train_dataset
     if len(data) != num_rows:
         raise ValueError(
-            f"every prompt must leave room for its solution; {num_rows - len(data)} of "
-            f"{num_rows} rows do not; raise max_length"
+            f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} "
+            "rows do not; raise max_length"
         )
     for number, row in enumerate(data):
         last = trainer.data_collator([row])["labels"][0]
@@ -217,6 +217,6 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
         if last != tokenizer.eos_token_id:
             raise ValueError(
                 f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); row "
-                f"{number} ends in {last} "
-                f"({tokenizer.decode([last])!r}); raise max_length, or check the chat template"
+                f"{number} ends in {last} ({tokenizer.decode([last])!r}); raise max_length, or "
+                "check the chat template"
             )

@@ -1,12 +1,9 @@
-"""What both training stages share: settings of a folder, checkpoints that can be resumed, metrics
-on disk at every step.
-"""
+"""What both training stages share: the settings of a folder, resuming, and the training loop."""
 
 import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,25 +11,25 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
-from sage_unsloth.planning.plan import duration
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
-from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
-from sage_unsloth.runs.processes import LONGEST_WAIT, gathered, rank, read_numbered_cpus, world_size
+from sage_unsloth.runs.files import read_json, read_jsonl
+from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, world_size
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.runs.stopping import finishing
 
 METRICS = "metrics.jsonl"
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")
-# On the progress bar; the loss says nothing in RL, whose advantages sum to 0.
-SHOWN = {
-    "reward": "reward", "kl/ref_k3": "kl", "kl/anchor_k3": "kl to anchor", "sage/entropy": "entropy", "sage/guide_mean": "guide",
-    "grad_norm": "grad", "completions/mean_length": "tokens", "completions/clipped_ratio": "cut",
-    "frac_reward_zero_std": "dead", "seconds": "s", "mean_token_accuracy": "accuracy",
-}  # fmt: skip
-# What may change when a run goes on, because no result depends on it.
-FREE_SETTINGS = ("save_steps", "sample_steps", "report_to", "recompute_logits", "gpu_memory_utilization",
-                 "grade_seconds", "preflight_prompts")  # fmt: skip
+# What may change when a run is resumed, because no result depends on it.
+FREE_SETTINGS = (
+    "save_steps",
+    "sample_steps",
+    "report_to",
+    "recompute_logits",
+    "gpu_memory_utilization",
+    "grade_seconds",
+    "preflight_prompts",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +37,8 @@ logger = logging.getLogger(__name__)
 def run_settings(
     stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
 ) -> dict[str, Any]:
-    """What a folder must agree in before a stage goes on in it: config, model, rows by a digest of
-    their content, and processes.
+    """What must be equal for a stage to resume in a folder: config, model, rows by a digest of
+    their content, and the number of processes.
 
     Raises:
         ValueError: SFT, started as one of several processes.
@@ -49,7 +46,7 @@ def run_settings(
     if stage == "sft" and world_size() > 1:
         raise ValueError(
             f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun "
-            f"(RL can take several)"
+            "(RL supports several)"
         )
     digest = hashlib.sha256(
         json.dumps([dict(row) for row in rows], sort_keys=True).encode()
@@ -62,10 +59,10 @@ def run_settings(
 
 
 def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
-    """Open the folder of a stage; settings are fixed from its first optimizer step on.
+    """Open the folder of a stage, whose settings are fixed from its first optimizer step on.
 
-    Until then (it ran out of memory, say) a run takes new settings, and what a preflight left under
-    the old ones goes.
+    Until then (it ran out of memory, say) a run takes new settings, and the files of a preflight
+    under the old ones are deleted.
 
     Raises:
         ValueError: see `record.open_run`.
@@ -98,16 +95,14 @@ def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
 
 
 def read_metrics(folder: str | Path) -> list[dict]:
-    """The rows of a training run's `metrics.jsonl`, one per optimizer step; a repeated step counts
-    as last written.
-    """
+    """The rows of a run's `metrics.jsonl`, one per optimizer step; of a repeated step the last."""
     rows = {row["step"]: row for row in read_jsonl(Path(folder) / METRICS)}
     return [rows[step] for step in sorted(rows)]
 
 
 def forget_after(path: Path, resume: Path | None) -> None:
-    """Cuts off a file's rows of steps after the checkpoint `resume`, which are trained again; all
-    of them for None.
+    """Cut off a file's rows of steps after the checkpoint `resume` (None: all rows), because these
+    steps are trained again.
     """
     if not path.exists():
         return
@@ -119,7 +114,7 @@ def forget_after(path: Path, resume: Path | None) -> None:
 
 
 def check_tracker(report_to: str) -> None:
-    """Raises ValueError where `report_to` is none of TRACKERS, or is not installed."""
+    """Raises ValueError if `report_to` is not one of `TRACKERS`, or is not installed."""
     import importlib.util
 
     if report_to not in TRACKERS:
@@ -127,13 +122,12 @@ def check_tracker(report_to: str) -> None:
     if report_to != "none" and importlib.util.find_spec(report_to) is None:
         raise ValueError(
             f"report_to={report_to!r} needs that package; it is not installed; pip install "
-            f"{report_to}, or leave it out: "
-            f"every metric is in {METRICS} anyway"
+            f"{report_to}, or leave it out: every metric is in {METRICS} anyway"
         )
 
 
 def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str, Any]:
-    """What the trainers of both stages get."""
+    """Arguments that the trainers of both stages share."""
     arguments = {
         "output_dir": str(folder / "checkpoints"),
         "logging_steps": 1,
@@ -165,8 +159,7 @@ def train(
     resume: Path | None,
     extra: Callable[[int, dict], dict] = lambda step, logs: {},
 ) -> None:
-    """Run `trainer.train()` with a progress bar and every step's metrics on disk before the next
-    step.
+    """Run `trainer.train()`, with every step's metrics on disk before the next step.
 
     SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint
     (`stopping.finishing`). Of several processes the first writes, and all end once one of them is
@@ -176,7 +169,7 @@ def train(
         trainer: of either stage.
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
-        resume: checkpoint to go on from.
+        resume: checkpoint to resume from.
         extra: called with the step and the trainer's metrics before they are written, in every
             process; what it returns is written beside them.
 
@@ -184,94 +177,21 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
         Terminated: the same by SIGTERM or SIGHUP.
     """
-    from tqdm.auto import tqdm
-    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+    from transformers import PrinterCallback, ProgressCallback
 
-    def agree() -> None:
-        """What one process was asked, all are; a signal that comes meanwhile is not lost."""
-        asked = [signum for signum in gathered([stop.asked]) if signum is not None]
-        if asked:
-            stop.asked = asked[0]
-
-    class Log(TrainerCallback):
-        bar: Any = None
-        started = 0.0
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            self.bar = tqdm(
-                total=state.max_steps,
-                initial=state.global_step,
-                desc=name,
-                unit="step",
-                disable=not state.is_world_process_zero,
-            )
-            self.first = state.global_step + 1
-
-        def on_step_begin(self, args, state, control, **kwargs):
-            self.started = time.perf_counter()
-
-        def on_step_end(self, args, state, control, **kwargs):
-            agree()
-            if stop.asked is not None:
-                control.should_save = control.should_training_stop = True
-
-        def on_save(self, args, state, control, **kwargs):
-            stop.saved = (
-                f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
-            )
-            if stop.asked is not None and world_size() == 1:  # while the checkpoint was written
-                control.should_training_stop = True
-
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            if "loss" not in logs:
-                return
-            seconds = time.perf_counter() - self.started
-            # The trainer keeps every row, and writes all of them into each checkpoint; here they
-            # are on disk.
-            del state.log_history[:-1]
-            row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
-            row |= extra(state.global_step, row)
-            if not state.is_world_process_zero:
-                return
-            append_jsonl(folder / METRICS, [row])
-            logs.update(row)  # for the trackers, whose callbacks come after this one
-            shown = {title: row[key] for key, title in SHOWN.items() if key in row}
-            self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
-            self.bar.update(state.global_step - self.bar.n)
-            if state.global_step == self.first and state.max_steps > self.first:
-                left = state.max_steps - state.global_step
-                logger.info(
-                    "%s: the first step took %.1f s; at its pace %d more take %s (it also warms "
-                    "up; the bar shows the pace).",
-                    name,
-                    seconds,
-                    left,
-                    duration(seconds * left),
-                )
-
-        def on_train_end(self, args, state, control, **kwargs):
-            self.bar.close()
+    from sage_unsloth.training.step_log import StepLog
 
     if resume is not None and world_size() > 1 and not has_gpu():
         read_numbered_cpus()
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
-    trainer.callback_handler.callbacks.insert(0, Log())
-    trainer.add_callback(keeper())
     if rank() == 0:
         forget_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
+        log = StepLog(folder / METRICS, name, stop, extra)
+        trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
+        trainer.add_callback(keeper())
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-        # one that was asked while the last checkpoint was written must not leave the others waiting
-        agree()
-
-
-def _numbers(logs: dict) -> dict[str, float]:
-    """Trainers log some numbers as text, for display; the file holds numbers."""
-    result = {}
-    for key, value in logs.items():
-        try:
-            result[key] = float(value)
-        except (TypeError, ValueError):
-            result[key] = value
-    return result
+        # A process that was asked while the last checkpoint was written must not leave the others
+        # waiting.
+        log.agree()

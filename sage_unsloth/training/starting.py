@@ -1,6 +1,4 @@
-"""What a run starts from and with: the model below the adapter, and the settings that its preset
-and the card decide.
-"""
+"""What a run starts from: a model, an adapter, and the settings that preset and card decide."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,22 +7,28 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.planning import plan
-from sage_unsloth.planning.memory import Setup, setup_for
+from sage_unsloth.planning.fitting import memory_of_card, settled
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
-from sage_unsloth.quickstart import QuickstartConfig
+from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.sampling.engine_choice import why_no_vllm
+from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.stage import METRICS
 
 EMBEDDED = BASE_MODEL  # its preset is named after its folder
-SMOKE = {
+SMOKE: dict[str, dict[str, Any]] = {
     "sft": {"max_steps": 2, "batch_size": 4, "save_steps": 1},
-    "rlvr": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1, "preflight_prompts": 4,
-             "sample_steps": 1},
-}  # fmt: skip
+    "rlvr": {
+        "max_steps": 2,
+        "prompts_per_step": 2,
+        "num_generations": 4,
+        "save_steps": 1,
+        "preflight_prompts": 4,
+        "sample_steps": 1,
+    },
+}
 """Settings of a run that only shows that everything works; its figures mean nothing."""
 
 
@@ -35,7 +39,7 @@ class StartingPoint:
     Attributes:
         preset: the model's sizes and how the paper trains it.
         model: folder or hub id of the model below the adapter; π_ref.
-        adapter: goes on being trained, or None for a fresh one.
+        adapter: the adapter to continue training, or None for a fresh one.
     """
 
     preset: ModelPreset
@@ -44,7 +48,7 @@ class StartingPoint:
 
 
 def starting_point(start: str | Path, reference: str) -> StartingPoint:
-    """Where RL starts and what its reference is.
+    """The model that RL starts from, and below it the reference.
 
     From an SFT run with reference "sft": the merged model with a fresh adapter. With "base": the
     model that SFT started from with SFT's adapter on it, so that π_ref is the model before SFT. A
@@ -57,9 +61,9 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     if not (folder / "run.json").is_file():
         if reference == "base":
             raise ValueError(
-                f"reference='base' is the model before SFT, so RL must start from an SFT run; "
-                f"got {start}; give the folder of "
-                "an SFT run, or reference='sft', which is the model itself"
+                "reference='base' is the model before SFT, so RL must start from an SFT run; got "
+                f"{start}; give the folder of an SFT run, or reference='sft', which is the model "
+                "itself"
             )
         preset = model_preset(start)
         return StartingPoint(preset, model_path(preset))
@@ -72,7 +76,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     if not (folder / "model").is_dir():
         raise ValueError(
             f"SFT must be complete before RL; {start} has no model yet; run its command again, "
-            f"it goes on where it stopped"
+            "which resumes it"
         )
     below = run["model_path"]
     if Path(below) == data_folder() / EMBEDDED:
@@ -89,12 +93,12 @@ def model_path(preset: ModelPreset) -> str:
 
 
 def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
-    """Table 7 at the preset's length, in 4 bit on a card that needs it, or as `recorded`;
-    `settings` come last.
+    """Table 7 at the preset's length, in 4 bits on a card that needs it, or as `recorded`;
+    `settings` win over both.
     """
     if preset.name == EMBEDDED:
-        return replace(QuickstartConfig().sft, **settings)
-    gib = plan.memory_of_card(None)
+        return replace(embedded_settings.SFT, **settings)
+    gib = memory_of_card(None)
     four_bit = gib is not None and nearest_card(gib).load_in_4bit
     if recorded is not None:
         four_bit = recorded["load_in_4bit"]
@@ -103,9 +107,7 @@ def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: An
 
 
 CARD_SETTINGS = ("load_in_4bit", "micro_batch_size", "recompute_logits", "gpu_memory_utilization")
-"""What the card decides, unless it is given; a run that goes on keeps what its first card
-decided.
-"""
+"""What the card decides, unless it is given; a resumed run keeps what its first card decided."""
 
 
 def rlvr_config(
@@ -115,11 +117,12 @@ def rlvr_config(
 
     Args:
         gib: memory of the card; None leaves the defaults.
-        recorded: settings of the run that goes on; what a card decides comes from there.
-        settings: come last.
+        recorded: settings of the run to resume, in the place of what this card would decide.
+        settings: fields of the config, which win over preset and card.
     """
     if preset.name == EMBEDDED:
-        return replace(QuickstartConfig().rlvr, **({"preflight_prompts": 32} | settings))
+        preflight = {"preflight_prompts": RlvrConfig.preflight_prompts}
+        return replace(embedded_settings.RLVR, **(preflight | settings))
     config = RlvrConfig(
         max_prompt_length=preset.max_prompt_length,
         max_completion_length=preset.max_completion_length,
@@ -131,6 +134,13 @@ def rlvr_config(
         return replace(config, **kept)
     if gib is None:
         return config
+    return replace(config, **(_decided_by_card(preset, config, gib, settings) | settings))
+
+
+def _decided_by_card(
+    preset: ModelPreset, config: RlvrConfig, gib: float, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Values of `CARD_SETTINGS` with which the run fits; those given in `settings` are fixed."""
     card = nearest_card(gib)
     setup = replace(
         setup_of(preset, config, gib),
@@ -138,23 +148,19 @@ def rlvr_config(
         recompute_logits=settings.get("recompute_logits", card.recompute_logits),
         weight_bits=_bits(config.full_finetuning, config.load_in_4bit or card.load_in_4bit),
     )
-    fixed = [
-        field
-        for name, field in {
-            "load_in_4bit": "weight_bits",
-            "micro_batch_size": "micro_batch",
-            "recompute_logits": "recompute_logits",
-        }.items()
-        if name in settings
-    ]
-    setup = plan.settled(setup, gib, fixed)
-    decided = {
+    fields_of_setup = {
+        "load_in_4bit": "weight_bits",
+        "micro_batch_size": "micro_batch",
+        "recompute_logits": "recompute_logits",
+    }
+    fixed = [field for name, field in fields_of_setup.items() if name in settings]
+    setup = settled(setup, gib, fixed)
+    return {
         "load_in_4bit": setup.weight_bits == 4,
         "micro_batch_size": math.gcd(setup.micro_batch, config.completions_per_step),
         "recompute_logits": setup.recompute_logits,
         "gpu_memory_utilization": card.gpu_memory_utilization or config.gpu_memory_utilization,
     }
-    return replace(config, **(decided | settings))
 
 
 def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
@@ -163,19 +169,9 @@ def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
 
 
 def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
-    """What the plan's arithmetic needs to know of a run."""
+    """A run's settings, as the arithmetic of its memory plan takes them."""
     full = config.full_finetuning
-    card = None if gib is None else nearest_card(gib)
     bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
-    vllm = (
-        config.rollouts != "transformers"
-        and not full
-        and (
-            card.use_vllm
-            if card is not None and not has_gpu()
-            else why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
-        )
-    )
     return setup_for(
         preset,
         None,
@@ -188,10 +184,20 @@ def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setu
         num_generations=config.num_generations,
         micro_batch=config.micro_batch_size or config.completions_per_step,
         recompute_logits=config.recompute_logits,
-        use_vllm=vllm,
+        use_vllm=_uses_vllm(config, gib),
         gpu_memory_utilization=config.gpu_memory_utilization,
         **bits,
     )
+
+
+def _uses_vllm(config: RlvrConfig, gib: float | None) -> bool:
+    """Whether rollouts are vLLM's: by the card's preset where another machine is planned for."""
+    full = config.full_finetuning
+    if full or config.rollouts == "transformers":
+        return False
+    if gib is not None and not has_gpu():
+        return nearest_card(gib).use_vllm
+    return why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
 
 
 def recorded_settings(out: str | Path, stage: str) -> dict | None:

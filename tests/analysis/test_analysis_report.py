@@ -7,8 +7,8 @@ import json
 import pytest
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.analysis.report import phase_rows
 from sage_unsloth.analysis.sources import find_sources, problem_texts
+from sage_unsloth.analysis.tables import phase_rows
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems import arithmetic

@@ -1,6 +1,7 @@
 """The evaluate and compare commands as a user runs them, and the report by hand."""
 
 import csv
+import dataclasses
 import json
 import shutil
 
@@ -11,18 +12,18 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.evaluation import evaluator
-from sage_unsloth.evaluation import report as compare
-from sage_unsloth.evaluation.evaluator import ModelSpec, parse_benchmark, parse_model
+from sage_unsloth.evaluation.evaluator import choose_engine, parse_benchmark, parse_model
 from sage_unsloth.evaluation.figures import plot_differences
+from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.evaluation.metrics import Difference, pass_at_k
 from sage_unsloth.evaluation.record_tables import record_set
-from sage_unsloth.evaluation.report import report
+from sage_unsloth.evaluation.report import deviation_over_seeds, report_sets
+from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.models.weights import check_adapter, model_identity
-from sage_unsloth.sampling.engines import SamplingConfig
-from sage_unsloth.sampling.record_sets import read_samples, read_settings, settings_path
+from sage_unsloth.models.weights import check_adapter_fits, model_identity
+from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
+from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 
 BASE = data_folder() / BASE_MODEL
 LEFT_BEHIND = ("report.json", "table.csv", "pass_at_k.png", "pass_at_k.csv", "differences.png", "differences.csv",
@@ -239,21 +240,21 @@ def test_an_adapter_for_another_base_is_refused(adapter, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(BASE, other)
     weights = load_file(other / "model.safetensors")
-    check_adapter(other, adapter)  # a copy with the same weights
+    check_adapter_fits(other, adapter)  # a copy with the same weights
     weights["model.norm.weight"] = weights["model.norm.weight"] + 1
     save_file(weights, other / "model.safetensors")
     assert model_identity(other) != model_identity(BASE)
     with pytest.raises(
         ValueError, match=rf"was trained on {BASE}, and {other} has other weights; give {BASE}\+"
     ):
-        check_adapter(other, adapter)
+        check_adapter_fits(other, adapter)
     moved = tmp_path / "moved"
     shutil.copytree(adapter, moved)
     config = json.loads((moved / "adapter_config.json").read_text())
     (moved / "adapter_config.json").write_text(
         json.dumps(config | {"base_model_name_or_path": "hub/base"})
     )
-    check_adapter(other, moved)  # its base is not at hand, and the shapes fit
+    check_adapter_fits(other, moved)  # its base is not at hand, and the shapes fit
     weights["model.layers.0.mlp.down_proj.weight"] = weights["model.layers.0.mlp.down_proj.weight"][
         :, :-1
     ].copy()
@@ -262,11 +263,11 @@ def test_an_adapter_for_another_base_is_refused(adapter, tmp_path):
         ValueError,
         match=r"must fit its base; .*down_proj\.lora_A\.weight of shape \(4, 320\).*\(128, 319\)",
     ):
-        check_adapter(other, moved)
+        check_adapter_fits(other, moved)
     del weights["model.layers.0.mlp.down_proj.weight"]
     save_file(weights, other / "model.safetensors")
     with pytest.raises(ValueError, match="no such layer"):
-        check_adapter(other, moved)
+        check_adapter_fits(other, moved)
 
 
 def test_an_adapter_whose_base_is_not_at_hand_is_said(adapter, tmp_path, caplog):
@@ -276,7 +277,7 @@ def test_an_adapter_whose_base_is_not_at_hand_is_said(adapter, tmp_path, caplog)
     (moved / "adapter_config.json").write_text(
         json.dumps(config | {"base_model_name_or_path": "hub/base"})
     )
-    check_adapter(BASE, moved)
+    check_adapter_fits(BASE, moved)
     assert "names hub/base as its base, which is not at hand" in caplog.text
 
 
@@ -326,7 +327,7 @@ def samples(correct_PN, model, name="toy"):
 def test_report_by_hand(tmp_path):
     a = samples([[1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]], "a")
     b = samples([[0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]], "b")
-    result = report([a, b], tmp_path)
+    result = report_sets([a, b], tmp_path)
     row = result["table"][0]
     assert (row["pass@1"], row["pass@n"]) == (
         pytest.approx(3 / 12, abs=1e-4),
@@ -345,7 +346,7 @@ def test_report_by_hand(tmp_path):
         "solved": {"a": 2, "b": 2},
         "only": {"a": ["0"], "b": ["1"]},
     }
-    text = compare.summary(result)
+    text = report_text(result)
     assert "a 2 (1 alone), b 2 (1 alone)" in text and "b - a: pass@1 +0.167" in text
     written = list(csv.DictReader((tmp_path / "coverage.csv").open()))
     assert [(r["model"], r["problem"]) for r in written] == [("a", "0"), ("b", "1")]
@@ -354,7 +355,7 @@ def test_report_by_hand(tmp_path):
 def test_training_seeds_and_unequal_numbers_of_samples(tmp_path):
     first, second = samples([[1] * 10, [0] * 10], "a"), samples([[0] * 10, [0] * 10], "a")
     b = samples([[1] * 4 + [0] * 2, [1] + [0] * 5], "b")
-    result = report([first, second, b], tmp_path, against="b")
+    result = report_sets([first, second, b], tmp_path, against="b")
     rows = {row["model"]: row for row in result["table"]}
     assert rows["a"]["seeds"] == 2 and rows["a"]["deviation_over"] == "training seeds"
     assert (rows["a"]["seed_mean"], rows["a"]["seed_deviation"]) == (
@@ -368,17 +369,17 @@ def test_training_seeds_and_unequal_numbers_of_samples(tmp_path):
     with pytest.raises(
         ValueError, match=r"training seeds of a .* as many samples each; got 10 and 6"
     ):
-        report([first, samples([[1] * 6, [0] * 6], "a")], tmp_path)
+        report_sets([first, samples([[1] * 6, [0] * 6], "a")], tmp_path)
 
 
 def test_the_order_of_problems_does_not_matter(tmp_path):
     a = samples([[1, 0], [0, 0], [1, 1]], "a")
     b = samples([[1, 1], [0, 0], [1, 0]], "b")
     order = [2, 0, 1]
-    shuffled = evaluator.replace(
+    shuffled = dataclasses.replace(
         b, problems=tuple(b.problems[i] for i in order), correct=b.correct[order]
     )
-    assert report([a, b], tmp_path)["differences"] == report([a, shuffled], tmp_path)["differences"]
+    assert report_sets([a, b], tmp_path)["differences"] == report_sets([a, shuffled], tmp_path)["differences"]
 
 
 def test_five_parts_by_hand():
@@ -386,7 +387,7 @@ def test_five_parts_by_hand():
     correct[:, 0] = (
         True  # the first part alone has a right one; the eleventh sample belongs to none
     )
-    row = compare._as_papers_report([samples(correct, "a")])
+    row = deviation_over_seeds([samples(correct, "a")])
     assert row["seed_mean"] == 0.1 and row["seed_deviation"] == pytest.approx(
         np.std([0.5, 0, 0, 0, 0], ddof=1), abs=1e-4
     )
@@ -406,7 +407,7 @@ def test_difference_figure_is_drawn_from_its_table(tmp_path):
 
 
 def test_the_engine_chosen_here():
-    assert evaluator.choose_engine() in evaluator.BATCH_SIZES
+    assert choose_engine() in BATCH_SIZES
     assert SamplingConfig().num_samples == 256
 
 

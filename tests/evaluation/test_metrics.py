@@ -134,10 +134,10 @@ def test_interval_is_a_function_of_its_seed_and_not_of_the_chunks(monkeypatch):
     assert pass_at_k_interval(8, [0, 3, 8, 4], 2, seed=3) == first
     few = [pass_at_k_interval(8, range(8), 2, resamples=50, seed=seed) for seed in (3, 4)]
     assert few[0] != few[1]
-    assert metrics._resampled_means(np.ones((2, 1, 4)), 7, 0, 0).shape == (2, 7)
+    assert metrics.resampled_means(np.ones((2, 1, 4)), 7, 0, 0).shape == (2, 7)
     monkeypatch.setattr(metrics, "RESAMPLED_AT_ONCE", 9)
     assert pass_at_k_interval(8, [0, 3, 8, 4], 2, seed=3) == first
-    assert metrics._resampled_means(np.ones((2, 1, 4)), 7, 0, 0).shape == (2, 7)
+    assert metrics.resampled_means(np.ones((2, 1, 4)), 7, 0, 0).shape == (2, 7)
 
 
 def test_a_model_does_not_differ_from_itself():
@@ -198,7 +198,7 @@ def test_resampled_seeds_and_problems_equal_the_enumeration():
             for problems in product(range(2), repeat=2)
         ]
     )
-    means = metrics._resampled_means(values_SP[None], 40_000, 0, 0)[0]
+    means = metrics.resampled_means(values_SP[None], 40_000, 0, 0)[0]
     found = distribution(means)
     assert found.keys() == expected.keys()
     assert all(found[value] == pytest.approx(expected[value], abs=0.01) for value in expected)

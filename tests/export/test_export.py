@@ -254,16 +254,34 @@ def test_origin_follows_a_chain_of_runs(tmp_path):
 
 RECORD = {
     "settings": {
-        "stage": "rlvr", "model": "Qwen2.5-Math-7B", "guide": "BranchGuide(ratio=0.3)", "max_steps": 1000, "beta": 0.05,
-        "lora": {"rank": 8, "alpha": 16}, "seed": 3407, "rows": "abc|def",
+        "stage": "rlvr",
+        "model": "Qwen2.5-Math-7B",
+        "guide": "BranchGuide(ratio=0.3)",
+        "max_steps": 1000,
+        "beta": 0.05,
+        "lora": {"rank": 8, "alpha": 16},
+        "seed": 3407,
+        "rows": "abc|def",
     },
-    "environment": {"python": "3.12.1", "packages": {"unsloth": "2026.10.7", "vllm": None}, "commit": "0123abc"},
-}  # fmt: skip
+    "environment": {
+        "python": "3.12.1",
+        "packages": {"unsloth": "2026.10.7", "vllm": None},
+        "commit": "0123abc",
+    },
+}
 METRICS = [{"step": i, "reward": i / 10, "kl/ref_k3": 0.5} for i in range(1, 31)]
-REPORT = {"pass_at_k": {"all (60)": {
-    "SFT": {k: {"mean": m, "low": m - 0.1, "high": m + 0.1} for k, m in (("1", 0.2), ("16", 0.5), ("256", 0.7))},
-    "RL": {k: {"mean": m, "low": m - 0.1, "high": m + 0.1} for k, m in (("1", 0.3), ("16", 0.6), ("256", 0.8))},
-}}}  # fmt: skip
+MEANS = {
+    "SFT": {"1": 0.2, "16": 0.5, "256": 0.7},
+    "RL": {"1": 0.3, "16": 0.6, "256": 0.8},
+}
+REPORT = {
+    "pass_at_k": {
+        "all (60)": {
+            model: {k: {"mean": m, "low": m - 0.1, "high": m + 0.1} for k, m in means.items()}
+            for model, means in MEANS.items()
+        }
+    }
+}
 
 
 def card(**changes):

@@ -1,7 +1,9 @@
-"""What a model, a file or a hub wrote is data: graded without being run, shown without being
-obeyed, named without leaving its folder.
+"""What a model, a file or a hub wrote is data.
+
+It is graded without being run, shown without being obeyed, named without leaving its folder.
 """
 
+import argparse
 import ast
 import json
 import logging
@@ -32,8 +34,7 @@ from sage_unsloth.runs.text import file_name, log_to_terminal, markdown, printab
 ROOT = Path(__file__).parents[2]
 TERMINAL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\b\u202e\u2066\ud800"
 
-# --- nothing evaluates an answer
-# --------------------------------------------------------------------
+# --- nothing evaluates an answer ------------------------------------------------------------------
 
 
 def payloads(file):
@@ -69,7 +70,8 @@ def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
     script = """
         import ast, json, sys
         from sage_unsloth.grading.confinement import REFUSED
-        import sympy.physics.units  # which math-verify imports at need, and which evaluates its own prefixes
+        # math-verify imports it at need, and it evaluates its own prefixes.
+        import sympy.physics.units
         from sage_unsloth.grading.mathematics import compare_math, normalise
         texts = [text for text in map(normalise, json.load(sys.stdin)) if text]
         compare_math("x", "x"), compare_math("3 (4)", "1 (2)")
@@ -114,16 +116,16 @@ def run(script, text=""):
     )
 
 
-# --- and what code would find if something did
-# ------------------------------------------------------
+# --- and what code would find if something did ----------------------------------------------------
 
 ATTACKS = '''
 """Functions for a worker: each does what an answer that got executed might do."""
 import ctypes, json, os, shutil, socket, subprocess, time
 
 libc = ctypes.CDLL(None)
-c_open, c_mkdir, c_unlink, c_rename, c_system, c_kill = (
-    libc.open, libc.mkdir, libc.unlink, libc.rename, libc.system, libc.kill)  # before the hook is there
+# Before the hook is there.
+c_open, c_mkdir, c_unlink = libc.open, libc.mkdir, libc.unlink
+c_rename, c_system, c_kill = libc.rename, libc.system, libc.kill
 
 
 def by_python(action, argument):
@@ -153,8 +155,12 @@ def by_c(argument, _):
         return None
     file, there = (argument + "/owned").encode(), (argument + "/there").encode()
     return {
-        "open": c_open(file, os.O_CREAT | os.O_WRONLY, 0o600), "append": c_open(there, os.O_WRONLY), "mkdir": c_mkdir(file, 0o700),
-        "unlink": c_unlink(there), "rename": c_rename(there, file), "system": c_system(b"touch " + file),
+        "open": c_open(file, os.O_CREAT | os.O_WRONLY, 0o600),
+        "append": c_open(there, os.O_WRONLY),
+        "mkdir": c_mkdir(file, 0o700),
+        "unlink": c_unlink(there),
+        "rename": c_rename(there, file),
+        "system": c_system(b"touch " + file),
         "kill": c_kill(os.getppid(), 0),
     }
 
@@ -182,7 +188,8 @@ _connect, _address = libc.connect, ctypes.create_string_buffer(16)
 
 
 def libc_connect(descriptor, port):
-    _address.raw = (2).to_bytes(2, "little") + port.to_bytes(2, "big") + bytes([127, 0, 0, 1]) + bytes(8)
+    family = (2).to_bytes(2, "little")
+    _address.raw = family + port.to_bytes(2, "big") + bytes([127, 0, 0, 1]) + bytes(8)
     if _connect(descriptor, _address, 16):
         raise OSError(1, "connect")
 
@@ -195,7 +202,8 @@ def environment(name, _):
             parents = len(file.read())
     except OSError:
         parents = None
-    return {"own": dict(os.environ), "parents": parents, "files": sorted(os.listdir("/proc/self/fd"))}
+    files = sorted(os.listdir("/proc/self/fd"))
+    return {"own": dict(os.environ), "parents": parents, "files": files}
 
 
 def replies(action, _):
@@ -203,10 +211,17 @@ def replies(action, _):
     import stat
     if action == "x":
         return None
+    reply = {
+        "half": b'{"va',
+        "junk": b"junk\\n",
+        "list": b"[1]\\n",
+        "flood": b"x" * 2**22,
+        "odd": b'{"a": 1}\\n',
+    }[action]
     for number in range(3, 32):
         try:
             if stat.S_ISFIFO(os.fstat(number).st_mode):
-                os.write(number, {"half": b'{"va', "junk": b"junk\\n", "list": b"[1]\\n", "flood": b"x" * 2**22, "odd": b'{"a": 1}\\n'}[action])
+                os.write(number, reply)
         except OSError:
             pass
     time.sleep(30)
@@ -363,17 +378,16 @@ def test_limits_of_a_worker(monkeypatch):
 def test_what_a_library_says_about_an_answer_stays_in_the_worker(capfd, monkeypatch):
     code = workers._START.replace(
         "; serve(",
-        "; import os, sage_unsloth.grading.grader as r; r.compare_math = lambda a, g: "
+        "; import os, sage_unsloth.grading.mathematics as r; r.compare_math = lambda a, g: "
         "(os.write(1, b'owned'), os.write(2, b'owned'), 'wrong')[2] if a != 'x' else None; serve(",
     )
     monkeypatch.setattr(workers, "_START", code)
     with Grader() as grader:
-        assert grader.grade_many(["<SOLUTION>y</SOLUTION>"], ["z"]) == [Grade.WRONG]
+        assert grader.grade_many(["<SOLUTION>y</SOLUTION>"], ["y"]) == [Grade.WRONG]
     assert "owned" not in "".join(capfd.readouterr())
 
 
-# --- fuzzed answers
-# ---------------------------------------------------------------------------------
+# --- fuzzed answers -------------------------------------------------------------------------------
 
 ROWS = read_jsonl(fuzz_grading.ANSWERS)
 hostile_text = st.one_of(
@@ -456,8 +470,7 @@ def test_long_answers_are_not_kept():
         assert set(grader._cache) == {("42", "42"), (None, "42")}
 
 
-# --- what is shown, and how it is named
-# -------------------------------------------------------------
+# --- what is shown, and how it is named -----------------------------------------------------------
 
 
 def test_a_terminal_gets_no_control_characters():
@@ -482,8 +495,10 @@ def test_tables_logs_and_errors_are_printable(capsys, monkeypatch):
     def refuse(options):
         raise ValueError(f"bad row {TERMINAL}")
 
-    monkeypatch.setattr(__main__, "_doctor", refuse, raising=False)
-    assert __main__.main(["doctor"]) == 2
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(act=refuse)
+    monkeypatch.setattr(__main__, "make_parser", lambda: parser)
+    assert __main__.main([]) == 2
     shown = "".join(capsys.readouterr())
     assert shown.count("␛]0;owned") == 4
     assert not any(c in shown for c in TERMINAL if c not in "]0;owned[2J31m")
@@ -579,13 +594,12 @@ def test_a_model_card_says_what_it_is_given_and_does_nothing():
         assert "\\<img src=x" in text and "[a\\](javascript" in text
 
 
-# --- code, pickles, secrets
-# -------------------------------------------------------------------------
+# --- code, pickles, secrets -----------------------------------------------------------------------
 
 
 def sources():
     return [
-        *sorted((ROOT / "sage_unsloth").glob("*.py")),
+        *sorted((ROOT / "sage_unsloth").rglob("*.py")),
         *sorted((ROOT / "notebooks" / "src").glob("*.py")),
     ]
 
@@ -672,7 +686,7 @@ def test_weights_in_pickles_are_refused(tmp_path):
     from sage_unsloth.analysis.perplexity import load_scorer
     from sage_unsloth.models.embedded import data_folder
     from sage_unsloth.models.loading import load_policy
-    from sage_unsloth.models.weights import check_adapter
+    from sage_unsloth.models.weights import check_adapter_fits
 
     folder = tmp_path / "model"
     shutil.copytree(data_folder() / "arithmetic-base", folder)
@@ -689,7 +703,7 @@ def test_weights_in_pickles_are_refused(tmp_path):
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "x"}')
     torch.save({}, adapter / "adapter_model.bin")
     with pytest.raises(ValueError, match=r"has only adapter_model\.bin"):
-        check_adapter(data_folder() / "arithmetic-base", adapter)
+        check_adapter_fits(data_folder() / "arithmetic-base", adapter)
 
 
 def test_a_hostile_chat_template_is_replaced_and_would_be_confined(tmp_path):
@@ -741,8 +755,10 @@ def test_secrets_are_in_no_log_and_no_error(monkeypatch, caplog, capsys, tmp_pat
         )
 
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr(__main__, "_doctor", refuse)
-    assert __main__.main(["doctor"]) == 2
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(act=refuse)
+    monkeypatch.setattr(__main__, "make_parser", lambda: parser)
+    assert __main__.main([]) == 2
     shown = "".join(capsys.readouterr())
     assert "retrying with ***" in shown and "Bearer ***" in shown
     assert "canary" not in shown.lower()

@@ -19,7 +19,7 @@ from sage_unsloth.grading import grader as rewards
 from sage_unsloth.grading import workers
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.extraction import extract_answer
-from sage_unsloth.grading.grader import Grader, grade
+from sage_unsloth.grading.grader import Grader, grade, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.models.embedded import data_folder
@@ -150,16 +150,8 @@ BY_WORKER_WRONG = [
 UNPARSABLE = ["", " ", "\n", "$$", "****", "...", "42..", "4²", "42}", "{42", "42}{", "?", "\\"]
 UNPARSABLE += ["43 \\boxed{42}", r"\boxed{43}, \boxed{42}", r"42}\boxed{"]
 UNPARSABLE += ["{" * 100_000, "9" * 2_001, "1 " * 20_000]
-HOSTILE = [
-    r"10^{10^{10}}",
-    r"9^{9^{9^{9}}}",
-    r"7^{123456789}",
-    r"10^{1000000000}",
-    r"10000000!",
-    r"\dfrac{5^{(5^{(5^{(5^5)})}-4)}-5}{16}",
-    r"\frac{1}{1+" * 60 + "1" + "}" * 60,
-    r"\frac{" * 60 + "1" + "}{2}" * 60,
-]
+# These two; the published list has more, and a slow test grades each of it.
+HOSTILE = [r"10^{10^{10}}", r"\frac{1}{1+" * 60 + "1" + "}" * 60]
 
 
 def tagged(answer):
@@ -303,18 +295,22 @@ def test_only_the_inside_of_the_tag_counts(grader, completion, expected):
     assert grader.grade_many([completion], ["42"]) == [expected]
 
 
+def start_worker(grader):
+    """With its imports done, so that what is timed next is one answer alone."""
+    (worker,) = grader._workers.all
+    if worker.process is None:
+        worker.start()
+    return worker
+
+
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda text: text[:12])
 def test_hostile_answers_end_at_the_limit_and_the_next_is_graded(grader, answer):
-    grader.grade_many([tagged(r"\frac{6}{3}")], ["2"])  # a worker is up
+    start_worker(grader)
     started = time.monotonic()
-    assert grader.grade_many([tagged(answer)], ["42"])[0] is not Grade.CORRECT
+    found = grader.grade_many([tagged(answer)], ["42"])[0]
+    assert found is Grade.TIMED_OUT if answer == HOSTILE[0] else found is not Grade.CORRECT
     assert time.monotonic() - started < TIME_LIMIT + SLACK
-    grader._cache.clear()
-    assert grader.grade_many([tagged(r"\frac{6}{3}")], ["2"]) == [Grade.CORRECT]
-
-
-def test_a_power_tower_times_out(grader):
-    assert grader.grade_many([tagged(HOSTILE[0])], ["41"]) == [Grade.TIMED_OUT]
+    assert grader.grade_many([tagged("2+x")], ["x+2"]) == [Grade.CORRECT]
 
 
 def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
@@ -334,7 +330,7 @@ def worker_that(compare, monkeypatch):
     """Replaces what the next workers run for each pair, after the warm-up on ("x", "x")."""
     body = f"r.compare_math = lambda a, g: None if a == 'x' else {compare}"
     code = workers._START.replace(
-        "; serve(", f"; import os, sage_unsloth.grading.grader as r; {body}; serve("
+        "; serve(", f"; import os, sage_unsloth.grading.mathematics as r; {body}; serve("
     )
     assert "r.compare_math" in code
     monkeypatch.setattr(workers, "_START", code)
@@ -361,7 +357,7 @@ def test_a_worker_that_cannot_start_raises(monkeypatch):
 def test_what_a_worker_prints_is_no_reply(monkeypatch):
     worker_that("print('noise') or 'wrong'", monkeypatch)
     with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["z"]) == [Grade.WRONG]
+        assert grader.grade_many([tagged("y")], ["y"]) == [Grade.WRONG], "the stand-in's grade"
 
 
 def test_workers_are_replaced_before_they_grow_old(monkeypatch):
@@ -473,8 +469,8 @@ def test_the_cache_forgets_the_least_recently_used(monkeypatch):
 
 
 def test_grade_of_one_completion():
-    assert grade(tagged("(x+1)^2"), "x^2+2x+1", time_limit=TIME_LIMIT) is Grade.CORRECT
-    assert grade(tagged(HOSTILE[1]), "42", time_limit=TIME_LIMIT) is Grade.TIMED_OUT
+    assert grade(tagged("(x+1)^2"), "x^2+2x+1") is Grade.CORRECT
+    assert grade(tagged(r"9^{9^{9^{9}}}"), "42", time_limit=0.3) is Grade.TIMED_OUT
 
 
 @pytest.mark.parametrize("gold", [None, "", "  ", 42, "42}", "1" * 2001, "?", r"\frac{", "hello)("])
@@ -488,6 +484,25 @@ def test_a_bad_gold_raises_and_is_named(grader, gold):
 def test_a_bad_gold_raises_even_if_there_is_no_answer(grader):
     with pytest.raises(ValueError, match="gold answer must"):
         grader.grade_many(["no tag"], [""])
+
+
+def test_answers_that_are_extracted_already(grader):
+    completions = [tagged("42"), "no tag", r"\boxed{x+1}", tagged("(1 + x)")]
+    answers = ["42", "42", "1+x", "x+1"]
+    extracted = [grader.extract(completion) for completion in completions]
+    assert extracted == ["42", None, None, "(1 + x)"]
+    grades = grader.grade_answers(extracted, answers)
+    assert grades == grader.grade_many(completions, answers)
+    assert grades == ["correct", "unparsable", "unparsable", "correct"]
+    with Grader(boxed=True) as evaluating:
+        assert evaluating.extract(completions[2]) == "x+1"
+
+
+def test_golds_against_themselves(grader):
+    assert own_grades(grader, ["42", r"\frac{1}{2}"], ["42", "0.5"]) == ["correct"] * 2
+    golds = ["42", "42}", r"\sqrt{2}", "?"]  # two are none, which alone would raise
+    assert own_grades(grader, golds, golds) == ["correct", "unparsable", "correct", "unparsable"]
+    assert own_grades(grader, ["41"], ["42"]) == ["wrong"]
 
 
 def test_lengths_must_agree(grader):
@@ -505,6 +520,7 @@ def test_limits_must_be_positive(limits):
 def test_the_reward_as_trl_calls_it(grader):
     reward = SolutionReward(grader)
     assert reward.__name__ == "solution_reward"
+    assert reward.required_columns == ("answer",), "the parameters that TRL fills from the data set"
     texts = [tagged("42"), tagged("43"), "no tag", tagged(r"9^{9^{9^{9}}}")]
     values = reward(
         prompts=["?"] * 4, completions=texts, answer=["42"] * 4, completion_ids=[[1]] * 4
@@ -526,25 +542,30 @@ ADVERSARIAL = read_jsonl(data_folder() / "adversarial_answers.jsonl")
 
 @pytest.mark.slow
 def test_every_answer_of_the_published_list_has_the_grade_it_should():
-    """Within the limit, in bounded memory. `tagged_times`: the text so often, in one tag."""
+    """Within the limit, in bounded memory, and whatever came before.
+
+    Of those that no grader ends in time only "not correct" is expected, and half the limit is
+    enough to see that they are stopped. `tagged_times`: the text so often, in one tag.
+    """
     assert len(ADVERSARIAL) > 140 and len({row["kind"] for row in ADVERSARIAL}) > 15
     wrong, largest = [], 0.0
-    with Grader(time_limit=TIME_LIMIT, memory_limit_gib=1.0, boxed=True) as grader:
-        grader.grade_many([tagged(r"\frac{6}{3}")], ["2"])  # a worker is up
+    with (
+        Grader(time_limit=TIME_LIMIT, memory_limit_gib=1.0, boxed=True) as patient,
+        Grader(time_limit=TIME_LIMIT / 2, memory_limit_gib=1.0, boxed=True) as hasty,
+    ):
         for row in ADVERSARIAL:
+            endless = row["kind"] in ("takes for ever", "deep nesting")
+            grader = hasty if endless else patient
+            worker = start_worker(grader)
             text, times = row["completion"], row.get("tagged_times")
             started = time.monotonic()
-            grades = grader.grade_many([tagged(text * times) if times else text], [row["gold"]])
+            found = grader.grade_many([tagged(text * times) if times else text], [row["gold"]])[0]
             seconds = time.monotonic() - started
-            right = (
-                grades[0] is not Grade.CORRECT
-                if row["grade"] == "not correct"
-                else grades[0] == row["grade"]
-            )
-            # A killed worker's successor starts with the next pair.
-            if not right or seconds > 2 * TIME_LIMIT + 2 * SLACK:
-                wrong.append((row["kind"], text[:80], row["gold"], grades[0], round(seconds, 1)))
-            largest = max([largest, *map(peak_gib, grader._workers.all)])
+            expected = row["grade"]
+            right = found != "correct" if expected == "not correct" else found == expected
+            if not right or seconds > TIME_LIMIT + SLACK:
+                wrong.append((row["kind"], text[:80], row["gold"], found, round(seconds, 1)))
+            largest = max(largest, peak_gib(worker))
     assert not wrong
     assert 0 < largest < 1.0, f"a worker took {largest:.2f} GiB"
 

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.lab.evidence import run as evidence
-from sage_unsloth.lab.evidence import text as evidence_text
-from sage_unsloth.lab.evidence.report import CLAIMS, Records, judge, make_report, verdict
-from sage_unsloth.lab.evidence.run import BenchmarkConfig, Run
+from sage_unsloth.lab.evidence.claims import CLAIMS, judge, verdict
+from sage_unsloth.lab.evidence.design import BenchmarkConfig, Run, all_algorithms
+from sage_unsloth.lab.evidence.records import Records
+from sage_unsloth.lab.evidence.report import make_report
 from sage_unsloth.lab.evidence.tasks import TASKS, get_task
+from sage_unsloth.lab.evidence.text import markdown, readme_section
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.training.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,19 +44,19 @@ def test_the_default_set_fits_into_100_minutes_on_two_cores():
     config, task = BenchmarkConfig(), get_task("arithmetic")
     samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
     each = task.rlvr.max_steps * task.seconds["step"] + samples * task.seconds["completion"]
-    assert len(config.seeds) == 8 and set(config.algorithms) <= set(evidence.all_algorithms())
+    assert len(config.seeds) == 8 and set(config.algorithms) <= set(all_algorithms())
     assert len(config.runs()) * each / 2 <= 100 * 60
 
 
 def test_all_algorithms_are_the_whole_table_without_the_teacher():
-    assert len(evidence.all_algorithms()) == len(evidence.ALGORITHMS) - 1
-    assert "sage-teacher" not in evidence.all_algorithms()
+    assert len(all_algorithms()) == len(ALGORITHMS) - 1
+    assert "sage-teacher" not in all_algorithms()
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"task": "mathematics"}, "--model must be one of"),
+        ({"task": "mathematics"}, "--task must be one of"),
         ({"algorithms": ("sage-branch",)}, "grpo must be among"),
         ({"algorithms": ("grpo", "grpo")}, "different values"),
         ({"algorithms": ("grpo", "sage-teacher")}, "no teacher"),
@@ -170,7 +172,7 @@ def test_report_by_hand():
         claim.text for claim in CLAIMS if {claim.a, claim.b} <= {"sft", "grpo", "sage-branch"}
     } - {"Branch raises pass@16 over GRPO"}, "4 samples have no pass@16"
     assert "grpo-no-kl" in report["not_run"]
-    text = evidence_text.markdown(report)
+    text = markdown(report)
     assert "sage-branch - grpo | +.250 [" in text and "### Family: rare" in text
     assert "Seeds" not in report and "2 training seeds (1, 2)" in text
 
@@ -196,7 +198,7 @@ def test_seeds_that_one_algorithm_lacks_are_left_out():
     assert {claim["verdict"] for claim in report["claims"]} == {"undecided"}, (
         "one seed decides nothing"
     )
-    texts = evidence_text.markdown(report), evidence_text.readme_section(report, "folder")
+    texts = markdown(report), readme_section(report, "folder")
     assert all("over problems alone (Student's t; " in text for text in texts)
     assert "| claim |" in texts[0] and "| claim |" not in texts[1]
 
@@ -234,7 +236,7 @@ def test_verdicts(kind, low, high, said):
 
 def test_claims_name_algorithms_that_exist_and_both_quantities_are_read():
     for claim in CLAIMS:
-        assert {claim.a, claim.b} <= {"sft", *evidence.ALGORITHMS}
+        assert {claim.a, claim.b} <= {"sft", *ALGORITHMS}
     claim = next(claim for claim in CLAIMS if claim.set == "ood")
     data = records(COUNTS)
     before = judge(claim, Records(data))
@@ -404,11 +406,11 @@ def approximately(found, wanted, where=""):
 def test_committed_report_follows_from_the_committed_records(path):
     report = json.loads((path.parent / "report.json").read_text())
     approximately(json.loads(json.dumps(make_report(json.loads(path.read_text())))), report)
-    assert (path.parent / "report.md").read_text() == evidence_text.markdown(report)
+    assert (path.parent / "report.md").read_text() == markdown(report)
 
 
 def test_the_short_report_shows_levels_and_the_folder_of_its_figures():
-    text = evidence_text.readme_section(make_report(records(COUNTS)), "a/folder")
+    text = readme_section(make_report(records(COUNTS)), "a/folder")
     assert ".312 [" in text and "](a/folder/report.md)" in text
 
 
@@ -418,7 +420,7 @@ def test_beta_is_of_those_that_have_a_penalty():
     }
     assert betas == {"grpo": 0.5, "sage-branch-exact": 0.5, "grpo-no-kl": 0.0}
     assert Run("sage-branch", 1, 2.0, 0.5).row(0.5).beta == 0.5
-    assert Run("grpo", 1).row() == evidence.ALGORITHMS["grpo"]
+    assert Run("grpo", 1).row() == ALGORITHMS["grpo"]
 
 
 def test_run_names():

@@ -2,18 +2,16 @@
 grows.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from sage_unsloth import quickstart
 from sage_unsloth.__main__ import main
-from sage_unsloth.lab.grid import GridConfig, make_report, noise_of, plan, summary
+from sage_unsloth.lab.grid import plan
+from sage_unsloth.lab.grid_design import GridConfig
+from sage_unsloth.lab.grid_report import make_report, noise_of, summary
+from sage_unsloth.quickstart import smoke_config
 
-RUN = replace(
-    quickstart.smoke_config(), sampling=replace(quickstart.smoke_config().sampling, num_samples=4)
-)
+RUN = smoke_config()
 ROWS = [{"id": "a", "family": "usual"}, {"id": "b", "family": "rare"}]
 
 

@@ -12,7 +12,8 @@ HOLDS = """
 import subprocess, sys, tempfile, threading, time
 files = [tempfile.TemporaryFile() for _ in range(int(sys.argv[1]))]
 kept = bytearray(b"x") * (int(sys.argv[2]) << 20)
-child = subprocess.Popen([sys.executable, "-S", "-c", "import sys; print(1, flush=True); sys.stdin.read()"], stdin=-1, stdout=-1)
+waits = "import sys; print(1, flush=True); sys.stdin.read()"
+child = subprocess.Popen([sys.executable, "-S", "-c", waits], stdin=-1, stdout=-1)
 child.stdout.readline()
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 print("ready", flush=True)
@@ -106,9 +107,8 @@ def test_a_small_soak(tmp_path):
     """
     settings = [s for s in SETTINGS if not s.startswith("save_steps")]
     rows = watch(tmp_path / "soak", 24, 4, 1.0, [*settings, "save_steps=4", "preflight_prompts=0"])
-    assert len(rows) >= 3 and rows[-1]["step"] <= 24, (tmp_path / "soak" / "train.log").read_text()[
-        -3000:
-    ]
+    log = (tmp_path / "soak" / "train.log").read_text()
+    assert len(rows) >= 3 and rows[-1]["step"] <= 24, log[-3000:]
     assert (tmp_path / "soak" / "run" / "adapter").is_dir()
     first, last = rows[0], rows[-1]
     for name in ("handles", "threads"):

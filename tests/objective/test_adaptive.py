@@ -11,7 +11,8 @@ import torch
 from oracle import train_and_check
 
 from sage_unsloth.objective.adaptive import AdaptiveGuide
-from sage_unsloth.objective.guides import BranchGuide, RandomGuide, SteeredGuide
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide
+from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
@@ -111,8 +112,7 @@ def test_what_is_no_plain_guide_is_refused():
             AdaptiveGuide(guide, target=0.02)
 
 
-# --- inside Unsloth's trainer
-# -----------------------------------------------------------------------------------------
+# --- inside Unsloth's trainer ---
 
 
 def logged(trainer):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_unsloth.objective.guides import BranchGuide, Guide, RandomGuide, TokenGuide
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.objective.surprisal import NORMS, normalised_surprisal

@@ -18,11 +18,14 @@ from sage_unsloth.theory.optima import guided_gradient
 from sage_unsloth.theory.trees import chain_tree
 
 EXACT = {
-    "use_bias_correction_kl": True, "gradient_accumulation_steps": 1, "loss_type": "dr_grpo", "scale_rewards": "none",
+    "use_bias_correction_kl": True,
+    "gradient_accumulation_steps": 1,
+    "loss_type": "dr_grpo",
+    "scale_rewards": "none",
     # Small steps: where k3 exceeds 10 Unsloth's versions bound it differently, before or after the
     # ratio.
     "learning_rate": 1e-3,
-}  # fmt: skip
+}
 
 
 def test_values_by_hand():
@@ -140,8 +143,7 @@ def test_a_completion_alone_is_refused():
         )
 
 
-# --- the exact gradient of Eq. 6
-# --------------------------------------------------------------------------------------
+# --- the exact gradient of Eq. 6 ---
 
 V, T = 2, 2
 BETA = 0.4
@@ -315,8 +317,7 @@ def test_the_laboratory_agrees(depth):
     assert torch.allclose(found, expected, atol=1e-12)
 
 
-# --- inside Unsloth's trainer
-# -----------------------------------------------------------------------------------------
+# --- inside Unsloth's trainer ---
 
 GUIDES = {
     "none": None,

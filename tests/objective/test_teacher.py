@@ -70,8 +70,7 @@ def test_signals_without_a_teacher_are_refused():
         TeacherGuide().log_guide(TokenSignals(zeros, zeros, zeros + 1), **TIME)
 
 
-# --- the embedded task
-# ------------------------------------------------------------------------------------------------
+# --- the embedded task ---
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,16 @@ pytestmark = pytest.mark.usefixtures("unsloth_module")
 
 BRANCH = BranchGuide(threshold=1.0)
 OF_REFERENCE = BranchGuide(threshold=1.0, source="reference")
-SEQUENCE = {"use_bias_correction_kl": True, "gradient_accumulation_steps": 1, "loss_type": "dr_grpo"}  # fmt: skip
-FOUR_GROUPS = {"per_device_train_batch_size": 16, "num_generations": 4, "gradient_accumulation_steps": 1}  # fmt: skip
+SEQUENCE = {
+    "use_bias_correction_kl": True,
+    "gradient_accumulation_steps": 1,
+    "loss_type": "dr_grpo",
+}
+FOUR_GROUPS = {
+    "per_device_train_batch_size": 16,
+    "num_generations": 4,
+    "gradient_accumulation_steps": 1,
+}
 REPLACED = {"_generate_and_score_completions", "_generate", "_calculate_rewards", "compute_loss"}
 METRICS = ("sampling/resampled_groups", "sampling/dead_groups")
 
@@ -133,8 +141,7 @@ def check_trained_rows(trainer, oracle):
         )
 
 
-# --- dynamic sampling
-# -------------------------------------------------------------------------------------------------
+# --- dynamic sampling ---
 
 
 @pytest.mark.parametrize(
@@ -468,8 +475,7 @@ def test_other_parameters_are_refused(make_trainer, monkeypatch):
         pass
 
 
-# --- TRL's entropy mask
-# -----------------------------------------------------------------------------------------------
+# --- TRL's entropy mask ---
 
 
 @pytest.mark.parametrize(
@@ -505,8 +511,7 @@ def test_the_oracles_threshold_by_hand():
     assert entropy_threshold(entropies, mask, 0.5).item() == pytest.approx(0.3)
 
 
-# --- advantage shaping
-# ------------------------------------------------------------------------------------------------
+# --- advantage shaping ---
 
 
 @pytest.mark.parametrize(
@@ -548,8 +553,7 @@ def test_advantages_of_another_shape_are_refused(make_trainer):
         trainer.train()
 
 
-# --- all of them
-# ------------------------------------------------------------------------------------------------------
+# --- all of them ---
 
 
 @pytest.mark.parametrize(

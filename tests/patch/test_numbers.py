@@ -20,7 +20,8 @@ from sage_unsloth.objective.kl import KL_ESTIMATORS
 from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch.finite import Guard, NotFiniteError, finite_only, reproduce
+from sage_unsloth.patch.bad_batch import reproduce
+from sage_unsloth.patch.finite import Guard, NotFiniteError, finite_only
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.patch.unsloth_names import CALL_HOOK
@@ -37,7 +38,17 @@ GUIDES = {
     "random": RandomGuide(epsilon=CosineSchedule(0.6, 0.3)),
 }
 SEQUENCE = {"gradient_accumulation_steps": 1, "steps_per_generation": 1}
-ARGUMENTS = ("entropies", "policy_logps", "old_logps", "ref_logps", "sampling", "lm_head", "ids", "mask", "advantages")  # fmt: skip
+ARGUMENTS = (
+    "entropies",
+    "policy_logps",
+    "old_logps",
+    "ref_logps",
+    "sampling",
+    "lm_head",
+    "ids",
+    "mask",
+    "advantages",
+)
 
 
 def trained_weights(trainer):
@@ -56,8 +67,7 @@ def at_step(trainer, step, function):
     trainer.add_callback(At())
 
 
-# --- What is not finite
-# --------------------------------------------------------------------------------------------
+# --- What is not finite ---
 
 
 def poison(module, trainer, name, value, place):
@@ -339,8 +349,7 @@ def test_everything_is_undone(make_trainer):
     assert trainer.callback_handler.callbacks == callbacks
 
 
-# --- What is degenerate
-# --------------------------------------------------------------------------------------------
+# --- What is degenerate ---
 
 
 def edit_batches(trainer, edit):
@@ -410,13 +419,16 @@ def of_one_row(trainer):
 
 
 DEGENERATE = {
-    "all rewards equal": (equal_rewards, {"reward": lambda completions, **_: [1.0] * len(completions)}),
+    "all rewards equal": (
+        equal_rewards,
+        {"reward": lambda completions, **_: [1.0] * len(completions)},
+    ),
     "EOS at once": (of_one_token, {"generation_kwargs": {"suppress_tokens": list(range(1, 42))}}),
     "T = 1": (of_one_token, {"max_completion_length": 1}),
     "rows of padding": (empty_rows, {}),
     "a micro-batch of padding": (empty_micro_batch, {"gradient_accumulation_steps": 2}),
     "one row": (of_one_row, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [*GUIDES, "sequence"])

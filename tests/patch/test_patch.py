@@ -94,8 +94,7 @@ def largest_difference(a, b):
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-# --- q ≡ 1 is the unpatched trainer
-# ---------------------------------------------------------------------------------
+# --- q ≡ 1 is the unpatched trainer ---
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -117,8 +116,7 @@ def test_q_of_one_with_entropies_is_the_unpatched_trainer(make_trainer, loss_typ
         assert largest_difference(before, after) <= 1e-6 * scale
 
 
-# --- values and gradients against plain torch
-# ---------------------------------------------------------------------
+# --- values and gradients against plain torch ---
 
 
 @pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
@@ -287,8 +285,7 @@ def test_another_trainer_is_not_guided(make_trainer):
     assert largest_difference(plain[2], beside[2]) == 0
 
 
-# --- metrics
-# --------------------------------------------------------------------------------------------------------
+# --- metrics ---
 
 
 def test_metrics_are_those_of_the_whole_step(make_trainer):
@@ -321,8 +318,7 @@ def test_metrics_are_those_of_the_whole_step(make_trainer):
             assert entry[name] == pytest.approx(value.item(), rel=1e-4, abs=1e-6), name
 
 
-# --- time
-# -----------------------------------------------------------------------------------------------------------
+# --- time ---
 
 
 def test_guide_time_is_the_optimizer_step(make_trainer):
@@ -364,8 +360,7 @@ def test_resumed_run_goes_on_with_the_same_guide_values(make_trainer, tmp_path):
     assert largest_difference(weights, resumed) == 0
 
 
-# --- refusals
-# -------------------------------------------------------------------------------------------------------
+# --- refusals ---
 
 
 def test_undone_after_an_exception(make_trainer, unsloth_module):

@@ -48,6 +48,17 @@ def test_the_guide_sees_the_reference_after_shuffle_and_split(make_trainer, guid
     )
 
 
+def test_raw_logits_are_scored_at_the_sampling_temperature(make_trainer):
+    """Some models return logits and no hidden states; Unsloth then scores these."""
+    from unsloth.models import rl
+
+    trainer = make_trainer(max_completion_length=24, temperature=0.6, max_steps=2)
+    setattr(trainer.model.get_base_model(), rl._UNSLOTH_GRPO_HIDDEN_STATES_UNSAFE_ATTR, True)
+    oracle = train_and_check(trainer, REFERENCE_GUIDES["branch"])
+    values = [signals.ref_entropies for step in oracle.steps for _, signals, _ in step["guides"]]
+    assert max(v.max().item() for v in values) > 0.5, "flat logits would show nothing"
+
+
 def test_the_reference_stays_where_the_policy_goes(make_trainer):
     """A guide of the reference's entropies weighs one text alike before and after training."""
     trainer = make_trainer(max_steps=3, learning_rate=0.05)
@@ -80,8 +91,7 @@ def test_a_guide_of_the_policy_replaces_nothing_of_the_rollout(make_trainer):
         assert "_generate_and_score_completions" not in vars(trainer)
 
 
-# --- the scorers
-# ------------------------------------------------------------------------------------------------------
+# --- the scorers ---
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -154,8 +164,7 @@ def test_entropies_of_logits_by_slices(monkeypatch):
     assert torch.allclose(found, torch.tensor([[1.3862944, 0.0]]).repeat(3, 1), atol=1e-6)
 
 
-# --- the layouts
-# ------------------------------------------------------------------------------------------------------
+# --- the layouts ---
 
 LOGPS = torch.tensor([[-0.5, -1.0, 0.0], [0.0, -0.5, -2.0]])
 
@@ -204,8 +213,7 @@ def test_unsloths_shared_prefix_layout_is_row_major(unsloth_module):
     assert places == sorted(places)
 
 
-# --- refusals
-# ---------------------------------------------------------------------------------------------------------
+# --- refusals ---
 
 
 def test_a_trainer_without_the_functions_is_refused(make_trainer):
@@ -256,8 +264,7 @@ def test_groups_that_do_not_stand_side_by_side_are_refused(make_trainer):
         trainer.train()
 
 
-# --- the teacher
-# ------------------------------------------------------------------------------------------------------
+# --- the teacher ---
 
 
 def teacher_model():

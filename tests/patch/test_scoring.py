@@ -23,8 +23,13 @@ TRANSFORMS = {
     "softcapping": {"logit_softcapping": 2.0},
     "multiply": {"logit_scale_multiply": 0.5},
     "divide": {"logit_scale_divide": 3.0},
-    "all": {"logit_scale_multiply": 2.5, "logit_scale_divide": 2.0, "logit_softcapping": 3.0, "temperature": 1.3},
-}  # fmt: skip
+    "all": {
+        "logit_scale_multiply": 2.5,
+        "logit_scale_divide": 2.0,
+        "logit_softcapping": 3.0,
+        "temperature": 1.3,
+    },
+}
 
 
 def problem(dtype=torch.float32, bias=False, vocabulary=V):
@@ -202,8 +207,7 @@ def test_without_gradients_none_is_computed_and_the_values_are_the_same(monkeypa
     assert all(torch.equal(a, b) for a, b in zip(found, with_gradient, strict=True))
 
 
-# --- where it is used
-# ---------------------------------------------------------------------------------------------
+# --- where it is used ---
 
 
 def theirs(

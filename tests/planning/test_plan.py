@@ -6,29 +6,31 @@ import pytest
 import torch
 from meta_models import SHAPES, config_of, meta_model
 
+from sage_unsloth.planning.architecture import architecture_of
+from sage_unsloth.planning.fitting import (
+    check_fits,
+    memory_of_card,
+    plan_setup,
+    remedies,
+    settled,
+)
 from sage_unsloth.planning.memory import (
     GIB,
-    Setup,
     kv_bytes_per_token,
     layer_numbers_per_token,
     lora_parameters,
     memory_plan,
     optimizer_bytes,
-    setup_for,
     trained_parameters,
 )
 from sage_unsloth.planning.plan import (
-    check_fits,
     duration,
     estimate_time,
-    memory_of_card,
-    plan_setup,
-    remedies,
-    report,
-    settled,
+    full_report,
     step_plan,
 )
-from sage_unsloth.planning.presets import CARDS, MODELS, architecture_of
+from sage_unsloth.planning.presets import CARDS, MODELS
+from sage_unsloth.planning.setup import Setup, setup_for
 
 SEVEN = MODELS["qwen2.5-math-7b"]
 TINY = SHAPES["qwen3, heads of their own size"][1]
@@ -336,7 +338,7 @@ def test_vllm_lets_completions_wait():
     plan = memory_plan(setup, 22.0)
     room = 22.0 * GIB * 0.78 - 7_615_616_512 * 2 - GIB
     assert plan.rollouts_at_once == int(room // (8192 * 57344)) == 4
-    assert "vLLM runs 4 completions at a time" in report(setup, "x", 22.0, 10)
+    assert "vLLM runs 4 completions at a time" in full_report(setup, "x", 22.0, 10)
 
 
 def test_wrong_combinations_are_refused():

@@ -9,11 +9,11 @@ from meta_models import SHAPES, config_of, meta_model
 
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.models.loading import LORA_TARGETS
+from sage_unsloth.planning.architecture import architecture_of
 from sage_unsloth.planning.presets import (
     CARDS,
     MODELS,
     ModelPreset,
-    architecture_of,
     model_preset,
     nearest_card,
 )

@@ -11,9 +11,10 @@ import pytest
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.checkers import ROLES, roles
 from sage_unsloth.grading.grader import Grader
-from sage_unsloth.problems import arithmetic, benchmarks, sources
+from sage_unsloth.problems import arithmetic, sources
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.overlap import overlap
+from sage_unsloth.problems.published import PUBLISHED
 from sage_unsloth.problems.sources import Source
 
 
@@ -188,7 +189,7 @@ def test_from_the_hub_with_pinned_revisions(monkeypatch):
 
 
 def test_every_published_count():
-    counts = {name: spec.num_rows for name, spec in benchmarks._SPECS.items()}
+    counts = {name: spec.num_rows for name, spec in PUBLISHED.items()}
     assert {name: n for name, n in counts.items() if ":" not in name} == {
         "aime24": 30,
         "aime25": 30,
@@ -199,7 +200,7 @@ def test_every_published_count():
         "gsm8k": 1319,
         "knights-and-knaves": 700,
     }
-    for spec in benchmarks._SPECS.values():
+    for spec in PUBLISHED.values():
         assert all(isinstance(source, Source) for source in spec.sources)
 
 

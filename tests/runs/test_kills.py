@@ -1,6 +1,4 @@
-"""Signals: what is in flight is finished and saved, an interrupt leaves nothing behind, and a
-folder belongs to one process.
-"""
+"""Signals: what is in flight is saved, nothing is left behind, a folder belongs to one process."""
 
 import gc
 import json
@@ -123,18 +121,18 @@ def test_what_another_process_was_asked_is_no_first_signal():
 def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
     """Longer than everything else has for its end."""
     program = (
-        "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(3), print('saved', "
+        "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(1.5), print('saved', "
         "flush=True), exit(0)))\nprint('ready', flush=True)\ntime.sleep(60)"
     )
     script = (
         "import subprocess, sys, time\nfrom pathlib import Path\nfrom sage_unsloth.lab.evidence "
-        "import run as evidence; from sage_unsloth.runs import stopping\n"
+        "import run, tasks; from sage_unsloth.runs import stopping\n"
         "stopping.UNWINDING = 0.5\n"
         f"worker = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=open('log', "
         f"'w'), start_new_session=True)\n"
         "while 'ready' not in Path('log').read_text(): time.sleep(0.05)\n"
         "print('go', flush=True)\n"
-        f"with stopping.ending(): evidence._watch(Path('.'), evidence.get_task('arithmetic', "
+        f"with stopping.ending(): run._watch(Path('.'), tasks.get_task('arithmetic', "
         f"smoke=True), [], [(worker, Path('log'))])\n"
     )
     parent = subprocess.Popen(
@@ -228,7 +226,7 @@ def test_the_command_line_says_how_to_go_on(monkeypatch, capsys, tmp_path):
         assert main(["quickstart", "--out", str(tmp_path / "a run")]) == code
         err = capsys.readouterr().err
         assert f"stopped by {signum.name}" in err
-        assert f"to go on: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
+        assert f"to resume: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
 
 
 def test_rows_of_steps_that_are_trained_again_are_cut_off(tmp_path):
@@ -292,9 +290,9 @@ def signal_in_step(monkeypatch, number, signum):
     return steps
 
 
-@pytest.mark.parametrize("signum", ENDS)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])  # SIGTERM in the next test
 def test_sft_saves_the_step_in_flight(merged, tmp_path, monkeypatch, signum):
-    """Though `save_steps` is 100; and the workers' patience is as before."""
+    """Though `save_steps` is 100; and the lock is free again."""
     steps = signal_in_step(monkeypatch, 2, signum)
     with ending(), pytest.raises(ENDS[signum], match=f"{signum.name}; step 2 of 3 is saved in "):
         sft(SFT, BASE, ROWS, tmp_path)
@@ -486,7 +484,7 @@ def record_file(folder):
         "sft",
         "train",
         "evaluate",
-        "bench",
+        "cost",
         "benchmark",
     ],
 )
@@ -518,7 +516,7 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
             "1",
         ],
         "benchmark": ["--smoke"],
-        "bench": ["--small", "--steps", "0", "--rounds", "1"],
+        "cost": ["--small", "--steps", "0", "--rounds", "1"],
     }
     with locked(out):
         assert main([name, *command[name], "--out", str(out)]) == 2
@@ -556,10 +554,12 @@ module = load_unsloth()
 before = dict(vars(module))
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.grading.checker import Grade; from sage_unsloth.grading.grader import Grader
-from sage_unsloth.training.rlvr_config import RlvrConfig; from sage_unsloth.training.rlvr_stage import rlvr
-config = RlvrConfig(max_steps={steps}, prompts_per_step=1, max_completion_length=16, max_prompt_length=64, num_generations=2,
-                    preflight_prompts=0)
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rlvr_stage import rlvr
+config = RlvrConfig(
+    max_steps={steps}, prompts_per_step=1, max_completion_length=16, max_prompt_length=64,
+    num_generations=2, preflight_prompts=0,
+)
 """
 RUN = "rlvr(config, {base!r}, arithmetic.problems('train'), Path({out!r}), BranchGuide())"
 LOOK = """
@@ -568,7 +568,9 @@ from transformers import PreTrainedModel
 gc.collect()
 print(dict(
     models=sum(isinstance(found, PreTrainedModel) for found in gc.get_objects()),
-    patched=sorted(k for k, v in vars(module).items() if v is not before.get(k) and not k.startswith('__')),
+    patched=sorted(
+        k for k, v in vars(module).items() if v is not before.get(k) and not k.startswith('__')
+    ),
     workers=len(psutil.Process().children()),
     handler=signal.getsignal(signal.SIGINT) is signal.default_int_handler,
 ))

@@ -5,15 +5,17 @@ import fcntl
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from sage_unsloth.runs import record as records
 from sage_unsloth.runs.files import append_jsonl, read_jsonl, write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import HeldError, locked
 from sage_unsloth.runs.record import environment, open_run
 
 ROWS = [{"id": 1, "text": "a\nb"}, {"id": 2, "text": "é {x} \u2028"}]
@@ -211,11 +213,11 @@ def test_open_run_forgives_a_kill_while_it_wrote(tmp_path):
     assert open_run(tmp_path, {"a": 1}) == tmp_path
 
 
-def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
-    target = tmp_path / "new" / "run"
+def holder(target):
+    """Another process that holds `target` until it is ended."""
     code = (
         f"from sage_unsloth.runs.locks import locked\nwith locked({str(target)!r}): "
-        f"print('held', flush=True); input()"
+        "print('held', flush=True); input()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -225,19 +227,65 @@ def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
         cwd=Path(__file__).parents[2],
     )
     assert process.stdout.readline() == "held\n"
-    with (
-        pytest.raises(
-            ValueError, match=rf"write to .*new/run; process {process.pid} on .*wait for"
-        ),
-        locked(target),
-    ):
-        pytest.fail("two processes hold it")
+    return process
+
+
+def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
+    target = tmp_path / "new" / "run"
+    process = holder(target)
+    for _ in range(2):  # a refused one does not erase the holder's name
+        started = time.monotonic()
+        with (
+            pytest.raises(
+                HeldError, match=rf"write to .*new/run; process {process.pid} on .*wait for"
+            ),
+            locked(target),
+        ):
+            pytest.fail("two processes hold it")
+        assert time.monotonic() - started < 1, "it must not wait"
     process.kill()  # without any chance to tidy up
     process.communicate()
     with locked(target):
         pass
     with locked(target):  # and again, for a plain end frees too
         assert not target.exists()
+
+
+def test_a_lock_file_without_a_lock_means_nothing(tmp_path):
+    """As a killed process leaves it; the next holder's name replaces the longer one of the last."""
+    file = tmp_path / ".run.lock"
+    file.write_text("process 1 on a host with a long name, of another version\n" * 3)
+    with locked(tmp_path / "run"):
+        assert re.fullmatch(rf"process {os.getpid()} on \S+\n", file.read_text())
+    assert file.exists()
+
+
+def test_the_holders_of_older_versions_are_respected(tmp_path):
+    """They took the same lock of the system on the same file, by themselves."""
+    with (tmp_path / ".run.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(HeldError, match="another process does"), locked(tmp_path / "run"):
+            pytest.fail("two processes hold it")
+    with locked(tmp_path / "run"):
+        pass
+
+
+def test_children_of_a_holder_do_not_hold(tmp_path):
+    """A process that it started, or forked off, may outlive it."""
+    with locked(tmp_path / "run"):
+        started = subprocess.Popen(["sleep", "60"], close_fds=False)
+        forked = os.fork()
+        if forked == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with locked(tmp_path / "run"):
+            pass
+    finally:
+        started.kill()
+        started.wait()
+        os.kill(forked, 9)
+        os.waitpid(forked, 0)
 
 
 def test_a_lock_is_on_one_path(tmp_path):
@@ -250,8 +298,8 @@ def test_a_lock_is_on_one_path(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == [".a.lock", ".b.lock"]
 
 
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EIO])
-def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog, number):
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EIO])
+def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch, caplog, number):
     def flock(*_):
         raise OSError(number, "no")
 
@@ -260,20 +308,19 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog, numb
         with pytest.raises(OSError, match="no"), locked(tmp_path / "a"):
             pass
     else:
-        with locked(tmp_path / "a"):
-            assert "knows no locks" in caplog.text
+        for _ in range(2):  # what the first one left, killed or not, does not lock out the next
+            with locked(tmp_path / "a"):
+                assert "does not support locks; start no second process" in caplog.text
+                (tmp_path / ".a.lock").touch()
 
 
 def test_a_disk_that_fills_up_keeps_every_row_before(tmp_path):
     """A limit on the size of a file stands for the full disk: the same OSError, from the same
     write.
     """
-    import subprocess
-    import sys
-
     path = tmp_path / "metrics.jsonl"
     code = (
-        "import resource, sys\nfrom sage_unsloth.runs.record import append_jsonl\n"
+        "import resource, sys\nfrom sage_unsloth.runs.files import append_jsonl\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
         "for step in range(100):\n    append_jsonl(sys.argv[1], [{'step': step, 'text': 'x' * "
         "100}])\n    print(step)\n"

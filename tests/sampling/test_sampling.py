@@ -19,16 +19,14 @@ from sage_unsloth.models.loading import load_policy
 from sage_unsloth.prompts import render_prompt
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 from sage_unsloth.sampling.record_sets import (
     EngineError,
-    correct_counts,
     prompt_ids,
-    read_samples,
-    read_settings,
     sample_and_grade,
     sample_seed,
-    settings_path,
 )
 
 
@@ -294,26 +292,32 @@ def test_a_box_counts_where_there_is_no_tag(tmp_path):
 
 
 def test_counts_by_hand():
-    rows = [{"id": "a"}, {"id": "b"}]
     grades = {"a": [Grade.CORRECT, Grade.WRONG], "b": [Grade.TIMED_OUT, Grade.UNPARSABLE]}
     records = [
         {"problem_id": p, "sample": i, "grade": g.value}
         for p, gs in grades.items()
         for i, g in enumerate(gs)
     ]
-    assert correct_counts(records, rows, 2).tolist() == [1, 0]
-    with pytest.raises(ValueError, match="'b' has 1; run the same command again"):
-        correct_counts(records[:-1], rows, 2)
+    assert correct_matrix(records).tolist() == [[True, False], [False, False]]
+    assert correct_matrix(records, ["b", "a"], 2).sum(axis=1).tolist() == [0, 1]
+    assert correct_matrix(records[::-1], ["a"]).tolist() == [[True, False]], "in any order"
+    for wrong in (records[:-1], [*records[:3], records[3] | {"sample": 2}], records[:2]):
+        with pytest.raises(ValueError, match=r"'b' has \d; run the same command again"):
+            correct_matrix(wrong, ["a", "b"], 2)
+    with pytest.raises(ValueError, match="must have 2 samples; 'b' of m on toy has 1"):
+        correct_matrix(records[:-1], of="m on toy")
+    with pytest.raises(ValueError, match="must have 1 samples; 'a' has 2"):
+        correct_matrix(records, ["a"], 1)
 
 
 def test_what_was_drawn_is_kept_where_grading_fails(tmp_path, monkeypatch):
     from sage_unsloth.grading.grader import Grader
 
-    def broken(self, completions, answers):
+    def broken(self, extracted, answers):
         raise RuntimeError("a worker does not start")
 
     path, table = tmp_path / "samples.jsonl", Table()
-    monkeypatch.setattr(Grader, "grade_many", broken)
+    monkeypatch.setattr(Grader, "grade_answers", broken)
     with pytest.raises(RuntimeError, match="does not start"):
         draw(CONFIG, table, ROWS, path)
     kept = read_samples(path)

@@ -581,6 +581,7 @@ def test_the_mean_over_a_completions_tokens_leads_elsewhere_where_lengths_differ
             lambda z: expected_update(
                 tree, z, ref, 0.3, "k3-is", log_guide=log_guide, credit="later", loss_type=loss_type
             ),
+            rate=1.0,
             tolerance=1e-7,
         )
         return float((tree.completion_logps(path[-1]).exp() - eq4).abs().sum() / 2)
@@ -630,15 +631,13 @@ def test_ascent_with_credit_ends_at_eq_4_and_without_at_the_closed_forms():
     q = edge_guide(tree, log_guide, ref).log()
     eq4 = guided_optimum(case.ref_logps, case.rewards, beta, case.log_guide)
 
-    def rest(kl_estimator, guide=log_guide, **settings):
-        path = ascend(
-            tree,
-            ref,
-            lambda x: expected_update(
-                tree, x, ref, beta, kl_estimator, log_guide=guide, **settings
-            ),
-            tolerance=1e-8,
-        )
+    def rest(kl_estimator, **settings):
+        def update(logits):
+            return expected_update(
+                tree, logits, ref, beta, kl_estimator, log_guide=log_guide, **settings
+            )
+
+        path = ascend(tree, ref, update, rate=1.0, tolerance=1e-8)
         return tree.completion_logps(path[-1]).exp()
 
     found = rest("k3-is", credit="later")
@@ -646,18 +645,18 @@ def test_ascent_with_credit_ends_at_eq_4_and_without_at_the_closed_forms():
     assert found[star].item() == pytest.approx(0.0085017, abs=5e-8)
     # The guide's credit alone does not do: what y_t costs in later KL must be there too.
     assert (rest("k3-is", credit="guide") - eq4).abs().sum() / 2 > 0.05
+    without = {kl_estimator: rest(kl_estimator) for kl_estimator in ("k3", "k3-is")}
     for kl_estimator, kl in (("k3", "forward"), ("k3-is", "reverse")):
-        without = rest(kl_estimator)
         closed = tree.completion_logps(per_token_optimum(tree, ref, beta, log_guide=q, kl=kl)).exp()
-        torch.testing.assert_close(without, closed, atol=1e-8, rtol=1e-5)
-        assert (without - eq4).abs().sum() / 2 > 0.01
+        torch.testing.assert_close(without[kl_estimator], closed, atol=1e-8, rtol=1e-5)
+        assert (without[kl_estimator] - eq4).abs().sum() / 2 > 0.01
     # Branch cancels in k3-is without credit, and in k3 it takes from y* what Eq. 4 would give it.
     plain = {
         kl: tree.completion_logps(per_token_optimum(tree, ref, beta, kl=kl)).exp()[star]
         for kl in ("forward", "reverse")
     }
-    assert rest("k3-is")[star].item() == pytest.approx(plain["reverse"].item(), rel=1e-6)
-    assert rest("k3")[star].item() < 0.9 * plain["forward"].item()
+    assert without["k3-is"][star].item() == pytest.approx(plain["reverse"].item(), rel=1e-6)
+    assert without["k3"][star].item() < 0.9 * plain["forward"].item()
 
 
 def test_per_token_optimum_has_no_gradient_left_where_lengths_differ():

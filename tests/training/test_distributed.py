@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.training.rlvr_checks import check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_stage import _check_processes
 from sage_unsloth.training.stage import run_settings
 
 WORKER = Path(__file__).parents[1] / "distributed_worker.py"
@@ -128,7 +128,7 @@ def test_the_command_under_torchrun(both):
 
 def test_what_several_processes_cannot_do_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    _check_processes(RlvrConfig(prompts_per_step=2))
+    check_processes(RlvrConfig(prompts_per_step=2))
     for settings, message in (
         (dict(num_generations=3), "divisible by the number of processes"),
         (dict(prompts_per_step=2, micro_batch_size=16), "share of each by micro_batch_size"),
@@ -140,11 +140,11 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
         (dict(rollouts="vllm"), "vLLM inside each was not tried"),
     ):
         with pytest.raises(ValueError, match=message):
-            _check_processes(RlvrConfig(**settings))
+            check_processes(RlvrConfig(**settings))
     with pytest.raises(ValueError, match="SFT runs in one process; got WORLD_SIZE=2"):
         run_settings("sft", RlvrConfig(), "data/arithmetic-base", [])
     monkeypatch.setenv("WORLD_SIZE", "1")
-    _check_processes(RlvrConfig(max_resamples=1, num_generations=3))
+    check_processes(RlvrConfig(max_resamples=1, num_generations=3))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_stage import _guide_text, rlvr
+from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
@@ -124,8 +124,8 @@ def test_a_guide_is_written_down_alike_in_every_process():
 
     one, other = {0, 8}, {8, 0}
     assert str(one) != str(other)  # as the order of texts differs from process to process
-    assert _guide_text(Mine(one)) == _guide_text(Mine(other))
-    assert "[0, 8], 'floor': 0.5" in _guide_text(Mine(one))
+    assert recorded_guide(Mine(one)) == recorded_guide(Mine(other))
+    assert "[0, 8], 'floor': 0.5" in recorded_guide(Mine(one))
 
 
 def test_long_rows_are_refused(merged, tmp_path):
@@ -325,7 +325,7 @@ def test_the_readme_training_example_runs(unsloth_module, tmp_path, monkeypatch)
 
 
 def test_the_reference_can_be_the_base_model(merged, tmp_path):
-    """Training goes on with the SFT adapter; π_ref is the model below it, so the first KL is that
+    """Training continues the SFT adapter; π_ref is the model below it, so the first KL is that
     of the SFT.
     """
     further = replace(CONFIG.sft, max_steps=4, warmup_steps=0, learning_rate=5e-3)
@@ -495,11 +495,11 @@ def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):
 
 
 def test_a_guide_that_prints_an_address_can_be_resumed():
-    from sage_unsloth.training.rlvr_stage import _guide_text
+    from sage_unsloth.training.rlvr_stage import recorded_guide
 
     class Lift:
         def __init__(self, factor):
             self.factor = factor
 
-    assert _guide_text(Lift(2)) == _guide_text(Lift(2)) != _guide_text(Lift(3))
-    assert _guide_text(BranchGuide()) == repr(BranchGuide()) and _guide_text(None) == "None"
+    assert recorded_guide(Lift(2)) == recorded_guide(Lift(2)) != recorded_guide(Lift(3))
+    assert recorded_guide(BranchGuide()) == repr(BranchGuide()) and recorded_guide(None) == "None"

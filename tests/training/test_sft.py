@@ -1,5 +1,5 @@
 """Stage 1 on the shipped base model: what is learned, what is left on disk, and that a killed run
-goes on.
+resumes.
 """
 
 import shutil
@@ -70,7 +70,8 @@ def test_learns_the_completion_only_and_its_eos(unsloth_module, tmp_path, monkey
     ids, labels = first_batch(monkeypatch, CONFIG, ROWS[:4], tmp_path)
     tokenizer = load_tokenizer(BASE)
     row = ROWS[0]
-    expected = f"{row['solution']}<end_working_out><SOLUTION>{row['answer']}</SOLUTION>{tokenizer.eos_token}"
+    answer = f"<SOLUTION>{row['answer']}</SOLUTION>{tokenizer.eos_token}"
+    expected = f"{row['solution']}<end_working_out>{answer}"
     assert tokenizer.decode(ids[labels != -100]) == expected
     shown = tokenizer.decode(ids[labels == -100])
     assert shown.startswith("You are given a problem.") and shown.endswith("<start_working_out>")

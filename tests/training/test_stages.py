@@ -15,10 +15,16 @@ from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.problems.corpora import hold_out, sft_corpus
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.algorithms import get_algorithm
-from sage_unsloth.training.recipes import course, run_rlvr
+from sage_unsloth.training.outcomes import course
+from sage_unsloth.training.recipes import run_rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import read_metrics
-from sage_unsloth.training.starting import rlvr_config, sft_config, starting_point
+from sage_unsloth.training.starting import (
+    StartingPoint,
+    rlvr_config,
+    sft_config,
+    starting_point,
+)
 
 SMOKE = data_folder() / "smoke"
 SEVEN_B = MODELS["qwen2.5-math-7b"]
@@ -211,7 +217,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_loaded(
     from sage_unsloth.training import recipes as stages
 
     distill = replace(MODELS["r1-distill-qwen-7b"])
-    point = stages.StartingPoint(distill, starting_point(sft_run, "sft").model)
+    point = StartingPoint(distill, starting_point(sft_run, "sft").model)
     monkeypatch.setattr(stages, "starting_point", lambda *a: point)
     monkeypatch.setattr(stages, "rlvr", lambda *a, **k: pytest.fail("nothing is to be trained"))
     with pytest.raises(ValueError, match=r"(?s)must fit the card's 8.0 GiB.*What to change"):
@@ -246,7 +252,7 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
     from safetensors.torch import load_file
 
     def command(out):
-        settings = ["max_steps=6", "save_steps=2", "learning_rate=5e-3"]
+        settings = ["max_steps=4", "save_steps=2", "learning_rate=5e-3"]
         words = ["train", "--algorithm", "sage-token", "--from", str(sft_run), "--smoke"]
         return [*words, "--out", str(out), "--set", *settings]
 

@@ -12,11 +12,21 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
+# Phases of an optimizer step, each a method of the trainer; backward is accelerate's, the rest is
+# "other".
+PHASES = {
+    "rollout": "_generate",
+    "reward": "_calculate_rewards",
+    "reference": "_get_per_token_logps_and_entropies",
+    "loss": "compute_loss",
+}
 RESIDENT = "largest resident set of the process (VmHWM), reset before each pass"
 ALLOCATED = "torch.cuda.max_memory_allocated, reset before each pass"
 
@@ -28,8 +38,10 @@ def synchronize() -> None:
 
 @contextlib.contextmanager
 def measured() -> Iterator[dict[str, float | None]]:
-    """Seconds by the clock and of this process's work on the CPU, and the peak of memory beyond
-    what is held at the beginning, bytes (None where it cannot be measured).
+    """Seconds by the clock and on the CPU, and the peak of memory beyond the beginning.
+
+    `seconds`, `cpu_seconds` of this process, and `peak_bytes`, None where it is not measurable; all
+    there once the context ends.
     """
     gc.collect()
     result: dict[str, float | None] = {"peak_bytes": None}
@@ -97,3 +109,40 @@ def device_name() -> str:
         else []
     )
     return f"{model[0] if model else platform.machine()}, {os.cpu_count()} cores"
+
+
+@contextlib.contextmanager
+def timed_phases(trainer: Any) -> Iterator[dict[str, float]]:
+    """Seconds in each phase by the clock; a phase within another counts for the inner one."""
+    seconds: dict[str, float] = Counter()
+    inside: list[float] = []
+
+    def timed(name: str, method: Callable) -> Callable:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            synchronize()
+            started = time.perf_counter()
+            inside.append(0.0)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                synchronize()
+                elapsed = time.perf_counter() - started
+                seconds[name] += elapsed - inside.pop()
+                if inside:
+                    inside[-1] += elapsed
+
+        return wrapper
+
+    places = [(trainer, method, name) for name, method in PHASES.items()]
+    places.append((trainer.accelerator, "backward", "backward"))
+    own = {(id(place), method): vars(place).get(method) for place, method, _ in places}
+    for place, method, name in places:
+        setattr(place, method, timed(name, getattr(place, method)))
+    try:
+        yield seconds
+    finally:
+        for place, method, _ in places:
+            if own[id(place), method] is None:
+                delattr(place, method)
+            else:
+                setattr(place, method, own[id(place), method])

@@ -1,4 +1,4 @@
-"""What the benchmark found, as tables and a figure."""
+"""What a guide costs, as tables and a figure."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,11 +9,12 @@ from sage_unsloth.lab.cost.figures import plot_costs
 from sage_unsloth.runs.files import write_json
 
 BASELINE = "grpo"
+REPORT = "bench.json"  # the name from before the command was called `cost`
 
 
 def write_report(report: dict[str, Any], folder: Path) -> None:
     """`bench.json`, `bench.png` and `bench.csv`."""
-    write_json(folder / "bench.json", report)
+    write_json(folder / REPORT, report)
     rows = [row for row in report["loss"] if row["seconds"] is not None]
     table = [
         {
@@ -28,9 +29,10 @@ def write_report(report: dict[str, Any], folder: Path) -> None:
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
-    low, middle, high = (
-        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    )
+    if len(values) > 1:
+        low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    else:
+        low = middle = high = values[0]
     return {"median": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
 
 

@@ -1,39 +1,30 @@
-"""What the benchmark runs: losses side by side on one trainer, over a model of any hidden size and
-vocabulary with random weights.
+"""The losses that are compared, each put on a trainer as training does.
 
-A loss is measured where training meets it: `compute_loss` of Unsloth's generated trainer, on a
-batch that stands in the place of rollouts, with a model of one layer, so that the output head
-dominates as it does in the loss of a large one. Weights are random, since no figure depends on
-their values.
+A loss is measured where training meets it: `compute_loss` of Unsloth's generated trainer.
 
-Shapes: B completions, P prompt tokens, T completion tokens, V vocabulary.
+Shapes: B completions, T completion tokens, V vocabulary.
 """
 
 import copy
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sage_unsloth.models.embedded import data_folder
-from sage_unsloth.models.loading import LoraSettings, load_policy
-from sage_unsloth.objective.guides import BranchGuide, Guide
+from sage_unsloth.lab.cost.meter import synchronize
+from sage_unsloth.lab.cost.report import BASELINE
+from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.rollout_batch import GROUPS, PREFIX
-from sage_unsloth.prompts import prompt_messages
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 
-BASELINE, MATERIALISED = "grpo", "materialised"
-PROMPT_TOKENS = 16
-EMBEDDED = "arithmetic-base"
+MATERIALISED = "materialised"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +68,17 @@ class Variant:
         guide = self.guide
         if guide is not None and guide_seconds is not None:
             guide = _timed(guide, guide_seconds)
-        options = dict(credit=self.credit, log_entropy=self.log_entropy)
-        with guided_kl(trainer, guide, kl_estimator=self.kl_estimator, **options):
+        with guided_kl(
+            trainer,
+            guide,
+            kl_estimator=self.kl_estimator,
+            credit=self.credit,
+            log_entropy=self.log_entropy,
+        ):
             yield
 
 
-def variants(names: list[str] | None = None, log_entropy: bool = False) -> list[Variant]:
+def choose_variants(names: list[str] | None = None, log_entropy: bool = False) -> list[Variant]:
     """The baseline first, then what is compared with it.
 
     Args:
@@ -104,10 +100,9 @@ def variants(names: list[str] | None = None, log_entropy: bool = False) -> list[
         if name not in _comparable():
             raise ValueError(
                 "variants must have the baseline's loss type and β, so that only the KL term "
-                "differs, and no teacher; "
-                f"{name!r} has loss_type={algorithm.loss_type!r}, beta={algorithm.beta}, "
-                f"guide={algorithm.guide!r}; choose "
-                f"among {', '.join([*_comparable(), MATERIALISED])}"
+                f"differs, and no teacher; {name!r} has loss_type={algorithm.loss_type!r}, "
+                f"beta={algorithm.beta}, guide={algorithm.guide!r}; choose among "
+                f"{', '.join([*_comparable(), MATERIALISED])}"
             )
         rows.append(
             Variant(
@@ -141,8 +136,7 @@ def _guided_algorithms() -> list[str]:
 
 
 def materialised_loss(trainer: Any, model: Any, inputs: dict, guide: Guide) -> Tensor:
-    """The guided loss as a script without Unsloth has it: (B, T, V) logits, TRL's own functions of
-    them, plain torch behind them.
+    """The guided loss of a script without Unsloth: (B, T, V) logits, TRL's functions, plain torch.
 
     Logits and their gradient are whole, as in TRL's trainer and in the authors' code; the entropy
     has no gradient.
@@ -177,210 +171,9 @@ def materialised_loss(trainer: Any, model: Any, inputs: dict, guide: Guide) -> T
     )
 
 
-def save_random_model(folder: Path, hidden_size: int, vocab_size: int) -> Path:
-    """A Qwen2 of one layer with random weights and the embedded model's tokenizer, as a model
-    folder.
-
-    Raises:
-        ValueError: the hidden size is no multiple of 64, or the vocabulary is smaller than the
-            tokenizer's.
-    """
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(data_folder() / EMBEDDED)
-    if hidden_size < 64 or hidden_size % 64:
-        raise ValueError(
-            f"the hidden size must be a multiple of 64, the size of a head; got {hidden_size}"
-        )
-    if vocab_size < len(tokenizer):
-        raise ValueError(
-            f"the vocabulary must hold the embedded tokenizer's {len(tokenizer)} tokens; got "
-            f"{vocab_size}"
-        )
-    torch.manual_seed(0)
-    heads = hidden_size // 64
-    config = Qwen2Config(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen2ForCausalLM(config)
-    if torch.cuda.is_available():
-        model = model.to(torch.bfloat16)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def make_trainer(
-    model_folder: str | Path,
-    output_dir: str | Path,
-    *,
-    rewards: Callable[..., list[float]],
-    rows: list[dict],
-    completions: int,
-    length: int,
-    **settings: Any,
-) -> Any:
-    """Unsloth's generated trainer over a fresh adapter, with a learning rate of 0: every variant
-    then draws the same rollouts.
-
-    Args:
-        rewards: TRL's reward function.
-        rows: with `problem` and `answer`.
-        completions: of one forward and backward pass, 8 to a prompt where there are as many.
-        length: completion tokens, at most.
-        settings: of GRPOConfig, in place of these.
-    """
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    model, tokenizer = load_policy(
-        model_folder, lora=LoraSettings(), max_length=length + 8 * PROMPT_TOKENS
-    )
-    gpu = torch.cuda.is_available()
-    arguments = dict(
-        output_dir=str(output_dir),
-        per_device_train_batch_size=completions,
-        num_generations=min(8, completions),
-        gradient_accumulation_steps=1,
-        max_steps=1000,
-        max_completion_length=length,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        beta=0.05,
-        loss_type="grpo",
-        use_bias_correction_kl=False,
-        learning_rate=0.0,
-        weight_decay=0.0,
-        optim="adamw_torch",
-        use_cpu=not gpu,
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=gpu,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        seed=3407,
-        max_grad_norm=1.0,
-        generation_kwargs={"suppress_tokens": [tokenizer.pad_token_id]},
-    )
-    if not gpu:
-        arguments |= {"bf16": False, "fp16": False}
-    data = [{"prompt": prompt_messages(r["problem"]), "answer": r["answer"]} for r in rows]
-    trainer = GRPOTrainer(
-        model=model,
-        processing_class=tokenizer,
-        reward_funcs=[rewards],
-        args=GRPOConfig(**(arguments | settings)),
-        train_dataset=Dataset.from_list(data),
-    )
-    from transformers import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def make_batch(trainer: Any, batch_size: int, length: int, vocab_size: int) -> dict[str, Any]:
-    """What the trainer's loss gets from a rollout: random tokens, references near uniform,
-    advantages that alternate.
-    """
-    generator = torch.Generator().manual_seed(0)
-    device = trainer.accelerator.device
-    pad = trainer.processing_class.pad_token_id
-
-    def tokens(count: int) -> Tensor:
-        ids = torch.randint(vocab_size - 1, (batch_size, count), generator=generator)
-        return (ids + (ids >= pad)).to(device)  # every id but pad
-
-    near_uniform = -torch.log(torch.tensor(float(vocab_size)))
-    noise = torch.randn(batch_size, length, generator=generator)
-    signs = torch.tensor([1.0, -1.0]).repeat(batch_size)[:batch_size]
-    return {
-        "prompt_ids": tokens(PROMPT_TOKENS),
-        "prompt_mask": torch.ones(batch_size, PROMPT_TOKENS, dtype=torch.long, device=device),
-        "completion_ids": tokens(length),
-        "completion_mask": torch.ones(batch_size, length, dtype=torch.long, device=device),
-        "ref_per_token_logps": (near_uniform + 0.1 * noise).to(device),
-        "advantages": signs.to(device),
-        "num_items_in_batch": torch.tensor(batch_size * length, device=device),
-        # What a rollout batch carries for the guides that need it.
-        f"{PREFIX}ref_entropies": (-near_uniform + 0.1 * noise).to(device),
-        GROUPS: torch.zeros(batch_size, dtype=torch.long, device=device),
-        "max_left_pad": 0,
-    }
-
-
-def token_sum_rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that costs nothing and differs within a group: the sum of a completion's ids, modulo
-    5.
-    """
-    return [float(sum(ids) % 5) for ids in completion_ids]
-
-
-PHASES = {
-    "rollout": "_generate",
-    "reward": "_calculate_rewards",
-    "reference": "_get_per_token_logps_and_entropies",
-    "loss": "compute_loss",
-}
-"""Phases of an optimizer step, each a method of the trainer; backward is accelerate's, the rest is
-"other".
-"""
-
-
-@contextmanager
-def timed_phases(trainer: Any) -> Iterator[Counter]:
-    """Seconds in each phase while the context is open, by the clock; a phase within another counts
-    for the inner one.
-    """
-    seconds: Counter = Counter()
-    inside: list[float] = []
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
-
-    def timed(name: str, method: Callable) -> Callable:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            synchronize()
-            started = time.perf_counter()
-            inside.append(0.0)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                synchronize()
-                elapsed = time.perf_counter() - started
-                seconds[name] += elapsed - inside.pop()
-                if inside:
-                    inside[-1] += elapsed
-
-        return wrapper
-
-    places = [(trainer, method, name) for name, method in PHASES.items()]
-    places.append((trainer.accelerator, "backward", "backward"))
-    own = {(id(place), method): vars(place).get(method) for place, method, _ in places}
-    for place, method, name in places:
-        setattr(place, method, timed(name, getattr(place, method)))
-    try:
-        yield seconds
-    finally:
-        for place, method, _ in places:
-            if own[id(place), method] is None:
-                delattr(place, method)
-            else:
-                setattr(place, method, own[id(place), method])
-
-
 def _timed(guide: Guide, seconds: list[float]) -> Guide:
     """The same guide, whose calls are timed."""
     timed = copy.copy(guide)
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
 
     def log_guide(*args: Any, **kwargs: Any) -> Tensor:
         synchronize()

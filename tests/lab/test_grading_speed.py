@@ -1,11 +1,11 @@
 """The made-up answers of the measurement are as described."""
 
 from sage_unsloth.grading.mathematics import plain_number
-from sage_unsloth.lab import grading_speed as bench_evaluation
+from sage_unsloth.lab import grading_speed
 
 
 def test_the_made_up_answers_are_what_the_benchmark_says():
-    texts, golds = bench_evaluation.completions(24)
+    texts, golds = grading_speed.completions(24)
     assert len(texts) == len(golds) == 234 * 256
     plain = sum(plain_number(gold) is not None for gold in dict.fromkeys(golds))
     assert 180 < plain <= 198, "175 numbers and 23 fractions, some of them equal"

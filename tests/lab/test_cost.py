@@ -1,4 +1,4 @@
-"""The benchmark: what it compares is one loss, and what it measures is measured right."""
+"""What a guide costs: one loss is compared, and what is measured is measured right."""
 
 import json
 import subprocess
@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.lab.cost import meter
-from sage_unsloth.lab.cost import report as bench_report
-from sage_unsloth.lab.cost import run as bench
-from sage_unsloth.lab.cost.run import Size
-from sage_unsloth.lab.cost.variants import Variant, timed_phases, variants
+from sage_unsloth.lab.cost import measurements, meter, sizes
+from sage_unsloth.lab.cost import report as cost_report
+from sage_unsloth.lab.cost.meter import timed_phases
+from sage_unsloth.lab.cost.run import measure_costs
+from sage_unsloth.lab.cost.sizes import Size
+from sage_unsloth.lab.cost.variants import Variant, choose_variants
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 NAMES = ["sage-branch", "materialised"]
@@ -23,8 +24,8 @@ TINY = Size(hidden=64, vocabulary=400, length=6, batch=8)
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """One real run: loss and whole step."""
-    folder = tmp_path_factory.mktemp("bench")
-    return bench.run(folder, [TINY], names=NAMES, rounds=2, steps=1), folder
+    folder = tmp_path_factory.mktemp("cost")
+    return measure_costs(folder, [TINY], names=NAMES, rounds=2, steps=1), folder
 
 
 def test_every_variant_is_measured_and_written_down(report):
@@ -62,18 +63,18 @@ def test_every_variant_draws_the_same_rollouts(report):
 
 
 def test_variants_come_from_the_table_of_algorithms():
-    found = {row.name: row for row in variants()}
+    found = {row.name: row for row in choose_variants()}
     guided = ["sage-random", "sage-token", "sage-branch"]
     assert list(found) == ["grpo", *guided, "materialised"]
     assert all(found[name].guide is ALGORITHMS[name].guide for name in guided)
     assert found["grpo"] == Variant(name="grpo")
-    chosen = variants(["grpo-reverse-kl", "materialised"])
+    chosen = choose_variants(["grpo-reverse-kl", "materialised"])
     assert [(row.name, row.kl_estimator, row.materialised) for row in chosen] == [
         ("grpo", "k3", False),
         ("grpo-reverse-kl", "k3-is", False),
         ("materialised", "k3", True),
     ]
-    (_, exact) = variants(["sage-branch-exact"])
+    (_, exact) = choose_variants(["sage-branch-exact"])
     assert (exact.guide, exact.kl_estimator, exact.credit) == (
         ALGORITHMS["sage-branch-exact"].guide,
         "k3-is",
@@ -84,7 +85,7 @@ def test_variants_come_from_the_table_of_algorithms():
 @pytest.mark.parametrize("name", ["dapo-sage-branch", "grpo-no-kl", "sage-teacher"])
 def test_a_variant_that_differs_in_more_is_refused(name):
     with pytest.raises(ValueError, match=f"only the KL term differs, and no teacher; '{name}' has"):
-        variants([name])
+        choose_variants([name])
 
 
 @pytest.mark.parametrize(
@@ -97,46 +98,48 @@ def test_a_variant_that_differs_in_more_is_refused(name):
     ],
 )
 def test_bad_flags_are_a_message_and_leave_nothing(flags, message, tmp_path, capsys):
-    assert main(["bench", "--small", *flags, "--out", str(tmp_path / "out")]) == 2
+    assert main(["cost", "--small", *flags, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_what_does_not_fit_is_left_out_and_said(make_trainer, monkeypatch, caplog):
-    monkeypatch.setattr(bench, "_fits", lambda size: False)
+    monkeypatch.setattr(measurements, "fits", lambda size: False)
     trainer = make_trainer(num_generations=8)
     size = Size(hidden=48, vocabulary=41, length=6, batch=8)
     place = SimpleNamespace(trainer=lambda size: trainer)
     with caplog.at_level("INFO"):
-        rows = bench.measure_loss(place, size, variants(["materialised"]), 1)
+        rows = measurements.measure_loss(place, size, choose_variants(["materialised"]), 1)
     assert [row["seconds"] is None for row in rows] == [False, True]
     assert "materialised needs about" in caplog.text
     assert (
-        bench_report.loss_table({"loss": rows, "device": "2 cores"})[1]["seconds"] == "not fitting"
+        cost_report.loss_table({"loss": rows, "device": "2 cores"})[1]["seconds"] == "not fitting"
     )
 
 
 def test_memory_that_is_free_decides_what_fits(monkeypatch):
-    monkeypatch.setattr(bench.os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
-    numbers = 1000 * 4096 // (bench.LOGITS_HELD * bench.FLOAT32)
-    assert not bench._fits(Size(hidden=64, vocabulary=numbers, length=1, batch=1))
-    assert bench._fits(Size(hidden=64, vocabulary=numbers - 1, length=1, batch=1))
+    monkeypatch.setattr(sizes.os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
+    numbers = 1000 * 4096 // (sizes.LOGITS_HELD * sizes.FLOAT32)
+    assert not sizes.fits(Size(hidden=64, vocabulary=numbers, length=1, batch=1))
+    assert sizes.fits(Size(hidden=64, vocabulary=numbers - 1, length=1, batch=1))
 
 
 def test_growth_goes_to_the_size_that_was_asked_for(monkeypatch):
-    sizes, settings = [], []
+    measured, settings = [], []
 
     def measure_loss(place, size, chosen, rounds):
-        sizes.append((size.length, size.batch, size.vocabulary))
+        measured.append((size.length, size.batch, size.vocabulary))
         return [{"variant": row.name, "seconds": [1.0]} for row in chosen]
 
-    monkeypatch.setattr(bench, "measure_loss", measure_loss)
-    monkeypatch.setattr(bench, "one_step", lambda trainer, variant: {"seconds": 2.0, "phases": {}})
-    place = SimpleNamespace(trainer=lambda size, **s: settings.append((size.length, s)))
-    rows = bench.measure_growth(
-        place, Size(hidden=64, vocabulary=400, length=80, batch=8), variants()
+    monkeypatch.setattr(measurements, "measure_loss", measure_loss)
+    monkeypatch.setattr(
+        measurements, "one_step", lambda trainer, variant: {"seconds": 2.0, "phases": {}}
     )
-    assert sizes == [
+    place = SimpleNamespace(trainer=lambda size, **s: settings.append((size.length, s)))
+    rows = measurements.measure_growth(
+        place, Size(hidden=64, vocabulary=400, length=80, batch=8), choose_variants()
+    )
+    assert measured == [
         (20, 8, 400),
         (40, 8, 400),
         (80, 8, 400),
@@ -153,7 +156,7 @@ def test_growth_goes_to_the_size_that_was_asked_for(monkeypatch):
         for value in (1, 2, 4)
     ]
     assert {row["variant"] for row in rows} == {"grpo", "sage-branch", "materialised"}
-    assert bench_report.growth_table({"growth": rows})[0] == {
+    assert cost_report.growth_table({"growth": rows})[0] == {
         "grows": "length",
         "to": "20",
         "variant": "grpo",
@@ -162,8 +165,7 @@ def test_growth_goes_to_the_size_that_was_asked_for(monkeypatch):
     }
 
 
-# --- meters
-# -------------------------------------------------------------------------------------------------------
+# --- meters ---------------------------------------------------------------------------------------
 
 
 PEAKS = """
@@ -212,7 +214,7 @@ def test_a_phase_within_another_counts_once():
 
 
 def test_every_variant_comes_first_once():
-    assert [bench.rotated("abc", number) for number in range(4)] == [
+    assert [measurements.rotated("abc", number) for number in range(4)] == [
         [*"abc"],
         [*"bca"],
         [*"cab"],
@@ -229,10 +231,10 @@ def test_ratios_are_of_one_round_and_shares_of_one_step():
         {"seconds": s, "cpu_seconds": s / 2, "peak_bytes": 2**21, "loss": 0.5, "guide_seconds": 0.1}
         for s in (2.0, 3.0, 10.0)
     ]
-    row = bench._loss_row(TINY, "x", {"grpo": base, "x": other})
+    row = measurements._loss_row(TINY, "x", {"grpo": base, "x": other})
     # Ratios 2, 1.5, 1; the ratio of the medians, 3 / 2, is the same here, of the means it is not.
     assert row["ratio"] == {"median": 1.5, "low": 1.25, "high": 1.75}
     assert row["cpu_ratio"] == {"median": 1.5, "low": 1.25, "high": 3.25}
     assert row["peak_mib"] == 2.0 and row["loss"] == 0.5
     assert row["guide_share"] == pytest.approx(0.1 / 3, abs=1e-6)
-    assert bench_report.quartiles([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0}
+    assert cost_report.quartiles([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0}

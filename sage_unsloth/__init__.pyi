@@ -1,0 +1,47 @@
+from .evaluation import pass_at_k as pass_at_k
+from .grading import Grade as Grade
+from .grading import Grader as Grader
+from .grading import SolutionReward as SolutionReward
+from .grading import extract_answer as extract_answer
+from .grading import grade as grade
+from .objective import AdaptiveGuide as AdaptiveGuide
+from .objective import BranchGuide as BranchGuide
+from .objective import CosineSchedule as CosineSchedule
+from .objective import Guide as Guide
+from .objective import RandomGuide as RandomGuide
+from .objective import TeacherGuide as TeacherGuide
+from .objective import TokenGuide as TokenGuide
+from .objective import TokenSignals as TokenSignals
+from .objective import grpo_loss as grpo_loss
+from .objective import k3 as k3
+from .patch import ContractError as ContractError
+from .patch import dynamic_sampling as dynamic_sampling
+from .patch import guided_kl as guided_kl
+from .patch import load_unsloth as load_unsloth
+from .problems import load_benchmark as load_benchmark
+
+__version__: str
+__all__ = [
+    "AdaptiveGuide",
+    "BranchGuide",
+    "ContractError",
+    "CosineSchedule",
+    "Grade",
+    "Grader",
+    "Guide",
+    "RandomGuide",
+    "SolutionReward",
+    "TeacherGuide",
+    "TokenGuide",
+    "TokenSignals",
+    "__version__",
+    "dynamic_sampling",
+    "extract_answer",
+    "grade",
+    "grpo_loss",
+    "guided_kl",
+    "k3",
+    "load_benchmark",
+    "load_unsloth",
+    "pass_at_k",
+]

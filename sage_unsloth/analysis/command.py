@@ -1,0 +1,134 @@
+"""The command `analyze`."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+# The analysis and its libraries are imported when the command runs: `--help` needs none of them.
+RESPONSES = 64  # as in `report.analyze`
+
+
+def add_analyze(commands: argparse._SubParsersAction) -> None:
+    """Adds the parser of `analyze`."""
+    parser = commands.add_parser(
+        "analyze",
+        help="patterns, training dynamics, case studies, perplexity and where the guide acts, of "
+        "finished runs",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folders of quickstart, train, grid or evaluate, or record sets (.jsonl)",
+    )
+    parser.add_argument("--out", default="runs/analysis", help="folder (default: %(default)s)")
+    parser.add_argument(
+        "--against", metavar="NAME", help="model that others are compared with (the first one)"
+    )
+    parser.add_argument(
+        "--pattern",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=REGEX",
+        help="further patterns to look for in correct solutions",
+    )
+    parser.add_argument(
+        "--perplexity",
+        metavar="PATH[+ADAPTER]",
+        help="score the responses under this baseline model; resumes where it was stopped",
+    )
+    parser.add_argument(
+        "--responses",
+        type=int,
+        default=RESPONSES,
+        help="of each problem and model that are scored (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="score the case studies under the runs that had a guide, and show its tokens",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        help="local copies of the benchmarks, for the texts of the problems",
+    )
+    parser.set_defaults(act=_analyze)
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from sage_unsloth.analysis.report import analyze
+
+    patterns = _parse_patterns(options.pattern)
+    out = Path(options.out)
+    before = _versions(out)
+    result = analyze(
+        options.runs,
+        out,
+        patterns=patterns,
+        against=options.against,
+        baseline=options.perplexity,
+        responses=options.responses,
+        page=options.page,
+        data=options.data,
+    )
+    print(_written(out, before))
+    next_step = _next_step(options, patterns, runs=bool(result["runs"]))
+    if result["benchmarks"] and next_step:
+        print(next_step)
+    return 0
+
+
+def _parse_patterns(texts: list[str]) -> dict[str, str]:
+    """`["NAME=REGEX"]` as a dict.
+
+    Raises:
+        ValueError: another form.
+    """
+    patterns = {}
+    for text in texts:
+        name, equals, expression = text.partition("=")
+        if not (equals and name and expression):
+            raise ValueError(f"--pattern takes NAME=REGEX; got {text!r}")
+        patterns[name] = expression
+    return patterns
+
+
+def _versions(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Inode and modification time of every file.
+
+    They are compared for equality alone, because clocks are set back.
+    """
+    return {f: (f.stat().st_ino, f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
+
+
+def _written(out: Path, before: dict[Path, tuple[int, int]]) -> str:
+    """Which files this run wrote, and which an earlier one."""
+    after = {str(file.relative_to(out)): version for file, version in _versions(out).items()}
+    earlier = {str(file.relative_to(out)): version for file, version in before.items()}
+    made = sorted(
+        name
+        for name in after
+        if name.endswith((".png", ".html", ".csv", ".json")) and not name.endswith(".baseline.json")
+    )
+    new = [name for name in made if after[name] != earlier.get(name)]
+    old = [name for name in made if name not in new]
+    return f"\nWritten to {out}: {', '.join(new)}" + (
+        f"\nOf an earlier run: {', '.join(old)}" if old else ""
+    )
+
+
+def _next_step(options: argparse.Namespace, patterns: dict[str, str], *, runs: bool) -> str:
+    """The command that adds what this one left out."""
+    words = ["analyze", *options.runs, "--out", options.out]
+    for flag, value in (("--against", options.against), ("--data", options.data)):
+        words += [] if value is None else [flag, value]
+    for name, pattern in patterns.items():
+        words += ["--pattern", f"{name}={pattern}"]
+    again = f"\nNext: python -m sage_unsloth {shlex.join(words)}"
+    if runs and not options.page:
+        return f"{again} --page"
+    if not options.perplexity:
+        return f"{again} --perplexity BASELINE, the folder or hub id of the model to score by"
+    return ""

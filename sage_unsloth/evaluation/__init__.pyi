@@ -1,0 +1,25 @@
+from .evaluator import evaluate as evaluate
+from .metrics import Difference as Difference
+from .metrics import Estimate as Estimate
+from .metrics import difference_curve as difference_curve
+from .metrics import mean_difference as mean_difference
+from .metrics import mean_interval as mean_interval
+from .metrics import paired_difference as paired_difference
+from .metrics import pass_at_k as pass_at_k
+from .metrics import pass_at_k_curve as pass_at_k_curve
+from .metrics import pass_at_k_interval as pass_at_k_interval
+from .report import compare as compare
+
+__all__ = [
+    "Difference",
+    "Estimate",
+    "compare",
+    "difference_curve",
+    "evaluate",
+    "mean_difference",
+    "mean_interval",
+    "paired_difference",
+    "pass_at_k",
+    "pass_at_k_curve",
+    "pass_at_k_interval",
+]

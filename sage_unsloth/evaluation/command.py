@@ -1,0 +1,136 @@
+"""The commands `evaluate` and `compare`."""
+
+import argparse
+
+from sage_unsloth.sampling.engine_choice import ROLLOUTS
+from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
+
+# Evaluation and its libraries are imported when a command runs: `--help` needs none of them.
+
+
+def add_evaluate(commands: argparse._SubParsersAction) -> None:
+    """Adds the parser of `evaluate`."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="pass@k with intervals of models on benchmarks; resumes where it was stopped",
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        required=True,
+        metavar="NAME=PATH[+ADAPTER]",
+        help="model folder or hub id, and a LoRA folder to put on it; one name twice: training "
+        "seeds of one method",
+    )
+    parser.add_argument(
+        "--benchmarks",
+        nargs="+",
+        required=True,
+        metavar="NAME[=FILE]",
+        help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, "
+        "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own",
+    )
+    parser.add_argument(
+        "--data", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
+    )
+    parser.add_argument("--out", default="runs/evaluation", help="folder (default: %(default)s)")
+    parser.add_argument("--problems", type=int, help="only the first so many of each benchmark")
+    parser.add_argument(
+        "--engine",
+        choices=ROLLOUTS,
+        default="auto",
+        help="auto: vllm where there are a GPU and the package (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        help="completions drawn together (default: "
+        + ", ".join(f"{size:,} with {engine}" for engine, size in BATCH_SIZES.items())
+        + ")",
+    )
+    sampling = SamplingConfig()
+    for flag, default, text in (
+        ("--n", sampling.num_samples, "samples of each problem"),
+        ("--temperature", sampling.temperature, "logits are divided by it"),
+        ("--top-p", sampling.top_p, "share of the probability that is kept; 1: all of it"),
+        ("--top-k", sampling.top_k, "tokens that may be drawn; -1: all"),
+        ("--min-p", sampling.min_p, "least probability of a token, relative to the likeliest"),
+        ("--max-tokens", sampling.max_completion_length, "longest completion"),
+        ("--seed", sampling.seed, "from which each completion's own is derived"),
+    ):
+        parser.add_argument(
+            flag, type=type(default), default=default, help=f"{text} (default: %(default)s)"
+        )
+    parser.add_argument(
+        "--train", metavar="FILE", help="training set to look for in the benchmarks"
+    )
+    _add_against(parser)
+    parser.set_defaults(act=_evaluate)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from sage_unsloth.evaluation import evaluator
+    from sage_unsloth.evaluation.report_text import report_text
+
+    models = [evaluator.parse_model(text) for text in options.models]
+    engine = evaluator.choose_engine(options.engine)
+    config = SamplingConfig(
+        num_samples=options.n,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        max_completion_length=options.max_tokens,
+        batch_size=options.batch or BATCH_SIZES[engine],
+        seed=options.seed,
+    )
+    result = evaluator.evaluate(
+        models,
+        [evaluator.parse_benchmark(t, options.data, options.problems) for t in options.benchmarks],
+        options.out,
+        config,
+        engine=engine,
+        training=_training_rows(options.train) if options.train else (),
+        against=options.against,
+        show=print,
+    )
+    print(f"\n{report_text(result)}\n\nTables and figures: {options.out}")
+    return 0
+
+
+def _training_rows(path: str) -> list[dict]:
+    """A training set's problems, in our columns or in DAPO's."""
+    from sage_unsloth.problems.sources import check_columns, read_file
+
+    rows = [
+        {"problem": row["prompt"]} if "problem" not in row and "prompt" in row else row
+        for row in read_file(path)
+    ]
+    check_columns(rows, ("problem",))
+    return rows
+
+
+def add_compare(commands: argparse._SubParsersAction) -> None:
+    """Adds the parser of `compare`."""
+    parser = commands.add_parser(
+        "compare", help="the same report on any record sets that are on disk"
+    )
+    parser.add_argument("sets", nargs="+", help=".jsonl files of record sets, or folders with some")
+    parser.add_argument("--out", default="runs/comparison", help="folder (default: %(default)s)")
+    _add_against(parser)
+    parser.set_defaults(act=_compare)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from sage_unsloth.evaluation.report import compare
+    from sage_unsloth.evaluation.report_text import report_text
+
+    result = compare(options.sets, options.out, options.against)
+    print(f"{report_text(result)}\n\nTables and figures: {options.out}")
+    return 0
+
+
+def _add_against(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--against", metavar="NAME", help="model that others are compared with (the first one)"
+    )

@@ -1,0 +1,129 @@
+"""The engines of the models that are evaluated, each loaded when its turn comes."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sage_unsloth.problems.benchmarks import Benchmark
+from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEngine, VllmEngine
+from sage_unsloth.sampling.record_sets import EngineError, prompt_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model to evaluate.
+
+    Attributes:
+        name: in records and figures; specs of one name are training seeds of one method.
+        path: model folder or hub id.
+        adapter: LoRA folder to put on it.
+    """
+
+    name: str
+    path: str
+    adapter: str | None = None
+
+
+class IdleEngine:
+    """The engine of sets that are complete: it makes prompts, and is never asked to draw."""
+
+    def __init__(self, name: str, tokenizer: Any):
+        self.name, self.tokenizer = name, tokenizer
+
+    def draw(self, prompts: Sequence, seeds: Sequence, config: SamplingConfig) -> list:
+        raise RuntimeError("a complete set asks for no completion")
+
+
+def load_engines(
+    kind: str,
+    models: Sequence[ModelSpec],
+    benchmarks: Sequence[Benchmark],
+    config: SamplingConfig,
+    missing: Mapping[tuple[int, str], int],
+) -> Iterator[tuple[int, Engine]]:
+    """An engine for each model, one at a time; the caller drops it before it asks for the next.
+
+    With vLLM, a base is loaded once for all its adapters.
+
+    Args:
+        kind: "transformers" or "vllm".
+        models: which to load; a model that has no completion to draw is not loaded.
+        benchmarks: whose prompts decide how long a sequence can be.
+        config: sampling.
+        missing: (model's number, benchmark's name) -> completions to draw.
+
+    Yields:
+        The model's number in `models`, and its engine.
+
+    Raises:
+        EngineError: an engine does not start.
+    """
+    from sage_unsloth.models.tokenizers import load_tokenizer
+
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, spec in enumerate(models):
+        groups[spec.path].append(number)
+    load = _load_vllm if kind == "vllm" else _load_transformers
+    for path, numbers in groups.items():
+        tokenizer = load_tokenizer(path)
+        busy = [n for n in numbers if any(missing[n, benchmark.name] for benchmark in benchmarks)]
+        for number in numbers:
+            if number not in busy:
+                yield number, IdleEngine(kind, tokenizer)
+        if busy:
+            prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
+            length = max(map(len, prompts)) + config.max_completion_length
+            yield from load(path, {number: models[number] for number in busy}, length)
+
+
+def _load_vllm(
+    path: str, models: Mapping[int, ModelSpec], length: int
+) -> Iterator[tuple[int, Engine]]:
+    """One engine, which changes its adapter from model to model."""
+    from sage_unsloth.models.device import release_memory
+
+    release_memory()
+    adapters = [spec.adapter for spec in models.values() if spec.adapter is not None]
+    with engine_errors(next(iter(models.values())).name):
+        engine = VllmEngine(path, adapters, length)
+    for number, spec in models.items():
+        engine.use(spec.adapter)
+        yield number, engine
+    del engine
+    release_memory()  # for the next base
+
+
+def _load_transformers(
+    path: str, models: Mapping[int, ModelSpec], length: int
+) -> Iterator[tuple[int, Engine]]:
+    """An engine for each model: its adapter is loaded with it."""
+    from sage_unsloth.models.device import release_memory
+    from sage_unsloth.models.loading import load_policy
+
+    for number, spec in models.items():
+        release_memory()  # of the model before
+        with engine_errors(spec.name):
+            engine = TransformersEngine(*load_policy(path, adapter=spec.adapter, max_length=length))
+        yield number, engine
+        del engine
+
+
+@contextlib.contextmanager
+def engine_errors(name: str) -> Iterator[None]:
+    """Gives a remedy to what an engine raises while it starts: engines fail by their own classes.
+
+    Raises:
+        EngineError: with the error's class and message.
+    """
+    try:
+        yield
+    except (ValueError, EngineError):
+        raise  # our own, with its remedy
+    except Exception as error:
+        raise EngineError(
+            f"the engine of {name} must start; it failed: {type(error).__name__}: {error!s:.500}; "
+            "if memory ran out, end what else holds the card, take a smaller --batch, or --engine "
+            "transformers"
+        ) from error

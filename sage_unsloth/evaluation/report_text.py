@@ -1,0 +1,84 @@
+"""A report of an evaluation as text, for a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sage_unsloth.evaluation.metrics import Estimate
+from sage_unsloth.figures import table_text
+
+MUCH_CUT = 0.1  # share of completions that reached the length limit
+
+
+def report_text(result: Mapping[str, Any]) -> str:
+    """The report for a terminal: a table, differences, coverage, and how to read them."""
+    lines = []
+    for benchmark, curves in result["pass_at_k"].items():
+        rows = {row["model"]: row for row in result["table"] if row["benchmark"] == benchmark}
+        lines += [
+            f"{benchmark} ({next(iter(rows.values()))['problems']} problems)",
+            table_text([_solved(row, curves[name]) for name, row in rows.items()]),
+            "",
+            table_text([_completions(row) for row in rows.values()]),
+            "",
+        ]
+        cut = [name for name, row in rows.items() if row["truncated"] > MUCH_CUT]
+        if cut:
+            lines.append(
+                f"More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were cut at the "
+                "length limit and count as wrong: raise --max-tokens, in another --out."
+            )
+        for pair, curve in result["differences"][benchmark].items():
+            ks = list(curve)
+            parts = [
+                f"pass@{k} {interval_text(curve[k], '+')}, "
+                f"above 0 in {curve[k]['share_above_zero']:.1%}"
+                for k in dict.fromkeys((ks[0], ks[-1]))
+            ]
+            lines.append(f"{pair}: " + "; ".join(parts))
+        found = result["coverage"][benchmark]
+        solved = ", ".join(
+            f"{name} {count} ({len(found['only'][name])} alone)"
+            for name, count in found["solved"].items()
+        )
+        lines += [f"solved at least once in {found['samples']} samples: {solved}", ""]
+    lines.append(
+        "[ ]: 95 %, bootstrap over problems (and training seeds, where there are several), paired "
+        "for differences; the percentage is that of resamples. ±: sample deviation over parts of "
+        "the samples or over training seeds, which says nothing about other problems."
+    )
+    return "\n".join(lines)
+
+
+def _solved(row: Mapping[str, Any], curve: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """pass@k of a model, a row of the first table."""
+    deviation = "-"
+    if "seed_mean" in row:
+        deviation = f"{row['seed_mean']:.3f} ± {row['seed_deviation']:.3f}"
+    return {
+        "model": row["model"],
+        "pass@1": interval_text(curve["1"]),
+        "mean ±": deviation,
+        "pass@n": interval_text(curve[str(row["samples"])]),
+        "n": str(row["samples"]),
+    }
+
+
+def _completions(row: Mapping[str, Any]) -> dict[str, str]:
+    """What a model's completions are like, a row of the second table."""
+    return {
+        "model": row["model"],
+        "tokens": f"{row['tokens']:g}",
+        "cut": f"{row['truncated']:.3f}",
+        "no answer": f"{row['unparsable']:.3f}",
+    }
+
+
+def interval_text(
+    estimate: Estimate | Mapping[str, Any] | None, sign: str = "", digits: int = 3
+) -> str:
+    """A mean with its interval, as the cell of a table; "-" for None."""
+    if estimate is None:
+        return "-"
+    values = estimate if isinstance(estimate, Mapping) else vars(estimate)
+    mean, low, high = (f"{values[name]:{sign}.{digits}f}" for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"

@@ -1,0 +1,60 @@
+"""The command `export`: a run's result, for use elsewhere."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.export.model_card import KINDS
+
+
+def add_export(commands: Any) -> None:
+    parser = commands.add_parser(
+        "export", help="a run's result as an adapter, a merged model, GGUF, or on the hub"
+    )
+    parser.add_argument("run", help="folder of an SFT or RL run")
+    parser.add_argument("--to", required=True, choices=(*KINDS, "hub"))
+    parser.add_argument("--out", help="new folder (default: export-KIND in the run's)")
+    parser.add_argument(
+        "--model", help="the model that the run started from, where run.json does not name it"
+    )
+    parser.add_argument("--base-id", help="hub id of the model that the adapter belongs on")
+    parser.add_argument("--report", help="an evaluation's report.json, for the model card")
+    parser.add_argument("--quantization", default="q4_k_m", help="of GGUF (default: %(default)s)")
+    parser.add_argument("--repo-id", help="for --to hub: owner/name")
+    parser.add_argument(
+        "--kind",
+        default="adapter",
+        choices=list(KINDS),
+        help="for --to hub: what is pushed (default: %(default)s)",
+    )
+    parser.add_argument("--public", action="store_true", help="for --to hub: visible to everyone")
+    parser.set_defaults(act=_export)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from sage_unsloth.export.exporter import export, is_export, read_run
+    from sage_unsloth.export.hub import push
+
+    hub = options.to == "hub"
+    kind = options.kind if hub else options.to
+    out = Path(options.out or Path(options.run) / ("export-hub" if hub else f"export-{kind}"))
+    if hub and options.repo_id is None:
+        raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
+    # After a push that failed, the same command pushes the export that is there.
+    if not (hub and is_export(out, kind, options.repo_id)):
+        run = read_run(options.run, options.model)
+        report = None if options.report is None else json.loads(Path(options.report).read_text())
+        export(
+            run,
+            kind,
+            out,
+            name=options.repo_id,
+            base_id=options.base_id,
+            report=report,
+            quantization=options.quantization,
+        )
+    print(f"written to {out}")
+    if hub:
+        print(push(out, options.repo_id, private=not options.public))
+    return 0

@@ -1,0 +1,15 @@
+from .checker import Checker as Checker
+from .checker import Grade as Grade
+from .extraction import extract_answer as extract_answer
+from .grader import Grader as Grader
+from .grader import grade as grade
+from .reward import SolutionReward as SolutionReward
+
+__all__ = [
+    "Checker",
+    "Grade",
+    "Grader",
+    "SolutionReward",
+    "extract_answer",
+    "grade",
+]

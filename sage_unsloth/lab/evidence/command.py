@@ -1,0 +1,92 @@
+"""The command `benchmark`."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_benchmark(commands: Any) -> None:
+    parser = commands.add_parser(
+        "benchmark",
+        help="every algorithm over training seeds, with a verdict on each claim of the paper",
+    )
+    parser.add_argument(
+        "--task",
+        default="arithmetic",
+        help="arithmetic, or smollm2 with problems of reasoning-gym (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="rows of train --list, or all; grpo must be among them (default: the task's, which "
+        "two cores train in 100 minutes)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        metavar="COUNT",
+        help="training seeds of each (default: the task's, 8 for arithmetic and 1 for smollm2)",
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--grid-seeds",
+        type=int,
+        metavar="COUNT",
+        help="how many of the seeds train the threshold x ratio grid (default: the task's; 0 for "
+        "none)",
+    )
+    parser.add_argument(
+        "--beta",
+        type=float,
+        help="KL coefficient of all algorithms that have a KL term (default: the paper's 0.05)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes (default: one for each core, or one where there is a GPU)",
+    )
+    parser.add_argument(
+        "--out",
+        help="folder; the same command resumes, and takes more seeds and algorithms (default: "
+        "runs/benchmark-TASK)",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="only report on the seeds that are complete"
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="two steps of each, and only shows that everything works",
+    )
+    parser.set_defaults(act=_act)
+
+
+def _act(options: argparse.Namespace) -> int:
+    from sage_unsloth.lab.evidence.design import BenchmarkConfig, all_algorithms
+    from sage_unsloth.lab.evidence.publish import publish
+    from sage_unsloth.lab.evidence.run import benchmark
+    from sage_unsloth.lab.evidence.tasks import get_task
+
+    for name in ("seeds", "workers"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be >= 1; got {value}")
+    count = options.seeds or get_task(options.task).num_seeds
+    names = all_algorithms() if options.algorithms == ["all"] else options.algorithms
+    config = BenchmarkConfig(
+        task=options.task,
+        algorithms=tuple(names),
+        seeds=tuple(range(options.first_seed, options.first_seed + count)),
+        grid_seeds=options.grid_seeds,
+        beta=options.beta,
+        smoke=options.smoke,
+    )
+    out = Path(options.out or f"runs/benchmark-{options.task}")
+    if options.report:
+        publish(out, config)
+    else:
+        benchmark(out, config, options.workers)
+    return 0

@@ -1,0 +1,114 @@
+"""One process of a benchmark: SFT alone, or every run that no other worker holds.
+
+python -m sage_unsloth.lab.evidence.worker FOLDER [--sft]
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.lab.evidence.design import SFT, BenchmarkConfig, Run
+from sage_unsloth.lab.evidence.records import SERIES, count_records, result_path, rounded
+from sage_unsloth.lab.evidence.tasks import Task
+from sage_unsloth.models.device import release_memory
+from sage_unsloth.models.embedded import settle_process
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.locks import HeldError, locked
+from sage_unsloth.runs.record import environment
+from sage_unsloth.runs.stopping import ending
+from sage_unsloth.runs.text import log_to_terminal
+from sage_unsloth.sampling.engines import TransformersEngine
+from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
+from sage_unsloth.training.stage import read_metrics
+
+
+def work(out: Path, sft_only: bool = False) -> None:
+    """SFT alone, or every run that no other worker holds."""
+    recorded = json.loads((out / "benchmark.json").read_text())
+    lists = {key: tuple(value) for key, value in recorded.items() if isinstance(value, list)}
+    config = BenchmarkConfig(**(recorded | lists))
+    task = config.load_task()
+    load_unsloth()
+    settle_process()
+    if sft_only:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sage_unsloth"
+        sft(task.sft, task.prepare(cache), task.sft_rows, out / "sft")
+        return
+    for run in (None, *config.runs()):
+        path = result_path(out, run)
+        if path.exists():
+            continue
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(path))
+            except HeldError:
+                continue
+            if not path.exists():  # another one may have finished it since
+                write_json(path, carry_out(task, run, out, config.beta))
+
+
+def carry_out(task: Task, run: Run | None, out: Path, beta: float | None) -> dict[str, Any]:
+    """Train and evaluate one run, or evaluate the SFT model; what its result file holds."""
+    merged, adapter, name = out / "sft" / "model", None, SFT if run is None else run.name
+    training = {}
+    if run is not None:
+        row = run.row(beta)
+        settings = replace(row.configure(task.rlvr), seed=run.seed)
+        adapter = rlvr(settings, merged, task.train_rows, out / name, row.guide, name)
+        metrics = read_metrics(out / name)
+        training = {
+            key: [rounded(step.get(source)) for step in metrics] for key, source in SERIES.items()
+        }
+    release_memory()
+    engine = TransformersEngine(*load_policy(merged, adapter=adapter))
+    sets = {}
+    for title, one in task.sets.items():
+        length = one.max_completion_length or task.sampling.max_completion_length
+        sampling = replace(task.sampling, num_samples=one.num_samples, max_completion_length=length)
+        path = out / "samples" / f"{name}.{title}.jsonl"
+        records = sample_and_grade(
+            sampling,
+            engine,
+            one.rows,
+            path,
+            model=name,
+            benchmark=f"{task.name}-{title}",
+            checker=one.checker,
+        )
+        sets[title] = count_records(task, one.rows, records)
+    return {
+        "run": None if run is None else asdict(run),
+        "sets": sets,
+        "training": training,
+        "environment": environment(),
+    }
+
+
+def _end_with_parent() -> None:
+    """Sends SIGTERM to this process once its standard input closes: its parent has ended."""
+
+    def wait() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock Python wants at its end
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    log_to_terminal()
+    logging.getLogger().setLevel(logging.INFO)
+    _end_with_parent()
+    with ending():
+        work(Path(sys.argv[1]), "--sft" in sys.argv[2:])

@@ -1,0 +1,5 @@
+"""Moved to `sage_unsloth.objective`: kl, credit and loss; the old names still work."""
+
+from sage_unsloth.objective.credit import *  # noqa: F403
+from sage_unsloth.objective.kl import *  # noqa: F403
+from sage_unsloth.objective.loss import *  # noqa: F403

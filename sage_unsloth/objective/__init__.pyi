@@ -1,0 +1,27 @@
+from .adaptive import AdaptiveGuide as AdaptiveGuide
+from .guides import BranchGuide as BranchGuide
+from .guides import RandomGuide as RandomGuide
+from .guides import TokenGuide as TokenGuide
+from .kl import k3 as k3
+from .loss import grpo_loss as grpo_loss
+from .protocols import CausalGuide as CausalGuide
+from .protocols import Guide as Guide
+from .protocols import SteeredGuide as SteeredGuide
+from .schedule import CosineSchedule as CosineSchedule
+from .signals import TokenSignals as TokenSignals
+from .teacher_guide import TeacherGuide as TeacherGuide
+
+__all__ = [
+    "AdaptiveGuide",
+    "BranchGuide",
+    "CausalGuide",
+    "CosineSchedule",
+    "Guide",
+    "RandomGuide",
+    "SteeredGuide",
+    "TeacherGuide",
+    "TokenGuide",
+    "TokenSignals",
+    "grpo_loss",
+    "k3",
+]

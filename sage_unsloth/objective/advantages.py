@@ -1,0 +1,63 @@
+"""What is done to the advantages before they reach the loss."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.credit import leave_one_out, sequence_credit
+from sage_unsloth.objective.signals import TokenSignals, read_only
+
+ShapeAdvantages = Callable[[TokenSignals, Tensor], Tensor]
+"""(signals, advantages) -> advantages, (B,) or (B, T), in units of reward."""
+
+
+def shaped(shape: ShapeAdvantages, signals: TokenSignals, advantages: Tensor) -> Tensor:
+    """What a user's function makes of the advantages, (B,) or (B, T), without gradient.
+
+    Raises:
+        ValueError: the result has another shape, or the function wrote into what it was given.
+    """
+    with read_only(vars(signals) | {"advantages": advantages}, shape):
+        result = shape(signals, advantages)
+    if not isinstance(result, Tensor):
+        raise ValueError(f"shape_advantages must return a tensor; got {result!r:.100}")
+    result = result.detach()
+    if result.shape not in (advantages.shape, signals.mask.shape):
+        raise ValueError(
+            f"shape_advantages must return (B,) or (B, T); got {tuple(result.shape)} for "
+            f"{tuple(signals.mask.shape)}"
+        )
+    if result.dim() == 2:  # outside the mask the signals mean nothing, and 0 · nan is nan
+        result = torch.where(signals.mask.bool(), result, 0.0)
+    return result
+
+
+def with_sequence_credit(
+    advantages: Tensor,
+    signals: TokenSignals,
+    groups: Tensor,
+    *,
+    beta: float,
+    log_guide: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The advantages under credit="sequence", (B, T), and the credit in them, (B, T).
+
+    Args:
+        advantages: TRL's, whose baseline is the mean over all completions of a prompt, (B,) or
+            (B, T).
+        groups: a number for each completion, equal for those of one prompt, (B,).
+        beta: KL coefficient β.
+        log_guide: log q_t, (B, T); None is q = 1.
+
+    Raises:
+        ValueError: a prompt has a single completion in the batch, or the signals no reference.
+    """
+    ref_logps = signals.require("ref_logps", "credit='sequence'")
+    credit = sequence_credit(
+        signals.policy_logps, ref_logps, signals.mask, groups, beta=beta, log_guide=log_guide
+    )
+    advantages = leave_one_out(advantages, groups)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
+    return advantages + credit.to(advantages.dtype), credit

@@ -1,0 +1,109 @@
+"""What may not be chosen together: guide, β, KL penalty, credit and teacher, judged in one place.
+
+Called where these are chosen (an algorithm, a config, a command's settings) and once more when
+training begins, so that a contradiction is an error before data or models are loaded.
+"""
+
+from collections.abc import Set
+from typing import Any, Final
+
+from sage_unsloth.objective.credit import CREDITS, REVERSE_KL_ESTIMATORS
+from sage_unsloth.objective.kl import PENALTIES, check_kl_estimator
+from sage_unsloth.objective.protocols import CausalGuide, Guide
+from sage_unsloth.objective.signals import OPTIONAL_SIGNALS
+
+UNDECIDED: Final = object()
+"""In the place of a teacher that is chosen later."""
+
+
+def check_choices(
+    *,
+    guide: Guide | None,
+    beta: float,
+    kl_estimator: str = "k3",
+    credit: str = "token",
+    teacher: Any = UNDECIDED,
+) -> None:
+    """Raise where the parts of an objective contradict each other.
+
+    Args:
+        guide: shapes the KL anchor; None is q = 1.
+        beta: KL coefficient β.
+        kl_estimator: one of `kl.KL_ESTIMATORS`.
+        credit: one of `credit.CREDITS`.
+        teacher: what a guide that needs "teacher_logps" reads, None for none; `UNDECIDED` leaves it
+            to a later call.
+
+    Raises:
+        TypeError: `guide` is not a guide.
+        ValueError: with the rule, the value and what to change.
+    """
+    if guide is not None:
+        _check_guide(guide, beta)
+    _check_penalty(kl_estimator, beta)
+    _check_credit(credit, kl_estimator, beta, guide)
+    if teacher is not UNDECIDED:
+        _check_teacher(guide, teacher)
+
+
+def _check_guide(guide: Guide, beta: float) -> None:
+    if isinstance(guide, type):
+        raise TypeError(
+            f"a guide must be an instance; got the class {guide.__name__}; pass {guide.__name__}()"
+        )
+    if (
+        not isinstance(guide, Guide)
+        or not isinstance(guide.needs, Set)
+        or not guide.needs <= {*OPTIONAL_SIGNALS}
+    ):
+        raise TypeError(
+            "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a "
+            f"set `needs` with none but {OPTIONAL_SIGNALS}; got {guide!r}"
+        )
+    if beta == 0.0:
+        raise ValueError(
+            "beta must not be 0 because the guide shapes the KL anchor, and beta = 0 drops the KL; "
+            f"got beta={beta}; set GRPOConfig(beta=0.05), or train without a guide"
+        )
+
+
+def _check_penalty(kl_estimator: str, beta: float) -> None:
+    check_kl_estimator(kl_estimator)
+    if kl_estimator in PENALTIES and beta == 0.0:
+        raise ValueError(
+            f"beta must not be 0 because kl_estimator={kl_estimator!r} chooses the KL penalty, and "
+            f"beta = 0 drops it; got beta={beta}; set beta=0.05, or leave kl_estimator at 'k3'"
+        )
+
+
+def _check_credit(credit: str, kl_estimator: str, beta: float, guide: Guide | None) -> None:
+    if credit not in CREDITS:
+        raise ValueError(f"credit must be one of {CREDITS}; got {credit!r}")
+    if credit == "token":
+        return
+    if kl_estimator not in REVERSE_KL_ESTIMATORS or beta == 0.0:
+        raise ValueError(
+            "credit='sequence' completes a penalty with the reverse KL's gradient, so kl_estimator "
+            f"must be one of {REVERSE_KL_ESTIMATORS} and beta not 0; got "
+            f"kl_estimator={kl_estimator!r} and beta={beta}; change these, or use credit='token'"
+        )
+    if guide is not None and not (isinstance(guide, CausalGuide) and guide.causal):
+        raise ValueError(
+            "credit='sequence' needs a guide that reads no later token, because it pays a token "
+            f"only for those after it; got {guide!r} without causal=True; set norm='causal' of a "
+            "TokenGuide, give a guide of your own the attribute causal = True if it is so, or use "
+            "credit='token'"
+        )
+
+
+def _check_teacher(guide: Guide | None, teacher: Any) -> None:
+    needed = guide is not None and "teacher_logps" in guide.needs
+    if needed != (teacher is not None):
+        raise ValueError(
+            "a teacher must be given exactly with a guide that needs 'teacher_logps'; got "
+            + (
+                "none; set teacher to an adapter or a model with the same tokenizer"
+                if needed
+                else f"teacher={teacher!r:.100} without one; leave it out"
+            )
+        )

@@ -1,0 +1,94 @@
+"""What a guide is: any object with these members, of any class."""
+
+from collections.abc import Mapping, Set
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.signals import TokenSignals
+
+
+@runtime_checkable
+class Guide(Protocol):
+    """What `guided_kl` accepts: any object with these two members is a guide.
+
+    Attributes:
+        needs: which of `OPTIONAL_SIGNALS` `log_guide` reads.
+    """
+
+    needs: Set[str]
+
+    def log_guide(
+        self,
+        signals: TokenSignals,
+        *,
+        step: int,
+        max_steps: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log q_t, (B, T) float32, without gradient, 0 where the mask is 0."""
+        ...
+
+
+@runtime_checkable
+class CausalGuide(Guide, Protocol):
+    """A guide that says whether log q_t depends on y_1..y_t alone.
+
+    credit="sequence" takes no other, because it pays a token only for those after it. A guide
+    without the attribute counts as one that reads later tokens.
+
+    Attributes:
+        causal: True if no token after y_t changes log q_t.
+    """
+
+    causal: bool
+
+
+@runtime_checkable
+class SteeredGuide(Guide, Protocol):
+    """A guide with a state of its own, which is moved after each optimizer step and kept in each
+    checkpoint.
+    """
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """Learn from the metrics of `sage_unsloth.objective.guide_metrics`, pooled over the step's
+        micro-batches and processes.
+        """
+        ...
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps, as numbers; each is logged as `sage/<name>`."""
+        ...
+
+    def restore(self, state: Mapping[str, float] | None) -> None:
+        """Continue from what `state()` returned, or from the beginning with None."""
+        ...
+
+
+def describe(guide: Guide | None) -> str:
+    """A guide's class and settings: equal for equal guides in any process.
+
+    As it prints itself, or, where that would be a memory address, its class with the attributes
+    that are numbers, texts, guides, and tuples and sets of these. What a guide collects while it
+    runs (lists, dicts, tensors) is no setting.
+    """
+    if guide is None or type(guide).__repr__ is not object.__repr__:
+        return repr(guide)
+    attributes = {name: _setting(value) for name, value in sorted(vars(guide).items())}
+    shown = ", ".join(f"{name}={text}" for name, text in attributes.items() if text is not None)
+    return f"{type(guide).__qualname__}({shown})"
+
+
+def _setting(value: object) -> str | None:
+    """The text of a setting, None for what is none."""
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    if isinstance(value, Guide):
+        return describe(value)
+    if isinstance(value, tuple | set | frozenset):
+        texts = [_setting(entry) for entry in value]
+        if None not in texts:
+            # Python's own order of a set changes from one process to the next.
+            return str(texts if isinstance(value, tuple) else sorted(map(str, texts)))
+    return None

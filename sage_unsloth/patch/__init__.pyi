@@ -1,0 +1,15 @@
+from .bad_batch import reproduce as reproduce
+from .finite import finite_only as finite_only
+from .guided import guided_kl as guided_kl
+from .loading import load_unsloth as load_unsloth
+from .resampling import dynamic_sampling as dynamic_sampling
+from .unsloth_names import ContractError as ContractError
+
+__all__ = [
+    "ContractError",
+    "dynamic_sampling",
+    "finite_only",
+    "guided_kl",
+    "load_unsloth",
+    "reproduce",
+]

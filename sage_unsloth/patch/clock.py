@@ -1,0 +1,33 @@
+"""The time that a guide is given, and the random numbers that belong to it."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+
+class Clock:
+    """Counts the micro-batches of a trainer's optimizer steps.
+
+    A resumed run gets the same values, because they depend on nothing but the seed and where in
+    the run a micro-batch is.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._step: tuple[int, bool] | None = None
+        self._micro_batch = 0
+
+    def tick(self) -> tuple[int, int, torch.Generator]:
+        """The next micro-batch: its optimizer step, the number of steps, and a generator
+        seeded by seed, step, training or evaluation, micro-batch and process.
+        """
+        state, args = self.trainer.state, self.trainer.args
+        step, training = state.global_step, self.trainer.model.training
+        self._micro_batch = self._micro_batch + 1 if self._step == (step, training) else 0
+        self._step = (step, training)
+        process = self.trainer.accelerator.process_index
+        key = (args.seed, step, training, self._micro_batch, process)
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        return step, max(state.max_steps, args.max_steps, 1), generator

@@ -1,0 +1,53 @@
+"""Every environment variable of Unsloth that this package sets or reads."""
+
+import logging
+import os
+import sys
+
+logger = logging.getLogger(__name__)
+
+
+def run_without_gpu() -> None:
+    """Before the import: Unsloth loads, and scores correctly, on a machine without a GPU.
+
+    Sequence packing is off because a plain transformers forward ignores its arguments and would
+    score wrongly. Compilation is off unless the caller has set `UNSLOTH_COMPILE_DISABLE=0`.
+    """
+    os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+    os.environ["UNSLOTH_GRPO_SEQ_PACKING"] = "0"
+    os.environ.setdefault("UNSLOTH_COMPILE_DISABLE", "1")
+
+
+def compilation_is_on() -> bool:
+    """Whether Unsloth compiles its loss."""
+    return os.environ.get("UNSLOTH_COMPILE_DISABLE", "0") == "0"
+
+
+def use_standby() -> None:
+    """Before the import: vLLM's cache gives way to training and comes back for the rollouts."""
+    if os.environ.get("UNSLOTH_VLLM_STANDBY", "0") != "0":
+        return
+    if "unsloth" in sys.modules:
+        logger.warning(
+            "Unsloth was imported without standby, so vLLM keeps its memory while the policy "
+            "trains; set UNSLOTH_VLLM_STANDBY=1 before Python starts if memory runs out"
+        )
+    else:
+        os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+
+
+def keep_vllm_memory_share() -> None:
+    """Before a model with vLLM is loaded: under standby Unsloth would replace the share of the
+    card's memory that was asked for by one of its own.
+    """
+    os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"
+
+
+def recompute_logits(on: bool) -> None:
+    """The loss computes its logits again in the backward pass instead of keeping them."""
+    os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if on else "0"
+
+
+def rollout_rejection() -> str | None:
+    """The rule by which Unsloth drops rollout tokens from the loss; None without one."""
+    return os.environ.get("UNSLOTH_GRPO_ROLLOUT_RS") or None

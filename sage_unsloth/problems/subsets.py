@@ -1,0 +1,11 @@
+"""A few of many problems."""
+
+from collections.abc import Sequence
+
+
+def spread(rows: Sequence[dict], count: int | None) -> list[dict]:
+    """`count` rows, spread evenly over the families; all of them, in their order, for None."""
+    if count is None or count >= len(rows):
+        return list(rows)
+    by_family = sorted(rows, key=lambda row: row["family"])
+    return [by_family[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]

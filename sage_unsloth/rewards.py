@@ -1,0 +1,7 @@
+"""Moved to `sage_unsloth.grading`, a module for each part; the old names still work."""
+
+from sage_unsloth.grading.checker import *  # noqa: F403
+from sage_unsloth.grading.extraction import *  # noqa: F403
+from sage_unsloth.grading.grader import *  # noqa: F403
+from sage_unsloth.grading.mathematics import *  # noqa: F403
+from sage_unsloth.grading.reward import *  # noqa: F403

@@ -1,0 +1,48 @@
+"""From the records of a set to which samples are correct, the one input of every metric."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from sage_unsloth.grading.checker import Grade
+
+
+def correct_matrix(
+    records: Sequence[dict],
+    problems: Sequence[str] | None = None,
+    num_samples: int | None = None,
+    *,
+    of: str = "",
+) -> np.ndarray:
+    """Which samples of which problem are correct.
+
+    Args:
+        records: with `problem_id`, `sample` and `grade`; in any order.
+        problems: ids, in the order of the rows of the result; records of others are left out. None
+            takes the problems in the order in which the records name them.
+        num_samples: N; None takes the largest number that a problem has.
+        of: whose records they are, for the message.
+
+    Returns:
+        (P, N) bool.
+
+    Raises:
+        ValueError: a problem does not have exactly the samples 0 to N - 1.
+    """
+    found: dict[str, dict[int, bool]] = defaultdict(dict)
+    for record in records:
+        found[record["problem_id"]][record["sample"]] = record["grade"] == Grade.CORRECT
+    problems = list(found) if problems is None else problems
+    if num_samples is None:
+        num_samples = max((max(found[p]) + 1 for p in problems if found[p]), default=0)
+    for problem in problems:
+        samples = found[problem]
+        if len(samples) != num_samples or not samples.keys() <= set(range(num_samples)):
+            raise ValueError(
+                f"every problem must have {num_samples} samples; {problem!r}"
+                f"{f' of {of}' if of else ''} has {len(samples)}; "
+                "run the same command again to draw the rest"
+            )
+    correct_PN = np.array([[found[p][i] for i in range(num_samples)] for p in problems], dtype=bool)
+    return correct_PN.reshape(len(problems), num_samples)

@@ -1,0 +1,173 @@
+"""The file of a record set, which only grows, and the settings beside it.
+
+A set is a .jsonl file, with `.settings.json` beside it. One line is one completion:
+
+    run           the set that it belongs to: a digest of its settings
+    model, benchmark, problem_id, sample    sample counts from 0
+    seed          of this completion's own random stream (`record_sets.sample_seed`)
+    completion, num_tokens, finish_reason   without EOS; "stop" (by EOS) or "length"
+    extracted, gold, grade, grader          what was compared, the grade, the checker and versions
+
+A later line with the same problem and sample replaces the fields that it names: that is how a set
+is graded again without drawing anything. More samples, or some of the problems, belong to the same
+set, because a completion depends on its own seed only; any other setting makes another set, and the
+file of one is refused to another.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.runs.files import read_json, read_jsonl, write_json
+from sage_unsloth.runs.record import environment, refuse_other_settings
+from sage_unsloth.sampling.engines import SamplingConfig
+
+FORMAT = 2  # of the file; 1 had a seed for each batch
+# Settings that a set may change: they decide how much is drawn at once, and how, but not what.
+FREE_SETTINGS = ("num_samples", "batch_size", "grade_seconds")
+
+
+def settings_path(path: str | Path) -> Path:
+    """The settings file of a record set."""
+    return Path(path).with_suffix(".settings.json")
+
+
+def set_settings(
+    config: SamplingConfig,
+    engine: str,
+    model: str,
+    benchmark: str,
+    identity: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What tells a record set from others, as its settings file holds it."""
+    settings = {
+        "model": model,
+        "benchmark": benchmark,
+        "engine": engine,
+        "sampling": {k: v for k, v in asdict(config).items() if k not in FREE_SETTINGS},
+    } | dict(identity or {})
+    return json.loads(json.dumps(settings))
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The settings file of a record set.
+
+    Returns:
+        `format`, `run`, `settings`, `provenance`, `environment`, `prompts`.
+
+    Raises:
+        ValueError: there is none, or it is of another format.
+    """
+    file = settings_path(path)
+    if not file.is_file():
+        raise ValueError(
+            f"a record set has its settings beside it; there is no {file}; "
+            "was the .jsonl moved alone?"
+        )
+    recorded = read_json(file)
+    found = recorded.get("format", 1)
+    if found != FORMAT:
+        remedy = "upgrade sage_unsloth" if found > FORMAT else "choose another --out and draw again"
+        raise ValueError(
+            f"record sets must be of format {FORMAT}; {file} is of format {found}; {remedy}"
+        )
+    return recorded
+
+
+def read_samples(path: str | Path) -> list[dict]:
+    """The records of a set, in the order in which they were drawn, each as its last line left it.
+
+    Raises:
+        ValueError: a line within the file is no record, or one of another set.
+    """
+    records: dict[tuple[str, int], dict] = {}
+    run = None
+    for number, row in enumerate(read_jsonl(path), 1):
+        run = run or row.get("run")
+        if not {"problem_id", "sample"} <= row.keys() or row.get("run", run) != run:
+            raise ValueError(
+                f"every line must be a record of one set, {run}; line {number} of {path} is one "
+                f"of {row.get('run')!r}, with {sorted(row)}; "
+                "delete that line, and the completion is drawn again"
+            )
+        records.setdefault((row["problem_id"], row["sample"]), {}).update(row)
+    return list(records.values())
+
+
+def read_set(path: str | Path) -> tuple[dict[str, Any], list[dict]]:
+    """The settings of a record set and its records.
+
+    Raises:
+        ValueError: as `read_settings` and `read_samples`.
+    """
+    return read_settings(path)["settings"], read_samples(path)
+
+
+def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
+    """Refuses a file that holds another set; a set that does not exist yet is none.
+
+    Raises:
+        ValueError: the set at `path` has other settings.
+    """
+    if settings_path(path).exists() or Path(path).exists():
+        refuse_other_settings(Path(path), read_settings(path)["settings"], settings)
+
+
+def open_set(
+    path: Path,
+    settings: dict[str, Any],
+    prompts: Mapping[str, Sequence[int]],
+    provenance: Sequence[dict],
+) -> tuple[str, list[dict]]:
+    """Begins a record set, or checks that the file is of this one.
+
+    Args:
+        path: of the set; this process holds its lock.
+        settings: `set_settings`.
+        prompts: problem -> token ids; a problem that the set has not seen is added to it.
+        provenance: where the problems are from, for a new set.
+
+    Returns:
+        The name of the set and the records that it has.
+
+    Raises:
+        ValueError: other settings, another prompt for a problem, or records of another set.
+    """
+    refuse_other_set(path, settings)
+    digests = {problem: _digest(ids) for problem, ids in prompts.items()}
+    file = settings_path(path)
+    if file.exists():
+        recorded = read_settings(path)
+        _refuse_other_prompts(path, recorded["prompts"], digests)
+        if not digests.keys() <= recorded["prompts"].keys():
+            write_json(file, recorded | {"prompts": recorded["prompts"] | digests})
+    else:
+        recorded = {"format": FORMAT, "run": _digest(settings), "settings": settings}
+        recorded |= {"provenance": list(provenance), "environment": environment()}
+        write_json(file, recorded | {"prompts": digests})
+    run = recorded["run"]
+    records = read_samples(path) if path.exists() else []
+    if records and records[0].get("run") != run:
+        raise ValueError(
+            f"the records of {path} must be of the set that {file} names, {run}; they are of "
+            f"{records[0].get('run')!r}; put back the file that belongs to it, or choose another "
+            "--out"
+        )
+    return run, records
+
+
+def _refuse_other_prompts(path: Path, known: Mapping[str, str], digests: Mapping[str, str]) -> None:
+    changed = [p for p, digest in digests.items() if known.get(p, digest) != digest]
+    if changed:
+        raise ValueError(
+            f"a record set has one prompt for each problem; in {path}, {len(changed)} differ from "
+            f"those of this run, {changed[0]!r} the first (the problem's text, the template or the "
+            "tokenizer changed); choose another --out"
+        )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,16 @@
+"""The settings of both stages on the embedded model: minutes on a CPU."""
+
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft_stage import SftConfig
+
+SFT = SftConfig(max_steps=40, batch_size=16, learning_rate=5e-4, max_length=160)
+RLVR = RlvrConfig(
+    max_steps=100,
+    prompts_per_step=8,
+    max_completion_length=48,
+    max_prompt_length=64,
+    learning_rate=2e-3,
+    min_p=0.0,
+    preflight_prompts=0,
+    save_steps=20,
+)

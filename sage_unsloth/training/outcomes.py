@@ -1,0 +1,104 @@
+"""What a person is shown of a finished stage: tables, and the command that comes next."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from sage_unsloth.models.device import release_memory
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.runs.files import write_json
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.preflight import signal
+from sage_unsloth.training.sft_stage import SftConfig
+from sage_unsloth.training.starting import EMBEDDED, StartingPoint
+
+SAMPLES = 4  # completions of each held-out row, before and after SFT
+
+
+def before_and_after(
+    config: SftConfig, start: str | Path, merged: Path, rows: Sequence[dict], out: str | Path
+) -> list[dict]:
+    """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
+    `before_after.json`.
+    """
+    report = Path(out) / "before_after.json"
+    if report.exists():
+        return json.loads(report.read_text(encoding="utf-8"))
+    folder = Path(out) / "held-out"
+    folder.mkdir(exist_ok=True)
+    sampling = SamplingConfig(
+        num_samples=SAMPLES,
+        temperature=1.0,
+        max_completion_length=config.max_length // 2,
+        batch_size=8,
+        seed=config.seed,
+    )
+    table = []
+    for name, path in {"before": start, "after": merged}.items():
+        release_memory()  # of the model before
+        model, tokenizer = load_policy(
+            path, max_length=config.max_length, load_in_4bit=config.load_in_4bit
+        )
+        records = sample_and_grade(
+            sampling,
+            TransformersEngine(model, tokenizer),
+            rows,
+            folder / f"{name}.jsonl",
+            model=f"{name} SFT",
+            benchmark="held-out",
+            boxed=False,
+        )
+        del model
+        found = signal(records)
+        table.append(
+            {
+                "model": f"{name} SFT",
+                "in format": f"{found['format_rate']:.3f}",
+                "parsed": f"{found['parsed_rate']:.3f}",
+                "right": f"{found['solve_rate']:.3f}",
+                "cut": f"{found['truncation_rate']:.3f}",
+                "tokens": f"{found['mean_tokens']:.0f}",
+            }
+        )
+    write_json(report, table)
+    return table
+
+
+def evaluation_command(point: StartingPoint, name: str, trained: Path) -> str:
+    """The command that compares a trained model with what it started from."""
+    before = f"{point.model}+{point.adapter}" if point.adapter else point.model
+    after = f"{point.model}+{trained}" if trained.name == "adapter" else trained
+    benchmark = "arithmetic" if point.preset.name == EMBEDDED else "aime amc23 math500-l5"
+    return (
+        f"python -m sage_unsloth evaluate --models start={before} {name}={after} --benchmarks "
+        f"{benchmark}"
+    )
+
+
+COURSE = {
+    "reward": "reward",
+    "kl/ref_k3": "KL to reference",
+    "sage/entropy": "entropy",
+    "sage/guide_mean": "guide",
+    "completions/mean_length": "tokens",
+    "completions/clipped_ratio": "cut",
+    "frac_reward_zero_std": "dead groups",
+    "seconds": "seconds a step",
+}
+
+
+def course(metrics: Sequence[dict]) -> list[dict]:
+    """First and last tenth of a run, averaged, as rows of a table; a metric that was not logged is
+    left out.
+    """
+    tenth = max(1, len(metrics) // 10)
+    rows = []
+    for part, steps in {"first": metrics[:tenth], "last": metrics[-tenth:]}.items():
+        row = {"steps": f"{part} {tenth}"}
+        for metric, title in COURSE.items():
+            values = [step[metric] for step in steps if metric in step]
+            if values:
+                row[title] = f"{sum(values) / len(values):.3f}"
+        rows.append(row)
+    return rows

@@ -1,0 +1,59 @@
+"""What stage 2 checks of rows and processes before it trains."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sage_unsloth.grading.mathematics import normalise
+from sage_unsloth.runs.processes import world_size
+from sage_unsloth.sampling.record_sets import prompt_ids
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
+
+def check_processes(config: RlvrConfig) -> None:
+    """Refuse settings that several processes cannot train with, or not evenly."""
+    processes = world_size()
+    if processes == 1:
+        return
+    share, rest = divmod(config.completions_per_step, processes)
+    if rest or share % (config.micro_batch_size or 1):
+        raise ValueError(
+            f"the completions of a step ({config.completions_per_step}) must be divisible by the "
+            "number of processes, and the share of each by micro_batch_size; got "
+            f"WORLD_SIZE={processes} and micro_batch_size={config.micro_batch_size}; change "
+            "prompts_per_step, micro_batch_size or the number of processes"
+        )
+    if config.credit == "sequence" and share % config.num_generations:
+        raise ValueError(
+            "credit='sequence' compares the completions of a prompt, so each process must have "
+            "whole prompts: prompts_per_step must be a multiple of the number of processes; got "
+            f"{config.prompts_per_step} and WORLD_SIZE={processes}"
+        )
+    if config.max_resamples or config.rollouts == "vllm":
+        raise ValueError(
+            "several processes need max_resamples=0, because groups may be split between them, and "
+            "rollouts by transformers, because vLLM inside each was not tried; got "
+            f"max_resamples={config.max_resamples} and rollouts={config.rollouts!r}; change these, "
+            "or start without torchrun"
+        )
+
+
+def check_golds(rows: Sequence[dict]) -> None:
+    """A gold that cannot be graded would end the run at the step that draws its row."""
+    for number, row in enumerate(rows):
+        if normalise(row["answer"]) is None:
+            raise ValueError(
+                f"a gold answer must be text that can be graded; row {number} has "
+                f"{row['answer']!r:.100}; drop or repair the row"
+            )
+
+
+def check_prompt_lengths(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
+    """A prompt over the limit would push the end of its completion out of what is scored."""
+    lengths = [len(prompt_ids(tokenizer, row["problem"])) for row in rows]
+    longer = [number for number, length in enumerate(lengths) if length > limit]
+    if longer:
+        raise ValueError(
+            f"every prompt must fit max_prompt_length={limit} tokens; {len(longer)} of {len(rows)} "
+            f"do not, the first is row {longer[0]} with {lengths[longer[0]]}; raise "
+            "max_prompt_length, or drop these rows"
+        )

@@ -1,0 +1,133 @@
+"""What happens between two optimizer steps of either stage: metrics on disk, the progress bar, and
+an end when a signal asks for one.
+
+Imported once a trainer exists, because Unsloth must be loaded before transformers.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from sage_unsloth.planning.plan import duration
+from sage_unsloth.runs.files import append_jsonl
+from sage_unsloth.runs.processes import gathered, world_size
+from sage_unsloth.runs.stopping import Stop
+
+# On the progress bar; the loss means nothing in RL, whose advantages sum to 0.
+SHOWN = {
+    "reward": "reward",
+    "kl/ref_k3": "kl",
+    "kl/anchor_k3": "kl to anchor",
+    "sage/entropy": "entropy",
+    "sage/guide_mean": "guide",
+    "grad_norm": "grad",
+    "completions/mean_length": "tokens",
+    "completions/clipped_ratio": "cut",
+    "frac_reward_zero_std": "dead",
+    "seconds": "s",
+    "mean_token_accuracy": "accuracy",
+}
+
+logger = logging.getLogger(__name__)
+
+
+class StepLog(TrainerCallback):
+    """Writes a row of metrics for every optimizer step, and ends the run after the step in flight.
+
+    Args:
+        path: of the rows.
+        name: on the progress bar.
+        stop: what `stopping.finishing` was asked.
+        extra: called with the step and the trainer's metrics in every process; what it returns is
+            written beside them.
+    """
+
+    def __init__(
+        self, path: Path, name: str, stop: Stop, extra: Callable[[int, dict], dict]
+    ) -> None:
+        self.path, self.name, self.stop, self.extra = path, name, stop, extra
+        self.bar: Any = None
+        self.first_step = 0
+        self.started = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc=self.name,
+            unit="step",
+            disable=not state.is_world_process_zero,
+        )
+        self.first_step = state.global_step + 1
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.agree()
+        if self.stop.asked is not None:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args, state, control, **kwargs):
+        self.stop.saved = (
+            f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
+        )
+        if self.stop.asked is not None and world_size() == 1:  # while the checkpoint was written
+            control.should_training_stop = True
+
+    def on_log(self, args, state, control, logs: Any = None, **kwargs):
+        if "loss" not in logs:  # a summary at the end, of no single step
+            return
+        seconds = time.perf_counter() - self.started
+        # The trainer keeps every row, and writes all of them into each checkpoint; here they are
+        # on disk.
+        del state.log_history[:-1]
+        row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
+        row |= self.extra(state.global_step, row)
+        if not state.is_world_process_zero:
+            return
+        append_jsonl(self.path, [row])
+        logs.update(row)  # for the trackers, whose callbacks come after this one
+        self._show(row, state.global_step)
+        if state.global_step == self.first_step and state.max_steps > self.first_step:
+            left = state.max_steps - state.global_step
+            logger.info(
+                "%s: the first step took %.1f s; at its pace %d more take %s (it also warms up; "
+                "the bar shows the pace).",
+                self.name,
+                seconds,
+                left,
+                duration(seconds * left),
+            )
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.bar.close()
+
+    def agree(self) -> None:
+        """All processes end once one of them is asked to; a signal that arrives meanwhile is not
+        lost.
+        """
+        asked = [signum for signum in gathered([self.stop.asked]) if signum is not None]
+        if asked:
+            self.stop.asked = asked[0]
+
+    def _show(self, row: dict[str, Any], step: int) -> None:
+        shown = {title: row[key] for key, title in SHOWN.items() if key in row}
+        self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
+        self.bar.update(step - self.bar.n)
+
+
+def _numbers(logs: dict) -> dict[str, Any]:
+    """Trainers log some numbers as text, for display; the file holds numbers."""
+    result = {}
+    for key, value in logs.items():
+        try:
+            result[key] = float(value)
+        except (TypeError, ValueError):
+            result[key] = value
+    return result

@@ -1,0 +1,279 @@
+"""What would train another loss without a word: written signals, changed settings, other guides."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
+from sage_unsloth.objective.protocols import describe
+from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.unsloth_names import ContractError
+
+
+class Returns:
+    """A guide that returns what a function makes of the signals."""
+
+    needs = frozenset({"entropies"})
+
+    def __init__(self, function):
+        self.function = function
+
+    def log_guide(self, signals, *, step, max_steps, generator=None):
+        return self.function(signals)
+
+
+def zeros(signals):
+    return torch.zeros(signals.mask.shape)
+
+
+def train(trainer, guide, **settings):
+    with guided_kl(trainer, guide, **settings):
+        trainer.train()
+    return trainer
+
+
+# --- What a guide must not do ---
+
+
+@pytest.mark.parametrize("name", ["policy_logps", "ref_logps", "mask", "entropies"])
+def test_a_guide_that_writes_into_a_signal_is_refused(make_trainer, name):
+    def write(signals):
+        getattr(signals, name)[0].add_(1)  # a view counts, too
+        return zeros(signals)
+
+    with pytest.raises(ValueError, match=rf"must not write.*wrote into {name}; .*{name}\.clone"):
+        train(make_trainer(max_steps=1), Returns(write))
+
+
+def test_shape_advantages_that_writes_is_refused(make_trainer):
+    with pytest.raises(ValueError, match=r"must not write.*wrote into advantages"):
+        train(make_trainer(max_steps=1), None, shape_advantages=lambda s, a: a.mul_(2))
+
+
+def test_a_guide_that_works_on_copies_is_not(make_trainer):
+    def copies(signals):
+        signals.policy_logps.clone().mul_(2)
+        return zeros(signals)
+
+    train(make_trainer(max_steps=1), Returns(copies))
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda s: None, "must return a float32 tensor .*got None"),
+        (lambda s: 0.0, "must return a float32 tensor .*got 0.0"),
+        (lambda s: zeros(s).double(), "float32 .*got torch.float64"),
+        (lambda s: zeros(s)[:, :1], r"got torch.float32 \(8, 1\)"),
+        (lambda s: zeros(s) + 1e30, r"\|log_guide\| must be at most 20 nats"),
+        (lambda s: zeros(s) - 21, r"\|log_guide\| must be at most 20 nats"),
+        (lambda s: zeros(s) + torch.inf, "must be finite"),
+    ],
+)
+def test_what_a_guide_must_not_return(make_trainer, result, message):
+    with pytest.raises(ValueError, match=message):
+        train(make_trainer(max_steps=1), Returns(result))
+
+
+@pytest.mark.parametrize("log_q", [19.9, -19.9])
+def test_the_bound_of_log_q_itself_is_allowed(make_trainer, log_q):
+    train(make_trainer(max_steps=1), Returns(lambda s: zeros(s) + log_q))
+
+
+@pytest.mark.parametrize("guide", [BranchGuide, TokenGuide])
+def test_a_class_is_no_guide(make_trainer, guide):
+    with (
+        pytest.raises(TypeError, match=rf"an instance; got the class {guide.__name__}"),
+        guided_kl(make_trainer(), guide),
+    ):
+        pass
+
+
+# --- What must not change while it is open ---
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("beta", 0.1, "beta was 0.05 and is 0.1"),
+        ("use_bias_correction_kl", True, "use_bias_correction_kl was False and is True"),
+        ("loss_type", "bnpo", "loss_type was 'grpo' and is 'bnpo'"),
+    ],
+)
+@pytest.mark.parametrize("guide", [BranchGuide(), None])
+def test_a_setting_that_changes_stops_training(make_trainer, name, value, message, guide):
+    from transformers import TrainerCallback
+
+    trainer = make_trainer(max_steps=3)
+
+    class Change(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            setattr(trainer if name == "beta" else args, name, value)
+
+    trainer.add_callback(Change())
+    with pytest.raises(ValueError, match=message):
+        train(trainer, guide)
+    assert trainer.state.global_step == 1
+
+
+def test_two_threads_cannot_open_it(make_trainer):
+    found = []
+
+    def open_it(trainer):
+        try:
+            with guided_kl(trainer, BranchGuide()):
+                pass
+        except ContractError as error:
+            found.append(str(error))
+
+    first, second = make_trainer(), make_trainer()
+    with guided_kl(first, BranchGuide()):
+        thread = threading.Thread(target=open_it, args=(second,))
+        thread.start()
+        thread.join()
+    assert len(found) == 1 and "must not be nested" in found[0]
+    open_it(second)
+    assert len(found) == 1
+
+
+def test_a_context_without_a_step_says_so(make_trainer, caplog):
+    trainer = make_trainer(max_steps=1)
+    with guided_kl(trainer, BranchGuide(ratio=0.7)):
+        pass
+    (record,) = caplog.records
+    assert "has not taken a step" in record.message and "ratio=0.7" in record.message
+    caplog.clear()
+    train(trainer, BranchGuide())
+    assert "has not taken a step" not in caplog.text
+
+
+def test_a_batch_from_before_the_context_is_made_anew(make_trainer):
+    """The second iteration on a batch whose first was outside: it has no entropies of π_ref."""
+    settings = {"num_iterations": 2, "gradient_accumulation_steps": 1}
+    trainer = make_trainer(max_steps=1, **settings)
+    trainer.train()
+    before = trainer._buffered_inputs
+    assert before is not None
+    train(trainer, BranchGuide(source="reference", threshold=0.5))
+    assert "sage_ref_entropies" in trainer._buffered_inputs[0]
+    logged = [entry for entry in trainer.state.log_history if "sage/ref_entropy" in entry]
+    assert logged and logged[0]["sage/guide_mean"] > 1
+
+
+# --- What a checkpoint was trained with ---
+
+
+@pytest.fixture
+def checkpoint(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=1, save_strategy="steps", save_steps=1)
+    train(trainer, BranchGuide(ratio=0.3))
+    return tmp_path / "out" / "checkpoint-1"
+
+
+def resume(make_trainer, checkpoint, guide, trainer_settings=None, **settings):
+    trainer = make_trainer(max_steps=2, **(trainer_settings or {}))
+    with guided_kl(trainer, guide, **settings):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("guide", "settings", "trainer_settings", "message"),
+    [
+        (BranchGuide(ratio=0.5), {}, {}, r"guide was BranchGuide\(ratio=0.3.* and is .*ratio=0.5"),
+        (TokenGuide(), {}, {}, "guide was BranchGuide.* and is TokenGuide"),
+        (None, {}, {}, "guide was BranchGuide.* and is None"),
+        (BranchGuide(ratio=0.3), {"kl_estimator": "k2"}, {}, "kl_estimator was k3 and is k2"),
+        (BranchGuide(ratio=0.3), {}, {"beta": 0.1}, "beta was 0.05 and is 0.1"),
+        (AdaptiveGuide(BranchGuide(), 0.01), {}, {}, "holds none for AdaptiveGuide"),
+    ],
+)
+def test_other_choices_are_refused(
+    make_trainer, checkpoint, guide, settings, trainer_settings, message
+):
+    with pytest.raises(ValueError, match=message):
+        resume(make_trainer, checkpoint, guide, trainer_settings, **settings)
+    resumed = resume(
+        make_trainer, checkpoint, guide, trainer_settings, resume_with_changes=True, **settings
+    )
+    assert resumed.state.global_step == 2
+
+
+def test_the_same_choices_and_an_older_checkpoint_resume(make_trainer, checkpoint):
+    assert resume(make_trainer, checkpoint, BranchGuide(ratio=0.3)).state.global_step == 2
+    file = checkpoint / "trainer_state.json"
+    state = json.loads(file.read_text())
+    del state["stateful_callbacks"]["SageGuide"]  # as before it was recorded
+    file.write_text(json.dumps(state))
+    assert resume(make_trainer, checkpoint, TokenGuide()).state.global_step == 2
+
+
+class Own:
+    """A user's guide, with a setting, a set, a wrapped guide, and something it collects."""
+
+    needs = frozenset()
+
+    def __init__(self, scale):
+        self.scale = scale
+        self.names = {"b", "a"}
+        self.inner = RandomGuide(CosineSchedule(0.1, 0.0))
+        self.seen = []
+
+    def log_guide(self, signals, *, step, max_steps, generator=None):
+        return zeros(signals)
+
+
+def test_a_guide_is_described_by_its_settings():
+    assert describe(None) == "None"
+    assert describe(BranchGuide(ratio=0.5)) == repr(BranchGuide(ratio=0.5))
+    own, other = Own(1.5), Own(1.5)
+    other.seen.append(torch.zeros(3))
+    assert describe(own) == describe(other) != describe(Own(2.5))
+    assert describe(own).startswith("Own(inner=RandomGuide(epsilon=CosineSchedule(")
+    assert "scale=1.5" in describe(own) and "names=[\"'a'\", \"'b'\"]" in describe(own)
+
+
+# --- Steps that measure nothing ---
+
+
+def test_a_step_without_a_token_does_not_move_an_adaptive_guide(make_trainer):
+    guide = AdaptiveGuide(BranchGuide(threshold=0.1), target=0.3)
+    trainer = make_trainer(
+        max_steps=3,
+        max_completion_length=3,
+        mask_truncated_completions=True,
+        generation_kwargs={"suppress_tokens": [0, 1]},  # no completion ends, so all are masked
+    )
+    train(trainer, guide)
+    assert trainer.state.global_step == 3
+    assert guide.strength == 1.0
+    ends = make_trainer(max_steps=3, max_completion_length=12, mask_truncated_completions=False)
+    train(ends, guide)
+    assert guide.strength != 1.0
+
+
+def test_evaluations_between_steps_move_neither_noise_nor_strength(make_trainer):
+    """Weights of a run that evaluates after each step are those of a run that does not."""
+    weights, strengths = [], []
+    for evaluates in (False, True):
+        guide = AdaptiveGuide(TokenGuide(), target=0.05)
+        trainer = make_trainer(max_steps=3, per_device_eval_batch_size=8)
+        if evaluates:
+            from transformers import TrainerCallback
+
+            class Evaluate(TrainerCallback):
+                def on_step_end(self, args, state, control, trainer=trainer, **kwargs):
+                    random = torch.get_rng_state()  # rollouts of the evaluation draw from it
+                    trainer.evaluate(trainer.train_dataset.select(range(8)))
+                    torch.set_rng_state(random)
+
+            trainer.add_callback(Evaluate())
+        train(trainer, guide)
+        weights.append([p.detach().clone() for p in trainer.model.parameters() if p.requires_grad])
+        strengths.append(guide.strength)
+    assert strengths[0] == strengths[1] != 1.0
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
