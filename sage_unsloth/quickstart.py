@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sage_unsloth.evaluation.families import family_report, summary
+from sage_unsloth.evaluation.families import course, family_report, summary
 from sage_unsloth.models.device import frees_models
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, settle_process
 from sage_unsloth.problems import arithmetic
@@ -19,8 +19,10 @@ from sage_unsloth.problems.subsets import spread
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
+from sage_unsloth.training.figures import plot_training
+from sage_unsloth.training.stage import read_metrics
 
-# What loads PyTorch or NumPy is imported where it is used: `--help` imports this module.
+# What loads PyTorch is imported where it is used, since `--help` imports this module.
 if TYPE_CHECKING:
     from sage_unsloth.objective.guides import Guide
     from sage_unsloth.sampling.engines import SamplingConfig
@@ -29,23 +31,16 @@ if TYPE_CHECKING:
 
 ALGORITHMS = {"GRPO": "grpo", "SAGE-Branch": "sage-branch"}  # name here -> row of the table
 MODELS = ("SFT", *ALGORITHMS)
-LOGGED = ("reward", "kl", "kl/ref_k3", "sage/entropy", "sage/guide_mean", "sage/share_touched",
-          "grad_norm")  # fmt: skip
-# Seconds of one SFT row, one completion in RL and one in the evaluation, for the estimate.
+# For the estimate: seconds of one SFT row, one completion in RL and one in the evaluation.
 SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
 MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
 
 
 def add_quickstart(commands: Any) -> None:
-    parser = commands.add_parser(
-        "quickstart", help="SFT, GRPO, SAGE-Branch and pass@k on the embedded task"
-    )
-    parser.add_argument(
-        "--out", default="runs/quickstart", help="folder of the run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--smoke", action="store_true", help="a minute's run that only shows that it works"
-    )
+    text = "SFT, GRPO, SAGE-Branch and pass@k on the embedded task"
+    parser = commands.add_parser("quickstart", help=text)
+    parser.add_argument("--out", default="runs/quickstart", help="folder (default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="a minute; only shows that it works")
     parser.set_defaults(act=_act)
 
 
@@ -54,33 +49,19 @@ def _act(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sft() -> "SftConfig":
+def _embedded() -> Any:
     from sage_unsloth.training import embedded_settings
 
-    return embedded_settings.SFT
-
-
-def _rlvr() -> "RlvrConfig":
-    from sage_unsloth.training import embedded_settings
-
-    return embedded_settings.RLVR
-
-
-def _sampling() -> "SamplingConfig":
-    from sage_unsloth.sampling.engines import SamplingConfig
-
-    return SamplingConfig(
-        num_samples=64, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=512
-    )
+    return embedded_settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartConfig:
     """Settings of the stages and the evaluation; `num_problems` held-out ones, None for all."""
 
-    sft: "SftConfig" = field(default_factory=_sft)
-    rlvr: "RlvrConfig" = field(default_factory=_rlvr)
-    sampling: "SamplingConfig" = field(default_factory=_sampling)
+    sft: "SftConfig" = field(default_factory=lambda: _embedded().SFT)
+    rlvr: "RlvrConfig" = field(default_factory=lambda: _embedded().RLVR)
+    sampling: "SamplingConfig" = field(default_factory=lambda: _embedded().SAMPLING)
     num_problems: int | None = None
 
 
@@ -88,9 +69,9 @@ def smoke_config() -> QuickstartConfig:
     """The same stages at a size that only shows that they run; its figures mean nothing."""
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
     return QuickstartConfig(
-        sft=replace(_sft(), max_steps=2),
-        rlvr=replace(_rlvr(), **few),
-        sampling=replace(_sampling(), num_samples=4, batch_size=16),
+        sft=replace(_embedded().SFT, max_steps=2),
+        rlvr=replace(_embedded().RLVR, **few),
+        sampling=replace(_embedded().SAMPLING, num_samples=4, batch_size=16),
         num_problems=4,
     )
 
@@ -99,9 +80,8 @@ def smoke_config() -> QuickstartConfig:
 def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, Any]:
     """Run or resume the quickstart in the folder `out`, print its table, and return the report.
 
-    Leaves `report.json`, `pass_at_k.png`, `training.png` (a CSV beside each), `evaluation/` (the
-    report of `compare`), `samples/<model>.jsonl`, and the trained models. A folder that is complete
-    is only reported.
+    Leaves `report.json`, `pass_at_k.png`, `training.png` (a CSV beside each), `evaluation/` (as
+    `compare`), `samples/<model>.jsonl` and the models. A complete folder is only reported.
 
     Raises:
         ValueError: the folder holds another run's settings, or another process writes to it.
@@ -113,10 +93,7 @@ def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, An
 def _run(out: Path, config: QuickstartConfig) -> dict[str, Any]:
     """`run` once the folder is this process's own."""
     guides = _guides(out)
-    recorded = {
-        name: guide and {"guide": type(guide).__name__} | asdict(guide)
-        for name, guide in guides.items()
-    }
+    recorded = {n: g and {"guide": type(g).__name__} | asdict(g) for n, g in guides.items()}
     open_run(out, {"command": "quickstart", "guides": recorded} | asdict(config))
     if (out / "report.json").exists():
         report = read_json(out / "report.json")
@@ -126,26 +103,29 @@ def _run(out: Path, config: QuickstartConfig) -> dict[str, Any]:
     seconds, models = _train(out, config, guides)
     rows = spread(arithmetic.problems("test"), config.num_problems)
     started = time.perf_counter()
-    samples = {name: _sample(out, config, rows, name, adapter) for name, adapter in models.items()}
+    samples = {name: _sample(out, config, rows, name, path) for name, path in models.items()}
     seconds["evaluation"] = time.perf_counter() - started
     report = {"settings": asdict(config)}
     report |= family_report(rows, samples, asdict(config.sampling), out / "evaluation")
     for file in ("pass_at_k.png", "pass_at_k.csv"):
         (out / "evaluation" / file).replace(out / file)
     report["seconds_this_time"] = {name: round(value, 1) for name, value in seconds.items()}
-    report["training"] = _training(out, config.rlvr.seed)
+    logs = {name: read_metrics(out / name.lower()) for name in ALGORITHMS}
+    note = f"embedded arithmetic, seed {config.rlvr.seed}; thin: each step"
+    plot_training(logs, out / "training.png", note)
+    report["training"] = {name: course(log) for name, log in logs.items()}
     report["environment"] = environment()
     write_json(out / "report.json", report)
-    left = "report.json, pass_at_k.png, training.png, evaluation/, samples/"
-    print(f"\n{summary(report)}\n\nWritten to {out}: {left}")
+    print(f"\n{summary(report)}\n")
+    print(f"Written to {out}: report.json, pass_at_k.png, training.png, evaluation/, samples/")
     return report
 
 
 def _guides(out: Path) -> "dict[str, Guide | None]":
     """The guide of each algorithm, GRPO's None.
 
-    A folder of an earlier version, which trained GRPO under a guide of 1 (ratio 0) for the sake of
-    its logged entropy, resumes with that: the loss is the same to the last bit.
+    A folder of an earlier version, which trained GRPO under a guide of 1 (ratio 0), resumes with
+    that: the loss is the same to the last bit.
     """
     from sage_unsloth.objective.guides import BranchGuide
     from sage_unsloth.training.algorithms import get_algorithm
@@ -172,12 +152,8 @@ def _train(
     models: dict[str, Path | None] = {"SFT": None}
     seconds["SFT"] = time.perf_counter() - started
     for name, guide in guides.items():
-        rows, folder, started = (
-            arithmetic.problems("train"),
-            out / name.lower(),
-            time.perf_counter(),
-        )
-        models[name] = rlvr(config.rlvr, merged, rows, folder, guide, name)
+        started, rows = time.perf_counter(), arithmetic.problems("train")
+        models[name] = rlvr(config.rlvr, merged, rows, out / name.lower(), guide, name)
         seconds[name] = time.perf_counter() - started
     return seconds, models
 
@@ -193,28 +169,8 @@ def _sample(
     file = out / "samples" / f"{name.lower()}.jsonl"
     file.parent.mkdir(exist_ok=True)
     engine = TransformersEngine(*load_policy(out / "sft" / "model", adapter=adapter))
-    source = arithmetic.SOURCE
-    return sample_and_grade(config.sampling, engine, rows, file, model=name, benchmark=source)
-
-
-def _training(out: Path, seed: int) -> dict[str, Any]:
-    """Draws `training.png`; the means of the first and last tenth of each training log."""
-    import numpy as np
-
-    from sage_unsloth.training.figures import plot_training
-    from sage_unsloth.training.stage import read_metrics
-
-    logs = {name: read_metrics(out / name.lower()) for name in ALGORITHMS}
-    note = f"embedded arithmetic, seed {seed}; thin: each step"
-    plot_training(logs, out / "training.png", note)
-    found: dict[str, Any] = {}
-    for name, steps in logs.items():
-        tenth = max(1, len(steps) // 10)
-        found[name] = {"steps": len(steps)}
-        for part, rows in (("first_tenth", steps[:tenth]), ("last_tenth", steps[-tenth:])):
-            logged = [column for column in LOGGED if column in steps[0]]  # no guide: none of its
-            found[name][part] = {c: float(np.mean([row[c] for row in rows])) for c in logged}
-    return found
+    names = {"model": name, "benchmark": arithmetic.SOURCE}
+    return sample_and_grade(config.sampling, engine, rows, file, **names)
 
 
 def plan(config: QuickstartConfig, out: Path) -> str:
@@ -222,25 +178,23 @@ def plan(config: QuickstartConfig, out: Path) -> str:
     rl, sampling = config.rlvr, config.sampling
     problems = config.num_problems or len(arithmetic.problems("test"))
     total = len(MODELS) * problems * sampling.num_samples
-    rollouts = rl.max_steps * rl.completions_per_step
     seconds = SECONDS["start"] + total * SECONDS["sample"]
     seconds += config.sft.max_steps * config.sft.batch_size * SECONDS["sft_row"]
-    seconds += len(ALGORITHMS) * rollouts * SECONDS["rollout"]
+    seconds += len(ALGORITHMS) * rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
     steps = f"{rl.max_steps} steps of {rl.completions_per_step} completions"
-    each = f"({rl.prompts_per_step} problems x {rl.num_generations})"
-    parts = [f"{'SFT':<12} {config.sft.max_steps} steps of {config.sft.batch_size} solutions"]
-    parts += [f"{name:<12} {steps} {each}" for name in ALGORITHMS]
-    parts.append(
-        f"{'pass@k':<12} {len(MODELS)} models x {problems} held-out problems x "
-        f"{sampling.num_samples} samples = {total:,} completions"
+    steps += f" ({rl.prompts_per_step} problems x {rl.num_generations})"
+    samples = (
+        f"{len(MODELS)} models x {problems} held-out problems x {sampling.num_samples} samples"
     )
-    return "\n".join(
-        [
-            f"Quickstart -> {out}",
-            *(f"  {number}. {part}" for number, part in enumerate(parts, 1)),
-            f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}); the bars show this "
-            "machine's own pace.",
-            "Stop it whenever you like: the step in flight is saved first, and the same command "
-            "resumes from there.\n",
-        ]
-    )
+    parts = [("SFT", f"{config.sft.max_steps} steps of {config.sft.batch_size} worked solutions")]
+    parts += [(name, steps) for name in ALGORITHMS]
+    parts += [("pass@k", f"{samples} = {total:,} completions")]
+    lines = [f"Quickstart -> {out}"]
+    lines += [f"  {number}. {name:<12} {text}" for number, (name, text) in enumerate(parts, 1)]
+    lines += [
+        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}); the bars show this "
+        "machine's own pace.",
+        "Stop it whenever you like: the step in flight is saved first, and the same command "
+        "resumes from there.\n",
+    ]
+    return "\n".join(lines)

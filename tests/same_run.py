@@ -9,6 +9,7 @@ does.
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ CHANGING = frozenset({
 })  # fmt: skip
 LEFT_OUT = ("training_args.bin",)
 PATHS = ("base_model_name_or_path", "README.md")  # of PEFT; they name the model's folder
-SHOWN = 20  # differences of one file
 
 
 def timeless_files(out: Path) -> dict[str, Any]:
@@ -72,16 +72,19 @@ def _short(value: Any) -> str:
 
 def main(folders: list[str]) -> int:
     one, other = (timeless_files(Path(folder)) for folder in folders)
-    lines = []
+    lines: list[str] = []
     for name in sorted(one | other):
         if name not in one or name not in other:
             lines.append(f"{name}: only in the {'first' if name in one else 'second'}")
             continue
-        found = list(differences(one[name], other[name], name))
-        found = [line for line in found if not any(path in line.split(":")[0] for path in PATHS)]
-        lines += found[:SHOWN]
-        if len(found) > SHOWN:
-            lines.append(f"{name}: {len(found) - SHOWN:,} more differences")
+        places: dict[str, list[str]] = {}  # one line for all rows of a file that differ in a column
+        for line in differences(one[name], other[name], name):
+            place = re.sub(r"\[\d+\]", "[]", line.split(": ")[0])
+            if not place.endswith(PATHS):
+                places.setdefault(place, []).append(line)
+        for found in places.values():
+            more = f" (and {len(found) - 1:,} more rows)" if len(found) > 1 else ""
+            lines.append(found[0] + more)
     print("\n".join([*lines, f"{len(one | other)} files, {len(lines)} differences"]))
     return 1 if lines else 0
 

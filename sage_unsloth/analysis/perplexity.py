@@ -172,7 +172,7 @@ def score_records(
     if unknown:
         raise ValueError(
             f"scoring needs the text of every problem; {unknown[0]!r} is not among the "
-            f"{len(problems)} at hand; give the benchmark that the records were drawn on"
+            f"{len(problems)} that were read; give the benchmark that the records were drawn on"
         )
     with locked(path):
         done = _scores_on_disk(path, settings)

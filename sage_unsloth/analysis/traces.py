@@ -127,7 +127,7 @@ def run_traces(
 
     Raises:
         ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is
-            not at hand.
+            unknown.
     """
     from sage_unsloth.objective.protocols import SteeredGuide
     from sage_unsloth.training.stage import read_metrics

@@ -1,7 +1,7 @@
-"""The report of the embedded task: pass@k of all problems and of each family, ways of working.
+"""The report of the embedded task: pass@k of all problems and by family, ways of working.
 
-Every family is a benchmark of its own to `report_sets`, so intervals and paired differences are those of
-`compare`.
+Every family is a benchmark of its own to `report_sets`, so intervals and paired differences are
+those of `compare`.
 """
 
 from collections import Counter
@@ -11,6 +11,8 @@ from typing import Any
 
 from sage_unsloth.problems import arithmetic
 
+LOGGED = ("reward", "kl", "kl/ref_k3", "sage/entropy", "sage/guide_mean", "sage/share_touched",
+          "grad_norm")  # fmt: skip
 FAMILIES = ("rare", "usual", "both", "far")
 
 
@@ -73,6 +75,18 @@ def _behaviour(records: Sequence[dict]) -> dict[str, Any]:
         "finished": sum(record["finish_reason"] == "stop" for record in records) / total,
         "mean_tokens": sum(record["num_tokens"] for record in records) / total,
         "routes": {route: count / total for route, count in routes.most_common()},
+    }
+
+
+def course(log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The means of the first and the last tenth of a training log; no guide has none of its."""
+    import numpy as np
+
+    tenth = max(1, len(log) // 10)
+    columns = [name for name in LOGGED if name in log[0]]
+    return {"steps": len(log)} | {
+        part: {name: float(np.mean([row[name] for row in rows])) for name in columns}
+        for part, rows in (("first_tenth", log[:tenth]), ("last_tenth", log[-tenth:]))
     }
 
 

@@ -1,5 +1,4 @@
-"""Measures what evaluation costs: grading, the bootstrap, and drawing each row from a stream of its
-own.
+"""Measures what evaluation costs: grading, the bootstrap, and a random stream for each row.
 
     python -m sage_unsloth.lab.grading_speed --out data/results/grading
 
@@ -32,33 +31,19 @@ from sage_unsloth.runs.record import environment
 SAMPLES, INTEGERS, FRACTIONS, OTHERS = 256, 175, 23, 36
 BASELINE = 16 * (INTEGERS + FRACTIONS + OTHERS)  # completions that the baseline is timed on
 
+LATEX = [r"%d\sqrt{%d}", r"(%d, %d)", r"[%d, %d)", r"%d + %d i", r"%dx^2 + %dx",
+         r"\frac{%d \pi}{%d}", r"\left( %d, \frac{\pi}{%d} \right)", r"%d - \sqrt{%d}"]  # fmt: skip
+
 
 def answers(rng: random.Random, number: int, distinct: int) -> tuple[str, list[str]]:
-    """A gold and the 256 answers to it: the right one in two ways of writing, and `distinct` - 2
-    wrong ones, rare ones rarer.
-    """
+    """A gold and 256 answers: the right one written in two ways, and `distinct` - 2 wrong ones."""
     a, b = rng.randint(2, 99), rng.randint(2, 99)
     if number < INTEGERS:
         gold = str(a * b)
         right = [gold, f"{a * b}.0"]
         wrong = [str(a * b + i) for i in range(1, distinct)]
     else:
-        form = (
-            r"\frac{%d}{%d}"
-            if number < INTEGERS + FRACTIONS
-            else rng.choice(
-                [
-                    r"%d\sqrt{%d}",
-                    r"(%d, %d)",
-                    r"[%d, %d)",
-                    r"%d + %d i",
-                    r"%dx^2 + %dx",
-                    r"\frac{%d \pi}{%d}",
-                    r"\left( %d, \frac{\pi}{%d} \right)",
-                    r"%d - \sqrt{%d}",
-                ]
-            )
-        )
+        form = r"\frac{%d}{%d}" if number < INTEGERS + FRACTIONS else rng.choice(LATEX)
         gold = form % (a, b)
         right = [gold, f"${gold}$"]
         wrong = [form % (a + i, b) for i in range(1, distinct)]
@@ -91,10 +76,8 @@ def one_after_another(texts: list[str], golds: list[str]) -> list[bool]:
     ]
 
 
-def bench_grading(distinct: int, order: str) -> dict:
-    """Seconds of both ways, for one number of different answers per problem, "by problem" or "by
-    sample".
-    """
+def time_grading(distinct: int, order: str) -> dict:
+    """Seconds of both ways, for `distinct` answers per problem, "by problem" or "by sample"."""
     texts, golds = completions(distinct)
     if order == "by sample":
         turned = [i for sample in range(SAMPLES) for i in range(sample, len(texts), SAMPLES)]
@@ -122,7 +105,7 @@ def bench_grading(distinct: int, order: str) -> dict:
     }
 
 
-def bench_bootstrap() -> dict:
+def time_bootstrap() -> dict:
     """Seconds for every k at once, 234 problems x 256 samples x 10,000 resamples."""
     counts = np.random.default_rng(0).binomial(256, np.random.default_rng(1).beta(0.5, 1, 234))
     ks = [2**i for i in range(9)]
@@ -135,9 +118,10 @@ def bench_bootstrap() -> dict:
     return {"curve_seconds": round(curve, 3), "difference_seconds": round(difference, 3)}
 
 
-def bench_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 512) -> dict:
-    """Streams per row against `generate`'s own sampling, on the tiny base; and how often a batch
-    changes a completion.
+def time_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 512) -> dict:
+    """A stream per row against `generate`'s own sampling, on the tiny base, in seconds.
+
+    And how often the batch changes a completion.
     """
     import torch
 
@@ -182,7 +166,8 @@ def bench_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 5
                 )
 
     order = list(range(len(pairs)))
-    ours(order[:batch], batch), plain()  # warm
+    ours(order[:batch], batch)  # warms up
+    plain()
     seconds: dict[str, list[float]] = {"ours": [], "generate": []}
     for _ in range(3):
         for name, run in (("ours", lambda: ours(order, batch)), ("generate", plain)):
@@ -214,19 +199,19 @@ def main() -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("runs/bench"),
+        default=Path("runs/grading"),
         help="folder for evaluation.json (default: %(default)s)",
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     result = {
         "grading": [
-            bench_grading(distinct, order)
+            time_grading(distinct, order)
             for order in ("by sample", "by problem")
             for distinct in (8, 24, 64)
         ],
-        "bootstrap": bench_bootstrap(),
-        "sampling": bench_sampling(),
+        "bootstrap": time_bootstrap(),
+        "sampling": time_sampling(),
         "environment": environment(),
     }
     write_json(options.out / "evaluation.json", result)

@@ -52,7 +52,7 @@ def plot_curves(panels: Sequence[Panel], path: str | Path, note: str) -> Path:
     """The panels beside each other. Where curves coincide, the first lies on top.
 
     Args:
-        path: of the PNG; the CSV stands beside it.
+        path: of the PNG; the CSV is written beside it.
         note: the conditions, under the figure.
     """
     figure, axes = _figure(len(panels))
@@ -109,7 +109,7 @@ def plot_anchors(panels: Mapping[str, Sequence[Mapping]], path: str | Path, note
     Args:
         panels: guide -> rows with `completion`, `right` (bool), `q`, `reference`, `anchor`,
             `plain`, `guided` (probabilities).
-        path: of the PNG; the CSV stands beside it.
+        path: of the PNG; the CSV is written beside it.
         note: the conditions, under the figure.
     """
     names = {
@@ -160,7 +160,7 @@ def plot_border(rows: Sequence[Mapping], delta: float, path: str | Path, note: s
     Args:
         rows: of `support.search_trees`.
         delta: δ of the search.
-        path: of the PNG; the CSV stands beside it.
+        path: of the PNG; the CSV is written beside it.
         note: the conditions, under the figure.
     """
     figure, (axis,) = _figure(1, width=8.2, height=4.4)

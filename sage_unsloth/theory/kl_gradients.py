@@ -7,6 +7,8 @@ Gradients are with respect to the logits, (E,). float64; shapes: C completions, 
 as in `trees`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,7 +49,7 @@ def expected_gradient(
     Args:
         anchor_logps: log f of every completion's tokens, (C, T).
         in_reward: which of the two.
-        whole: one estimator of the whole completion, from d = Σ_t d_t, in the place of one per
+        whole: one estimator of the whole completion, from d = Σ_t d_t, instead of one per
             token.
     """
     logits = logits.detach().requires_grad_()
@@ -118,7 +120,7 @@ def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dic
                 named = [
                     name for name, g in targets.items() if float((found - g).norm()) < 1e-9 * scale
                 ]
-                row = {
+                row: dict[str, Any] = {
                     "unit": unit,
                     "estimator": kl_estimator,
                     "place": "reward" if in_reward else "loss",

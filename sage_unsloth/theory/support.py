@@ -131,7 +131,7 @@ def own_guide_optimum(
             return new, table
     raise ValueError(
         f"guide and policy must agree within {steps} steps; they still move by {change:.1e}; "
-        f"raise beta or steps"
+        "raise beta or steps"
     )
 
 
@@ -338,7 +338,7 @@ def train_by_sampling(
     """
     if num_generations < 2:
         raise ValueError(
-            f"num_generations must be >= 2 because an advantage is relative to the group; got "
+            "num_generations must be >= 2 because an advantage is relative to the group; got "
             f"{num_generations}"
         )
     generator = torch.Generator().manual_seed(seed)

@@ -37,7 +37,7 @@ class Tree:
     prefixes: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, rewards: Mapping[Sequence[str], float]) -> "Tree":
+    def of(cls, rewards: Mapping[str, float] | Mapping[tuple[str, ...], float]) -> "Tree":
         """The tree of completions -> reward; in a string each letter is a token.
 
         Raises:

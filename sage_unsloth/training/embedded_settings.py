@@ -1,5 +1,6 @@
-"""The settings of both stages on the embedded model: minutes on a CPU."""
+"""The settings of both stages and of the evaluation on the embedded model: minutes on a CPU."""
 
+from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 
@@ -13,4 +14,7 @@ RLVR = RlvrConfig(
     min_p=0.0,
     preflight_prompts=0,
     save_steps=20,
+)
+SAMPLING = SamplingConfig(
+    num_samples=64, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=512
 )

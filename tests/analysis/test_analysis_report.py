@@ -2,11 +2,15 @@
 refuses.
 """
 
+import argparse
+import inspect
 import json
 
 import pytest
 
 from sage_unsloth.__main__ import main
+from sage_unsloth.analysis.command import add_analyze
+from sage_unsloth.analysis.report import analyze
 from sage_unsloth.analysis.sources import find_sources, problem_texts
 from sage_unsloth.analysis.tables import phase_rows
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
@@ -172,6 +176,26 @@ def test_the_command_leaves_what_it_says(quickstart, tmp_path, capsys):
     # A second time nothing is scored again.
     assert main(command) == 0
     assert (out / "perplexity" / "GRPO.jsonl").read_text().splitlines() == lines
+
+
+def test_the_default_number_of_responses_is_that_of_the_code():
+    parser = argparse.ArgumentParser()
+    add_analyze(parser.add_subparsers())
+    found = parser.parse_args(["analyze", "runs/a"])
+    assert found.responses == inspect.signature(analyze).parameters["responses"].default
+    assert found.pattern == [] and callable(found.act)
+
+
+def test_what_an_earlier_run_left_is_said_apart(tmp_path, capsys):
+    write_set(tmp_path / "e" / "a.jsonl", "a", [1, 2, 3])
+    write_set(tmp_path / "e" / "b.jsonl", "b", [1, 0, 3])
+    command = ["analyze", str(tmp_path / "e"), "--out", str(tmp_path / "out")]
+    assert main(command) == 0 and "Of an earlier run" not in capsys.readouterr().out
+    (tmp_path / "e" / "b.jsonl").unlink(), (tmp_path / "e" / "b.settings.json").unlink()
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert f"Written to {tmp_path / 'out'}: analysis.json, patterns.csv, patterns.png\n" in text
+    assert "Of an earlier run: cases.html\n" in text
 
 
 def test_training_logs_alone_are_enough(tmp_path, capsys):

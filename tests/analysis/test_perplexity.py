@@ -94,8 +94,12 @@ def record(problem, sample, text, num_tokens=None, **more):
 
 
 RECORDS = [
-    record("p", 0, "2"), record("p", 1, ""), record("q", 0, "25"), record("q", 1, "a bc", 3), record("p", 2, "3+1"),
-]  # fmt: skip
+    record("p", 0, "2"),
+    record("p", 1, ""),
+    record("q", 0, "25"),
+    record("q", 1, "a bc", 3),
+    record("p", 2, "3+1"),
+]
 
 
 class Counting:
@@ -157,7 +161,7 @@ def test_scores_of_another_baseline_are_refused(model, tokenizer, tmp_path):
     score_records(model, tokenizer, RECORDS[:1], PROBLEMS, path, settings={"baseline": "b"})
     with pytest.raises(ValueError, match='baseline was "b" and is "c"'):
         score_records(model, tokenizer, RECORDS[:1], PROBLEMS, path, settings={"baseline": "c"})
-    with pytest.raises(ValueError, match="'q' is not among the 1 at hand"):
+    with pytest.raises(ValueError, match="'q' is not among the 1 that were read"):
         score_records(model, tokenizer, RECORDS, {"p": "1"}, tmp_path / "t.jsonl", settings={})
 
 
@@ -276,6 +280,7 @@ def test_recorded_guides_are_read_back(guide):
         "BranchGuide(ratio=open('x'))",
         "__import__('os').system('x')",
         "BranchGuide(0.3)",
+        "BranchGuide(**{'ratio': 0.3})",
         "BranchGuide(",
         "CosineSchedule(upper=1.0, lower=0.0)",
         "BranchGuide(threshold=-1.0)",

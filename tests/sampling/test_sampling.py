@@ -4,23 +4,26 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from table_engine import BASE, CONFIG, ROWS, Table
+from table_engine import CONFIG, ROWS, Table
 
+from sage_unsloth.grading import grader
 from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import grade
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.models.loading import load_policy
 from sage_unsloth.prompts import render_prompt
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.sampling import record_files, record_sets
 from sage_unsloth.sampling.counts import correct_matrix
-from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 from sage_unsloth.sampling.record_sets import (
     EngineError,
@@ -30,19 +33,21 @@ from sage_unsloth.sampling.record_sets import (
 )
 
 
-@pytest.fixture(scope="module")
-def engine(unsloth_module):
-    return TransformersEngine(*load_policy(BASE))
-
-
 def draw(config, engine, rows, path, **options):
     options = {"model": "base", "benchmark": "arithmetic"} | options
     return sample_and_grade(config, engine, rows, path, **options)
 
 
 @pytest.fixture(scope="module")
-def records(engine, tmp_path_factory):
-    return draw(CONFIG, engine, ROWS, tmp_path_factory.mktemp("samples") / "samples.jsonl")
+def drawn(engine, tmp_path_factory):
+    """The file of a set, and the records that drawing it returned."""
+    path = tmp_path_factory.mktemp("samples") / "samples.jsonl"
+    return path, draw(CONFIG, engine, ROWS, path)
+
+
+@pytest.fixture
+def records(drawn):
+    return drawn[1]
 
 
 def test_every_problem_gets_every_sample_once(records):
@@ -102,13 +107,14 @@ def test_the_prompt_is_that_of_training_byte_for_byte(engine, unsloth_module):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.999])
-def test_a_run_cut_anywhere_ends_the_same(engine, records, tmp_path, share):
+def test_a_run_cut_anywhere_ends_the_same(engine, drawn, tmp_path, share):
+    whole, records = drawn
     path = tmp_path / "samples.jsonl"
-    whole = draw(CONFIG, engine, ROWS, path)
-    assert whole == records
-    data = path.read_bytes()
+    shutil.copy(settings_path(whole), settings_path(path))
+    data = whole.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     again = draw(CONFIG, engine, ROWS, path)
+    assert share or again == records, "the same batches draw the same"
     assert [r["problem_id"] for r in again] == [r["problem_id"] for r in records]
     # Batches begin elsewhere now, and rounding may tip a completion over.
     assert sum(a != b for a, b in zip(again, records, strict=True)) <= 1
@@ -253,6 +259,30 @@ def test_a_repaired_gold_alone_grades_again(tmp_path):
     assert changed == [row["id"]] * 6
     assert "correct" in {r["grade"] for r in after}
     assert len(read_jsonl(path)) == 24 + 6
+
+
+def test_a_set_is_read_once_and_what_is_returned_is_what_is_on_disk(tmp_path, monkeypatch):
+    path, read = tmp_path / "samples.jsonl", []
+    real = record_files.read_samples
+    monkeypatch.setattr(record_files, "read_samples", lambda path: read.append(path) or real(path))
+    few = draw(replace(CONFIG, num_samples=2), Table(), ROWS, path)
+    assert few == real(path) and not read, "there was nothing to read"
+    all_rows = draw(CONFIG, Table(), ROWS, path)
+    assert all_rows == real(path) and read == [path]
+    again = draw(CONFIG, Table(), ROWS, path, checker=replace(MATH, version=99))
+    assert again == real(path) != all_rows and read == [path, path]
+
+
+def test_an_answer_is_extracted_once(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        record_sets,
+        "extract_answer",
+        lambda text, **options: found.append(text) or extract_answer(text, **options),
+    )
+    monkeypatch.setattr(grader, "extract_answer", lambda *a, **k: pytest.fail("a second time"))
+    records = draw(CONFIG, Table(), ROWS, tmp_path / "samples.jsonl")
+    assert sorted(found) == sorted(record["completion"] for record in records)
 
 
 def test_two_processes_on_one_set_are_refused(tmp_path):

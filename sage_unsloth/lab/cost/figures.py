@@ -7,13 +7,12 @@ from sage_unsloth.figures import COLOURS, new_figure, save_figure
 
 
 def plot_costs(rows: Sequence[Mapping], path: str | Path, note: str) -> Path:
-    """Seconds, with quartiles of the ratio to the first row's loss, and peak memory; a group of
-    bars for each size.
+    """Times the first variant's time with quartiles, and peak memory; bars for each size.
 
     Args:
         rows: `length`, `hidden`, `vocabulary`, `batch`, `variant`, `seconds`, `peak_mib`, and the
             ratio's `median`, `low`, `high`.
-        path: of the PNG; the CSV stands beside it.
+        path: of the PNG; the CSV is written beside it.
         note: the conditions, under the figure.
     """
     figure, axes = new_figure(2)

@@ -12,7 +12,7 @@ import gc
 import os
 import platform
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def device_name() -> str:
 @contextlib.contextmanager
 def timed_phases(trainer: Any) -> Iterator[dict[str, float]]:
     """Seconds in each phase by the clock; a phase within another counts for the inner one."""
-    seconds: dict[str, float] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     inside: list[float] = []
 
     def timed(name: str, method: Callable) -> Callable:

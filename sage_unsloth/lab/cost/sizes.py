@@ -29,7 +29,7 @@ class Size:
                 raise ValueError(f"{name} must be at least 1; got {value}")
         if self.batch % min(8, self.batch):
             raise ValueError(
-                f"batch must be a multiple of 8, the completions of a prompt, or less than 8; "
+                "batch must be a multiple of 8, the completions of a prompt, or less than 8; "
                 f"got {self.batch}"
             )
 

@@ -70,6 +70,7 @@ def _act(options: argparse.Namespace) -> int:
     from sage_unsloth.lab.evidence.publish import publish
     from sage_unsloth.lab.evidence.run import benchmark
     from sage_unsloth.lab.evidence.tasks import get_task
+    from sage_unsloth.lab.evidence.text import summary
 
     for name in ("seeds", "workers"):
         if (value := getattr(options, name)) is not None and value < 1:
@@ -85,8 +86,11 @@ def _act(options: argparse.Namespace) -> int:
         smoke=options.smoke,
     )
     out = Path(options.out or f"runs/benchmark-{options.task}")
-    if options.report:
-        publish(out, config)
-    else:
-        benchmark(out, config, options.workers)
+    done = publish(out, config) if options.report else benchmark(out, config, options.workers)
+    print(f"\n{summary(done)}\n")
+    print(f"Written to {out}: records.json, report.json, report.md, figures with their tables")
+    print(
+        f"Next: look at {out / 'report.md'}; completions are in {out / 'samples'}; more seeds or "
+        "algorithms: the same command with them"
+    )
     return 0

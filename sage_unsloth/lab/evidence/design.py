@@ -84,7 +84,7 @@ class BenchmarkConfig:
                 raise ValueError(f"the benchmark has no teacher, which {name} needs; leave it out")
         if "grpo" not in self.algorithms:
             raise ValueError(
-                f"grpo must be among the algorithms because all others are compared with it; got "
+                "grpo must be among the algorithms because all others are compared with it; got "
                 f"{self.algorithms}"
             )
         if self.beta is not None and not self.beta > 0:

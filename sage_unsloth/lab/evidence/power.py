@@ -1,5 +1,4 @@
-"""What S training seeds and P problems can show: intervals over both at once, and the smallest
-difference a design can see.
+"""Intervals over S training seeds and P problems at once, and the power of a design.
 
 Every training seed meets every problem, so a table of values (S, P) has two sources of chance at
 once: other seeds would have given other rows, other problems other columns. With eight seeds a
@@ -20,9 +19,7 @@ from sage_unsloth.evaluation.metrics import Estimate
 
 @dataclass(frozen=True)
 class CrossedEstimate(Estimate):
-    """A mean with its interval over seeds and problems; `error` is the standard error, `freedom`
-    the degrees of freedom.
-    """
+    """A mean with its interval over seeds and problems, standard error, degrees of freedom."""
 
     error: float
     freedom: float
@@ -30,9 +27,7 @@ class CrossedEstimate(Estimate):
 
 @dataclass(frozen=True)
 class Components:
-    """Variances of one value: `seed` and `problem` shared by a row or column of the table, `rest`
-    of a single entry.
-    """
+    """Variances of one value: of its `seed` (row), its `problem` (column), and the `rest`."""
 
     seed: float
     problem: float
@@ -53,8 +48,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
-    """The mean of values (S, P) over seeds and problems, with an interval for other seeds *and*
-    other problems.
+    """The mean of values (S, P), with an interval for other seeds *and* other problems.
 
     With the mean squares of rows M_s, columns M_p and the rest M_e, the variance of the mean is
     estimated by (M_s + M_p − M_e) / (S P), the unbiased estimator of the two-way random-effects
@@ -90,8 +84,7 @@ def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
 
 
 def components(values_SP) -> Components:
-    """The variance components of a table (S, P) of a pilot, S and P >= 2; one estimated below 0 is
-    0.
+    """The variance components of a pilot's table (S, P), S and P >= 2; negative ones become 0.
 
     Raises:
         ValueError: as `crossed_interval`; or a single seed or problem.
@@ -113,11 +106,16 @@ def components(values_SP) -> Components:
 def detectable_difference(
     found: Components, seeds: int, problems: int, *, power: float = 0.8, confidence: float = 0.95
 ) -> float:
-    """The smallest true difference whose interval leaves out 0 in a share `power` of all benchmarks
-    of S >= 2 seeds and P problems.
+    """The smallest true difference that a design of S >= 2 seeds and P problems finds.
 
-    (t_{(1+confidence)/2} + t_{power}) · √(σ_s²/S + σ_p²/P + σ_e²/(S P)), with S − 1 degrees of
-    freedom: on the safe side, since problems bring more.
+    Its interval leaves out 0 in a share `power` of all such benchmarks:
+
+        (t_{(1+confidence)/2} + t_{power}) · √(σ_s²/S + σ_p²/P + σ_e²/(S P))
+
+    with S − 1 degrees of freedom: on the safe side, since problems bring more.
+
+    Raises:
+        ValueError: fewer seeds or problems.
     """
     if seeds < 2 or problems < 1:
         raise ValueError(f"power needs seeds >= 2 and problems >= 1; got {seeds} and {problems}")
@@ -146,8 +144,7 @@ def _table(values_SP) -> np.ndarray:
     if values_SP.ndim != 2 or values_SP.size < 2 or not np.isfinite(values_SP).all():
         raise ValueError(
             "an interval over seeds and problems needs a table (seeds, problems) of finite "
-            "values, at least two of them; "
-            f"got the shape {values_SP.shape} with {int((~np.isfinite(values_SP)).sum())} that "
-            f"are not finite"
+            f"values, at least two of them; got the shape {values_SP.shape} with "
+            f"{int((~np.isfinite(values_SP)).sum())} that are not finite"
         )
     return values_SP

@@ -9,23 +9,17 @@ from sage_unsloth.lab.evidence.design import BenchmarkConfig
 from sage_unsloth.lab.evidence.figures import draw
 from sage_unsloth.lab.evidence.records import Records, collect
 from sage_unsloth.lab.evidence.report import make_report
-from sage_unsloth.lab.evidence.text import markdown, summary
+from sage_unsloth.lab.evidence.text import markdown
 from sage_unsloth.runs.files import write_json, write_text
 
 
 def publish(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
-    """Collect, report, draw and print; returns the report."""
-    data = collect(out, config)
-    report = publish_records(data, out)
-    print(
-        f"\n{summary(report)}\n\nWritten to {out}: records.json, report.json, report.md, figures "
-        "with their tables"
-    )
-    print(
-        f"Next: look at {out / 'report.md'}; completions are in {out / 'samples'}; more seeds or "
-        "algorithms: the same command with them"
-    )
-    return report
+    """Collect, report and draw; returns the report.
+
+    Raises:
+        ValueError: the SFT model or every seed is incomplete.
+    """
+    return publish_records(collect(out, config), out)
 
 
 def publish_records(data: Mapping[str, Any], out: Path) -> dict[str, Any]:

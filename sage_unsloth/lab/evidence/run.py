@@ -9,6 +9,7 @@ its call was killed and the next call begins.
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -31,9 +32,10 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.runs.stopping import allow
 
-UNWINDING = (
-    600.0  # seconds for a worker to finish its step and save; a second Ctrl-C ends it sooner
-)
+# Seconds for a worker to finish its step and save; a second Ctrl-C ends it sooner.
+UNWINDING = 600.0
+
+logger = logging.getLogger(__name__)
 
 
 class BenchmarkError(RuntimeError):
@@ -43,8 +45,7 @@ class BenchmarkError(RuntimeError):
 def benchmark(
     out: str | Path, config: BenchmarkConfig, workers: int | None = None
 ) -> dict[str, Any]:
-    """Run or resume the benchmark in the folder `out`, print its report, and return what
-    `report.json` holds.
+    """Run or resume the benchmark in the folder `out`, and return what `report.json` holds.
 
     Leaves `records.json` (every count that the report rests on), `report.json`, `report.md`,
     figures with their tables, and a folder for each run with its metrics and adapter; `samples/`
@@ -75,7 +76,7 @@ def benchmark(
         out = open_run(out, settings)
         write_json(out / "benchmark.json", asdict(config))
         runs = config.runs()
-        print(plan(config, task, out, workers))
+        logger.info("%s", plan(config, task, out, workers))
         for folder in ("samples", "results", "workers"):
             (out / folder).mkdir(exist_ok=True)
         if not (out / "sft" / "model").is_dir():

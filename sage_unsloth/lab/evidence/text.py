@@ -1,11 +1,11 @@
 """A benchmark's report as text: tables, `report.md`, the terminal's summary, a page of results."""
 
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.figures import table_text
 from sage_unsloth.lab.evidence.claims import MATTERS
 from sage_unsloth.lab.evidence.design import BASELINE, SFT, BenchmarkConfig
 from sage_unsloth.lab.evidence.power import Components, detectable_difference
@@ -36,9 +36,8 @@ def conditions(report: Mapping[str, Any]) -> str:
         f"{settings['learning_rate']:g}, β "
         f"{report['settings'].get('beta', ALGORITHMS[BASELINE].beta):g}; "
         f"{report['num_problems']['test']} held-out problems, {report['num_samples']['test']} "
-        f"samples each at T = "
-        f"{report['settings']['sampling']['temperature']:g}; unsloth {packages['unsloth']}, "
-        f"torch {packages['torch']}, {environment['date'][:10]}"
+        f"samples each at T = {report['settings']['sampling']['temperature']:g}; "
+        f"unsloth {packages['unsloth']}, torch {packages['torch']}, {environment['date'][:10]}"
     )
 
 
@@ -198,49 +197,8 @@ def _detectable(by_k: Mapping[str, Mapping[str, float]], seeds: int, problems: i
 
 def markdown(report: Mapping[str, Any]) -> str:
     """`report.md`."""
-    ood = [name for name in report["pass_at_k"] if name != "test"]
-    families = [group for group in report["pass_at_k"]["test"] if group != "all"]
-    vs_baseline = functools.partial(_against, BASELINE)
-    vs_sft = functools.partial(_against, SFT)
-    verdicts = [claim["verdict"] for claim in report["claims"]]
-    counts = ", ".join(
-        f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided")
-    )
     parts = [f"# Benchmark: {report['title']}", conditions(report) + ".", intervals(report)]
-    parts += [
-        "## The paper's claims",
-        f'{counts}. A gain or loss counts as none below {MATTERS:g}: "supported" is an interval '
-        f'beyond 0 on the claimed side, "not supported" '
-        f'one that excludes a difference of {MATTERS:g} there, "undecided" the rest. Of as many '
-        f"intervals as there are rows, one in twenty misses by chance.",
-        markdown_table(claims_table(report)),
-        "![differences to grpo](differences.png)",
-        "## Held-out problems",
-        markdown_table(level_table(report, "test")),
-        "Against grpo, the same seeds and problems:",
-        markdown_table(difference_table(report, "test", vs_baseline)),
-        "Against the SFT model:",
-        markdown_table(difference_table(report, "test", vs_sft)),
-    ]
-    special = difference_table(
-        report, "test", lambda pair: not vs_baseline(pair) and not vs_sft(pair)
-    )
-    if special:
-        parts += [
-            "Pairs in which only the guide, or guide and KL, differ:",
-            markdown_table(special),
-        ]
-    parts.append("![pass@k](pass_at_k.png)")
-    for family in families:
-        parts += [f"### Family: {family}", markdown_table(level_table(report, "test", family))]
-    if ood:
-        parts.append("## Out of distribution")
-    for name in ood:
-        parts += [
-            f"### {name}",
-            markdown_table(level_table(report, name)),
-            markdown_table(difference_table(report, name, vs_baseline)),
-        ]
+    parts += _claims(report) + _held_out(report) + _out_of_distribution(report)
     if routes := routes_table(report):
         parts += [
             "## The rare way",
@@ -259,7 +217,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         parts += [
             "## Threshold × ratio of the Branch guide",
             f"{len(report['grid']['seeds'])} seeds a cell (Table 6). Of nine cells the best one "
-            f"is also the luckiest.",
+            "is also the luckiest.",
             markdown_table(grid),
             "![grid](grid.png)",
         ]
@@ -275,26 +233,80 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _against(name: str, pair: str) -> bool:
-    return pair.endswith(f" - {name}")
+def _claims(report: Mapping[str, Any]) -> list[str]:
+    return [
+        "## The paper's claims",
+        f'{_counts(report)}. A gain or loss counts as none below {MATTERS:g}: "supported" is an '
+        f'interval beyond 0 on the claimed side, "not supported" one that excludes a difference of '
+        f'{MATTERS:g} there, "undecided" the rest. Of as many intervals as there are rows, one in '
+        "twenty misses by chance.",
+        markdown_table(claims_table(report)),
+        "![differences to grpo](differences.png)",
+    ]
+
+
+def _counts(report: Mapping[str, Any]) -> str:
+    verdicts = [claim["verdict"] for claim in report["claims"]]
+    names = ("supported", "not supported", "undecided")
+    return ", ".join(f"{verdicts.count(name)} {name}" for name in names)
+
+
+def _held_out(report: Mapping[str, Any]) -> list[str]:
+    def table(keep: Callable[[str], bool]) -> list[list[str]]:
+        return difference_table(report, "test", keep)
+
+    parts = [
+        "## Held-out problems",
+        markdown_table(level_table(report, "test")),
+        "Against grpo, the same seeds and problems:",
+        markdown_table(table(_vs_baseline)),
+        "Against the SFT model:",
+        markdown_table(table(_vs_sft)),
+    ]
+    if special := table(lambda pair: not _vs_baseline(pair) and not _vs_sft(pair)):
+        parts += [
+            "Pairs in which only the guide, or guide and KL, differ:",
+            markdown_table(special),
+        ]
+    parts.append("![pass@k](pass_at_k.png)")
+    for family in report["pass_at_k"]["test"]:
+        if family != "all":
+            parts += [f"### Family: {family}", markdown_table(level_table(report, "test", family))]
+    return parts
+
+
+def _out_of_distribution(report: Mapping[str, Any]) -> list[str]:
+    names = [name for name in report["pass_at_k"] if name != "test"]
+    parts = ["## Out of distribution"] if names else []
+    for name in names:
+        parts += [
+            f"### {name}",
+            markdown_table(level_table(report, name)),
+            markdown_table(difference_table(report, name, _vs_baseline)),
+        ]
+    return parts
+
+
+def _vs_baseline(pair: str) -> bool:
+    return pair.endswith(f" - {BASELINE}")
+
+
+def _vs_sft(pair: str) -> bool:
+    return pair.endswith(f" - {SFT}")
 
 
 def summary(report: Mapping[str, Any]) -> str:
     """For a terminal: levels, differences to grpo, verdicts."""
     tables = [
         level_table(report, "test"),
-        difference_table(report, "test", functools.partial(_against, BASELINE)),
+        difference_table(report, "test", _vs_baseline),
         [[row[0], row[2], row[3], row[4]] for row in claims_table(report)],
     ]
-    texts = []
-    for rows in filter(None, tables):
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        texts.append(
-            "\n".join(
-                "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip()
-                for row in rows
-            )
-        )
+    texts = [
+        table_text([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
+        for rows in tables
+        if len(rows) > 1
+    ]
     return "\n\n".join([conditions(report), *texts, intervals(report)])
 
 
@@ -316,7 +328,7 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
     against = {
         pair.split(" - ")[0]: row
         for pair, row in report["differences"]["test"]["all"].items()
-        if pair.endswith(f" - {BASELINE}")
+        if _vs_baseline(pair)
     }
     last = list(next(iter(report["pass_at_k"]["test"]["all"].values())))[-1]
     rows = [[*short[0], f"pass@{last} − grpo"]]
@@ -329,13 +341,9 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
         for row in short[1:]
     ]
     claims = [[row[0], row[2], row[3], row[4]] for row in claims_table(report)]
-    verdicts = [row[3] for row in claims[1:]]
-    counts = ", ".join(
-        f"{verdicts.count(name)} {name}" for name in ("supported", "not supported", "undecided")
-    )
     judged = [
-        f"Claims of the paper, or of its theory: {counts}. A gain below {MATTERS:g} counts as "
-        "none.",
+        f"Claims of the paper, or of its theory: {_counts(report)}. A gain below {MATTERS:g} "
+        "counts as none.",
         markdown_table(claims),
     ]
     return "\n\n".join(
@@ -344,7 +352,7 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
             markdown_table(rows),
             *(judged if len(report["seeds"]) > 1 else []),
             f"![differences to grpo]({folder}/differences.png)",
-            f"Curves, families, out-of-distribution sets, training, grid and power: "
+            "Curves, families, out-of-distribution sets, training, grid and power: "
             f"[report]({folder}/report.md); every count: "
             f"[records.json]({folder}/records.json).",
         ]

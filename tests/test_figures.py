@@ -1,0 +1,60 @@
+"""Tables for a terminal: plain, as wide as they may be, and nothing in them is markup."""
+
+import io
+
+import pytest
+
+from sage_unsloth.figures import COLUMNS, show_table, table_text
+
+INTERVAL = "0.1234 [0.1234, 0.1234]"
+
+
+def test_a_table_by_hand():
+    rows = [{"model": "SFT", "pass@1": 0.25}, {"model": "SAGE-Branch", "pass@1": "1"}]
+    assert table_text(rows) == "model        pass@1\nSFT          0.25\nSAGE-Branch  1"
+
+
+def test_words_are_broken_before_a_table_is():
+    rows = [{"name": "a b " * 30, "value": INTERVAL}, {"name": "c", "value": "-"}]
+    lines = table_text(rows).splitlines()
+    assert max(map(len, lines)) <= COLUMNS and len(lines) == 5
+    assert lines[1].endswith(INTERVAL), "an interval stays with its mean"
+
+
+def test_columns_that_do_not_fit_follow_below_beside_what_tells_the_rows_apart():
+    rows = [
+        {"metric": metric, "run": run} | dict.fromkeys(("early", "middle", "late"), INTERVAL)
+        for metric in ("reward", "entropy")
+        for run in ("GRPO", "SAGE-Branch")
+    ]
+    lines = table_text(rows).splitlines()
+    assert lines[0].split() == ["metric", "run", "early", "middle"]
+    assert lines[5] == "" and lines[6].split() == ["metric", "run", "late"]
+    assert lines[10] == f"entropy  SAGE-Branch  {INTERVAL}"
+    assert table_text(rows, 120).splitlines()[0].split()[-1] == "late"
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "JUPYTER_COLUMNS"])
+def test_text_is_shown_as_it_is(monkeypatch, name, capsys):
+    monkeypatch.setenv(name, "1")
+    show_table([{"a": "[bold red]x[/] :smile: \x1b[31m", "b": "http://x 1.5 True"}], "[b]title")
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "[b]title",
+        "a                             b",
+        "[bold red]x[/] :smile: ␛[31m  http://x 1.5 True",
+    ]
+
+
+def test_a_terminal_says_how_wide_it_is(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    rows = [{"a": "x " * 60, "b": "y"}]
+    for columns, lines in ((200, 2), (50, 4)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = Terminal()
+        monkeypatch.setattr("sys.stdout", shown)
+        show_table(rows)
+        assert len(shown.getvalue().splitlines()) == lines
