@@ -15,7 +15,7 @@ def test_import_layers_hold():
     are in pyproject.toml.
     """
     code = (
-        "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
+        "from importlinter.cli import lint_imports as lint; raise SystemExit(lint(no_cache=True))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -262,7 +262,7 @@ def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
             [sys.executable, "-m", "sage_unsloth", *command(tmp_path / "killed")],
             stdout=log,
             stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
     metrics = tmp_path / "killed" / "metrics.jsonl"
     deadline = time.monotonic() + 300
