@@ -1,7 +1,7 @@
 """The report of the embedded task: pass@k of all problems and of each family, ways of working.
 
-Every family is a benchmark of its own to `report_sets`, so intervals and paired differences are those of
-`compare`.
+Every family is a benchmark of its own to `report_sets`, so intervals and paired differences are
+those of `compare`.
 """
 
 from collections import Counter
