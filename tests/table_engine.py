@@ -1,17 +1,25 @@
 """An engine without a model, and the problems and settings of the tests that draw with it."""
 
+import functools
 from collections import Counter
 
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.sampling.engines import Completion, SamplingConfig
+from sage_unsloth.sampling.engines import Completion, SamplingConfig, TransformersEngine
 
 CONFIG = SamplingConfig(
     num_samples=6, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=8
 )
 ROWS = arithmetic.problems("test")[:4]
 BASE = data_folder() / BASE_MODEL
+
+
+@functools.cache
+def base_engine():
+    """The tiny base model, loaded once for all tests; `load_unsloth` must have been called."""
+    return TransformersEngine(*load_policy(BASE))
 
 
 class Table:

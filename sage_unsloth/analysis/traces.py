@@ -87,7 +87,7 @@ def read_guide(text: str) -> "Guide":
     Raises:
         ValueError: not one of this package's guides, written as they print themselves.
     """
-    from sage_unsloth.objective import adaptive, guides, schedule, teacher_guide
+    from sage_unsloth.objective import adaptive, guides, protocols, schedule, teacher_guide
 
     known = (
         guides.BranchGuide,
@@ -113,7 +113,7 @@ def read_guide(text: str) -> "Guide":
             f"a recorded guide must be one of this package's; got {text!r:.200}: {error}; in "
             "Python, give yours to sage_unsloth.analysis.traces.trace"
         ) from None
-    if not isinstance(guide, guides.Guide):
+    if not isinstance(guide, protocols.Guide):
         raise ValueError(f"a recorded guide must be a guide; got {text!r:.200}")
     return guide
 

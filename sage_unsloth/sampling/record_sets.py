@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.checker import Checker
-from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import render_prompt
@@ -201,7 +200,7 @@ def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: 
 
 def _grade(records: Sequence[dict], golds: Sequence[str], grader: Grader) -> None:
     """Adds to each record the answer that was extracted, its gold, the grade, and by what."""
-    answers = [extract_answer(record["completion"], boxed=grader.boxed) for record in records]
+    answers = [grader.extract(record["completion"]) for record in records]
     grades = grader.grade_answers(answers, golds)
     for record, answer, gold, grade in zip(records, answers, golds, grades, strict=True):
         record |= {

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from table_engine import base_engine
 
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.tokenizers import load_tokenizer
@@ -18,6 +19,11 @@ from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine, in
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
 
 CONFIG = SamplingConfig(temperature=1.0, min_p=0.0, max_completion_length=32)
+
+
+@pytest.fixture(scope="module")
+def engine(unsloth_module):
+    return base_engine()
 
 
 def drawn(engine, problems, samples, config=CONFIG):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from table_engine import CONFIG, ROWS, Table
+from table_engine import CONFIG, ROWS, Table, base_engine
 
 from sage_unsloth.grading import grader
 from sage_unsloth.grading.checker import Grade
@@ -21,7 +21,7 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import render_prompt
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.sampling import record_files, record_sets
+from sage_unsloth.sampling import record_files
 from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
@@ -31,6 +31,11 @@ from sage_unsloth.sampling.record_sets import (
     sample_and_grade,
     sample_seed,
 )
+
+
+@pytest.fixture(scope="module")
+def engine(unsloth_module):
+    return base_engine()
 
 
 def draw(config, engine, rows, path, **options):
@@ -276,11 +281,10 @@ def test_a_set_is_read_once_and_what_is_returned_is_what_is_on_disk(tmp_path, mo
 def test_an_answer_is_extracted_once(tmp_path, monkeypatch):
     found = []
     monkeypatch.setattr(
-        record_sets,
+        grader,
         "extract_answer",
         lambda text, **options: found.append(text) or extract_answer(text, **options),
     )
-    monkeypatch.setattr(grader, "extract_answer", lambda *a, **k: pytest.fail("a second time"))
     records = draw(CONFIG, Table(), ROWS, tmp_path / "samples.jsonl")
     assert sorted(found) == sorted(record["completion"] for record in records)
 
