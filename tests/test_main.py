@@ -155,11 +155,6 @@ def numbers_in_help():
         ("benchmark", "algorithms"): {100},  # minutes, as measured
         ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
         ("benchmark", "beta"): {PAPER_BETA},
-        ("cost", "small"): {SMALL.hidden, SMALL.length},
-        **{
-            ("cost", name): {getattr(LARGE, name)}
-            for name in ("hidden", "length", "vocabulary", "batch")
-        },
         ("grid", "steps"): {quickstart.rlvr.max_steps},
         ("grid", "n"): {quickstart.sampling.num_samples},
         ("cost", "small"): {SMALL.hidden, SMALL.length},

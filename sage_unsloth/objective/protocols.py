@@ -17,7 +17,8 @@ class Guide(Protocol):
         needs: which of `OPTIONAL_SIGNALS` `log_guide` reads.
     """
 
-    needs: Set[str]
+    @property
+    def needs(self) -> Set[str]: ...
 
     def log_guide(
         self,
@@ -42,7 +43,8 @@ class CausalGuide(Guide, Protocol):
         causal: True if no token after y_t changes log q_t.
     """
 
-    causal: bool
+    @property
+    def causal(self) -> bool: ...
 
 
 @runtime_checkable
