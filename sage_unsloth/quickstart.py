@@ -24,7 +24,7 @@ from sage_unsloth.training.stage import read_metrics
 
 # What loads PyTorch is imported where it is used, since `--help` imports this module.
 if TYPE_CHECKING:
-    from sage_unsloth.objective.guides import Guide
+    from sage_unsloth.objective.protocols import Guide
     from sage_unsloth.sampling.engines import SamplingConfig
     from sage_unsloth.training.rlvr_config import RlvrConfig
     from sage_unsloth.training.sft_stage import SftConfig
@@ -169,8 +169,8 @@ def _sample(
     file = out / "samples" / f"{name.lower()}.jsonl"
     file.parent.mkdir(exist_ok=True)
     engine = TransformersEngine(*load_policy(out / "sft" / "model", adapter=adapter))
-    names = {"model": name, "benchmark": arithmetic.SOURCE}
-    return sample_and_grade(config.sampling, engine, rows, file, **names)
+    sampling, source = config.sampling, arithmetic.SOURCE
+    return sample_and_grade(sampling, engine, rows, file, model=name, benchmark=source)
 
 
 def plan(config: QuickstartConfig, out: Path) -> str:

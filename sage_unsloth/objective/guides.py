@@ -23,7 +23,6 @@ Shapes: B completions, T tokens.
 import math
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,11 +57,14 @@ class BranchGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     source: str = "policy"
-    causal: ClassVar[bool] = True
 
     @property
     def needs(self) -> Set[str]:
         return {"entropies" if self.source == "policy" else "ref_entropies"}
+
+    @property
+    def causal(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)
@@ -121,12 +123,15 @@ class TokenGuide:
     q_min: float = Q_MIN
     q_max: float = Q_MAX
     source: str = "policy"
-    needs: ClassVar[Set[str]] = frozenset()
 
     @property
     def causal(self) -> bool:
         """The other norms rank a token among those after it."""
         return self.norm == "causal"
+
+    @property
+    def needs(self) -> Set[str]:
+        return frozenset()
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)
@@ -173,8 +178,14 @@ class RandomGuide:
     sigma: CosineSchedule = CosineSchedule(0.15, 0.05)
     q_min: float = Q_MIN
     q_max: float = Q_MAX
-    needs: ClassVar[Set[str]] = frozenset()
-    causal: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Set[str]:
+        return frozenset()
+
+    @property
+    def causal(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)

@@ -8,7 +8,6 @@ With κ = 1 and no clip the anchor q·π_ref is the teacher itself.
 import math
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,8 +31,14 @@ class TeacherGuide:
     kappa: float = 1.0
     q_min: float = Q_MIN
     q_max: float = Q_MAX
-    needs: ClassVar[Set[str]] = frozenset({"teacher_logps"})
-    causal: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Set[str]:
+        return frozenset({"teacher_logps"})
+
+    @property
+    def causal(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)

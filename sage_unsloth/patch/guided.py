@@ -22,7 +22,6 @@ that contradict the trainer), `rollout_batch.py` (what is scored once for each r
 """
 
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ from sage_unsloth.patch.data_parallel import pooled_means
 from sage_unsloth.patch.finite import Guard, finite_only
 from sage_unsloth.patch.kernel import kernel_with
 from sage_unsloth.patch.loading import trainer_module
-from sage_unsloth.patch.replaced import replaced, watched
+from sage_unsloth.patch.replaced import alone, replaced, watched
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.settings import check_settings
@@ -160,7 +159,7 @@ def guided_kl(
         called[names.KERNEL_HOOK] = kernel_with(PENALTIES[kl_estimator], kernel)
     needs = set() if guide is None else set(guide.needs)
     with ExitStack() as stack:
-        stack.enter_context(_alone())
+        stack.enter_context(alone())
         stack.enter_context(replaced(module, **called))
         stack.enter_context(watched(trainer, watch(hook.measured)))
         hook.guard = stack.enter_context(finite_only(trainer))
@@ -174,28 +173,6 @@ def guided_kl(
                 "trained with %s; call trainer.train() within the context",
                 describe(guide),
             )
-
-
-_OPEN = threading.Lock()
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One `guided_kl` at a time in this process, in whatever thread.
-
-    Raises:
-        ContractError: another is open.
-    """
-    if not _OPEN.acquire(blocking=False):
-        raise ContractError(
-            "guided_kl must not be nested, because two guides would multiply",
-            found="another guided_kl that is open",
-            expected="one at a time",
-        )
-    try:
-        yield
-    finally:
-        _OPEN.release()
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,11 @@
 """One way to replace an attribute of a trainer or module, and to put it back."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from sage_unsloth.patch.unsloth_names import ContractError
 
 
 @contextmanager
@@ -37,3 +40,25 @@ def watched(trainer: Any, callback: Any) -> Iterator[None]:
         yield
     finally:
         trainer.remove_callback(callback)
+
+
+_OPEN = threading.Lock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One `guided_kl` at a time in this process, in whatever thread.
+
+    Raises:
+        ContractError: another is open.
+    """
+    if not _OPEN.acquire(blocking=False):
+        raise ContractError(
+            "guided_kl must not be nested, because two guides would multiply",
+            found="another guided_kl that is open",
+            expected="one at a time",
+        )
+    try:
+        yield
+    finally:
+        _OPEN.release()
