@@ -20,6 +20,8 @@ STYLES = (":", "--", "-", "-.", "-", "--", "-.")
 MARKERS = ("x", "s", "o", "^", "D", "v", "P")
 GAP = 2  # between the columns of a table
 COLUMNS = 80  # of a table where no terminal says how wide it is, such as a log file
+SHORT = 12  # characters of a cell that is not broken, such as "first 10"
+GLUE = "\ue000"  # stands for the blanks of such a cell while rich breaks the others
 
 
 def write_table(path: str | Path, rows: Sequence[Mapping]) -> Path:
@@ -72,11 +74,16 @@ def table_text(rows: Sequence[Mapping], width: int = COLUMNS) -> str:
 
     # Everything that rich would guess from the environment is set: a notebook, colours, the width.
     console = Console(width=width, color_system=None, force_terminal=False, force_jupyter=False)
-    cells = [{name: printable(str(row[name])) for name in rows[0]} for row in rows]
+    cells = [{name: _glued(printable(str(row[name]))) for name in rows[0]} for row in rows]
     with console.capture() as captured:
         for number, names in enumerate(_blocks(cells, width)):
             console.print(*([""] if number else []), _table(cells, names), sep="\n")
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    text = captured.get().replace(GLUE, " ")
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _glued(text: str) -> str:
+    return text.replace(" ", GLUE) if len(text) <= SHORT else text
 
 
 def _table(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> "Table":

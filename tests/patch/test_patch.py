@@ -269,9 +269,13 @@ def test_masked_positions_do_not_matter(make_trainer):
 
 
 def test_beta_zero_never_calls_the_guide(make_trainer):
+    """Set while it is open: the step is refused before the guide sees anything."""
     recording = Recording(Ones())
     trainer = make_trainer(max_steps=1)
-    with guided_kl(trainer, recording):
+    with (
+        pytest.raises(ValueError, match="beta was 0.05 and is 0.0"),
+        guided_kl(trainer, recording),
+    ):
         trainer.beta = 0.0
         trainer.train()
     assert recording.calls == []
