@@ -273,7 +273,7 @@ def test_beta_zero_never_calls_the_guide(make_trainer):
     recording = Recording(Ones())
     trainer = make_trainer(max_steps=1)
     with (
-        pytest.raises(ValueError, match="beta was 0.05 and is 0.0"),
+        pytest.raises(ValueError, match=r"beta was 0.05 and is 0.0"),
         guided_kl(trainer, recording),
     ):
         trainer.beta = 0.0
