@@ -63,14 +63,18 @@ def save_figure(
     return path
 
 
-def table_text(rows: Sequence[Mapping], width: int = COLUMNS) -> str:
+def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
     """Rows of one shape as a plain table for a terminal or a log: no colours, no lines.
 
     In a table that is wider than `width` columns, cells of several words are broken over lines, but
     not a number from its interval. Where that is not enough, the columns that do not fit follow
-    below, beside the first ones that tell the rows apart.
+    below, beside the first ones that tell the rows apart. None is the width of the terminal, or
+    `COLUMNS` where the output is none.
     """
     from rich.console import Console
+
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else COLUMNS
 
     # Everything that rich would guess from the environment is set: a notebook, colours, the width.
     console = Console(width=width, color_system=None, force_terminal=False, force_jupyter=False)
@@ -130,8 +134,7 @@ def _parts(texts: list[str]) -> list[str]:
 
 
 def show_table(rows: Sequence[Mapping], title: str = "") -> None:
-    """Print `table_text` as wide as the terminal, or `COLUMNS` where the output is none."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else COLUMNS
+    """Print `table_text`, below its title."""
     if title:
         print(f"\n{title}")
-    print(table_text(rows, width))
+    print(table_text(rows))

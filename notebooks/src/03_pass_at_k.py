@@ -114,7 +114,13 @@ models = [parse_model(text) for text in MODELS]
 config = SamplingConfig(num_samples=SAMPLES, **SAMPLING)
 started = time.perf_counter()
 report = evaluate(
-    models, benchmarks, OUT, config, engine=choose_engine(), against=models[len(models) // 2].name
+    models,
+    benchmarks,
+    OUT,
+    config,
+    engine=choose_engine(),
+    against=models[len(models) // 2].name,
+    show=print,
 )
 print(f"{time.perf_counter() - started:.0f} s this time\n")
 print(report_text(report))

@@ -279,7 +279,8 @@ def case_studies(
         problems: id -> text.
 
     Raises:
-        ValueError: a model without records, or with other problems or numbers of samples.
+        ValueError: a model without records, with other problems or numbers of samples, or a problem
+            without the samples 0 to N - 1.
     """
     for name in (a, b):
         if name not in samples:

@@ -20,10 +20,10 @@ def shaped(shape: ShapeAdvantages, signals: TokenSignals, advantages: Tensor) ->
     """
     with read_only(vars(signals) | {"advantages": advantages}, shape):
         result = shape(signals, advantages)
-    if not isinstance(result, Tensor):
-        raise ValueError(f"shape_advantages must return a tensor; got {result!r:.100}")
-    result = result.detach()
-    if result.shape not in (advantages.shape, signals.mask.shape):
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        raise ValueError(f"shape_advantages must return a floating tensor; got {result!r:.100}")
+    result = result.detach().to(advantages.dtype)
+    if result.shape not in (signals.mask.shape, signals.mask.shape[:1]):
         raise ValueError(
             f"shape_advantages must return (B,) or (B, T); got {tuple(result.shape)} for "
             f"{tuple(signals.mask.shape)}"

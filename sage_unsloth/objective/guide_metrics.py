@@ -6,14 +6,14 @@
     sage/entropy                  H_t, nats, when the guide or `log_entropy` asks for entropies
     sage/ref_entropy              the same of π_ref, when the guide asks for it
     sage/credit_abs               mean over tokens of |sequence credit|, in units of reward
-    sage/<name>                   the state of a guide that has one (`guides.SteeredGuide`)
+    sage/<name>                   the state of a guide that has one (`protocols.SteeredGuide`)
     kl/ref_k3                     k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                  k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
-Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the loss: by
-it runs can be compared. Both k3 are means over completions of the token mean, each token bounded
-as in Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches of
-different sizes are weighted right.
+Without guide and credit only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the
+loss: by it runs can be compared. Both k3 are means over completions of the token mean, each token
+bounded as in Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches
+of different sizes are weighted right.
 """
 
 import math
@@ -104,7 +104,7 @@ def _check_range(total: float, lowest: float, highest: float) -> None:
     """Of one micro-batch: Σ log q_t, and the extremes of q_t."""
     if not math.isfinite(total):
         raise ValueError(f"log_guide must be finite on completion tokens; got {total}")
-    largest = math.exp(LOG_GUIDE_MAX) * (1 + 1e-6)  # log and exp in float32 round
+    largest = math.exp(LOG_GUIDE_MAX) * (1 + 1e-5)  # one float32 step at 20 is 2e-6 nats
     if lowest < 1 / largest or highest > largest:
         raise ValueError(
             f"|log_guide| must be at most {LOG_GUIDE_MAX:g} nats, where the loss clamps them; "

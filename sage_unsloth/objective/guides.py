@@ -15,7 +15,8 @@ Entropies and surprisals are the policy's, as in the paper, or the reference's
 assumes.
 
 Differs from the authors' code: time is the optimizer step and nothing else, so it survives a
-checkpoint; noise comes from a generator that the caller owns; no loop runs over rows.
+checkpoint; noise comes from a generator that the caller owns
+(torch's global one with None); no loop runs over rows.
 
 Shapes: B completions, T tokens.
 """
@@ -91,7 +92,7 @@ class BranchGuide:
         Raises:
             ValueError: the signals carry no entropies of that source.
         """
-        (name,) = self.needs
+        name = "entropies" if self.source == "policy" else "ref_entropies"
         excess = torch.relu(signals.require(name, self).float() - self.threshold)
         return _log_clipped(1 + self.ratio * excess, signals.mask, self.q_min, self.q_max)
 

@@ -14,13 +14,14 @@ OPTIONAL_SIGNALS = ("entropies", "ref_entropies", "teacher_logps")
 def read_only(tensors: Mapping[str, Tensor | None], reader: object) -> Iterator[None]:
     """Within this context, the tensors must not be written into; they are the loss's own.
 
-    PyTorch counts the writes into a tensor and its views, so the check costs nothing. A write past
-    PyTorch (through `.numpy()`) is not counted.
+    PyTorch counts the writes into a tensor and its views, so the check costs nothing. Writes
+    through `.data` or `.numpy()`, and into tensors of `torch.inference_mode`, are not counted.
 
     Raises:
         ValueError: naming the tensors.
     """
-    before = {name: (t, t._version) for name, t in tensors.items() if t is not None}
+    counted = {name: t for name, t in tensors.items() if t is not None and not t.is_inference()}
+    before = {name: (t, t._version) for name, t in counted.items()}
     yield
     written = [name for name, (tensor, count) in before.items() if tensor._version != count]
     if written:
@@ -42,7 +43,7 @@ class TokenSignals:
         mask: nonzero where the token belongs to the completion, (B, T). Values elsewhere mean
             nothing and may be inf or nan.
         entropies: H_t = −Σ_v π(v | s_t) log π(v | s_t) over the whole vocabulary at the sampling
-            temperature, nats, (B, T); None unless the guide needs them.
+            temperature, nats, (B, T); None unless the guide needs them or `log_entropy` is on.
         ref_entropies: the same of π_ref, nats, (B, T); None unless the guide needs them.
         teacher_logps: log π_teacher(y_t | s_t), nats, (B, T); None unless the guide needs them.
 

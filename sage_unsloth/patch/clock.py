@@ -18,6 +18,10 @@ class Clock:
         self._step: tuple[int, bool] | None = None
         self._micro_batch = 0
 
+    def restart(self) -> None:
+        """Training begins, maybe in a step that was interrupted: its micro-batches count anew."""
+        self._step = None
+
     def tick(self) -> tuple[int, int, torch.Generator]:
         """The next micro-batch: its optimizer step, the number of steps, and a generator
         seeded by seed, step, training or evaluation, micro-batch and process.

@@ -3,14 +3,16 @@
 Unsloth's generated trainer computes the KL penalty of a token as exp(d) − d − 1 with
 d = ref_logps − new_logps, and uses the reference log-probabilities nowhere else. So adding
 log_guide to `ref_logps` *is* the guide-weighted pseudo-KL: no second loss and no further forward
-pass. While `guided_kl` is open, two expressions of Unsloth's loss are rewritten (`rewrite.py`):
+pass. While `guided_kl` is open, three places of Unsloth's loss are rewritten (`rewrite.py`):
 
     whether entropies are computed     also if the guide asks for them
+    what computes them                 `scoring.py`, where that is cheaper
     UnslothEfficientGRPO.apply(…)      becomes _Hook.apply(trainer, entropies, …)
 
-The hook sees every (B, T) tensor of the loss. Under "k3" it shifts `ref_logps` and calls what
-Unsloth would have called. Another penalty goes through a copy of that function over another kernel
-(`kernel.py`). Chunks, compilation and every scale (gradient accumulation, fp16) stay Unsloth's.
+The hook sees every (B, T) tensor of the loss. Under "k3" and "k3-is" it shifts `ref_logps` and
+calls what Unsloth would have called. Another penalty goes through a copy of that function over
+another kernel (`kernel.py`). Chunks, compilation and every scale (gradient accumulation, fp16) stay
+Unsloth's.
 
 The worst failure is no exception and the wrong loss. So `contract.py` checks names, parameters,
 matches and numbers before anything is replaced, and the first optimizer step that does not pass
@@ -18,7 +20,7 @@ through the hook stops training (`watch.py`); both raise `ContractError`.
 
 Read next: `rewrite.py`. What is called here and not needed to follow it: `settings.py` (arguments
 that contradict the trainer), `rollout_batch.py` (what is scored once for each rollout batch),
-`finite.py` (nan and inf), `scoring.py` (a cheaper way to entropies on Unsloth 2026.10.7).
+`finite.py` (nan and inf), `scoring.py` (entropies from one pass over the logits).
 """
 
 import logging
@@ -72,17 +74,17 @@ def guided_kl(
     With torchrun or accelerate it is called in every process; step and metrics are then those of
     the whole batch.
 
-    Each optimizer step logs the metrics of `sage_unsloth.objective.guide_metrics` beside Unsloth's
-    own, of which `kl` is the mean of the chosen penalty. The guide's time is
-    `trainer.state.global_step`; its noise is drawn from a generator seeded by `trainer.args.seed`,
-    the step, the micro-batch and the process, so a resumed run gets the same values.
+    Unless nothing is replaced, each optimizer step logs the metrics of
+    `sage_unsloth.objective.guide_metrics` beside Unsloth's own, of which `kl` is the mean of the
+    chosen penalty. The guide's time is `trainer.state.global_step`; its noise is drawn from a
+    generator seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a resumed
+    run gets the same values.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         kl_estimator: one of `sage_unsloth.objective.kl.KL_ESTIMATORS`. "k3" and "k3-is" are
-            Unsloth's own: without a guide nothing of the loss is replaced then, unless something
-            else of these asks for it.
+            Unsloth's own: with these alone, nothing is replaced.
         credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6:
             each token's advantage includes the guide and the KL of the tokens after it
             (`credit.sequence_credit`). It needs a penalty with the reverse KL's gradient,
@@ -107,7 +109,7 @@ def guided_kl(
             an unknown estimator or credit, one that `trainer.args` contradict or whose loss type is
             not supported, a guide without the teacher that it needs, the model is not prepared for
             Unsloth, the tokenizer has no pad token, the dataset lacks a column, a setting changed
-            while this was open, or the guide returned or did what it must not.
+            while this was open, or the guide returned a wrong tensor or wrote into its input.
         TypeError: `guide` is not a guide.
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took
             a step that bypassed it.
@@ -132,7 +134,7 @@ def guided_kl(
     )
     if not (ours or own_penalty or log_entropy):
         # Unsloth's own loss is the one asked for, so nothing of it is replaced.
-        with watched(trainer, watch(None)), finite_only(trainer):
+        with alone(), watched(trainer, watch(None, None)), finite_only(trainer):
             yield
         return
     rewritten = check_contract(module)
@@ -161,7 +163,7 @@ def guided_kl(
     with ExitStack() as stack:
         stack.enter_context(alone())
         stack.enter_context(replaced(module, **called))
-        stack.enter_context(watched(trainer, watch(hook.measured)))
+        stack.enter_context(watched(trainer, watch(hook.measured, hook.clock)))
         hook.guard = stack.enter_context(finite_only(trainer))
         hook.of_batch = stack.enter_context(
             rollout_signals(trainer, needs, groups=credit == "sequence", teacher=teacher)
@@ -169,15 +171,15 @@ def guided_kl(
         yield
         if hook.measured.micro_batches == 0:
             logger.warning(
-                "guided_kl closes, and its trainer has not taken a step inside it: nothing was "
-                "trained with %s; call trainer.train() within the context",
+                "guided_kl closed, and its trainer has not taken a step inside: nothing was "
+                "trained with %s; call trainer.train() inside the context",
                 describe(guide),
             )
 
 
 @dataclass(kw_only=True)
 class _Hook:
-    """What the two rewritten expressions call while one `guided_kl` is open."""
+    """What the rewritten loss calls (its scorer aside) while one `guided_kl` is open."""
 
     trainer: Any
     guide: Guide | None
@@ -186,6 +188,7 @@ class _Hook:
     log_entropy: bool
     plain: Any  # UnslothEfficientGRPO
     function: Any  # the same, or its copy over the kernel with another penalty
+    # Set by `guided_kl` as it opens them, before the first call of `apply`.
     guard: Guard = field(init=False)
     of_batch: dict[str, Tensor] = field(init=False)
 
@@ -212,12 +215,12 @@ class _Hook:
             raise ContractError(
                 "beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)"
             )
-        # Unsloth calls this under autocast, where sums that are written as products have 16 bits.
+        # Unsloth calls this under autocast, which would run matrix products in 16 bits.
         with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
             signals = self._signals(new_logps, ref_logps if beta else None, entropies, mask)
             log_guide = self._log_guide(signals)
             advantages, credit = self._advantages(advantages, signals, log_guide)
-            # A nan here would be one in the loss, where nobody could say which signal it was.
+            # A nan is named here, before it disappears into the loss.
             checked = {"old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}
             self.guard.check_signals(vars(signals) | {"mask": None} | checked, mask)
             self.measured.add(signals, log_guide, credit)

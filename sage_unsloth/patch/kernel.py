@@ -12,9 +12,7 @@ POLICY_ONLY = {
     "off_policy_mask_threshold": None,
     "use_vllm": False,
 }
-"""What of the kernel's settings acts on the policy term alone, switched off; the penalty keeps its
-normaliser.
-"""
+"""Settings of the policy term, switched off in the second call; the normaliser stays."""
 
 
 def kernel_with(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Callable[..., tuple]:
@@ -40,6 +38,8 @@ def kernel_with(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Cal
         # inf or nan in a masked position must not reach a product, where 0 · inf is nan.
         valid = mask.bool()
         values = penalty(torch.where(valid, new, 0.0), torch.where(valid, ref, 0.0))
+        # At ratio 1 the policy term of a token is −A, so A = −penalty reduces the penalty exactly
+        # as this loss_type reduces the loss.
         at_ratio_one = torch.zeros_like(new)
         reduced = kernel(
             None,

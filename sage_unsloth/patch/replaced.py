@@ -21,15 +21,16 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
         attributes: new values by name; a name may be one that `owner` does not have.
     """
     before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
-    for name, value in attributes.items():
-        setattr(owner, name, value)
     try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
         yield
     finally:
         for name in attributes:
-            delattr(owner, name)
             if name in before:
                 setattr(owner, name, before[name])
+            elif name in vars(owner):
+                delattr(owner, name)
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def alone() -> Iterator[None]:
     """
     if not _OPEN.acquire(blocking=False):
         raise ContractError(
-            "guided_kl must not be nested, because two guides would multiply",
+            "guided_kl must not be nested, because each replaces the same functions",
             found="another guided_kl that is open",
             expected="one at a time",
         )

@@ -1,4 +1,4 @@
-"""The rewriting of Unsloth's source, in memory: three places of its loss, one of its function.
+"""The rewriting of Unsloth's source, in memory: three places in its loss, one in its function.
 
 `grpo_accumulated_loss` of the generated trainer (and how it reads afterwards):
 
@@ -41,7 +41,8 @@ class _LossPlaces(ast.NodeTransformer):
         self.conditions = 0
         self.scorers = 0
         self.calls = 0
-        self._condition = "False"  # Unsloth's own, which comes before the import of the scorer
+        self.in_order = False
+        self._condition: str | None = None  # Unsloth's own
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
@@ -57,6 +58,8 @@ class _LossPlaces(ast.NodeTransformer):
         if not scorer or node.module is None:
             return node
         check_scorer(getattr(importlib.import_module(node.module), scorer[0], None))
+        # Without it, Unsloth's own wish for entropies would be lost: see `rewritten_loss`.
+        self.in_order = self._condition is not None
         # Where only we want the entropies, ours takes them in one pass over the logits.
         ours = f"{names.SCORER} = {names.SCORER_HOOK}({names.SCORER}, {self._condition})"
         self.scorers += 1
@@ -111,6 +114,12 @@ def rewritten_loss(module: types.ModuleType) -> types.FunctionType:
         raise ContractError(
             f"{names.LOSS} must contain each seam once", found=found, expected=expected
         )
+    if not places.in_order:
+        raise ContractError(
+            "_need_entropy must be assigned before the scorer is imported",
+            found="the import first",
+            expected="the assignment first",
+        )
     return rewritten
 
 
@@ -145,9 +154,7 @@ def _recompiled(
     compiled = compile(tree, original.__code__.co_filename, "exec")
     # Only the definition is compiled, not run: its code is taken out of it.
     name = original.__name__
-    code = next(
-        c for c in compiled.co_consts if isinstance(c, types.CodeType) and c.co_name == name
-    )
+    (code,) = (c for c in compiled.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
     rewritten = types.FunctionType(code, vars(module), name, original.__defaults__)
     rewritten.__kwdefaults__ = original.__kwdefaults__
     rewritten.__module__ = original.__module__

@@ -42,7 +42,8 @@ RELIED_ON = (
 
 def relied_on(trainer: Any) -> dict[str, Any]:
     """The trainer's settings that `check_settings` has judged; they must stay as they are."""
-    return {"beta": trainer.beta} | {name: getattr(trainer.args, name) for name in RELIED_ON}
+    own = {"beta": trainer.beta, "num_generations": trainer.num_generations}
+    return own | {name: getattr(trainer.args, name) for name in RELIED_ON}
 
 
 def _check_model(trainer: Any) -> None:
@@ -55,7 +56,7 @@ def _check_model(trainer: Any) -> None:
     if not hasattr(trainer.model, "for_training"):
         raise ValueError(
             "the model must have for_training and for_inference because Unsloth's trainer calls "
-            f"them; {type(trainer.model).__name__} has not; load it by "
+            f"them; {type(trainer.model).__name__} has neither; load it by "
             "FastLanguageModel.from_pretrained, or without a GPU by "
             "sage_unsloth.models.load_policy, which calls prepare_for_cpu(model)"
         )

@@ -1,5 +1,6 @@
 """What an open `guided_kl` measures, and the callback that acts on it after each optimizer step."""
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from torch import Tensor
 from sage_unsloth.objective.guide_metrics import GuideMetrics
 from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
+from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.settings import relied_on
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
+
+logger = logging.getLogger(__name__)
 
 STATE = "SageGuide"
 """Where a checkpoint's trainer_state.json holds the guide's state."""
@@ -22,7 +26,7 @@ class Measured:
     def __init__(self, trainer: Any, guide: Guide | None) -> None:
         self.trainer = trainer
         self.guide = guide
-        self.micro_batches = 0
+        self.micro_batches = 0  # of training alone
         self._of_window = {"train": GuideMetrics(), "eval": GuideMetrics()}
         # A guide is steered by the metrics of one optimizer step, however seldom the trainer logs.
         self._of_step = GuideMetrics()
@@ -30,8 +34,8 @@ class Measured:
 
     def add(self, signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None) -> None:
         """Log one micro-batch; tensors are (B, T), see `GuideMetrics.add`."""
-        self.micro_batches += 1
         mode = "train" if self.trainer.model.training else "eval"
+        self.micro_batches += mode == "train"
         metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
         self._of_window[mode].add(signals, log_guide, gather, metrics, credit)
         if isinstance(self.guide, SteeredGuide):
@@ -50,6 +54,7 @@ class Measured:
 def guide_watch(
     trainer: Any,
     measured: Measured | None,
+    clock: Clock | None,
     *,
     guide: Guide | None,
     trained_with: dict[str, Any],
@@ -65,11 +70,11 @@ def guide_watch(
 
     Args:
         trainer: the trainer of the context.
-        measured: what the hook reports to; None if nothing of Unsloth's loss is replaced.
+        measured, clock: the hook's; None if nothing of Unsloth's loss is replaced.
         guide: as given to `guided_kl`.
         trained_with: what a resumed checkpoint must agree in, by name.
         teacher: as given to `guided_kl`.
-        resume_with_changes: a checkpoint that was trained with something else is resumed, too.
+        resume_with_changes: resume a checkpoint even if its settings differ.
     """
     from transformers import TrainerCallback
 
@@ -84,7 +89,11 @@ def guide_watch(
             if state.global_step > 0 and not resume_with_changes:
                 _check_resumed(state.global_step, kept, trained_with, steered)
             if steered is not None:
-                steered.restore((kept or {}).get("attributes") or None)
+                same = ((kept or {}).get("args") or trained_with)["guide"] == trained_with["guide"]
+                steered.restore(((kept or {}).get("attributes") or None) if same else None)
+            if measured is not None and clock is not None:  # of a step that was interrupted
+                measured.pop_step()
+                clock.restart()
             self.keep(state)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -112,7 +121,7 @@ def guide_watch(
             self.seen = measured.micro_batches
             if steered is not None:
                 metrics = measured.pop_step()
-                if metrics:  # every completion masked: there is nothing to learn from
+                if metrics:  # empty if every completion was masked
                     steered.after_step(metrics)
                 self.keep(state)
 
@@ -132,7 +141,10 @@ def guide_watch(
 def _check_resumed(
     step: int, kept: dict | None, trained_with: dict[str, Any], steered: SteeredGuide | None
 ) -> None:
-    """Compare a checkpoint's record with what it is resumed with; an older one has none."""
+    """Compare a checkpoint's record with what it is resumed with.
+
+    One that was written without `guided_kl`, or before it wrote records, has none.
+    """
     if steered is not None and not (kept or {}).get("attributes"):
         raise ValueError(
             "a checkpoint must hold the state of the guide that it was trained with; the one of "
@@ -140,6 +152,12 @@ def _check_resumed(
             "with, or start a new run"
         )
     before = (kept or {}).get("args") or {}
+    if not before:
+        logger.warning(
+            "the checkpoint of step %s does not record what it was trained with; resuming with %s",
+            step,
+            trained_with["guide"],
+        )
     changed = [
         f"{name} was {before[name]} and is {value}"
         for name, value in trained_with.items()
@@ -147,7 +165,7 @@ def _check_resumed(
     ]
     if changed:
         raise ValueError(
-            f"a checkpoint is resumed with what it was trained with; that of step {step} differs: "
-            f"{'; '.join(changed)}; change these back, or pass "
-            "guided_kl(..., resume_with_changes=True)"
+            "a checkpoint is resumed with what it was trained with; the one of step "
+            f"{step} was trained with other settings: {'; '.join(changed)}; change these back, or "
+            "pass guided_kl(..., resume_with_changes=True)"
         )

@@ -41,8 +41,8 @@ def correct_matrix(
         if len(samples) != num_samples or not samples.keys() <= set(range(num_samples)):
             raise ValueError(
                 f"every problem must have {num_samples} samples; {problem!r}"
-                f"{f' of {of}' if of else ''} has {len(samples)}; "
-                "run the same command again to draw the rest"
+                f"{f' of {of}' if of else ''} has {len(samples)}; run the command that drew them "
+                "(evaluate) again: it draws the rest"
             )
     correct_PN = np.array([[found[p][i] for i in range(num_samples)] for p in problems], dtype=bool)
     return correct_PN.reshape(len(problems), num_samples)

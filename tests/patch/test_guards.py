@@ -11,7 +11,7 @@ from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.protocols import describe
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.unsloth_names import LOSS, ContractError
 
 
 class Returns:
@@ -140,6 +140,31 @@ def test_two_threads_cannot_open_it(make_trainer):
     assert len(found) == 1
 
 
+def test_one_without_a_guide_is_alone_too(make_trainer):
+    with (
+        guided_kl(make_trainer(), None),
+        pytest.raises(ContractError, match="nested"),
+        guided_kl(make_trainer(), BranchGuide()),
+    ):
+        pass
+
+
+def test_an_evaluation_is_no_step(make_trainer, unsloth_module, caplog):
+    trainer = make_trainer(max_steps=1, per_device_eval_batch_size=8)
+    with guided_kl(trainer, BranchGuide()):
+        trainer.evaluate(trainer.train_dataset.select(range(8)))
+    assert "has not taken a step" in caplog.text
+    plain = vars(unsloth_module)[LOSS]
+    trainer = make_trainer(max_steps=1, per_device_eval_batch_size=8)
+    with (
+        pytest.raises(ContractError, match="step 1 did not"),
+        guided_kl(trainer, BranchGuide()),
+    ):
+        trainer.evaluate(trainer.train_dataset.select(range(8)))
+        vars(unsloth_module)[LOSS] = plain
+        trainer.train()
+
+
 def test_a_context_without_a_step_says_so(make_trainer, caplog):
     trainer = make_trainer(max_steps=1)
     with guided_kl(trainer, BranchGuide(ratio=0.7)):
@@ -203,13 +228,29 @@ def test_other_choices_are_refused(
     assert resumed.state.global_step == 2
 
 
-def test_the_same_choices_and_an_older_checkpoint_resume(make_trainer, checkpoint):
+def test_the_same_choices_and_an_older_checkpoint_resume(make_trainer, checkpoint, caplog):
     assert resume(make_trainer, checkpoint, BranchGuide(ratio=0.3)).state.global_step == 2
     file = checkpoint / "trainer_state.json"
     state = json.loads(file.read_text())
     del state["stateful_callbacks"]["SageGuide"]  # as before it was recorded
     file.write_text(json.dumps(state))
     assert resume(make_trainer, checkpoint, TokenGuide()).state.global_step == 2
+    assert "does not record what it was trained with; resuming with TokenGuide" in caplog.text
+
+
+def test_another_guide_with_a_state_begins_at_its_own(make_trainer, tmp_path):
+    """Not at the strength that was steered to another target."""
+    first = AdaptiveGuide(BranchGuide(threshold=0.1), target=0.3)
+    train(make_trainer(max_steps=1, save_strategy="steps", save_steps=1), first)
+    assert first.strength != 1.0
+    checkpoint = tmp_path / "out" / "checkpoint-1"
+    strengths = {}
+    for target in (0.3, 0.6):
+        guide = AdaptiveGuide(BranchGuide(threshold=0.1), target=target)
+        trainer = resume(make_trainer, checkpoint, guide, resume_with_changes=True)
+        logged = [entry for entry in trainer.state.log_history if "sage/strength" in entry]
+        strengths[target] = logged[-1]["sage/strength"]
+    assert strengths == {0.3: pytest.approx(first.strength), 0.6: 1.0}
 
 
 class Own:
@@ -225,6 +266,26 @@ class Own:
 
     def log_guide(self, signals, *, step, max_steps, generator=None):
         return zeros(signals)
+
+
+class Slots:
+    __slots__ = ("scale",)
+    needs = frozenset()
+
+    def log_guide(self, signals, *, step, max_steps, generator=None):
+        return zeros(signals)
+
+
+def test_a_guide_without_settings_to_read_is_described_by_its_class(make_trainer):
+    assert describe(Slots()) == "Slots()"
+    train(make_trainer(max_steps=1), Slots())
+
+
+def test_a_guide_inside_another_is_described_by_its_settings():
+    """Its own text would be a memory address, which another process does not have."""
+    text = describe(AdaptiveGuide(Own(1.5), 0.1))
+    assert text == describe(AdaptiveGuide(Own(1.5), 0.1)) and "scale=1.5" in text
+    assert "0x" not in text and "strength" not in text.replace("_strength", "")
 
 
 def test_a_guide_is_described_by_its_settings():

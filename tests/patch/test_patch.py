@@ -2,6 +2,7 @@
 is undone.
 """
 
+import ast
 import importlib.util
 import inspect
 import linecache
@@ -457,13 +458,45 @@ def drifted(module, old, new):
             "compute the loss",
         ),
     ],
-    ids=["parameter", "order", "condition", "call", "arguments", "kernel", "values", "sign"],
+    ids=[
+        "parameter",
+        "order",
+        "condition",
+        "call",
+        "arguments",
+        "kernel",
+        "values",
+        "sign",
+    ],
 )
 def test_drift_is_refused(unsloth_module, old, new, message):
     with pytest.raises(ContractError, match=message) as error:
         check_contract(drifted(unsloth_module, old, new))
     for part in ("found", "expected", *unsloth_names.TESTED_VERSIONS):
         assert part in str(error.value)
+
+
+def test_a_scorer_that_is_imported_before_the_condition_is_refused(unsloth_module):
+    """Unsloth's own wish for entropies would be lost, and its entropy bonus have no gradient."""
+    source = inspect.getsource(vars(unsloth_module)[unsloth_names.LOSS])
+    lines = source.splitlines(keepends=True)
+    nodes = list(ast.walk(ast.parse(source)))
+    (late,) = [n for n in nodes if isinstance(n, ast.ImportFrom) and is_scorer(n)]
+    (condition,) = [n for n in nodes if isinstance(n, ast.Assign) and is_condition(n)]
+    moved = [" " * condition.col_offset + ast.unparse(late) + "\n"]
+    lines[late.lineno - 1] = " " * late.col_offset + "pass\n"
+    del lines[late.lineno : late.end_lineno]
+    lines[condition.lineno - 1 : condition.lineno - 1] = moved
+    with pytest.raises(ContractError, match="must be assigned before"):
+        check_contract(drifted(unsloth_module, source, "".join(lines)))
+
+
+def is_scorer(node):
+    return any(alias.asname == unsloth_names.SCORER for alias in node.names)
+
+
+def is_condition(node):
+    return ast.unparse(node.targets[0]) == "_need_entropy"
 
 
 def test_missing_target_is_refused(unsloth_module):

@@ -31,6 +31,20 @@ def test_an_attribute_of_the_instance_comes_back_after_an_exception():
     assert vars(owner) == {"method": "own"}
 
 
+def test_what_fails_half_way_or_is_taken_away_inside_is_put_back():
+    class Frozen:
+        fixed = property(lambda self: "fixed")
+
+    owner = Frozen()
+    owner.first = "own"
+    with pytest.raises(AttributeError), replaced(owner, first="ours", fixed="ours"):
+        pass
+    assert vars(owner) == {"first": "own"}
+    with replaced(owner, first="ours", new=1):
+        del owner.new
+    assert vars(owner) == {"first": "own"}
+
+
 def test_overlapping_contexts_close_in_reverse_order():
     module = types.ModuleType("module")
     module.loss = "plain"

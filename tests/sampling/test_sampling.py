@@ -336,7 +336,7 @@ def test_counts_by_hand():
     assert correct_matrix(records, ["b", "a"], 2).sum(axis=1).tolist() == [0, 1]
     assert correct_matrix(records[::-1], ["a"]).tolist() == [[True, False]], "in any order"
     for wrong in (records[:-1], [*records[:3], records[3] | {"sample": 2}], records[:2]):
-        with pytest.raises(ValueError, match=r"'b' has \d; run the same command again"):
+        with pytest.raises(ValueError, match=r"'b' has \d; run the command that drew them"):
             correct_matrix(wrong, ["a", "b"], 2)
     with pytest.raises(ValueError, match="must have 2 samples; 'b' of m on toy has 1"):
         correct_matrix(records[:-1], of="m on toy")

@@ -10,7 +10,6 @@ Three measurements (`measurements`):
 """
 
 import logging
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,6 +25,7 @@ from sage_unsloth.lab.cost.sizes import Size
 from sage_unsloth.lab.cost.trainers import Place
 from sage_unsloth.lab.cost.variants import choose_variants
 from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.switches import compilation_is_on
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
@@ -83,7 +83,7 @@ def measure_costs(
         "settings": settings,
         "device": device_name(),
         "threads": threads,
-        "compiled": os.environ.get("UNSLOTH_COMPILE_DISABLE", "0") == "0",
+        "compiled": compilation_is_on(),
         "memory_by": memory_source(),
         "environment": environment(),
     }
