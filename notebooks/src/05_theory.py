@@ -426,9 +426,9 @@ credited = partial(
     log_guide=q,
     credit="later",
 )
-completions = ["".join(completion) for completion in small.completions]
-optimum = {c: f"{p:.4f}" for c, p in zip(completions, named.tolist(), strict=True)}
-rows = [{"loss_type": "Eq. 4"} | optimum]
+texts = ["".join(completion) for completion in small.completions]
+at_optimum = {c: f"{p:.4f}" for c, p in zip(texts, named.tolist(), strict=True)}
+rows = [{"loss_type": "Eq. 4"} | at_optimum]
 for loss_type in ("dr_grpo", "grpo"):
     at_rest = ascend(small, small_ref, partial(credited, loss_type=loss_type), tolerance=1e-8)[-1]
     found = small.completion_logps(at_rest).exp().tolist()
