@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.runs.text import printable
 
@@ -48,6 +48,15 @@ def new_figure(panels: int):
     for axis in grid[panels:]:
         axis.set_axis_off()
     return figure, grid[:panels]
+
+
+def curve_style(number: int) -> dict[str, Any]:
+    """Colour, line style and marker of the curve with this number."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": STYLES[number % len(STYLES)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
 
 
 def save_figure(

@@ -12,9 +12,9 @@ import numpy as np
 
 from sage_unsloth.analysis.patterns import DYNAMICS, PatternFrequency
 from sage_unsloth.analysis.token_page import TokenTrace
-from sage_unsloth.evaluation.figures import curve_style, draw_curve, mark_ks
+from sage_unsloth.evaluation.figures import draw_curve, mark_ks
 from sage_unsloth.evaluation.metrics import Estimate
-from sage_unsloth.figures import COLOURS, new_figure, save_figure, write_table
+from sage_unsloth.figures import COLOURS, curve_style, new_figure, save_figure, write_table
 from sage_unsloth.training.figures import moving_average
 
 TOKENS_DRAWN = 64  # of a completion; more labels would run into each other

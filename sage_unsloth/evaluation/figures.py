@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.metrics import Difference, Estimate
-from sage_unsloth.figures import COLOURS, MARKERS, STYLES, new_figure, save_figure
+from sage_unsloth.figures import curve_style, new_figure, save_figure
 
 
 def plot_pass_at_k(
@@ -52,15 +52,6 @@ def plot_differences(
         axis.set(title=title, xlabel="k (samples)", ylabel="difference of pass@k")
         mark_ks(axis, curves)
     return save_figure(figure, axes, path, rows, note)
-
-
-def curve_style(number: int) -> dict[str, Any]:
-    """Colour, line style and marker of the model with this number."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": STYLES[number % len(STYLES)],
-        "marker": MARKERS[number % len(MARKERS)],
-    }
 
 
 def draw_curve(

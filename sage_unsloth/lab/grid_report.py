@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from sage_unsloth.analysis.figures import plot_heat_maps
 from sage_unsloth.evaluation.metrics import (
@@ -17,6 +16,7 @@ from sage_unsloth.evaluation.metrics import (
     mean_and_deviation,
     pass_at_k_curve,
 )
+from sage_unsloth.lab.evidence.power import student_quantile
 from sage_unsloth.lab.grid_design import GridConfig, cell_folder, floor_folder
 
 
@@ -148,7 +148,7 @@ def noise_of(floor: dict[str, Any], seeds: int) -> float | None:
     """
     if not floor["deviation"]:
         return None
-    t = float(student.ppf(0.975, len(floor["values"]) - 1))
+    t = student_quantile(0.975, len(floor["values"]) - 1)
     return t * (2 / seeds) ** 0.5 * floor["deviation"]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_unsloth.figures import COLOURS, MARKERS, STYLES, write_table
+from sage_unsloth.figures import curve_style, write_table
 
 GREY = "#555555"
 
@@ -60,7 +60,7 @@ def plot_curves(panels: Sequence[Panel], path: str | Path, note: str) -> Path:
     for axis, panel in zip(axes, panels, strict=True):
         axis.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
         for number, (label, curve) in enumerate(panel.curves.items()):
-            style = _style(number)
+            style = curve_style(number)
             few = len(curve.x) <= 12
             axis.plot(
                 curve.x,
@@ -122,7 +122,7 @@ def plot_anchors(panels: Mapping[str, Sequence[Mapping]], path: str | Path, note
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
         places = range(len(rows), 0, -1)
         for number, (key, name) in enumerate(names.items()):
-            style = _style(number)
+            style = curve_style(number)
             # Reference and anchor above the line, the optima below it, so that equal values stay
             # apart.
             shift = (0.24, 0.08, -0.08, -0.24)[number]
@@ -173,7 +173,7 @@ def plot_border(rows: Sequence[Mapping], delta: float, path: str | Path, note: s
     lifts = [row["lift"] for row in rows]
     left = 1e-4
     for number, (name, kind) in enumerate(groups.items()):
-        style = _style((6, 2, 3, 4)[number])
+        style = curve_style((6, 2, 3, 4)[number])
         of = [row for row in rows if (row["inside_before"], row["inside_after"]) == kind]
         axis.scatter(
             [max(row["plain"], left) for row in of],
@@ -205,14 +205,6 @@ def plot_border(rows: Sequence[Mapping], delta: float, path: str | Path, note: s
     return _save(figure, path, rows, note)
 
 
-def _style(number: int) -> dict[str, str]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": STYLES[number % len(STYLES)],
-        "marker": MARKERS[number % len(MARKERS)],
-    }
-
-
 def _figure(panels: int, *, width: float | None = None, height: float = 4.0):
     """A figure of `panels` axes in one row."""
     from matplotlib.figure import Figure
@@ -241,7 +233,7 @@ def _label_ends(axis, curves: Mapping[str, Curve], gap: float = 0.075) -> None:
     for i in reversed(range(len(places) - 1)):
         places[i] = min(places[i], places[i + 1] - gap)
     for (y, x, number, label), place in zip(ends, places, strict=True):
-        colour = _style(number)["color"]
+        colour = curve_style(number)["color"]
         axis.plot(
             [x, 1.04],
             [y, place],
