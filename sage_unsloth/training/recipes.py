@@ -121,6 +121,7 @@ def run_rlvr(
     limit: int | None = 2000,
     memory: float | None = None,
     smoke: bool = False,
+    force: bool = False,
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -134,6 +135,7 @@ def run_rlvr(
         data, path, limit: see `corpora.rl_corpus`; the embedded model has its own data.
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
+        force: train also where the preflight finds nothing to learn from; `smoke` implies it.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -178,6 +180,7 @@ def run_rlvr(
         algorithm.guide,
         algorithm.name,
         adapter=point.adapter,
+        force=force or smoke,
     )
     metrics = read_metrics(out)
     if rank() == 0:
