@@ -15,11 +15,7 @@ from sage_unsloth.grading.grader import Grader, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import Source, check_columns, read_source
-from sage_unsloth.prompts import (
-    REASONING_START,
-    render_prompt,
-    solution_text,
-)
+from sage_unsloth.prompts import render_prompt, render_solution
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
 DAPO_MATH = Source(
@@ -99,7 +95,9 @@ def sft_corpus(
     prompts = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
     rows = [row for row, length in zip(rows, prompts, strict=True) if 2 * length <= max_length]
     counts[f"prompt <= {max_length // 2:,} tokens"] = len(rows)
-    whole = _lengths(tokenizer, [_whole_row(tokenizer, row) for row in rows])
+    names = ("problem", "solution", "answer")
+    texts = [render_solution(tokenizer, *(row[name] for name in names)) for row in rows]
+    whole = _lengths(tokenizer, texts)
     rows = [row for row, length in zip(rows, whole, strict=True) if length <= max_length]
     counts[f"whole row <= {max_length:,} tokens"] = len(rows)
     return _limited(rows, counts, provenance, limit)
@@ -197,13 +195,6 @@ def without_think_tags(solution: str) -> str:
     for tag in THINK_TAGS:
         solution = solution.replace(tag, "")
     return solution.strip()
-
-
-def _whole_row(tokenizer: Any, row: dict) -> str:
-    """The text that SFT trains on; the prompt ends in the tag that the solution begins with."""
-    prompt = render_prompt(tokenizer, row["problem"])
-    solution = solution_text(row["solution"], row["answer"]).removeprefix(REASONING_START)
-    return prompt + solution + tokenizer.eos_token
 
 
 def _is_number(answer: str) -> bool:

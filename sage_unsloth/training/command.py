@@ -5,6 +5,8 @@ import ast
 from dataclasses import fields, replace
 from typing import Any
 
+from sage_unsloth.prompts import TEMPLATES
+
 
 def add_sft(commands: Any) -> None:
     parser = _add_stage(
@@ -39,7 +41,7 @@ def _sft(options: argparse.Namespace) -> int:
         limit=options.limit,
         held_out=options.held_out,
         smoke=options.smoke,
-        **parse_settings(options.settings, SftConfig()),
+        **_settings(options, SftConfig()),
     )
     return 0
 
@@ -103,7 +105,7 @@ def _train(options: argparse.Namespace) -> int:
             memory=options.memory,
             force=options.force,
             smoke=options.smoke,
-            **parse_settings(options.settings, RlvrConfig()),
+            **_settings(options, RlvrConfig()),
         )
     return 0
 
@@ -127,6 +129,12 @@ def _add_stage(
         help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns",
     )
     parser.add_argument(
+        "--template",
+        choices=TEMPLATES,
+        help="chat template of the prompts: this package's or the model's own (default: that of "
+        "its training here; else the own one of an instruct model, this package's for any other)",
+    )
+    parser.add_argument(
         "--set",
         nargs="+",
         action="extend",
@@ -142,6 +150,12 @@ def _add_stage(
         help="a run of seconds that only shows that everything works",
     )
     return parser
+
+
+def _settings(options: argparse.Namespace, defaults: Any) -> dict[str, Any]:
+    """The settings that were given, by `--set` and by an option of their own."""
+    template = {} if options.template is None else {"template": options.template}
+    return parse_settings(options.settings, defaults) | template
 
 
 def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:

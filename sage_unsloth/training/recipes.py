@@ -5,13 +5,14 @@ training, table, next command.
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.figures import show_table
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import settle_process
-from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.models.tokenizers import load_tokenizer, template_for
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
@@ -80,9 +81,11 @@ def run_sft(
     if preset.name == EMBEDDED:
         settle_process()
     start = model_path(preset)
+    template = template_for(start, settings.get("template"))
+    changes["template"] = template.template
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
     corpus = sft_corpus(
-        load_tokenizer(start),
+        load_tokenizer(start, config.template),
         config.max_length,
         data=data or _default_data(preset, path, "openmath"),
         path=path,
@@ -93,7 +96,7 @@ def run_sft(
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
-    _show(f"SFT of {preset.name} -> {out}\n")
+    _show(f"SFT of {preset.name} -> {out}\n{template}\n")
     _show(corpus.table())
     _show(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
@@ -163,8 +166,11 @@ def run_rlvr(
     if gib is not None:
         check_fits(setup, gib)
     load_unsloth(standby=setup.use_vllm and has_gpu())
+    template = template_for(point.model, settings.get("template"), point.adapter)
+    config = replace(config, template=template.template)
+    _show(f"{template}\n")
     corpus = rl_corpus(
-        load_tokenizer(point.model),
+        load_tokenizer(point.model, config.template, point.adapter),
         config.max_prompt_length,
         data=data or _default_data(point.preset, path, "dapo"),
         path=path,

@@ -196,7 +196,8 @@ def _rlvr(job: _Job) -> Path:
     switches.recompute_logits(config.recompute_logits)
     load_unsloth(standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
-    check_prompt_lengths(load_tokenizer(job.model_path), job.rows, config.max_prompt_length)
+    tokenizer = load_tokenizer(job.model_path, config.template, job.adapter)
+    check_prompt_lengths(tokenizer, job.rows, config.max_prompt_length)
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -207,6 +208,7 @@ def _rlvr(job: _Job) -> Path:
         use_vllm=job.rollouts == "vllm",
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
+        template=config.template,
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
