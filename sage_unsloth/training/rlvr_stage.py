@@ -16,7 +16,7 @@ from typing import Any
 
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.models.device import frees_models
+from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
 from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
@@ -25,6 +25,7 @@ from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
@@ -249,7 +250,8 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
             check_signal(preflight(config, engine, job.rows, folder), config, force=job.force)
         wait_for_all()
         reward = SolutionReward(grader)
-        trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
+        with without_known_lines(gpu=has_gpu()):
+            trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
         with (
             guided_kl(
                 trainer,

@@ -14,8 +14,9 @@ from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
+from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, world_size
-from sage_unsloth.runs.record import open_run
+from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
 
 METRICS = "metrics.jsonl"
@@ -58,6 +59,40 @@ def run_settings(
     if world_size() > 1:  # each process draws from a random stream of its own
         settings["processes"] = world_size()
     return {"stage": stage, "model": model, "rows": digest[:16]} | settings
+
+
+def known_settings(
+    stage: str, config: Any, model_path: str | Path, **others: Any
+) -> dict[str, Any]:
+    """`run_settings` without what is decided later: by the rows, the tokenizer, the engine."""
+    settings, later = run_settings(stage, config, model_path, ()), ("rows", "template", "rollouts")
+    return {name: value for name, value in settings.items() if name not in later} | others
+
+
+def check_folder(folder: str | Path, settings: dict) -> None:
+    """What `begin` will refuse, as far as it is known before the rows are: another process in the
+    folder, a place where nothing can be written, files of something else, other settings.
+
+    Args:
+        folder: of the run.
+        settings: `known_settings`.
+
+    Raises:
+        ValueError, OSError: see `locks.locked` and `record.open_run`.
+    """
+    folder = Path(folder)
+    with locked(folder):
+        record = folder / "run.json"
+        if record.exists():
+            recorded = read_json(record)["settings"]
+            names = settings if (folder / METRICS).exists() else ("stage",)
+            refuse_other_settings(
+                folder,
+                {name: recorded[name] for name in names if name in recorded},
+                json.loads(json.dumps({name: settings[name] for name in names})),
+            )
+        elif folder.exists():
+            refuse_strangers(folder)
 
 
 def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
