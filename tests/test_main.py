@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,11 @@ def test_settings_have_the_type_of_their_default():
         "lora": LoraSettings(rank=16, alpha=32),
     }
     assert parse_settings([], SftConfig()) == {}
+    for text in ("q_proj,v_proj", "q_proj, v_proj,", "('q_proj', 'v_proj')"):
+        lora = parse_settings([f"lora.targets={text}"], SftConfig())["lora"]
+        assert lora == LoraSettings(targets=("q_proj", "v_proj"))
+    with pytest.raises(ValueError, match="targets not empty"):
+        parse_settings(["lora.targets="], SftConfig())
 
 
 @pytest.mark.smoke
@@ -206,6 +212,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(words):
         [sys.executable, "-m", "sage_unsloth", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
     command.stdout.close()  # before the command has written a word
     assert command.stderr.read() == b""

@@ -62,7 +62,8 @@ def add_train(commands: Any) -> None:
         "--from",
         default="runs/sft",
         dest="start",
-        help="folder of an SFT run, or a preset, a model folder or a hub id (default: %(default)s)",
+        help="folder of an SFT run or, for a second stage, of an RL run; or a preset, a model "
+        "folder or a hub id (default: %(default)s)",
     )
     parser.add_argument(
         "--limit",
@@ -184,6 +185,9 @@ def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
 
 def _parse_value(name: str, text: str, default: Any) -> Any:
     """The text as a value of its default's type; where that is None, None or a whole number."""
+    if isinstance(default, tuple):  # names with commas between, in quotes and brackets or without
+        names = [name.strip("()'\" ") for name in text.split(",")]
+        return tuple(name for name in names if name)
     try:
         value = text if isinstance(default, str) else ast.literal_eval(text)
     except (ValueError, SyntaxError):
