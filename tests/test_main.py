@@ -217,3 +217,30 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(words):
     command.stdout.close()  # before the command has written a word
     assert command.stderr.read() == b""
     assert command.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ("beta=0", "; --set beta=0.05, or train without a guide"),
+        ("kl_estimator=k2 beta=0", "; --set beta=0.05, or train without a guide"),
+        ("epsilon=2", "epsilon must be in [0, 1]; got 2"),
+    ],
+)
+def test_a_message_of_a_command_names_its_own_options(settings, remedy, tmp_path, capsys):
+    command = ["train", "--from", "arithmetic-base", "--out", str(tmp_path / "run")]
+    assert main([*command, "--set", *settings.split()]) == 2
+    error = capsys.readouterr().err
+    assert remedy in error and "GRPOConfig" not in error
+
+
+def test_lists_and_plans_fit_80_columns(capsys):
+    for words in (
+        ["train", "--list"],
+        ["plan"],
+        ["plan", "--model", "r1-distill-qwen-7b", "--memory", "24", "--rows", "2000"],
+        ["plan", "--model", "arithmetic-base"],
+    ):
+        main(words)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80, words
