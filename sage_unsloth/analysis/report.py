@@ -211,7 +211,7 @@ def _analyze_perplexity(
     from tqdm.auto import tqdm
 
     from sage_unsloth.analysis import perplexity
-    from sage_unsloth.evaluation.evaluator import parse_model
+    from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.models.weights import model_identity
 
     spec = parse_model(f"baseline={baseline}")

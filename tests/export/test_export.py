@@ -19,7 +19,7 @@ from sage_unsloth.export.adapter_checks import (
     check_parity,
     greedy_answers,
 )
-from sage_unsloth.export.exporter import export, is_export, origin, read_run
+from sage_unsloth.export.exporter import export, is_export, origin
 from sage_unsloth.export.hub import push
 from sage_unsloth.export.model_card import final_metrics, model_card
 from sage_unsloth.models import loading as models
@@ -27,6 +27,7 @@ from sage_unsloth.models import merging
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
+from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
