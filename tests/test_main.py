@@ -197,3 +197,16 @@ def test_defaults_of_options_are_those_of_the_functions(command, function):
     assert shared
     for name, option in shared.items():
         assert option.default == parameters[name].default, name
+
+
+@pytest.mark.parametrize("words", [["train", "--list"], ["plan", "--model", "qwen2.5-math-7b"]])
+def test_a_reader_that_goes_away_ends_the_command_quietly(words):
+    """As `| head -1` does."""
+    command = subprocess.Popen(
+        [sys.executable, "-m", "sage_unsloth", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    command.stdout.close()  # before the command has written a word
+    assert command.stderr.read() == b""
+    assert command.wait() == 141

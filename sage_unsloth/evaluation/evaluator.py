@@ -231,7 +231,7 @@ def _draw_sets(
     show: Callable[[str], object],
 ) -> dict[Key, RecordSet]:
     """Every record set, complete; what a set lacks is drawn and graded."""
-    from tqdm.auto import tqdm
+    from sage_unsloth.runs.progress import progress
 
     problems = sum(len(benchmark.rows) for benchmark in benchmarks)
     total, left = problems * config.num_samples * len(models), sum(missing.values())
@@ -249,7 +249,7 @@ def _draw_sets(
                 if lacking:
                     with engine_errors(spec.name):
                         show(estimate(loaded, lacking[0], config, left))
-                bar = tqdm(total=total, initial=total - left, unit="completion")
+                bar = progress(total=total, initial=total - left, unit="completion")
             for benchmark in benchmarks:
                 bar.set_description(f"{spec.name} on {benchmark.name}")
                 records = sample_and_grade(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.planning.architecture import Architecture, architecture_of
+from sage_unsloth.runs.files import read_json
 
 PAPER_BETA = 0.05
 """The KL coefficient β of Table 8, from which every default of β is taken."""
@@ -239,17 +240,7 @@ def model_preset(name: str | Path) -> ModelPreset:
     for preset in MODELS.values():
         if str(name) == preset.hub_id:
             return preset
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(str(name))
-    except OSError as error:
-        raise OSError(
-            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
-            f"within reach; got {name!s} ({str(error).splitlines()[0]}); check the name, or give "
-            "the path of a downloaded model"
-        ) from error
-    architecture = architecture_of(config)
+    architecture = architecture_of(_config_json(name))
     half = min(1024, architecture.max_position_embeddings // 2)
     return ModelPreset(
         name=Path(str(name)).name,
@@ -258,3 +249,23 @@ def model_preset(name: str | Path) -> ModelPreset:
         max_prompt_length=half,
         max_completion_length=half,
     )
+
+
+def _config_json(name: str | Path) -> dict[str, Any]:
+    """The config.json of a folder or a hub id, read without transformers, which Unsloth must be
+    imported before.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    file = Path(name) / "config.json"
+    try:
+        if not file.is_file():
+            file = Path(hf_hub_download(str(name), "config.json"))
+        return read_json(file)
+    except (OSError, HFValidationError) as error:
+        raise OSError(
+            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
+            f"within reach; got {name!s} ({str(error).splitlines()[0]}); check the name, or give "
+            "the path of a downloaded model"
+        ) from error

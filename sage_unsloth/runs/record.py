@@ -98,14 +98,19 @@ def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes:
         _warn_of_other_versions(folder, recorded["environment"], environment())
         return folder
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_strangers(folder)
+    write_json(record, {"settings": settings, "environment": environment()} | notes)
+    return folder
+
+
+def refuse_strangers(folder: Path) -> None:
+    """Raises ValueError if a folder without `run.json` holds something else."""
     strangers = [path.name for path in folder.iterdir() if not path.name.startswith(".run.json.")]
     if strangers:
         raise ValueError(
             f"a run's folder must be empty or hold run.json; {folder} holds {min(strangers)!r} "
             "and no run.json; choose another --out"
         )
-    write_json(record, {"settings": settings, "environment": environment()} | notes)
-    return folder
 
 
 def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:

@@ -76,6 +76,11 @@ def add_train(commands: Any) -> None:
         metavar="GIB",
         help="memory of the card to plan for (default: this machine's)",
     )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="train also where every group of the preflight got one and the same reward",
+    )
     parser.set_defaults(act=_train)
 
 
@@ -98,6 +103,7 @@ def _train(options: argparse.Namespace) -> int:
             path=options.path,
             limit=options.limit,
             memory=options.memory,
+            force=options.force,
             smoke=options.smoke,
             **_settings(options, RlvrConfig()),
         )

@@ -17,7 +17,13 @@ from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
-from sage_unsloth.problems.corpora import hold_out, rl_corpus, sft_corpus
+from sage_unsloth.problems.corpora import (
+    hold_out,
+    rl_corpus,
+    rl_rows,
+    sft_corpus,
+    sft_rows,
+)
 from sage_unsloth.runs.processes import rank
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
@@ -29,10 +35,16 @@ from sage_unsloth.training.outcomes import (
     evaluation_command,
 )
 from sage_unsloth.training.preflight import REPORT, SHARES
+from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
-from sage_unsloth.training.stage import read_metrics
+from sage_unsloth.training.stage import (
+    check_folder,
+    check_tracker,
+    known_settings,
+    read_metrics,
+)
 from sage_unsloth.training.starting import (
     EMBEDDED,
     SMOKE,
@@ -75,22 +87,18 @@ def run_sft(
     """
     _show_log()
     changes = (SMOKE["sft"] if smoke else {}) | settings
-    SftConfig(**changes)  # settings that cannot be are refused before anything is loaded
-    load_unsloth()
+    check_tracker(SftConfig(**changes).report_to)
     preset = model_preset(model)
-    if preset.name == EMBEDDED:
-        settle_process()
     start = model_path(preset)
-    template = template_for(start, settings.get("template"))
-    changes["template"] = template.template
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
-    corpus = sft_corpus(
-        load_tokenizer(start, config.template),
-        config.max_length,
-        data=data or _default_data(preset, path, "openmath"),
-        path=path,
-        limit=limit,
-    )
+    data = data or _default_data(preset, path, "openmath")
+    found = sft_rows(data=data, path=path)
+    check_folder(out, known_settings("sft", config, start))
+    _load_libraries(preset)
+    template = template_for(start, settings.get("template"))
+    config = replace(config, template=template.template)
+    tokenizer = load_tokenizer(start, config.template)
+    corpus = sft_corpus(tokenizer, config.max_length, limit=limit, found=found)
     training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
     dropped = len(corpus.rows) - len(training) - len(kept)
     steps = config.max_steps
@@ -124,6 +132,7 @@ def run_rlvr(
     limit: int | None = 2000,
     memory: float | None = None,
     smoke: bool = False,
+    force: bool = False,
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -137,6 +146,7 @@ def run_rlvr(
         data, path, limit: see `corpora.rl_corpus`; the embedded model has its own data.
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
+        force: train also where the preflight finds nothing to learn from; `smoke` implies it.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -151,29 +161,30 @@ def run_rlvr(
         algorithm = get_algorithm(algorithm)
     algorithm = algorithm.with_settings(settings)
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
-    if point.preset.name == EMBEDDED:
-        settle_process()
     gib = memory_of_card(memory)
     of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
     changes = (SMOKE["rlvr"] if smoke else {}) | settings | of_algorithm
     config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
+    check_tracker(config.report_to)
+    check_processes(config)
     setup = setup_of(point.preset, config, gib)
     _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     if point.preset.name != EMBEDDED:
         _show(f"{memory_report(setup, point.preset.name, gib)}\n")
     if gib is not None:
         check_fits(setup, gib)
-    load_unsloth(standby=setup.use_vllm and has_gpu())
+    data = data or _default_data(point.preset, path, "dapo")
+    found = rl_rows(data=data, path=path, limit=limit)
+    check_fills_a_step(config, len(found.rows))
+    if rank() == 0:
+        guide = recorded_guide(algorithm.guide)
+        check_folder(out, known_settings("rlvr", config, point.model, guide=guide))
+    _load_libraries(point.preset, standby=setup.use_vllm and has_gpu())
     template = template_for(point.model, settings.get("template"), point.adapter)
     config = replace(config, template=template.template)
     _show(f"{template}\n")
-    corpus = rl_corpus(
-        load_tokenizer(point.model, config.template, point.adapter),
-        config.max_prompt_length,
-        data=data or _default_data(point.preset, path, "dapo"),
-        path=path,
-        limit=limit,
-    )
+    tokenizer = load_tokenizer(point.model, config.template, point.adapter)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())
     _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
@@ -184,6 +195,7 @@ def run_rlvr(
         algorithm.guide,
         algorithm.name,
         adapter=point.adapter,
+        force=force or smoke,
     )
     metrics = read_metrics(out)
     if rank() == 0:
@@ -220,6 +232,13 @@ def _show_log() -> None:
     """Show what the package logs (preflight, fallbacks, pace) where nobody set up logging."""
     log_to_terminal()
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
+
+
+def _load_libraries(preset: ModelPreset, *, standby: bool = False) -> None:
+    """Unsloth, before anything imports transformers, once the cheap checks have passed."""
+    load_unsloth(standby=standby)
+    if preset.name == EMBEDDED:
+        settle_process()
 
 
 def _default_data(preset: ModelPreset, path: str | Path | None, corpus: str) -> str:

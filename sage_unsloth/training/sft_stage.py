@@ -24,8 +24,10 @@ from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.training.stage import (
     begin,
+    check_checkpoints,
     check_rows,
     check_tracker,
+    check_trained,
     common_arguments,
     run_settings,
     train,
@@ -115,6 +117,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
     """`sft` once the folder is this process's own."""
     merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
     if merged.exists():
+        check_trained(folder, merged)
         logger.info("SFT is complete: %s", merged)
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
@@ -122,6 +125,8 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
     # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to
     # train.
     trained = adapter if adapter.exists() else resume if is_last(resume) else None
+    if trained is None:
+        check_checkpoints(folder, resume, config.save_steps)
     model, tokenizer = load_policy(
         model_path,
         lora=config.lora,
