@@ -60,7 +60,8 @@ def export(
 
     Args:
         to: "adapter", "merged" or "gguf".
-        name: title of the card and of its loading example; None takes the run folder's.
+        name: title of the card, and if it is a hub id what its example loads, which else is the
+            folder `out`; None takes the run folder's.
         base_id: hub id of the model that the adapter belongs on, written into its config and card.
         report: of an evaluation, for the card's pass@k.
         quantization: of the GGUF file, by Unsloth's names.
@@ -98,6 +99,7 @@ def export(
             base=base,
             license=licenses.get(base),
             loads_on=loads_on,
+            loads_from=name if "/" in name else out.name,
             report=report,
             checks=checks,
         )
@@ -133,9 +135,11 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
     folder.mkdir()
     for file in ADAPTER_FILES:
         shutil.copy(run.adapter / file, folder / file)
-    if base_id is not None:
-        config = read_json(folder / ADAPTER_FILES[0])
-        write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": base_id})
+    # A folder is named so that it is found from anywhere.
+    below = Path(run.model_path)
+    named = base_id or (str(below.absolute()) if below.is_dir() else run.model_path)
+    config = read_json(folder / ADAPTER_FILES[0])
+    write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": named})
     tokenizer.save_pretrained(folder)
     return checks
 
@@ -143,7 +147,9 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
 def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
     if run.merged is not None:
         shutil.copytree(run.merged, folder)
-        load_tokenizer(folder)
+        # Under the template of the run, as it is today: an earlier one had no system prompt.
+        template = run.record["settings"].get("template", "project")
+        load_tokenizer(folder, template).save_pretrained(folder)
         return {"copied from the run": "model/"}
     assert run.adapter is not None, "`read_run` finds an adapter, a model, or both"
     largest = check_adapter(run.adapter)

@@ -26,6 +26,23 @@ class Run:
     merged: Path | None
 
 
+README = """# A LoRA adapter
+
+Trained by sage_unsloth. `adapter_config.json` names the model that it belongs on, and `run.json` in
+the folder above has the settings of its training. With RUN that folder:
+
+```bash
+python -m sage_unsloth evaluate --models mine=RUN --benchmarks math500-l5
+python -m sage_unsloth export RUN --to adapter   # with a model card, and an example that runs
+```
+"""
+
+
+def write_readme(adapter: Path) -> None:
+    """The README of an adapter's folder, in the place of the form that peft leaves to fill in."""
+    (adapter / "README.md").write_text(README, encoding="utf-8")
+
+
 def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
     """What a run left.
 
