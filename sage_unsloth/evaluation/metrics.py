@@ -218,6 +218,9 @@ def series_interval(
         block: neighbours in a block; None takes ⌈N^(1/3)⌉, and 1 is the ordinary bootstrap.
         confidence, resamples, seed: as in `pass_at_k_curve`.
 
+    Returns:
+        Of one value no interval, `low` and `high` nan: it says nothing about how values differ.
+
     Raises:
         ValueError: as `mean_interval`; or not 1 <= block <= N.
     """
@@ -226,6 +229,8 @@ def series_interval(
     block = math.ceil(round(count ** (1 / 3), 9)) if block is None else block
     if not 1 <= block <= count:
         raise ValueError(f"block must be between 1 and the {count} values; got {block}")
+    if count == 1:
+        return Estimate(float(values_N[0]), math.nan, math.nan)
     blocks = -(-count // block)
     starts_RB = np.random.default_rng(seed).integers(count, size=(resamples, blocks))
     places = (starts_RB[:, :, None] + np.arange(block)) % count

@@ -24,6 +24,7 @@ from sage_unsloth.evaluation.metrics import (
     series_interval,
     solved_only_by,
 )
+from sage_unsloth.evaluation.report_text import interval_text
 
 
 @pytest.mark.smoke
@@ -384,7 +385,10 @@ def test_series_interval_takes_the_cube_root_and_cuts_to_length():
     values = np.arange(27) % 5 / 4.0
     assert series_interval(values) == series_interval(values, block=3)
     assert series_interval(values[:26]) == series_interval(values[:26], block=3)
-    assert series_interval([0.25]) == Estimate(0.25, 0.25, 0.25)
+    alone = series_interval([0.25])
+    assert alone.mean == 0.25 and np.isnan([alone.low, alone.high]).all(), "one step, no interval"
+    assert interval_text(alone) == "0.250"
+    assert interval_text({"mean": 0.25, "low": None, "high": None}, "+") == "+0.250"
 
 
 @pytest.mark.parametrize("values", [[], [[1.0]], [1.0, math.nan], [math.inf]])
