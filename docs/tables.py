@@ -94,7 +94,7 @@ def from_cost() -> str:
 
 
 def from_grading() -> str:
-    """Seconds to grade made-up answers, ours against math-verify alone; sampling and intervals."""
+    """Seconds to grade made-up answers, ours against math-verify alone; sampling."""
     result = read("grading", "evaluation.json")
     rows = (
         [
@@ -113,7 +113,6 @@ def from_grading() -> str:
     sampling, differ = result["sampling"], result["sampling"]["completions_that_differ"]
     other = differ["in batches of other sizes and orders"]
     lines = [
-        f"Intervals of a pass@k curve: {result['bootstrap']['curve_seconds']:.2f} s.",
         f"A stream for each row makes sampling {sampling['ratio']:.2f} times as long as "
         f"`generate` alone; {other} of {sampling['completions']:,} completions differ in batches "
         f"of other sizes and orders, {differ['alone']} of {differ['alone, of']} alone.",
@@ -121,6 +120,33 @@ def from_grading() -> str:
     listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
     lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
     return "\n\n".join([markdown(header, rows), *lines])
+
+
+def from_coverage() -> str:
+    """How often intervals of pass@k hold the truth, ours beside the bootstrap."""
+    result = read("coverage", "coverage.json")
+    cases: dict[tuple[str, str, int], dict[int, dict]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["of"], row["shape"], row["k"]), {})[row["problems"]] = row
+    sizes = sorted({row["problems"] for row in result["rows"]})
+    rows = (
+        [of, shape, str(k), *(cell(by_size[size]) if size in by_size else "" for size in sizes)]
+        for (of, shape, k), by_size in cases.items()
+    )
+    note = (
+        f"{result['evaluations']:,} evaluations of each case, 256 samples a problem. In a cell: "
+        "how many in 100 of our intervals hold the truth, how many of the percentile bootstrap's, "
+        "and how many times as wide ours are on average."
+    )
+    header = ["of", "problems", "k", *(f"{size} problems" for size in sizes)]
+    return f"{note}\n\n{markdown(header, rows)}"
+
+
+def cell(row: dict) -> str:
+    """A simulated case of `from_coverage`."""
+    shares = f"{100 * row['holds']:.0f}; {100 * row['bootstrap_holds']:.0f}"
+    width = row["bootstrap_width"]
+    return f"{shares}; {row['width'] / width:.2g} ×" if width else f"{shares}; –"
 
 
 def from_reliability() -> str:
@@ -192,6 +218,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "benchmark-smollm2": partial(from_benchmark, "smollm2"),
     "cost": from_cost,
     "grading-speed": from_grading,
+    "coverage": from_coverage,
     "reliability": from_reliability,
 }
 

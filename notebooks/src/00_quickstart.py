@@ -102,7 +102,7 @@ Image(Path(OUT) / "training.png")
 
 # %% [markdown]
 # ## pass@k
-# Bands are 95 % bootstrap intervals over problems. Two curves whose bands overlap may still differ,
+# Bands are 95 % intervals over problems. Two curves whose bands overlap may still differ,
 # because both models answered the same problems: the paired differences in the table above are the
 # test. All of it is one training seed.
 

@@ -163,10 +163,10 @@ show_table(
 # ## Differences
 # Bands that overlap do not mean that two models are equal: both answered the same problems, and
 # what makes a problem hard for both cancels in the difference. A band of the difference that leaves
-# out 0 is what to look for, and `above 0 in` says how many of the resampled sets of problems favour
-# the first model. All of it is about these two trained models: another training seed is another
-# model. To compare methods, train several seeds of each and give them one name, `--models grpo=…
-# grpo=… sage=… sage=…`; seeds are resampled then too.
+# out 0 is what to look for, and `above 0` says which share of the difference's t distribution
+# favours the first model. All of it is about these two trained models: another training seed is
+# another model. To compare methods, train several seeds of each and give them one name, `--models grpo=…
+# grpo=… sage=… sage=…`; the intervals then hold for other seeds too.
 
 # %%
 Image(OUT / "differences.png")

@@ -106,7 +106,7 @@ from sage_unsloth.figures import show_table
 patterns = analysis.ARITHMETIC_PATTERNS
 frequencies = analysis.pattern_frequencies(samples, patterns)
 show_table(pattern_rows(frequencies))
-note = "embedded arithmetic; 95 % bootstrap over problems with a correct solution"
+note = "embedded arithmetic; 95 % over problems with a correct solution"
 Image(plot_patterns(frequencies, OUT / "patterns.png", note))
 
 # %% [markdown]
@@ -143,7 +143,7 @@ show_table(phase_rows(analysis.dynamics(runs)))
 from sage_unsloth.analysis.figures import plot_dynamics
 from sage_unsloth.analysis.report import pass_at_k_curves
 
-note = "thin: each step, thick: moving average over 9; bands: 95 % bootstrap over problems"
+note = "thin: each step, thick: moving average over 9; bands: 95 % over problems"
 curves = pass_at_k_curves("arithmetic", samples)
 Image(plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sage_unsloth.evaluation.metrics import mean_difference, mean_interval
+from sage_unsloth.evaluation.bootstrap import mean_difference, mean_interval
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import refuse_other_settings

@@ -24,7 +24,8 @@ from sage_unsloth.analysis.patterns import (
 from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
 from sage_unsloth.analysis.tables import pattern_rows, perplexity_rows, phase_rows
 from sage_unsloth.analysis.token_page import case_page, token_page
-from sage_unsloth.evaluation.metrics import Estimate, pass_at_k_curve, powers_of_two
+from sage_unsloth.evaluation.intervals import Estimate
+from sage_unsloth.evaluation.metrics import pass_at_k_curve, powers_of_two
 from sage_unsloth.evaluation.record_tables import record_set
 from sage_unsloth.evaluation.report_text import interval_text
 from sage_unsloth.figures import show_table, write_table
@@ -156,7 +157,7 @@ def _analyze_patterns(one: Benchmark, more: Mapping[str, str]) -> dict[str, Any]
             [row | {"difference": interval_text(row["difference"], "+")} for row in differences],
             f"Differences to {one.against}, paired over the problems that both solve:",
         )
-    note = f"{one.name}; intervals: 95 % bootstrap over problems with a correct solution"
+    note = f"{one.name}; intervals: 95 % over problems with a correct solution"
     figures.plot_patterns(frequencies, one.folder / "patterns.png", note)
     return {
         "expressions": {
@@ -296,6 +297,6 @@ def _analyze_dynamics(
     write_table(out / "dynamics_phases.csv", phases)
     note = "thin: each step, thick: moving average over 9 steps"
     if curves:
-        note += "; bands: 95 % bootstrap over problems"
+        note += "; bands: 95 % over problems"
     figures.plot_dynamics(metrics, curves, out / "dynamics.png", note)
     return phases

@@ -487,8 +487,8 @@ def test_the_table_fits_a_terminal(tmp_path):
     lines = report_text(report_sets(models, tmp_path)).splitlines()
     assert lines[1:4] == [
         "model        pass@1                mean ±         pass@n                n",
-        "SFT          0.300 [0.000, 0.600]  0.300 ± 0.274  0.500 [0.000, 1.000]  5",
-        "SAGE-Branch  0.300 [0.000, 0.600]  0.300 ± 0.274  0.500 [0.000, 1.000]  5",
+        "SFT          0.300 [0.001, 0.993]  0.300 ± 0.274  0.500 [0.003, 0.997]  5",
+        "SAGE-Branch  0.300 [0.001, 0.993]  0.300 ± 0.274  0.500 [0.003, 0.997]  5",
     ]
     assert lines[5:7] == [
         "model        tokens  cut    no answer",
