@@ -165,8 +165,8 @@ show_table(
 # what makes a problem hard for both cancels in the difference. A band of the difference that leaves
 # out 0 is what to look for, and `above 0` says which share of the difference's t distribution
 # favours the first model. All of it is about these two trained models: another training seed is
-# another model. To compare methods, train several seeds of each and give them one name, `--models grpo=…
-# grpo=… sage=… sage=…`; the intervals then hold for other seeds too.
+# another model. To compare methods, train several seeds of each and give them one name, `--models
+# grpo=… grpo=… sage=… sage=…`; the intervals then hold for other seeds too.
 
 # %%
 Image(OUT / "differences.png")
