@@ -317,24 +317,38 @@ def test_a_step_without_a_token_does_not_move_an_adaptive_guide(make_trainer):
     assert guide.strength != 1.0
 
 
-def test_evaluations_between_steps_move_neither_noise_nor_strength(make_trainer):
-    """Weights of a run that evaluates after each step are those of a run that does not."""
-    weights, strengths = [], []
+@pytest.mark.parametrize(
+    ("make_guide", "moments"),
+    [
+        (lambda: AdaptiveGuide(TokenGuide(), target=0.05), ["on_step_end"]),
+        (lambda: RandomGuide(CosineSchedule(0.5, 0.5)), ["on_step_end"]),
+        # Between the micro-batches of a step: the second must not get the noise of the first.
+        (lambda: RandomGuide(CosineSchedule(0.5, 0.5)), ["on_substep_end", "on_step_end"]),
+    ],
+)
+def test_evaluations_move_neither_noise_nor_strength(make_trainer, make_guide, moments):
+    """Weights of a run that evaluates in between are those of a run that does not."""
+    from transformers import TrainerCallback
+
+    weights, guides = [], []
     for evaluates in (False, True):
-        guide = AdaptiveGuide(TokenGuide(), target=0.05)
-        trainer = make_trainer(max_steps=3, per_device_eval_batch_size=8)
+        trainer = make_trainer(
+            max_steps=3, per_device_eval_batch_size=8, gradient_accumulation_steps=2
+        )
+
+        def evaluate(self, args, state, control, trainer=trainer, **kwargs):
+            random = torch.get_rng_state()  # rollouts of the evaluation draw from it
+            trainer.evaluate(trainer.train_dataset.select(range(8)))
+            torch.set_rng_state(random)
+
         if evaluates:
-            from transformers import TrainerCallback
-
-            class Evaluate(TrainerCallback):
-                def on_step_end(self, args, state, control, trainer=trainer, **kwargs):
-                    random = torch.get_rng_state()  # rollouts of the evaluation draw from it
-                    trainer.evaluate(trainer.train_dataset.select(range(8)))
-                    torch.set_rng_state(random)
-
-            trainer.add_callback(Evaluate())
-        train(trainer, guide)
+            between = type("Evaluate", (TrainerCallback,), dict.fromkeys(moments, evaluate))
+            trainer.add_callback(between())
+        guides.append(make_guide())
+        train(trainer, guides[-1])
+        evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+        assert len(evaluations) == evaluates * 3 * len(moments)
         weights.append([p.detach().clone() for p in trainer.model.parameters() if p.requires_grad])
-        strengths.append(guide.strength)
-    assert strengths[0] == strengths[1] != 1.0
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    strengths = [getattr(guide, "strength", None) for guide in guides]
+    assert strengths[0] == strengths[1] != 1.0
