@@ -50,6 +50,7 @@ from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.rollout_weights import keep_trained_weights
 from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.settings import check_settings
+from sage_unsloth.patch.trained_with import trained_with
 from sage_unsloth.patch.unsloth_names import ContractError
 from sage_unsloth.patch.watch import Measured, guide_watch
 
@@ -103,8 +104,8 @@ def guided_kl(
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
             gradient pass.
         resume_with_changes: resume a checkpoint that was trained with another guide, penalty,
-            credit or β (each checkpoint records them); otherwise it is refused. A guide whose
-            state the checkpoint lacks begins at its first state.
+            credit, β, teacher or `shape_advantages` (each checkpoint records them); otherwise it is
+            refused. A guide whose state the checkpoint lacks begins at its first state.
 
     Raises:
         ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own,
@@ -127,12 +128,14 @@ def guided_kl(
         guide_watch,
         trainer,
         guide=guide,
-        trained_with={
-            "guide": describe(guide),
-            "kl_estimator": kl_estimator,
-            "credit": credit,
-            "beta": trainer.beta,
-        },
+        record=trained_with(
+            trainer,
+            guide=guide,
+            kl_estimator=kl_estimator,
+            credit=credit,
+            teacher=teacher,
+            shape_advantages=shape_advantages,
+        ),
         teacher=teacher,
         resume_with_changes=resume_with_changes,
     )
