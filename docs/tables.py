@@ -151,9 +151,7 @@ def cell(row: dict) -> str:
 
 def from_reliability() -> str:
     """What was run once and is too long for a test."""
-    kills, soak, fuzz, versions = (
-        read("reliability", f"{name}.json") for name in ("kills", "soak", "fuzz", "versions")
-    )
+    kills, soak, fuzz = (read("reliability", f"{name}.json") for name in ("kills", "soak", "fuzz"))
     starts = sum(life["starts"] for life in kills["lives"])
     growth = {
         name: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*soak["series"][name]["per_1000_steps"])
@@ -185,18 +183,26 @@ def from_reliability() -> str:
             f"{memory[0]:.0f} → {memory[1]:.0f} MiB",
         ],
     ]
-    rows += [
-        [
-            "versions",
-            ", ".join(f"{name} {row['versions'][name]}" for name in PACKAGES),
-            f"{row['outcome']}, {row['passed']} tests pass",
-        ]
-        for row in versions["rows"]
-    ]
     return markdown(["what", "how much", "found"], rows)
 
 
-PACKAGES = ("unsloth", "trl", "transformers")
+def from_versions() -> str:
+    """What `tests/version_matrix.py` found of other versions."""
+    matrix = read("reliability", "versions.json")
+    header = ["row", *PACKAGES, "found", "requirements that pip would not meet"]
+    rows = []
+    for row in matrix["rows"]:
+        beside = dict(release.split("==") for release in row["beside"])
+        versions = [row["versions"].get(name, "") for name in PACKAGES]
+        passed = f", {row['passed']} tests pass" if row["passed"] else ""
+        said = f": {row['message'][:160]}" if row["message"] else ""
+        name = row["name"] + (f" ({beside['vllm']})" if "vllm" in beside else "")
+        not_met = ", ".join(f"`{text}`" for text in row["not_met"])
+        rows.append([name, *versions, f"{row['outcome']}{passed}{said}", not_met])
+    return markdown(header, rows) + f"\n\nTried on {matrix['environment']['date'][:10]}."
+
+
+PACKAGES = ("unsloth", "trl", "transformers", "peft", "torch")
 
 
 def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -220,6 +226,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "grading-speed": from_grading,
     "coverage": from_coverage,
     "reliability": from_reliability,
+    "versions": from_versions,
 }
 
 
