@@ -1,11 +1,14 @@
-"""Whether there is a GPU, and giving its memory back."""
+"""Whether there is a GPU, which ones serve, and giving its memory back."""
 
 import functools
 import gc
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sage_unsloth.runs.stopping import Terminated
+
+OLDEST_CAPABILITY = (7, 0)
+"""The oldest compute capability that Unsloth runs on."""
 
 
 def frees_models(function: Callable) -> Callable:
@@ -44,3 +47,19 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def drives(arches: Iterable[str], capability: tuple[int, int]) -> bool:
+    """Whether a PyTorch that is compiled for `arches` runs on a card.
+
+    Machine code ("sm_80") runs on cards of its major version from its minor one on; "compute_80" is
+    compiled for any newer card when it is loaded.
+    """
+    for arch in arches:
+        kind, _, digits = arch.partition("_")
+        digits = digits.rstrip("af")  # of that card, or its family, alone
+        built = int(digits[:-1]), int(digits[-1])
+        newer = built <= capability
+        if newer and (kind == "compute" or built[0] == capability[0]):
+            return True
+    return False
