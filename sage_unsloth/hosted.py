@@ -24,7 +24,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sage_unsloth.models.device import OLDEST_CAPABILITY, drives
+from sage_unsloth.models.device import why_unserved
 from sage_unsloth.sampling.engine_choice import VLLM_CAPABILITY
 
 KEPT = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
@@ -162,16 +162,12 @@ def choose(machine: Machine, wanted: Iterable[str]) -> Choice:
 
 
 def _check_card(card: Card, arches: tuple[str, ...]) -> None:
-    if card.capability < OLDEST_CAPABILITY:
-        rule = "a card must have compute capability 7.0 or newer, because Unsloth needs it"
-    elif arches and not drives(arches, card.capability):
-        rule = f"a card must be one that the installed PyTorch is compiled for ({' '.join(arches)})"
-    else:
-        return
-    raise InstallError(
-        f"{rule}; got {card.name} ({card.capability[0]}.{card.capability[1]}); choose another "
-        "accelerator (T4 on Colab, T4 x2 on Kaggle), or none: the embedded model needs no GPU"
-    )
+    reason = why_unserved(card.capability, arches)
+    if reason is not None:
+        raise InstallError(
+            f"{card.name} cannot be used: {reason} (T4 on Colab, T4 x2 on Kaggle), or none: the "
+            "embedded model needs no GPU"
+        )
 
 
 def _why_no_vllm(machine: Machine) -> str | None:

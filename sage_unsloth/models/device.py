@@ -49,6 +49,28 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def why_unserved(capability: tuple[int, int], arches: Iterable[str]) -> str | None:
+    """Why a card cannot be used; None where it can.
+
+    Args:
+        capability: the card's compute capability.
+        arches: what the installed PyTorch is compiled for; empty where that is not known.
+    """
+    arches = tuple(arches)
+    if capability < OLDEST_CAPABILITY:
+        return (
+            f"Unsloth needs compute capability {OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} or "
+            f"newer; this card has {capability[0]}.{capability[1]}; take another card"
+        )
+    if arches and not drives(arches, capability):
+        return (
+            f"the installed PyTorch is compiled for {' '.join(arches)}; this card has compute "
+            f"capability {capability[0]}.{capability[1]}; take another card, or an older PyTorch "
+            "that is still in the range of this package"
+        )
+    return None
+
+
 def drives(arches: Iterable[str], capability: tuple[int, int]) -> bool:
     """Whether a PyTorch that is compiled for `arches` runs on a card.
 
