@@ -159,7 +159,7 @@ def _grader() -> Check:
 def _device() -> Iterator[Check]:
     import torch
 
-    from sage_unsloth.models.device import why_unserved
+    from sage_unsloth.models.device import BFLOAT16_CAPABILITY, why_unserved
 
     if not torch.cuda.is_available():
         yield Check(
@@ -176,7 +176,7 @@ def _device() -> Iterator[Check]:
         unserved = why_unserved((major, minor), torch.cuda.get_arch_list())
         if unserved is not None:
             yield Check(FAIL, f"cuda:{index}", name, unserved)
-        elif major < 8:
+        elif (major, minor) < BFLOAT16_CAPABILITY:
             yield Check(
                 WARN,
                 f"cuda:{index}",

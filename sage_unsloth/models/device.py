@@ -9,6 +9,8 @@ from sage_unsloth.runs.stopping import Terminated
 
 OLDEST_CAPABILITY = (7, 0)
 """The oldest compute capability that Unsloth runs on."""
+BFLOAT16_CAPABILITY = (8, 0)
+"""The oldest one that computes in bfloat16; before it, training is in float16."""
 
 
 def frees_models(function: Callable) -> Callable:
@@ -47,6 +49,15 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def sixteen_bit_dtype() -> str:
+    """The 16-bit format that this machine's GPU computes in: "float16" before compute capability
+    8.0 (a T4), where bfloat16 is emulated.
+    """
+    import torch
+
+    return "bfloat16" if torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY else "float16"
 
 
 def why_unserved(capability: tuple[int, int], arches: Iterable[str]) -> str | None:
