@@ -41,13 +41,13 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
     import torch
     from transformers import AutoModelForCausalLM
 
-    from sage_unsloth.models.device import has_gpu
+    from sage_unsloth.models.device import has_gpu, sixteen_bit_dtype
     from sage_unsloth.models.tokenizers import load_tokenizer
     from sage_unsloth.models.weights import check_adapter_fits, refuse_pickles
 
     refuse_pickles(path)
     tokenizer = load_tokenizer(path)
-    dtype = torch.bfloat16 if has_gpu() else torch.float32
+    dtype = getattr(torch, sixteen_bit_dtype()) if has_gpu() else torch.float32
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
     if adapter is not None:
         from peft import PeftModel

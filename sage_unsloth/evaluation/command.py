@@ -42,6 +42,11 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         help="auto: vllm where there are a GPU and the package (default: %(default)s)",
     )
     parser.add_argument(
+        "--load-in-4bit",
+        action="store_true",
+        help="quantise the weights: a 7B model on a card of 16 GB; draws by transformers",
+    )
+    parser.add_argument(
         "--batch",
         type=int,
         help="completions drawn together (default: "
@@ -73,7 +78,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation.report_text import report_text
 
     models = [evaluator.parse_model(text) for text in options.models]
-    engine = evaluator.choose_engine(options.engine)
+    engine = evaluator.choose_engine(options.engine, load_in_4bit=options.load_in_4bit)
     config = SamplingConfig(
         num_samples=options.n,
         temperature=options.temperature,
@@ -92,6 +97,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         engine=engine,
         training=_training_rows(options.train) if options.train else (),
         against=options.against,
+        load_in_4bit=options.load_in_4bit,
         show=print,
     )
     print(f"\n{report_text(result)}\n\nTables and figures: {options.out}")

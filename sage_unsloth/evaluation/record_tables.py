@@ -101,6 +101,7 @@ class Comparable:
         how = {
             "engine": settings["engine"],
             "sampling": settings["sampling"],
+            "weight_bits": settings.get("weight_bits", 16),
             "grader": sorted({record.get("grader", "none") for record in records}),
         }
         before, other = self.alike.setdefault(benchmark, (how, file))

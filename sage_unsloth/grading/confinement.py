@@ -7,8 +7,8 @@ it does:
 
     everywhere      Python itself ends the worker that opens a file to write, a socket or a process
                     (audit hook); no file grows (RLIMIT_FSIZE), few are open, no core dump, no child
-                    process unless root runs it (RLIMIT_NPROC); the environment holds no variable
-                    outside `ALLOWED_VARIABLES`
+                    process unless root runs it (RLIMIT_NPROC); capabilities are given up; the
+                    environment holds no variable outside `ALLOWED_VARIABLES`
     "namespace"     no network interface at all (user and network namespaces; containers often
                     forbid them)
     "landlock"      the kernel denies writing, making, renaming and deleting files, and running
@@ -75,6 +75,8 @@ def confine(refused: Callable[[str], None]) -> bool:
     with contextlib.suppress(ValueError, OSError):  # macOS takes no 0 here
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     landlocked = sys.platform == "linux" and _landlock()
+    if sys.platform == "linux":
+        _drop_capabilities()
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
@@ -94,6 +96,18 @@ class _Ruleset(ctypes.Structure):
         ("network", ctypes.c_uint64),
         ("scoped", ctypes.c_uint64),
     ]
+
+
+def _drop_capabilities() -> None:
+    """Gives up what root may do to other processes and to files of others.
+
+    Without it, root outside a namespace of its own reads other processes' environments: since Linux
+    6.13, CAP_PERFMON is enough for that in spite of Landlock.
+    """
+    version_3, this_process = 0x2008_0522, 0
+    header = (ctypes.c_uint32 * 2)(version_3, this_process)
+    none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, 64 bits each
+    ctypes.CDLL(None).capset(header, none)
 
 
 def _landlock() -> bool:

@@ -79,8 +79,11 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             "which resumes it"
         )
     below = run["model_path"]
-    if Path(below) == data_folder() / EMBEDDED:
+    moved = Path(below).is_absolute() and not Path(below).is_dir()  # the run was made elsewhere
+    if Path(below) == data_folder() / EMBEDDED or (moved and Path(below).name == EMBEDDED):
         below = EMBEDDED
+    elif moved and reference == "sft":
+        below = folder / "model"  # of the same architecture
     preset = model_preset(below)
     if reference == "base":
         return StartingPoint(preset, model_path(preset), folder / "adapter")

@@ -343,6 +343,25 @@ def test_a_worker_has_none_of_its_callers_secrets(attack, monkeypatch):
         assert found["parents"] is None
 
 
+def test_root_without_a_namespace_cannot_read_its_callers_environment():
+    """As in a chroot, and in containers: no user namespace, but root's capabilities."""
+    script = """
+import os
+from sage_unsloth.grading import confinement
+kept = confinement.confine(print)
+try:
+    print(kept, len(open(f"/proc/{os.getppid()}/environ").read()))
+except PermissionError:
+    print(kept, "denied")
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.split()
+    if said[0] == "False":
+        pytest.skip("this kernel grants no landlock")
+    assert said == ["True", "denied"]
+
+
 @pytest.mark.parametrize("action", ["half", "junk", "list", "odd", "flood"])
 def test_nothing_in_the_reply_pipe_stops_or_breaks_the_caller(attack, action):
     worker = attack("replies", time_limit=1.0)

@@ -3,6 +3,7 @@ columns.
 """
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -166,6 +167,14 @@ def test_starting_points(sft_run, rl_run, tmp_path):
         starting_point("qwen2.5-math-7b", "base")
     with pytest.raises(ValueError, match="is a run of 'rlvr'; give another folder"):
         starting_point(rl_run, "sft")
+    # A run that was made on another machine: the embedded model lay elsewhere, or its own did.
+    shutil.copytree(sft_run, tmp_path / "moved")
+    run = json.loads((sft_run / "run.json").read_text())
+    for below, name in (("arithmetic-base", "arithmetic-base"), ("mine", "model")):
+        run["model_path"] = f"/content/elsewhere/{below}"
+        (tmp_path / "moved" / "run.json").write_text(json.dumps(run))
+        point = starting_point(tmp_path / "moved", "sft")
+        assert (point.preset.name, point.model) == (name, str(tmp_path / "moved" / "model"))
     (tmp_path / "run.json").write_text((sft_run / "run.json").read_text())
     with pytest.raises(ValueError, match="SFT must be complete before RL"):
         starting_point(tmp_path, "sft")
