@@ -4,15 +4,12 @@ A new check is a function of a folder, that yields `Finding`s, and a row here.
 """
 
 import functools
-import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.sampling.engine_choice import why_no_vllm
-from sage_unsloth.selftest.findings import Finding
 from sage_unsloth.selftest.policy import half_precision
 
 # Both of Unsloth's passes that leave padding out; the padded one is then what is tested.
@@ -41,7 +38,7 @@ class Check:
 
     Attributes:
         name: in the table, in `selftest.json` and for `pytest -m gpu -k`.
-        function: "module:function" of this room: (folder, **arguments) → findings.
+        function: "module:function": (folder, **arguments) → findings.
         arguments: of the function.
         seconds: that it may take on a GPU; four times that elsewhere.
         missing: why it is not possible on this machine, or None.
@@ -60,17 +57,11 @@ class Check:
         """Seconds that it may take on this machine."""
         return self.seconds if has_gpu() else 4 * self.seconds
 
-    def __call__(self, folder: Path) -> Iterator[Finding]:
-        """Its findings as they come; it works in `folder`, which must exist."""
-        module, _, function = self.function.partition(":")
-        found = importlib.import_module(f"sage_unsloth.selftest.{module}")
-        return getattr(found, function)(folder, **self.arguments)
-
 
 def _loss(number_format: str, ways: list[str], suffix: str = "", **settings: Any) -> Check:
     return Check(
         name=f"loss {number_format}{suffix}",
-        function="losses:guided_loss",
+        function="sage_unsloth.selftest.losses:guided_loss",
         arguments={"number_format": number_format, "ways": ways},
         **settings,
     )
@@ -87,22 +78,22 @@ def all_checks() -> tuple[Check, ...]:
     # minutes, and is a check of its own.
     ways = ["compiled", "eager", "shared prefix"] if gpu else ["eager"]
     checks = [
-        Check(name="contract", function="stages:contract"),
+        Check(name="contract", function="sage_unsloth.selftest.stages:contract"),
         _loss("float32", ways),
         _loss("bfloat16", ways, missing=_no_bfloat16),
         _loss("float16", ways, missing=_no_gpu),
         _loss("4-bit", ways),
         _loss(half, ["compiled"], " padded", missing=_no_gpu, environment=PADDED),
         _loss("4-bit", ["compiled"], " padded", missing=_no_gpu, environment=PADDED),
-        Check(name="cost and plan", function="costs:step_costs"),
-        Check(name="resumed", function="stages:resumed"),
-        Check(name="export", function="stages:exported"),
+        Check(name="cost and plan", function="sage_unsloth.selftest.costs:step_costs"),
+        Check(name="resumed", function="sage_unsloth.selftest.stages:resumed"),
+        Check(name="export", function="sage_unsloth.selftest.stages:exported"),
     ]
     for name, standby in (("vLLM", False), ("vLLM standby", True)):
         checks.append(
             Check(
                 name=name,
-                function="rollouts:vllm_rollouts",
+                function="sage_unsloth.selftest.rollouts:vllm_rollouts",
                 arguments={"standby": standby},
                 seconds=180,
                 missing=why_no_vllm,
@@ -113,16 +104,3 @@ def all_checks() -> tuple[Check, ...]:
         compiled = {"UNSLOTH_COMPILE_DISABLE": "0"}
         checks.append(_loss("float32", ["compiled"], " compiled", environment=compiled))
     return tuple(checks)
-
-
-def check_named(name: str) -> Check:
-    """The check of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    for check in all_checks():
-        if check.name == name:
-            return check
-    names = ", ".join(check.name for check in all_checks())
-    raise ValueError(f"a check must be one of {names}; got {name!r}")

@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Callable
 
+FILE = "selftest.json"
+
 
 def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
     """The options of the self-test; without `--deep` the command is `act`, as before."""
@@ -17,12 +19,14 @@ def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace]
     )
     parser.add_argument(
         "--out",
-        default="selftest.json",
+        default=FILE,
         help="with --deep: the record, which can be sent (default: %(default)s)",
     )
 
     def choose(options: argparse.Namespace) -> int:
         if not options.deep:
+            if options.again or options.out != FILE:
+                raise ValueError("--again and --out are of the self-test; add --deep")
             return act(options)
         first = act(options)
         from sage_unsloth.selftest.run import run_selftest

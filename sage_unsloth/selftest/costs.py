@@ -53,13 +53,13 @@ def step_costs(folder: Path) -> Iterator[Finding]:
     number_format = policy.half_precision()
     model, tokenizer = policy.load(path, number_format, max_length=4 * length + 256)
 
-    def costs(guide: Any) -> Costs:
+    def costs(guide: Any, steps: int = STEPS) -> Costs:
         trainer = policy.make_trainer(
             model,
             tokenizer,
             folder / "out",
             number_format,
-            max_steps=STEPS,
+            max_steps=steps,
             max_completion_length=length,
             optim="adamw_8bit" if gpu else "adamw_torch",
         )
@@ -68,6 +68,7 @@ def step_costs(folder: Path) -> Iterator[Finding]:
         release_memory()
         return found
 
+    costs(None, steps=1)  # the first use of anything allocates what stays
     plain, guided = costs(None), costs(BranchGuide(**policy.GUIDE))
     yield from _ratios(plain, guided)
     yield from _plan(model, plain, length)

@@ -21,6 +21,10 @@ from torch import Tensor
 TERMS = ("advantage", "kl", "guide")
 SMALL_D = 2.5  # nats; from 2.6 on Unsloth bounds k3, which the oracle does not
 
+FLOAT16_SCALE = 2.0**12
+"""Of the loss in float16, whose smallest numbers the gradients of a token's logits would fall
+below."""
+
 
 def completion_rows(inputs: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """(prompt ids, completion ids) of each row of a trainer's batch, without padding; the
@@ -181,16 +185,14 @@ def expected_step(
         epsilon=epsilon,
         old_logps=None if old is None else to_completion_layout(old, batch).to(wide),
     )
-    names = list(decoder.adapter)
     gradients = {}
+    scale = FLOAT16_SCALE if decoder.dtype == torch.float16 else 1.0
     for term, value in terms.items():
-        found = torch.autograd.grad(
-            value, list(decoder.adapter.values()), retain_graph=True, allow_unused=True
-        )
+        weights = list(decoder.adapter.values())
+        found = torch.autograd.grad(value * scale, weights, retain_graph=True)
         gradients[term] = {
-            name: torch.zeros_like(decoder.adapter[name]) if g is None else g
-            for name, g in zip(names, found, strict=True)
+            name: g.double().cpu().flatten() / scale
+            for name, g in zip(decoder.adapter, found, strict=True)
         }
-        gradients[term] = {n: g.double().cpu().flatten() for n, g in gradients[term].items()}
     loss = sum(value.item() for value in terms.values())
     return Expected(loss, gradients, ref.double().cpu())

@@ -4,6 +4,8 @@ python -m sage_unsloth.selftest.process CHECK FOLDER
 """
 
 import contextlib
+import importlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from sage_unsloth.runs.files import append_jsonl, read_jsonl
 from sage_unsloth.runs.text import is_secret
-from sage_unsloth.selftest.checks import Check, check_named
+from sage_unsloth.selftest.checks import Check
 from sage_unsloth.selftest.findings import FAILED, NOT_HERE, NOT_RUN, Finding
 
 FINDINGS = "findings.jsonl"
@@ -84,7 +86,8 @@ def _failure(check: Check, code: int | None, took: float, limit: float, log: str
 
 def _run(check: Check, folder: Path, limit: float) -> int | None:
     """The exit code of the check's process; None where it took longer than `limit` seconds."""
-    command = [sys.executable, "-m", "sage_unsloth.selftest.process", check.name, str(folder)]
+    job = [str(folder), check.function, json.dumps(dict(check.arguments))]
+    command = [sys.executable, "-m", "sage_unsloth.selftest.process", *job]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -135,11 +138,13 @@ def environment_of(check: Check, folder: Path) -> dict[str, str]:
 
 def main() -> int:
     """Runs one check in this process and writes each finding as it comes."""
-    name, folder = sys.argv[1], Path(sys.argv[2])
+    folder, function, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    module, _, name = function.partition(":")
+    check = getattr(importlib.import_module(module), name)
     work = folder / "work"
     work.mkdir()
     began = time.monotonic()
-    for finding in check_named(name)(work):
+    for finding in check(work, **arguments):
         took = {"seconds": round(time.monotonic() - began, 1)}
         append_jsonl(folder / FINDINGS, [finding.row() | took])
         began = time.monotonic()

@@ -13,10 +13,10 @@ from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
 from sage_unsloth.selftest.checks import Check, all_checks
+from sage_unsloth.selftest.command import FILE
 from sage_unsloth.selftest.findings import FAILED, NOT_RUN, STATUSES, without_places
 from sage_unsloth.selftest.process import findings_of
 
-FILE = "selftest.json"
 SECONDS = 600.0  # of one call
 WIDTH = 80
 GIB = 2**30
