@@ -4,7 +4,6 @@ python -m sage_unsloth.selftest.process CHECK FOLDER
 """
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -15,12 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sage_unsloth.runs.files import append_jsonl, read_jsonl
+from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.text import is_secret
 from sage_unsloth.selftest.checks import Check
 from sage_unsloth.selftest.findings import FAILED, NOT_HERE, NOT_RUN, Finding
+from sage_unsloth.selftest.worker import FINDINGS
 
-FINDINGS = "findings.jsonl"
 LOG_LINES = 15  # of the process's last, in the row of one that failed
 LEAST = 20.0  # seconds, below which none is started
 REMEDY = "send selftest.json; its row holds the last lines of the process"
@@ -87,7 +86,7 @@ def _failure(check: Check, code: int | None, took: float, limit: float, log: str
 def _run(check: Check, folder: Path, limit: float) -> int | None:
     """The exit code of the check's process; None where it took longer than `limit` seconds."""
     job = [str(folder), check.function, json.dumps(dict(check.arguments))]
-    command = [sys.executable, "-m", "sage_unsloth.selftest.process", *job]
+    command = [sys.executable, "-m", "sage_unsloth.selftest.worker", *job]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -134,22 +133,3 @@ def environment_of(check: Check, folder: Path) -> dict[str, str]:
         "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth"),
     }
     return own | dict(check.environment)
-
-
-def main() -> int:
-    """Runs one check in this process and writes each finding as it comes."""
-    folder, function, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    module, _, name = function.partition(":")
-    check = getattr(importlib.import_module(module), name)
-    work = folder / "work"
-    work.mkdir()
-    began = time.monotonic()
-    for finding in check(work, **arguments):
-        took = {"seconds": round(time.monotonic() - began, 1)}
-        append_jsonl(folder / FINDINGS, [finding.row() | took])
-        began = time.monotonic()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,4 +35,6 @@ def tells(folder):
     """What is in its environment that should not be."""
     seen = sorted(k for k in os.environ if "TOKEN" in k and "TOKENIZERS" not in k)
     seen += sorted(k for k in os.environ if k.startswith("UNSLOTH_GRPO"))
-    yield Finding(check="", name="tells", status=PASSED, found=f"{seen} {os.environ['HF_HUB_OFFLINE']}")
+    yield Finding(
+        check="", name="tells", status=PASSED, found=f"{seen} {os.environ['HF_HUB_OFFLINE']}"
+    )

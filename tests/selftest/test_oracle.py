@@ -63,7 +63,14 @@ def test_the_loss_by_hand():
     ref = torch.tensor([[-1.5, 0.0], [-2.0, -1.2]]).double()
     log_guide = torch.tensor([[math.log(1.3), 0.0], [0.0, 0.0]]).double()
     found = loss_terms(
-        logps, ref, log_guide, [1, 2], torch.tensor([2.0, 1.0]), beta=0.5, epsilon=0.2, old_logps=old
+        logps,
+        ref,
+        log_guide,
+        [1, 2],
+        torch.tensor([2.0, 1.0]),
+        beta=0.5,
+        epsilon=0.2,
+        old_logps=old,
     )
     assert found["advantage"].item() == pytest.approx(-(2.0 + (1.2 + 1.0) / 2) / 2)
     k3 = [math.exp(-0.5) + 0.5 - 1, (math.exp(-0.2) + 0.2 - 1) / 2]

@@ -18,7 +18,9 @@ TESTS = str(Path(__file__).parent)
 
 def planted(function, seconds=30, **arguments):
     """A check of `planted.py`."""
-    paths = os.pathsep.join([TESTS, str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join(
+        [TESTS, str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    )
     return Check(
         name=function,
         function=f"planted:{function}",
@@ -57,11 +59,11 @@ def test_a_crash_is_one_row_and_the_rest_goes_on(go):
 
 
 def test_a_hang_is_ended_at_its_limit(monkeypatch):
-    monkeypatch.setattr(Check, "limit", 12)
+    monkeypatch.setattr(Check, "limit", 6)
     monkeypatch.setattr(process, "LEAST", 1.0)
     done = list(findings_of(planted("hangs"), seconds=60))
     assert [f.name for f in done] == ["before the hang", "hangs"]
-    assert done[1].status == FAILED and "within 12 s" in done[1].found and done[1].remedy
+    assert done[1].status == FAILED and "within 6 s" in done[1].found and done[1].remedy
 
 
 def test_an_error_is_named_without_the_paths_of_this_machine(go):

@@ -71,4 +71,6 @@ def test_a_guided_step_is_measured_beside_a_plain_one(unsloth_module, tmp_path):
 def test_a_ratio_above_the_allowed_fails():
     assert costs._ratio("time", [1.0, 1.4], 1.5, "s", 1.0).status == PASSED
     finding = costs._ratio("time", [1.0, 1.6], 1.5, "s", 1.0)
-    assert finding.status == FAILED and "1.60 times the plain one's 1 s (allowed 1.5)" in finding.found
+    assert (
+        finding.status == FAILED and "1.60 times the plain one's 1 s (allowed 1.5)" in finding.found
+    )
