@@ -13,6 +13,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from sage_unsloth.selftest.command import add_deep
+
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 GIB = 2**30
 LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
@@ -23,7 +25,7 @@ def add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
     )
-    parser.set_defaults(act=_act)
+    add_deep(parser, _act)
 
 
 def _act(options: argparse.Namespace) -> int:

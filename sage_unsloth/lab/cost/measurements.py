@@ -19,11 +19,12 @@ from tqdm.auto import tqdm
 
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.lab.cost.meter import measured, synchronize, timed_phases
+from sage_unsloth.lab.cost.phases import timed_phases
 from sage_unsloth.lab.cost.report import BASELINE, quartiles
 from sage_unsloth.lab.cost.sizes import LOGITS_HELD, Size, fits
 from sage_unsloth.lab.cost.trainers import Place, make_batch
 from sage_unsloth.lab.cost.variants import Variant
+from sage_unsloth.models.meter import measured, synchronize
 
 MIB, GIB = 2**20, 2**30
 STEP_TOKENS = 32  # completion tokens of a step, at most: transformers' rollouts are slow on a CPU
