@@ -1,12 +1,13 @@
 """The command line: `python -m sage_unsloth COMMAND`; each command lives beside the code it starts.
 
 Exit codes: 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130
-for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where the reader of the output has gone.
 """
 
 import argparse
 import importlib
 import logging
+import os
 import shlex
 import sys
 
@@ -40,10 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options = make_parser().parse_args(arguments)
     log_to_terminal()
-    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("sage_unsloth").setLevel(logging.INFO)
     try:
         with ending():
-            return options.act(options)
+            code = options.act(options)
+            sys.stdout.flush()  # whoever reads it may have gone
+            return code
     except (KeyboardInterrupt, Terminated) as stop:
         again = shlex.join(sys.argv[1:] if arguments is None else arguments)
         print(
@@ -51,6 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return stop.code if isinstance(stop, Terminated) else 130
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wants; Python would complain once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other
         # is a defect, whose traceback is needed.

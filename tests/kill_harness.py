@@ -207,6 +207,8 @@ def contents(folder: Path) -> dict[str, object]:
     for path in sorted(folder.rglob("*")):
         if path.is_dir() or path.relative_to(folder).parts[0] == "workers":
             continue  # logs of the benchmark's processes, and what they compile
+        if path.name.endswith(".replaced.jsonl"):
+            continue  # rows of steps that a kill took back
         name = str(path.relative_to(folder))
         if path.suffix == ".jsonl":
             found[name] = sorted(_text(row, folder) for row in read_jsonl(path))
@@ -241,6 +243,8 @@ def duplicates(folder: Path) -> list[str]:
     """
     found = []
     for path in folder.rglob("*.jsonl"):
+        if path.name.endswith(".replaced.jsonl"):
+            continue  # one kill after another may take back the same step
         rows = read_jsonl(path)
         if path.name == "completions.jsonl":
             keys = Counter(row["step"] for row in rows)

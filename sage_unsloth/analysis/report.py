@@ -209,11 +209,10 @@ def _study_cases(one: Benchmark) -> list[Case]:
 def _analyze_perplexity(
     one: Benchmark, sources: Sources, baseline: str, responses: int, cases: Sequence[Case]
 ) -> dict[str, Any]:
-    from tqdm.auto import tqdm
-
     from sage_unsloth.analysis import perplexity
     from sage_unsloth.evaluation.evaluator import parse_model
     from sage_unsloth.models.weights import model_identity
+    from sage_unsloth.runs.progress import progress
 
     spec = parse_model(f"baseline={baseline}")
     identity = model_identity(spec.path, spec.adapter)
@@ -223,7 +222,7 @@ def _analyze_perplexity(
     }
     model, tokenizer = perplexity.load_scorer(spec.path, spec.adapter)
     scores = {}
-    with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
+    with progress(total=sum(map(len, chosen.values())), unit="response") as bar:
         for name, records in chosen.items():
             bar.set_description(f"{name} under the baseline")
             scores[name] = perplexity.score_records(

@@ -241,7 +241,7 @@ def _draw_sets(
     show: Callable[[str], object],
 ) -> dict[Key, RecordSet]:
     """Every record set, complete; what a set lacks is drawn and graded."""
-    from tqdm.auto import tqdm
+    from sage_unsloth.runs.progress import progress
 
     named = {benchmark.name: benchmark for benchmark in benchmarks}
     # A set is read twice, to count and to draw: the texts of all sets together may not fit.
@@ -265,7 +265,7 @@ def _draw_sets(
                 if lacking:
                     with engine_errors(spec.name):
                         show(_estimate(loaded, lacking[0], config, left))
-                bar = tqdm(total=total, initial=total - left, unit="completion")
+                bar = progress(total=total, initial=total - left, unit="completion")
             for benchmark in benchmarks:
                 bar.set_description(f"{spec.name} on {benchmark.name}")
                 records = sample_and_grade(

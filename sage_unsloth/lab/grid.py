@@ -51,7 +51,7 @@ def grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
 
 def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     """`grid` once the folder is this process's own."""
-    from tqdm.auto import tqdm
+    from sage_unsloth.runs.progress import progress
 
     settings = asdict(config.run)
     del settings["rlvr"]["seed"]  # each run's own
@@ -65,7 +65,7 @@ def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     rows = spread(arithmetic.problems("test"), config.run.num_problems)
     n = config.run.sampling.num_samples
     counts, routes = {}, {}
-    with tqdm(total=len(runs), desc="grid", unit="run") as bar:
+    with progress(total=len(runs), desc="grid", unit="run") as bar:
         for name, (guide, seed) in runs.items():
             bar.set_postfix_str(name)
             settings = replace(config.run.rlvr, seed=seed)

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from tqdm.auto import trange
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import whole_folder, write_json
+from sage_unsloth.runs.progress import progress
 from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
@@ -108,8 +108,8 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
         optimizer,
         lambda step: min((step + 1) / config.warmup, (config.steps - step) / config.steps),
     )
-    progress = trange(config.steps, desc="pretrain")
-    for _ in progress:
+    bar = progress(range(config.steps), desc="pretrain")
+    for _ in bar:
         input_ids, labels = batch(tokenizer, rng, config.batch_size)
         loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
@@ -117,7 +117,7 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     return model.eval()
 
 

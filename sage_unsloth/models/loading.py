@@ -1,7 +1,7 @@
 """Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one.
 
 Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
-that carries the project's chat template. Adapters are plain peft folders either way.
+that carries the chat template of its prompts. Adapters are plain peft folders either way.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.templates import choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
 from sage_unsloth.patch import switches
@@ -53,6 +54,7 @@ def load_policy(
     use_vllm: bool = False,
     gpu_memory_utilization: float = 0.5,
     seed: int = 3407,
+    template: str | None = None,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer, ready for Unsloth's trainers.
 
@@ -71,11 +73,14 @@ def load_policy(
         use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
         seed: of the fresh adapter's A.
+        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
+            `templates.choose_template` says.
 
     Raises:
         ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an
             adapter of another shape or for another model; weights in pickles; a tokenizer without
-            EOS or a token to pad with; a model that cannot be found.
+            EOS or a token to pad with; a model that cannot be found; a template that the model was
+            not trained with, or does not have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
@@ -113,7 +118,8 @@ def load_policy(
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
-    tokenizer = prepare_tokenizer(tokenizer, model.config, stops, path)
+    choice = choose_template(path, tokenizer, stops, template, adapter)
+    tokenizer = prepare_tokenizer(tokenizer, model.config, stops, path, choice.template)
     model.generation_config.eos_token_id = stops
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer

@@ -1,21 +1,29 @@
-"""Tokenizers: the project's chat template, the pad token, and the tokens that end a completion."""
+"""Tokenizers: the chat template, the pad token, and the tokens that end a completion."""
 
 import logging
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.prompts import CHAT_TEMPLATE
+from sage_unsloth.models.templates import TemplateChoice, choose_template, put_template
 
 PAD_TOKEN = "<|pad|>"
 
 logger = logging.getLogger(__name__)
 
 
-def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a model folder or hub id, with our chat template and a pad token of its own.
+def load_tokenizer(
+    path: str | Path, template: str | None = None, adapter: str | Path | None = None
+) -> Any:
+    """The tokenizer of a model folder or hub id, with its chat template and a pad token of its own.
+
+    Args:
+        path: of the model.
+        template: one of `prompts.TEMPLATES`; None takes what `templates.choose_template` says.
+        adapter: the LoRA folder that will be put on the model; its training may name the template.
 
     Raises:
-        ValueError: it cannot be loaded, it has no EOS token, or no token can serve as pad.
+        ValueError: it cannot be loaded, it has no EOS token, no token can serve as pad, or see
+            `choose_template`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -24,7 +32,26 @@ def load_tokenizer(path: str | Path) -> Any:
         config = AutoConfig.from_pretrained(path)
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
-    return prepare_tokenizer(tokenizer, config, load_stop_tokens(path, tokenizer), path)
+    stops = load_stop_tokens(path, tokenizer)
+    choice = choose_template(path, tokenizer, stops, template, adapter)
+    return prepare_tokenizer(tokenizer, config, stops, path, choice.template)
+
+
+def template_for(
+    path: str | Path, wanted: str | None = None, adapter: str | Path | None = None
+) -> TemplateChoice:
+    """`choose_template` for a model folder or hub id, whose tokenizer is loaded for it.
+
+    Raises:
+        ValueError: it cannot be loaded, or see `choose_template`.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except OSError as error:
+        raise ValueError(not_found(path, error)) from error
+    return choose_template(path, tokenizer, load_stop_tokens(path, tokenizer), wanted, adapter)
 
 
 def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
@@ -52,8 +79,10 @@ def not_found(path: str | Path, error: Exception) -> str:
     )
 
 
-def prepare_tokenizer(tokenizer: Any, config: Any, stops: list[int], path: str | Path) -> Any:
-    """The tokenizer with our chat template, left padding, and a pad token that ends no completion.
+def prepare_tokenizer(
+    tokenizer: Any, config: Any, stops: list[int], path: str | Path, template: str = "project"
+) -> Any:
+    """The tokenizer with its chat template, left padding, and a pad token that ends no completion.
 
     Unsloth tells a completion from padding by the pad id alone. So where pad is missing, or is one
     of the tokens that generation stops at, an unused special token takes its place.
@@ -63,9 +92,11 @@ def prepare_tokenizer(tokenizer: Any, config: Any, stops: list[int], path: str |
         config: of the model; the embedding's rows are counted.
         stops: see `stop_tokens`.
         path: of the model, for messages.
+        template: one of `prompts.TEMPLATES`.
 
     Raises:
-        ValueError: no EOS token, or no token can serve as pad.
+        ValueError: no EOS token, no token can serve as pad, or template "model" where the tokenizer
+            has none.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(
@@ -73,7 +104,7 @@ def prepare_tokenizer(tokenizer: Any, config: Any, stops: list[int], path: str |
             f"it; got None in {path}; set tokenizer.eos_token and save it"
         )
     tokenizer.padding_side = "left"
-    tokenizer.chat_template = CHAT_TEMPLATE
+    put_template(tokenizer, template, path)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in stops:
         before = tokenizer.pad_token
         rows = config.get_text_config().vocab_size

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sage_unsloth.patch import switches
+from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
 
 
@@ -30,12 +31,14 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
         switches.use_standby()
     if not torch.cuda.is_available():
         switches.run_without_gpu()
-    importlib.import_module("unsloth")
-    import trl
+    with without_known_lines(gpu=torch.cuda.is_available()):
+        importlib.import_module("unsloth")
+        import trl
 
-    if not torch.cuda.is_available() and not hasattr(sys.modules[trl.GRPOTrainer.__module__], LOSS):
-        rl = importlib.import_module("unsloth.models.rl")
-        rl._patch_trl_rl_trainers("grpo_trainer")
+        generated = hasattr(sys.modules[trl.GRPOTrainer.__module__], LOSS)
+        if not torch.cuda.is_available() and not generated:
+            rl = importlib.import_module("unsloth.models.rl")
+            rl._patch_trl_rl_trainers("grpo_trainer")
     return trainer_module(trl.GRPOTrainer)
 
 

@@ -72,7 +72,8 @@ def architecture_of(config: Any) -> Architecture:
         config: as `AutoConfig` gives it, or its dict.
 
     Raises:
-        ValueError: of a family, or with an option, whose parameters are not counted here.
+        ValueError: of a family, or with an option, whose parameters are not counted here; or a
+            number is missing.
     """
     values = config if isinstance(config, Mapping) else config.to_dict()
     family = values.get("model_type")
@@ -85,6 +86,13 @@ def architecture_of(config: Any) -> Architecture:
         raise ValueError(
             "memory is computed for linear layers without biases (Qwen2's q, k and v apart); the "
             "config has attention_bias or mlp_bias; use another model"
+        )
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    absent = {*sizes, "vocab_size", "max_position_embeddings"} - values.keys()
+    if absent:
+        raise ValueError(
+            f"a config.json must give the model's sizes; {', '.join(sorted(absent))} missing; "
+            "save the model again by save_pretrained, which writes them"
         )
     heads = values["num_attention_heads"]
     return Architecture(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.planning.architecture import Architecture, architecture_of
+from sage_unsloth.runs.files import read_json
 
 PAPER_BETA = 0.05
 """The KL coefficient β of Table 8, from which every default of β is taken."""
@@ -26,6 +27,8 @@ class ModelPreset:
         sft_first: supervised fine-tuning comes before RL.
         max_prompt_length, max_completion_length: of RL, tokens.
         sft_max_length: prompt and solution together, tokens.
+        rl_steps: optimizer steps of RL.
+        prompts_per_step, num_generations: problems in a step of RL, completions for each.
         license: of the weights, as the hub spells it; None where it is not known.
         dtype: "bfloat16", or "float32" for the embedded model.
 
@@ -41,6 +44,9 @@ class ModelPreset:
     max_prompt_length: int = 1024
     max_completion_length: int = 1024
     sft_max_length: int = 2048
+    rl_steps: int = 1000
+    prompts_per_step: int = 1
+    num_generations: int = 8
     license: str | None = None
     dtype: str = "bfloat16"
 
@@ -151,6 +157,8 @@ _MODELS = (
         max_prompt_length=64,
         max_completion_length=48,
         sft_max_length=160,
+        rl_steps=100,
+        prompts_per_step=8,
     ),
 )
 MODELS: dict[str, ModelPreset] = {preset.name: preset for preset in _MODELS}
@@ -171,7 +179,6 @@ class CardPreset:
         load_in_4bit: quantise the weights of an adapter run.
         micro_batch: sequences in one forward and backward pass; changes speed and memory, not the
             result.
-        prompts_per_step: the paper's one.
         recompute_logits: the loss makes its logits twice instead of keeping them
             (`UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`).
         gradient_checkpointing: "unsloth" recomputes each layer and keeps its input in the
@@ -186,7 +193,6 @@ class CardPreset:
     gpu_memory_utilization: float | None = None
     load_in_4bit: bool = False
     micro_batch: int = 1
-    prompts_per_step: int = 1
     recompute_logits: bool = True
     gradient_checkpointing: str = "unsloth"
 
@@ -239,17 +245,7 @@ def model_preset(name: str | Path) -> ModelPreset:
     for preset in MODELS.values():
         if str(name) == preset.hub_id:
             return preset
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(str(name))
-    except OSError as error:
-        raise OSError(
-            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
-            f"within reach; got {name!s} ({str(error).splitlines()[0]}); check the name, or give "
-            "the path of a downloaded model"
-        ) from error
-    architecture = architecture_of(config)
+    architecture = architecture_of(_config_json(name))
     half = min(1024, architecture.max_position_embeddings // 2)
     return ModelPreset(
         name=Path(str(name)).name,
@@ -258,3 +254,23 @@ def model_preset(name: str | Path) -> ModelPreset:
         max_prompt_length=half,
         max_completion_length=half,
     )
+
+
+def _config_json(name: str | Path) -> dict[str, Any]:
+    """The config.json of a folder or a hub id, read without transformers, which Unsloth must be
+    imported before.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    file = Path(name) / "config.json"
+    try:
+        if not file.is_file():
+            file = Path(hf_hub_download(str(name), "config.json"))
+        return read_json(file)
+    except (OSError, HFValidationError) as error:
+        raise OSError(
+            f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
+            f"within reach; got {name!s} ({str(error).splitlines()[0]}); check the name, or give "
+            "the path of a downloaded model"
+        ) from error

@@ -15,11 +15,7 @@ from sage_unsloth.grading.grader import Grader, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import Source, check_columns, read_source
-from sage_unsloth.prompts import (
-    REASONING_START,
-    render_prompt,
-    solution_text,
-)
+from sage_unsloth.prompts import render_prompt, render_solution
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
 DAPO_MATH = Source(
@@ -58,6 +54,7 @@ def sft_corpus(
     data: str = "openmath",
     path: str | Path | None = None,
     limit: int | None = None,
+    found: Corpus | None = None,
 ) -> Corpus:
     """Worked solutions whose answer is a number and which fit, EOS included.
 
@@ -72,10 +69,30 @@ def sft_corpus(
         data: "openmath" or "arithmetic".
         path: a local copy of OpenMathReasoning-mini.
         limit: keep the first so many of the rows that pass; None keeps all.
+        found: what `sft_rows` gave for `data` and `path`; None calls it.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with
             the counts).
+    """
+    found = found or sft_rows(data=data, path=path)
+    rows, counts, provenance = found.rows, dict(found.counts), found.provenance
+    prompts = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
+    rows = [row for row, length in zip(rows, prompts, strict=True) if 2 * length <= max_length]
+    counts[f"prompt <= {max_length // 2:,} tokens"] = len(rows)
+    names = ("problem", "solution", "answer")
+    texts = [render_solution(tokenizer, *(row[name] for name in names)) for row in rows]
+    whole = _lengths(tokenizer, texts)
+    rows = [row for row, length in zip(rows, whole, strict=True) if length <= max_length]
+    counts[f"whole row <= {max_length:,} tokens"] = len(rows)
+    return _limited(rows, counts, provenance, limit)
+
+
+def sft_rows(*, data: str = "openmath", path: str | Path | None = None) -> Corpus:
+    """`sft_corpus` before its filters by length, which alone need a tokenizer.
+
+    Raises:
+        ValueError: unknown `data`, an unreadable source, a missing column, or no row is left.
     """
     _check_choice("data", data, SFT_DATA)
     if data == "arithmetic":
@@ -96,13 +113,7 @@ def sft_corpus(
         ]
         rows = [row for row in rows if _is_number(row["answer"]) and row["solution"]]
         counts["numeric answer, some working"] = len(rows)
-    prompts = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
-    rows = [row for row, length in zip(rows, prompts, strict=True) if 2 * length <= max_length]
-    counts[f"prompt <= {max_length // 2:,} tokens"] = len(rows)
-    whole = _lengths(tokenizer, [_whole_row(tokenizer, row) for row in rows])
-    rows = [row for row, length in zip(rows, whole, strict=True) if length <= max_length]
-    counts[f"whole row <= {max_length:,} tokens"] = len(rows)
-    return _limited(rows, counts, provenance, limit)
+    return _limited(rows, counts, provenance, None)
 
 
 def rl_corpus(
@@ -112,6 +123,7 @@ def rl_corpus(
     data: str = "dapo",
     path: str | Path | None = None,
     limit: int | None = RL_ROWS,
+    found: Corpus | None = None,
 ) -> Corpus:
     """Problems with an answer that can be verified.
 
@@ -123,10 +135,27 @@ def rl_corpus(
         data: "dapo" or "arithmetic".
         path: a local copy of DAPO-Math-17k-Processed.
         limit: how many rows of the source are looked at; None looks at all.
+        found: what `rl_rows` gave for `data`, `path` and `limit`; None calls it.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, a prompt or answer that
             is no text or empty, or no row is left (with the counts).
+    """
+    found = found or rl_rows(data=data, path=path, limit=limit)
+    rows, counts = found.rows, dict(found.counts)
+    lengths = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
+    rows = [row for row, n in zip(rows, lengths, strict=True) if n <= max_prompt_length]
+    counts[f"prompt <= {max_prompt_length:,} tokens"] = len(rows)
+    return _limited(rows, counts, found.provenance, None)
+
+
+def rl_rows(
+    *, data: str = "dapo", path: str | Path | None = None, limit: int | None = RL_ROWS
+) -> Corpus:
+    """`rl_corpus` before its filter by length, which alone needs a tokenizer.
+
+    Raises:
+        ValueError: as `rl_corpus`.
     """
     _check_choice("data", data, RL_DATA)
     if data == "arithmetic":
@@ -142,9 +171,6 @@ def rl_corpus(
     gradable = gradable_answers(row["answer"] for row in rows)
     rows = [row for row in rows if row["answer"] in gradable]
     counts["answer can be graded"] = len(rows)
-    lengths = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
-    rows = [row for row, n in zip(rows, lengths, strict=True) if n <= max_prompt_length]
-    counts[f"prompt <= {max_prompt_length:,} tokens"] = len(rows)
     return _limited(rows, counts, provenance, None)
 
 
@@ -197,13 +223,6 @@ def without_think_tags(solution: str) -> str:
     for tag in THINK_TAGS:
         solution = solution.replace(tag, "")
     return solution.strip()
-
-
-def _whole_row(tokenizer: Any, row: dict) -> str:
-    """The text that SFT trains on; the prompt ends in the tag that the solution begins with."""
-    prompt = render_prompt(tokenizer, row["problem"])
-    solution = solution_text(row["solution"], row["answer"]).removeprefix(REASONING_START)
-    return prompt + solution + tokenizer.eos_token
 
 
 def _is_number(answer: str) -> bool:

@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,8 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
+LATER = {"template": "project"}
+"""Settings that earlier versions did not record, and what they ran with."""
 
 logger = logging.getLogger(__name__)
 
@@ -95,19 +98,24 @@ def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes:
         _warn_of_other_versions(folder, recorded["environment"], environment())
         return folder
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_strangers(folder)
+    write_json(record, {"settings": settings, "environment": environment()} | notes)
+    return folder
+
+
+def refuse_strangers(folder: Path) -> None:
+    """Raises ValueError if a folder without `run.json` holds something else."""
     strangers = [path.name for path in folder.iterdir() if not path.name.startswith(".run.json.")]
     if strangers:
         raise ValueError(
             f"a run's folder must be empty or hold run.json; {folder} holds {min(strangers)!r} "
             "and no run.json; choose another --out"
         )
-    write_json(record, {"settings": settings, "environment": environment()} | notes)
-    return folder
 
 
 def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
     """Raises ValueError naming every setting in which a run on disk differs from this one."""
-    differences = _differences(recorded, settings)
+    differences = _differences(recorded, settings, LATER)
     if differences:
         raise ValueError(
             f"a run is resumed with its own settings only; in {folder}: {'; '.join(differences)}; "
@@ -136,9 +144,17 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
         logger.warning("%s is resumed in another environment: %s", folder, difference)
 
 
-def _differences(recorded: dict, current: dict) -> list[str]:
-    """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself."""
+def _differences(
+    recorded: dict, current: dict, absent: Mapping[str, str] | None = None
+) -> list[str]:
+    """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself.
+
+    `absent` has the values of settings that `recorded` may lack, by their last name.
+    """
     before, now = _leaves(recorded), _leaves(current)
+    for key in now.keys() - before.keys():
+        if absent and (name := key.rpartition(".")[2]) in absent:
+            before[key] = json.dumps(absent[name])
     return [
         f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"
         for key in sorted(before | now)

@@ -88,7 +88,7 @@ def sample_and_grade(
         KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM, after the batch in flight
             (`stopping.finishing`).
     """
-    from tqdm.auto import tqdm
+    from sage_unsloth.runs.progress import progress
 
     path = Path(path)
     num_samples = config.num_samples
@@ -106,7 +106,7 @@ def sample_and_grade(
         wanted = [(row, sample) for row in rows for sample in range(num_samples)]
         missing = [(row, sample) for row, sample in wanted if (row["id"], sample) not in done]
         if bar is None:
-            bar = tqdm(
+            bar = progress(
                 total=len(wanted),
                 initial=len(wanted) - len(missing),
                 desc=f"{model} on {benchmark}",

@@ -38,7 +38,10 @@ def before_and_after(
     for name, path in {"before": start, "after": merged}.items():
         release_memory()  # of the model before
         model, tokenizer = load_policy(
-            path, max_length=config.max_length, load_in_4bit=config.load_in_4bit
+            path,
+            max_length=config.max_length,
+            load_in_4bit=config.load_in_4bit,
+            template=config.template,
         )
         records = sample_and_grade(
             sampling,

@@ -77,6 +77,35 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
     return result
 
 
+def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -> None:
+    """Stop a run before its first step where every group of the preflight is dead: the advantages
+    are 0, and the KL term alone would move the model.
+
+    Args:
+        found: what `preflight` returned.
+        config: of the RL run.
+        force: log it, and train all the same.
+
+    Raises:
+        ValueError: every group is dead, and `force` is not set.
+    """
+    if found["dead_groups"] < 1:
+        return
+    fact = (
+        "a run learns from groups whose completions got different rewards; of the preflight's "
+        f"groups of {config.num_generations} every one got one and the same reward "
+        f"({found['solve_rate']:.0%} of the completions are right)"
+    )
+    if force:
+        logger.warning("%s; training goes on because of --force (force=True).", fact)
+        return
+    advice = remedies(found, config.max_completion_length)
+    raise ValueError(
+        f"{fact}; {'; '.join(advice)}; look at more prompts (preflight_prompts="
+        f"{2 * config.preflight_prompts}), or train all the same by --force (force=True)"
+    )
+
+
 def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -> dict[str, float]:
     """Sample a group for each of `config.preflight_prompts` rows, and warn if the signal is small.
 

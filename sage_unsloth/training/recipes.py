@@ -5,19 +5,26 @@ training, table, next command.
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.figures import show_table
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import settle_process
-from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.models.tokenizers import load_tokenizer, template_for
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
-from sage_unsloth.problems.corpora import hold_out, rl_corpus, sft_corpus
-from sage_unsloth.runs.processes import rank
+from sage_unsloth.problems.corpora import (
+    hold_out,
+    rl_corpus,
+    rl_rows,
+    sft_corpus,
+    sft_rows,
+)
+from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.figures import plot_training
@@ -28,13 +35,20 @@ from sage_unsloth.training.outcomes import (
     evaluation_command,
 )
 from sage_unsloth.training.preflight import REPORT, SHARES
+from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
-from sage_unsloth.training.stage import read_metrics
+from sage_unsloth.training.stage import (
+    check_folder,
+    check_tracker,
+    known_settings,
+    read_metrics,
+)
 from sage_unsloth.training.starting import (
     EMBEDDED,
     SMOKE,
+    merge_run,
     model_path,
     recorded_settings,
     rlvr_config,
@@ -74,26 +88,24 @@ def run_sft(
     """
     _show_log()
     changes = (SMOKE["sft"] if smoke else {}) | settings
-    SftConfig(**changes)  # settings that cannot be are refused before anything is loaded
-    load_unsloth()
+    check_tracker(SftConfig(**changes).report_to)
     preset = model_preset(model)
-    if preset.name == EMBEDDED:
-        settle_process()
     start = model_path(preset)
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
-    corpus = sft_corpus(
-        load_tokenizer(start),
-        config.max_length,
-        data=data or _default_data(preset, path, "openmath"),
-        path=path,
-        limit=limit,
-    )
+    data = data or _default_data(preset, path, "openmath")
+    found = sft_rows(data=data, path=path)
+    check_folder(out, known_settings("sft", config, start))
+    _load_libraries(preset)
+    template = template_for(start, settings.get("template"))
+    config = replace(config, template=template.template)
+    tokenizer = load_tokenizer(start, config.template)
+    corpus = sft_corpus(tokenizer, config.max_length, limit=limit, found=found)
     training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
     dropped = len(corpus.rows) - len(training) - len(kept)
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
-    _show(f"SFT of {preset.name} -> {out}\n")
+    _show(f"SFT of {preset.name} -> {out}\n{template}\n")
     _show(corpus.table())
     _show(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
@@ -121,6 +133,7 @@ def run_rlvr(
     limit: int | None = 2000,
     memory: float | None = None,
     smoke: bool = False,
+    force: bool = False,
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -130,10 +143,12 @@ def run_rlvr(
     Args:
         out: folder of the run; a second run in it resumes.
         algorithm: the name of a row of `algorithms.ALGORITHMS`, or an `Algorithm` of your own.
-        start: folder of an SFT run, or a preset's name, a model folder or a hub id.
+        start: folder of an SFT run or, for a second stage, of an RL run; or a preset's name, a
+            model folder or a hub id. `starting.starting_point` says which π_ref each has.
         data, path, limit: see `corpora.rl_corpus`; the embedded model has its own data.
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
+        force: train also where the preflight finds nothing to learn from; `smoke` implies it.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -148,26 +163,35 @@ def run_rlvr(
         algorithm = get_algorithm(algorithm)
     algorithm = algorithm.with_settings(settings)
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
-    if point.preset.name == EMBEDDED:
-        settle_process()
     gib = memory_of_card(memory)
     of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
     changes = (SMOKE["rlvr"] if smoke else {}) | settings | of_algorithm
     config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
+    check_tracker(config.report_to)
+    check_processes(config)
     setup = setup_of(point.preset, config, gib)
     _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     if point.preset.name != EMBEDDED:
         _show(f"{memory_report(setup, point.preset.name, gib)}\n")
     if gib is not None:
         check_fits(setup, gib)
-    load_unsloth(standby=setup.use_vllm and has_gpu())
-    corpus = rl_corpus(
-        load_tokenizer(point.model),
-        config.max_prompt_length,
-        data=data or _default_data(point.preset, path, "dapo"),
-        path=path,
-        limit=limit,
-    )
+    data = data or _default_data(point.preset, path, "dapo")
+    found = rl_rows(data=data, path=path, limit=limit)
+    check_fills_a_step(config, len(found.rows))
+    if rank() == 0:
+        known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
+        if point.unmerged:
+            del known["model"]
+        check_folder(out, known)
+    _load_libraries(point.preset, standby=setup.use_vllm and has_gpu())
+    if point.unmerged and rank() == 0:
+        merge_run(point.unmerged)
+    wait_for_all()
+    template = template_for(point.model, settings.get("template"), point.adapter)
+    config = replace(config, template=template.template)
+    _show(f"{point}\n{template}\n")
+    tokenizer = load_tokenizer(point.model, config.template, point.adapter)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())
     _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
@@ -178,6 +202,7 @@ def run_rlvr(
         algorithm.guide,
         algorithm.name,
         adapter=point.adapter,
+        force=force or smoke,
     )
     metrics = read_metrics(out)
     if rank() == 0:
@@ -214,6 +239,13 @@ def _show_log() -> None:
     """Show what the package logs (preflight, fallbacks, pace) where nobody set up logging."""
     log_to_terminal()
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
+
+
+def _load_libraries(preset: ModelPreset, *, standby: bool = False) -> None:
+    """Unsloth, before anything imports transformers, once the cheap checks have passed."""
+    load_unsloth(standby=standby)
+    if preset.name == EMBEDDED:
+        settle_process()
 
 
 def _default_data(preset: ModelPreset, path: str | Path | None, corpus: str) -> str:

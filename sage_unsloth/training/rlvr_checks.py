@@ -37,6 +37,16 @@ def check_processes(config: RlvrConfig) -> None:
         )
 
 
+def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
+    """The trainer drops a step that it cannot fill, so with fewer rows it would train none."""
+    if num_rows < config.prompts_per_step:
+        raise ValueError(
+            "a step takes different problems, so there must be at least "
+            f"prompts_per_step={config.prompts_per_step} rows; got {num_rows}; give more rows, or "
+            f"prompts_per_step={num_rows}"
+        )
+
+
 def check_golds(rows: Sequence[dict]) -> None:
     """A gold that cannot be graded would end the run at the step that draws its row."""
     for number, row in enumerate(rows):

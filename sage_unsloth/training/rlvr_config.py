@@ -6,6 +6,7 @@ from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.planning.presets import PAPER_BETA
+from sage_unsloth.prompts import TEMPLATES
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
@@ -57,6 +58,7 @@ class RlvrConfig:
             weight is the share of probability that min-p kept.
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
+        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn
             from; 0 skips it.
         log_entropy: log the policy's entropy also without a guide that needs it, so that runs can
@@ -101,6 +103,7 @@ class RlvrConfig:
     vllm_importance_sampling_correction: bool = True
     full_finetuning: bool = False
     load_in_4bit: bool = False
+    template: str = "project"
     preflight_prompts: int = 32
     log_entropy: bool = True
     save_steps: int = 50
@@ -117,6 +120,7 @@ class RlvrConfig:
             ("rollouts", ROLLOUTS),
             ("scale_rewards", SCALE_REWARDS),
             ("reference", REFERENCES),
+            ("template", TEMPLATES),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(

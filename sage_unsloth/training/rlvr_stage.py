@@ -16,7 +16,7 @@ from typing import Any
 
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.models.device import frees_models
+from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
 from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
@@ -25,6 +25,7 @@ from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
@@ -33,8 +34,9 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
-from sage_unsloth.training.preflight import preflight
+from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
+    check_fills_a_step,
     check_golds,
     check_processes,
     check_prompt_lengths,
@@ -43,10 +45,12 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_trainer import COMPLETIONS, extra_metrics, make_trainer
 from sage_unsloth.training.stage import (
     begin,
+    check_checkpoints,
     check_rows,
     check_tracker,
-    forget_after,
+    check_trained,
     run_settings,
+    set_aside_after,
     train,
 )
 
@@ -62,6 +66,8 @@ def rlvr(
     guide: Guide | None = None,
     name: str = "GRPO",
     adapter: str | Path | None = None,
+    *,
+    force: bool = False,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -79,9 +85,11 @@ def rlvr(
         name: on the progress bar.
         adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
             `config.reference="base"`.
+        force: train also where the preflight finds nothing to learn from.
 
     Raises:
-        ValueError: a row lacks a column or a value; a guide with β = 0; settings that contradict
+        ValueError: a row lacks a column or a value; fewer rows than a step takes; every group of
+            the preflight is dead; a guide with β = 0; settings that contradict
             each other, or the number of processes; a folder of another run.
         ContractError: see `guided_kl`.
     """
@@ -101,9 +109,10 @@ def rlvr(
             f"adapter={adapter}; give both, or neither"
         )
     check_golds(rows)
+    check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
-    job = _Job(config, model_path, rows, Path(folder), guide, name, adapter, rollouts)
+    job = _Job(config, model_path, rows, Path(folder), guide, name, adapter, rollouts, force)
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
@@ -138,6 +147,7 @@ class _Job:
     name: str
     adapter: str | Path | None
     rollouts: str
+    force: bool
 
     @property
     def max_length(self) -> int:
@@ -177,14 +187,18 @@ def _rlvr(job: _Job) -> Path:
     checkpoints = job.folder / "checkpoints"
     trained = job.folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
+        check_trained(job.folder, trained)
         logger.info("%s is complete: %s", job.name, trained)
         if rank() == 0:
             shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
+    resume = last_checkpoint(checkpoints)
+    check_checkpoints(job.folder, resume, config.save_steps)
     switches.recompute_logits(config.recompute_logits)
     load_unsloth(standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
-    check_prompt_lengths(load_tokenizer(job.model_path), job.rows, config.max_prompt_length)
+    tokenizer = load_tokenizer(job.model_path, config.template, job.adapter)
+    check_prompt_lengths(tokenizer, job.rows, config.max_prompt_length)
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -195,9 +209,9 @@ def _rlvr(job: _Job) -> Path:
         use_vllm=job.rollouts == "vllm",
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
+        template=config.template,
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
-    resume = last_checkpoint(checkpoints)
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
     finished = resume if is_last(resume) else None
     if finished is None:
@@ -232,10 +246,12 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
         )
     with Grader(grading_workers(), config.grade_seconds) as grader:
         if resume is None and config.preflight_prompts and rank() == 0:
-            preflight(config, _preflight_engine(job, model, tokenizer), job.rows, folder)
+            engine = _preflight_engine(job, model, tokenizer)
+            check_signal(preflight(config, engine, job.rows, folder), config, force=job.force)
         wait_for_all()
         reward = SolutionReward(grader)
-        trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
+        with without_known_lines(gpu=has_gpu()):
+            trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
         with (
             guided_kl(
                 trainer,
@@ -249,7 +265,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
         ):
             forget_teacher(resume)
             if rank() == 0:
-                forget_after(folder / COMPLETIONS, resume)
+                set_aside_after(folder / COMPLETIONS, resume)
             train(
                 trainer,
                 folder,

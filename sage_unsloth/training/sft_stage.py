@@ -15,6 +15,8 @@ from typing import Any
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
+from sage_unsloth.models.templates import check_teaches, check_template, turn_end
+from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.prompts import prompt_messages, solution_text
 from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
@@ -22,8 +24,10 @@ from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.training.stage import (
     begin,
+    check_checkpoints,
     check_rows,
     check_tracker,
+    check_trained,
     common_arguments,
     run_settings,
     train,
@@ -47,6 +51,7 @@ class SftConfig:
         completion_only_loss: learn working out, solution tag and EOS alone; False also learns the
             prompt, as the authors' code does.
         load_in_4bit: quantise the frozen weights (GPU only).
+        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         save_steps: optimizer steps between checkpoints.
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
             case.
@@ -63,6 +68,7 @@ class SftConfig:
     max_length: int = 2048
     completion_only_loss: bool = True
     load_in_4bit: bool = False
+    template: str = "project"
     save_steps: int = 100
     report_to: str = "none"
     lora: LoraSettings = field(default_factory=LoraSettings)
@@ -76,6 +82,7 @@ class SftConfig:
         for name in ("epochs", "batch_size", "learning_rate", "max_length", "save_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
+        check_template(self.template)
 
 
 @frees_models
@@ -110,6 +117,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
     """`sft` once the folder is this process's own."""
     merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
     if merged.exists():
+        check_trained(folder, merged)
         logger.info("SFT is complete: %s", merged)
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
@@ -117,6 +125,8 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
     # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to
     # train.
     trained = adapter if adapter.exists() else resume if is_last(resume) else None
+    if trained is None:
+        check_checkpoints(folder, resume, config.save_steps)
     model, tokenizer = load_policy(
         model_path,
         lora=config.lora,
@@ -124,7 +134,9 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         max_length=config.max_length,
         load_in_4bit=config.load_in_4bit,
         seed=config.seed,
+        template=config.template,
     )
+    check_teaches(tokenizer, stop_tokens(model.generation_config, tokenizer), model_path)
     if not adapter.exists():
         if trained is None:
             use_cache = model.config.use_cache
@@ -211,12 +223,13 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
             f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} "
             "rows do not; raise max_length"
         )
+    end = turn_end(tokenizer)  # EOS, and what a model's own template puts behind it
     for number, row in enumerate(data):
-        last = trainer.data_collator([row])["labels"][0]
-        last = int(last[last != -100][-1])
-        if last != tokenizer.eos_token_id:
+        labels = trainer.data_collator([row])["labels"][0]
+        last = labels[labels != -100][-len(end) :].tolist()
+        if last != end:
             raise ValueError(
-                f"the last label of a solution must be EOS ({tokenizer.eos_token_id}); row "
-                f"{number} ends in {last} ({tokenizer.decode([last])!r}); raise max_length, or "
-                "check the chat template"
+                f"the last label of a solution must be EOS ({tokenizer.decode(end)!r}); row "
+                f"{number} ends in {tokenizer.decode(last)!r}; raise max_length, or check the chat "
+                "template"
             )

@@ -13,12 +13,15 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
-from sage_unsloth.runs.files import read_json, read_jsonl
+from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
+from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, world_size
-from sage_unsloth.runs.record import open_run
+from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
 
 METRICS = "metrics.jsonl"
+REPLACED = ".replaced.jsonl"
+"""Ends the name of a file of rows whose steps were trained again."""
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")
 # What may change when a run is resumed, because no result depends on it.
 FREE_SETTINGS = (
@@ -58,6 +61,40 @@ def run_settings(
     return {"stage": stage, "model": model, "rows": digest[:16]} | settings
 
 
+def known_settings(
+    stage: str, config: Any, model_path: str | Path, **others: Any
+) -> dict[str, Any]:
+    """`run_settings` without what is decided later: by the rows, the tokenizer, the engine."""
+    settings, later = run_settings(stage, config, model_path, ()), ("rows", "template", "rollouts")
+    return {name: value for name, value in settings.items() if name not in later} | others
+
+
+def check_folder(folder: str | Path, settings: dict) -> None:
+    """What `begin` will refuse, as far as it is known before the rows are: another process in the
+    folder, a place where nothing can be written, files of something else, other settings.
+
+    Args:
+        folder: of the run.
+        settings: `known_settings`.
+
+    Raises:
+        ValueError, OSError: see `locks.locked` and `record.open_run`.
+    """
+    folder = Path(folder)
+    with locked(folder):
+        record = folder / "run.json"
+        if record.exists():
+            recorded = read_json(record)["settings"]
+            names = settings if (folder / METRICS).exists() else ("stage",)
+            refuse_other_settings(
+                folder,
+                {name: recorded[name] for name in names if name in recorded},
+                json.loads(json.dumps({name: settings[name] for name in names})),
+            )
+        elif folder.exists():
+            refuse_strangers(folder)
+
+
 def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
     """Open the folder of a stage, whose settings are fixed from its first optimizer step on.
 
@@ -76,7 +113,11 @@ def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Pat
             or recorded.get("stage") != settings["stage"]
         )
     if not begun:
-        logger.info("%s has trained no step yet, so it takes the new settings.", folder)
+        logger.info(
+            "%s has trained no step yet, so it takes the new settings; a preflight under the old "
+            "ones is deleted.",
+            folder,
+        )
         for file in folder.glob("preflight.*"):
             file.unlink()
     free = {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
@@ -100,17 +141,69 @@ def read_metrics(folder: str | Path) -> list[dict]:
     return [rows[step] for step in sorted(rows)]
 
 
-def forget_after(path: Path, resume: Path | None) -> None:
-    """Cut off a file's rows of steps after the checkpoint `resume` (None: all rows), because these
-    steps are trained again.
+def set_aside_after(path: Path, resume: Path | None) -> None:
+    """Move a file's rows of steps after the checkpoint `resume` (None: all rows) to
+    `<name>.replaced.jsonl` beside it, because these steps are trained again; and log it.
     """
     if not path.exists():
         return
     rows, last = read_jsonl(path), 0 if resume is None else step_of(resume)
     kept = next((i for i, row in enumerate(rows) if row["step"] > last), None)
-    if kept is not None:
-        with path.open("rb+") as file:
-            file.truncate(sum(len(file.readline()) for _ in range(kept)))
+    if kept is None:
+        return
+    aside = path.with_name(f"{path.stem}{REPLACED}")
+    append_jsonl(aside, rows[kept:])
+    with path.open("rb+") as file:
+        file.truncate(sum(len(file.readline()) for _ in range(kept)))
+    logger.warning(
+        "Training resumes after step %d, so steps %d to %d are trained again; their old rows of "
+        "%s are now in %s.",
+        last,
+        rows[kept]["step"],
+        rows[-1]["step"],
+        path.name,
+        aside,
+    )
+
+
+def check_checkpoints(folder: Path, resume: Path | None, save_steps: int) -> None:
+    """Refuse to begin a run anew that has trained past its first checkpoint, and has none left.
+
+    Args:
+        folder: of the run.
+        resume: its newest complete checkpoint.
+        save_steps: optimizer steps between checkpoints, as asked for now. Where the run began with
+            more, those count: the first one may not have been due yet.
+
+    Raises:
+        ValueError: the checkpoints are gone.
+    """
+    if resume is not None or not (folder / METRICS).exists():
+        return
+    trained = max((row["step"] for row in read_jsonl(folder / METRICS)), default=0)
+    began = read_json(folder / "run.json")["free_settings"]["save_steps"]
+    due = max(save_steps, began)
+    if trained > due:
+        raise ValueError(
+            f"a run resumes from its checkpoints, of which one was due after {due} steps; "
+            f"{folder} has trained {trained} steps and has no complete one in checkpoints/; put "
+            f"them back, choose another --out, or move {METRICS} away to train from the start"
+        )
+
+
+def check_trained(folder: Path, result: Path) -> None:
+    """Refuse a result that no optimizer step has made.
+
+    Raises:
+        ValueError: `metrics.jsonl` is not there, or has no row.
+    """
+    metrics = folder / METRICS
+    if not metrics.exists() or not read_jsonl(metrics):
+        raise ValueError(
+            f"a result must come from a step of training, each of which has a row in {METRICS}; "
+            f"{result} is there, and {metrics} has none; put the file back, or delete {folder} and "
+            "train again"
+        )
 
 
 def check_tracker(report_to: str) -> None:
@@ -174,6 +267,7 @@ def train(
             process; what it returns is written beside them.
 
     Raises:
+        ValueError: the trainer ended before the last step.
         KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
         Terminated: the same by SIGTERM or SIGHUP.
     """
@@ -186,7 +280,7 @@ def train(
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     if rank() == 0:
-        forget_after(folder / METRICS, resume)
+        set_aside_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra)
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
@@ -195,3 +289,9 @@ def train(
         # A process that was asked while the last checkpoint was written must not leave the others
         # waiting.
         log.agree()
+    if trainer.state.global_step < trainer.state.max_steps:
+        raise ValueError(
+            f"training must take all its {trainer.state.max_steps} steps; the trainer ended after "
+            f"{trainer.state.global_step}, with {len(trainer.train_dataset)} rows to train on; "
+            "give more rows, or fewer in a step"
+        )

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from sage_unsloth.planning.plan import duration
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, world_size
+from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.stopping import Stop
 
 # On the progress bar; the loss means nothing in RL, whose advantages sum to 0.
@@ -56,7 +56,7 @@ class StepLog(TrainerCallback):
         self.started = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.bar = tqdm(
+        self.bar = progress(
             total=state.max_steps,
             initial=state.global_step,
             desc=self.name,

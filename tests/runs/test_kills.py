@@ -34,7 +34,7 @@ from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
-from sage_unsloth.training.stage import METRICS, forget_after, read_metrics
+from sage_unsloth.training.stage import METRICS, read_metrics, set_aside_after
 
 BASE = data_folder() / "arithmetic-base"
 ROWS, TRAIN = arithmetic.problems("sft")[:32], arithmetic.problems("train")
@@ -229,8 +229,9 @@ def test_the_command_line_says_how_to_go_on(monkeypatch, capsys, tmp_path):
         assert f"to resume: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
 
 
-def test_rows_of_steps_that_are_trained_again_are_cut_off(tmp_path):
+def test_rows_of_steps_that_are_trained_again_are_kept_aside(tmp_path, caplog):
     path, rows = tmp_path / METRICS, [{"step": step, "é": step} for step in (1, 1, 2, 3, 4)]
+    aside = tmp_path / "metrics.replaced.jsonl"
     for resume, kept in (
         (tmp_path / "checkpoint-4", rows),
         (tmp_path / "checkpoint-2", rows[:3]),
@@ -239,9 +240,15 @@ def test_rows_of_steps_that_are_trained_again_are_cut_off(tmp_path):
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         with path.open("a") as file:
             file.write('{"step": 5, "cut')
-        forget_after(path, resume)
+        caplog.clear()
+        aside.unlink(missing_ok=True)
+        set_aside_after(path, resume)
         assert read_jsonl(path) == kept
-    forget_after(tmp_path / "none", None)
+        assert (read_jsonl(aside) if aside.exists() else []) == rows[len(kept) :]
+        assert (str(aside) in caplog.text) == (kept != rows)
+    set_aside_after(path, None)
+    assert read_jsonl(aside) == rows, "a second resume keeps what the first one put there"
+    set_aside_after(tmp_path / "none", None)
     assert not (tmp_path / "none").exists()
 
 

@@ -109,7 +109,8 @@ def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     rewards = {}
     for prompts in (0, 4):
         folder = tmp_path / str(prompts)
-        rlvr(replace(config, preflight_prompts=prompts), base, arithmetic.problems("train"), folder)
+        settings = replace(config, preflight_prompts=prompts)
+        rlvr(settings, base, arithmetic.problems("train"), folder, force=True)
         rewards[prompts] = [(row["loss"], row["grad_norm"]) for row in read_metrics(folder)]
     assert rewards[0] == rewards[4]
     assert not (tmp_path / "0" / "preflight.json").exists()
@@ -119,3 +120,35 @@ def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     assert "were cut at 8 tokens" in report["warnings"][0]
     assert "Preflight: " in caplog.text and report["warnings"][0] in caplog.text
     assert rewards[0][-1][1] == 0 and "The adapter is still zero" in caplog.text
+    assert "training goes on because of --force" in caplog.text
+
+
+def test_a_run_on_dead_groups_alone_stops_before_its_first_step(unsloth_module, tmp_path):
+    from sage_unsloth.models.embedded import data_folder
+    from sage_unsloth.problems import arithmetic
+    from sage_unsloth.quickstart import smoke_config
+    from sage_unsloth.training.rlvr_stage import rlvr
+
+    # No completion of 8 tokens is finished, so that every one is wrong.
+    config = replace(smoke_config().rlvr, max_completion_length=8, preflight_prompts=2)
+    for _ in range(2):  # the same command again stops again
+        with pytest.raises(ValueError) as error:
+            rlvr(config, data_folder() / "arithmetic-base", arithmetic.problems("train"), tmp_path)
+        message = str(error.value)
+        assert "(0% of the completions are right); 100% of the completions were cut" in message
+        assert "preflight_prompts=4), or train all the same by --force (force=True)" in message
+        assert not (tmp_path / "metrics.jsonl").exists()
+        assert not (tmp_path / "adapter").exists()
+
+
+@pytest.mark.parametrize(("dead", "stops"), [(31 / 32, False), (1.0, True)])
+def test_one_live_group_is_enough_to_train(dead, stops):
+    from sage_unsloth.quickstart import smoke_config
+    from sage_unsloth.training.preflight import check_signal
+
+    found = {"truncation_rate": 0, "format_rate": 1, "solve_rate": 1, "dead_groups": dead}
+    if not stops:
+        check_signal(found, smoke_config().rlvr)
+        return
+    with pytest.raises(ValueError, match="harder problems"):
+        check_signal(found, smoke_config().rlvr)

@@ -503,3 +503,39 @@ def test_a_guide_that_prints_an_address_can_be_resumed():
 
     assert recorded_guide(Lift(2)) == recorded_guide(Lift(2)) != recorded_guide(Lift(3))
     assert recorded_guide(BranchGuide()) == repr(BranchGuide()) and recorded_guide(None) == "None"
+
+
+def test_fewer_rows_than_a_step_takes_are_refused_before_anything_is_written(merged, tmp_path):
+    config = replace(RLVR, prompts_per_step=4)
+    message = r"prompts_per_step=4 rows; got 3; give more rows, or prompts_per_step=3"
+    with pytest.raises(ValueError, match=message):
+        rlvr(config, merged, TRAIN[:3], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_result_is_left_where_the_trainer_took_no_step(merged, tmp_path, monkeypatch):
+    """transformers ends such a run with a warning and no error."""
+    from sage_unsloth.training import rlvr_stage
+
+    monkeypatch.setattr(rlvr_stage, "check_fills_a_step", lambda *_: None)
+    config = replace(RLVR, prompts_per_step=4)
+    with pytest.raises(ValueError, match="all its 4 steps; the trainer ended after 0, with 3 rows"):
+        rlvr(config, merged, TRAIN[:3], tmp_path / "run")
+    assert not (tmp_path / "run" / "adapter").exists()
+
+
+def test_a_run_at_step_28_without_its_checkpoints_is_refused(merged, whole_run, tmp_path):
+    """The quickest such run: it was killed in step 4, with a checkpoint every 2 steps."""
+    folder = shutil.copytree(whole_run[1], tmp_path / "run")
+    shutil.rmtree(folder / "adapter")
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="4 steps and has no complete one in checkpoints"):
+        rlvr(RLVR, merged, TRAIN, folder, TokenGuide())
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_result_of_no_step_is_not_called_complete(merged, whole_run, tmp_path):
+    folder = shutil.copytree(whole_run[1], tmp_path / "run")
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="a result must come from a step of training"):
+        rlvr(RLVR, merged, TRAIN, folder, TokenGuide())

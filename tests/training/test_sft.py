@@ -154,3 +154,10 @@ def test_a_row_that_is_cut_before_its_eos_is_refused(unsloth_module, tmp_path):
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         SftConfig(**changes)
+
+
+def test_a_result_of_no_step_is_not_called_complete(whole_run, tmp_path):
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="a result must come from a step of training"):
+        sft(CONFIG, BASE, ROWS, folder)

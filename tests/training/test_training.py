@@ -8,7 +8,13 @@ from safetensors.torch import save_file
 
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.training.stage import check_rows, check_tracker, read_metrics
+from sage_unsloth.training.stage import (
+    check_checkpoints,
+    check_rows,
+    check_tracker,
+    check_trained,
+    read_metrics,
+)
 
 
 def test_metrics_after_a_resume_count_once(tmp_path):
@@ -87,3 +93,39 @@ def test_trackers_are_checked_before_anything_is_loaded():
         check_tracker("mlflow")
     with pytest.raises(ValueError, match="pip install trackio, or leave it out"):
         check_tracker("trackio")
+
+
+def run_folder(folder, steps, save_steps):
+    """A run that has logged `steps` optimizer steps."""
+    (folder / "run.json").write_text(json.dumps({"free_settings": {"save_steps": save_steps}}))
+    rows = "".join(json.dumps({"step": step}) + "\n" for step in range(1, steps + 1))
+    (folder / "metrics.jsonl").write_text(rows)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("steps", "began", "now", "refused"),
+    [
+        (28, 20, 20, True),
+        (20, 20, 20, False),  # killed while it wrote its first checkpoint
+        (28, 20, 50, False),  # asked for now: the first one is due after 50
+        (28, 50, 20, False),
+        (0, 20, 20, False),
+    ],
+)
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, steps, began, now, refused):
+    folder = run_folder(tmp_path, steps, began)
+    check_checkpoints(folder, folder / "checkpoints" / "checkpoint-20", now)
+    if not refused:
+        check_checkpoints(folder, None, now)
+        return
+    with pytest.raises(ValueError, match=r"28 steps and has no complete one.*move metrics.jsonl"):
+        check_checkpoints(folder, None, now)
+
+
+def test_a_result_without_a_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"adapter is there, and .*metrics.jsonl has none"):
+        check_trained(tmp_path, tmp_path / "adapter")
+    with pytest.raises(ValueError, match="train again"):
+        check_trained(run_folder(tmp_path, 0, 1), tmp_path / "adapter")
+    check_trained(run_folder(tmp_path, 1, 1), tmp_path / "adapter")

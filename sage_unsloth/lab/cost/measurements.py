@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.lab.cost.phases import timed_phases
@@ -25,6 +23,7 @@ from sage_unsloth.lab.cost.sizes import LOGITS_HELD, Size, fits
 from sage_unsloth.lab.cost.trainers import Place, make_batch
 from sage_unsloth.lab.cost.variants import Variant
 from sage_unsloth.models.meter import measured, synchronize
+from sage_unsloth.runs.progress import progress
 
 MIB, GIB = 2**20, 2**30
 STEP_TOKENS = 32  # completion tokens of a step, at most: transformers' rollouts are slow on a CPU
@@ -45,7 +44,7 @@ def measure_loss(
     fitting = _fitting(variants, size)
     started = time.perf_counter()
     found: dict[str, list[dict]] = {variant.name: [] for variant in fitting}
-    with tqdm(total=(rounds + 1) * len(fitting), desc=f"loss, {size}", unit="pass") as bar:
+    with progress(total=(rounds + 1) * len(fitting), desc=f"loss, {size}", unit="pass") as bar:
         for number in range(rounds + 1):
             for variant in rotated(fitting, number):
                 values = one_pass(trainer, batch, variant)
@@ -131,7 +130,7 @@ def measure_steps(
             # Every variant draws the same rollouts, since nothing is learned; a step of each in
             # turn.
             trainer = make()
-            for number in tqdm(range(steps + 1), desc=f"step, {task}", unit="round"):
+            for number in progress(range(steps + 1), desc=f"step, {task}", unit="round"):
                 for variant in rotated(fitting, number):
                     values = one_step(trainer, variant)
                     if number:

@@ -144,11 +144,11 @@ def _start(out: Path, number: int, *arguments: str) -> tuple[subprocess.Popen, P
 
 def _watch(out: Path, task: Task, runs: Sequence[Run], workers: list) -> None:
     """Waits for the workers and shows their progress; passes an interruption on to them."""
-    from tqdm.auto import tqdm
+    from sage_unsloth.runs.progress import progress
 
     steps = task.rlvr.max_steps
     try:
-        with tqdm(
+        with progress(
             total=steps * max(1, len(runs)), desc="benchmark" if runs else "SFT", unit="step"
         ) as bar:
             while any(process.poll() is None for process, _ in workers):

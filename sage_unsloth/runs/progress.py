@@ -1,0 +1,51 @@
+"""Progress of long loops: a bar on a terminal or in a notebook, a line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+BETWEEN_LINES = 30.0
+"""Seconds, where the output is no terminal."""
+
+
+def progress(iterable: Iterable | None = None, **options: Any) -> Any:
+    """A bar of tqdm; into a file or a pipe it writes whole lines, each at least `BETWEEN_LINES`
+    after the one before, and the last when it is closed.
+
+    Args:
+        iterable: to go through; None for a bar that is advanced by `update`.
+        options: tqdm's: `total`, `initial`, `desc`, `unit`, `disable`.
+    """
+    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+        from tqdm.auto import tqdm
+
+        return tqdm(iterable, **options)
+    return _lines()(iterable, ncols=0, **options)  # 0: no bar beside the numbers
+
+
+def _lines() -> type:
+    """The class of bars that write lines; tqdm is imported when the first is made."""
+    from tqdm import tqdm
+
+    class Lines(tqdm):
+        written: tuple[float, int] | None = None  # when, and at which count
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if msg is None and (
+                self.written is None or time.monotonic() - self.written[0] >= BETWEEN_LINES
+            ):
+                self._write()
+
+        def close(self) -> None:
+            if not self.disable and self.written is not None and self.written[1] != self.n:
+                self._write()
+            self.leave = False  # there is nothing to draw again
+            super().close()
+
+        def _write(self) -> None:
+            self.written = time.monotonic(), self.n
+            self.fp.write(f"{self}\n")
+            self.fp.flush()
+
+    return Lines

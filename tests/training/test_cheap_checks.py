@@ -1,0 +1,78 @@
+"""What can be refused before Unsloth is imported, is: that import takes longer than all checks."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sage_unsloth.runs.locks import locked
+
+ROW = {"prompt": "1+1=?", "solution": "2"}
+WORKED = {"problem": "1+1=?", "generated_solution": "two", "expected_answer": "2"}
+
+
+def write_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def begun_run(folder, **settings):
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"settings": settings, "free_settings": {}}))
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    return str(folder)
+
+
+@pytest.fixture
+def cases(tmp_path):
+    """Commands and what is wrong with each."""
+    good = write_rows(tmp_path / "good.jsonl", ROW)
+    worked = write_rows(tmp_path / "worked.jsonl", WORKED)
+    names = write_rows(tmp_path / "names.jsonl", {"question": "1+1=?", "answer": "2"})
+    empty = write_rows(tmp_path / "empty.jsonl", ROW | {"solution": " "})
+    other = begun_run(tmp_path / "other", stage="rlvr", learning_rate=1.0)
+    of_sft = begun_run(tmp_path / "of-sft", stage="sft", learning_rate=1.0)
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    (stranger / "thesis.tex").touch()
+    new, held, inside = (str(tmp_path / name) for name in ("new", "held", "good.jsonl/run"))
+    train = ["train", "--from", "arithmetic-base"]
+    sft = ["sft", "--model", "arithmetic-base"]
+    return [
+        ([*train, "--out", new, "--path", "none.jsonl"], "there is none at none.jsonl"),
+        ([*train, "--out", new, "--path", names], "row 0 lacks 'prompt'"),
+        ([*train, "--out", new, "--path", empty], "'solution' must be a non-empty text"),
+        ([*train, "--out", new, "--path", good], "prompts_per_step=8 rows; got 1"),
+        ([*train, "--out", new, "--set", "report_to=mlflow"], "report_to must be one of"),
+        ([*train, "--out", other], "learning_rate was 1.0 and is 0.002"),
+        ([*train, "--out", of_sft], 'stage was "sft" and is "rlvr"'),
+        ([*train, "--out", str(stranger)], "holds 'thesis.tex' and no run.json"),
+        ([*train, "--out", held], "one process at a time may write"),
+        ([*train, "--out", inside], "must be folders"),
+        ([*sft, "--out", new, "--path", names], "row 0 lacks 'problem'"),
+        ([*sft, "--out", new, "--set", "report_to=mlflow"], "report_to must be one of"),
+        ([*sft, "--out", other, "--path", worked], 'stage was "rlvr" and is "sft"'),
+        ([*sft, "--out", held], "one process at a time may write"),
+        ([*sft, "--out", inside], "must be folders"),
+    ]
+
+
+def test_bad_input_is_refused_before_unsloth_is_imported(cases, tmp_path):
+    code = (
+        "import json, sys\n"
+        "from sage_unsloth.__main__ import main\n"
+        f"for words in {[words for words, _ in cases]!r}:\n"
+        "    code = main(words)\n"
+        "    loaded = {'unsloth', 'transformers'} & {*sys.modules}\n"
+        "    print('---', code, *loaded, file=sys.stderr)\n"
+    )
+    with locked(tmp_path / "held"):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    messages = done.stderr.split("--- 2\n")
+    assert len(messages) == len(cases) + 1, done.stderr
+    for (words, expected), message in zip(cases, messages, strict=False):
+        assert expected in message, words
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "other" / "metrics.jsonl").read_text() == '{"step": 1}\n'
