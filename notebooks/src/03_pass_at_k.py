@@ -111,7 +111,8 @@ for benchmark in benchmarks:
 # %%
 import time
 
-from sage_unsloth.evaluation.evaluator import choose_engine, evaluate, parse_model
+from sage_unsloth.evaluation.evaluator import choose_engine, evaluate
+from sage_unsloth.evaluation.named_models import parse_model
 from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.sampling.engines import SamplingConfig
 

@@ -5,6 +5,7 @@ Patterns in correct solutions, the course of training, and case studies.
 Shapes: P problems. A *sample* is a record as `sampling.record_files` describes it.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -206,8 +207,8 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
 
     Returns:
         Rows of `run`, `phase`, `steps` ("1-33"), `metric`, `mean`, `low`, `high`: 95 % by
-        `series_interval`, about this run's steps alone. A metric that a run did not log is left
-        out.
+        `series_interval`, about this run's steps alone, and None where there is one step. A metric
+        that a run did not log is left out.
 
     Raises:
         ValueError: a run has no steps.
@@ -222,7 +223,7 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
                 values = [row[metric] for row in third if metric in row]
                 if not values:
                     continue
-                estimate = series_interval(values)
+                found = vars(series_interval(values)).items()
                 table.append(
                     {
                         "run": run,
@@ -230,7 +231,7 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
                         "steps": f"{third[0]['step']}-{third[-1]['step']}",
                         "metric": metric,
                     }
-                    | vars(estimate)
+                    | {name: None if math.isnan(value) else value for name, value in found}
                 )
     return table
 

@@ -46,7 +46,7 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
     from sage_unsloth.models.weights import check_adapter_fits, refuse_pickles
 
     refuse_pickles(path)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, adapter=adapter)
     dtype = getattr(torch, sixteen_bit_dtype()) if has_gpu() else torch.float32
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
     if adapter is not None:

@@ -210,7 +210,7 @@ def _analyze_perplexity(
     one: Benchmark, sources: Sources, baseline: str, responses: int, cases: Sequence[Case]
 ) -> dict[str, Any]:
     from sage_unsloth.analysis import perplexity
-    from sage_unsloth.evaluation.evaluator import parse_model
+    from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.models.weights import model_identity
     from sage_unsloth.runs.progress import progress
 

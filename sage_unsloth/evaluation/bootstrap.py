@@ -17,7 +17,8 @@ RESAMPLED_AT_ONCE = 1_000_000  # values in memory
 def mean_interval(
     values_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """The mean of one value for each problem, (P,), with the interval of `pass_at_k_curve`.
+    """The mean of one value for each problem, (P,), with a percentile bootstrap interval
+    (Efron, 1979).
 
     Raises:
         ValueError: not (P,) finite values with P >= 1; `confidence` not in (0, 1).
@@ -30,7 +31,7 @@ def mean_interval(
 def mean_difference(
     values_a_P, values_b_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Difference:
-    """The mean of a − b over the same problems in one order, each (P,), as `difference_curve`.
+    """The mean of a − b over the same problems in one order, each (P,).
 
     Raises:
         ValueError: as `mean_interval`; or the numbers of problems differ.
@@ -64,7 +65,11 @@ def series_interval(
     Args:
         values_N: (N,), in order.
         block: neighbours in a block; None takes ⌈N^(1/3)⌉, and 1 is the ordinary bootstrap.
-        confidence, resamples, seed: as in `pass_at_k_curve`.
+        confidence: the share of resampled means between `low` and `high`.
+        resamples, seed: how often is drawn; equal seeds draw the same.
+
+    Returns:
+        Of one value no interval, `low` and `high` nan: it says nothing about how values differ.
 
     Raises:
         ValueError: as `mean_interval`; or not 1 <= block <= N.
@@ -74,6 +79,8 @@ def series_interval(
     block = math.ceil(round(count ** (1 / 3), 9)) if block is None else block
     if not 1 <= block <= count:
         raise ValueError(f"block must be between 1 and the {count} values; got {block}")
+    if count == 1:
+        return Estimate(float(values_N[0]), math.nan, math.nan)
     blocks = -(-count // block)
     starts_RB = np.random.default_rng(seed).integers(count, size=(resamples, blocks))
     places = (starts_RB[:, :, None] + np.arange(block)) % count

@@ -2,8 +2,12 @@
 
 import argparse
 
+from sage_unsloth.prompts import TEMPLATES
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
+
+OUT = "runs/evaluation"
+SMOKE = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
 
 # Evaluation and its libraries are imported when a command runs: `--help` needs none of them.
 
@@ -18,9 +22,9 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         "--models",
         nargs="+",
         required=True,
-        metavar="NAME=PATH[+ADAPTER]",
-        help="model folder or hub id, and a LoRA folder to put on it; one name twice: training "
-        "seeds of one method",
+        metavar="NAME=MODEL[+ADAPTER]",
+        help="folder of a run, an adapter or a model, a preset, or a hub id, and a LoRA folder to "
+        "put on it; one name twice: training seeds of one method",
     )
     parser.add_argument(
         "--benchmarks",
@@ -33,7 +37,23 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--data", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
     )
-    parser.add_argument("--out", default="runs/evaluation", help="folder (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        default=OUT,
+        help="folder (default: %(default)s, with --smoke runs/evaluation-smoke)",
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="a few short completions, where nothing else is asked for: shows that everything "
+        "works, and its figures mean nothing",
+    )
+    parser.add_argument(
+        "--template",
+        choices=TEMPLATES,
+        help="chat template of the prompts: this package's or the model's own (default: that of "
+        "its training here; else the own one of an instruct model, this package's for any other)",
+    )
     parser.add_argument("--problems", type=int, help="only the first so many of each benchmark")
     parser.add_argument(
         "--engine",
@@ -75,9 +95,12 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation import evaluator
+    from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.evaluation.report_text import report_text
 
-    models = [evaluator.parse_model(text) for text in options.models]
+    if options.smoke:
+        _shorten(options)
+    models = [parse_model(text, options.template) for text in options.models]
     engine = evaluator.choose_engine(options.engine, load_in_4bit=options.load_in_4bit)
     config = SamplingConfig(
         num_samples=options.n,
@@ -102,6 +125,15 @@ def _evaluate(options: argparse.Namespace) -> int:
     )
     print(f"\n{report_text(result)}\n\nTables and figures: {options.out}")
     return 0
+
+
+def _shorten(options: argparse.Namespace) -> None:
+    """Sets the options of `--smoke` that were not given."""
+    sampling = SamplingConfig()
+    usual = {"n": sampling.num_samples, "max_tokens": sampling.max_completion_length}
+    for name, value in SMOKE.items():
+        if getattr(options, name) == (usual | {"problems": None, "out": OUT})[name]:
+            setattr(options, name, value)
 
 
 def _training_rows(path: str) -> list[dict]:

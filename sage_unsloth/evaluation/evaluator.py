@@ -2,26 +2,28 @@
 
 import hashlib
 import logging
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engines
+from sage_unsloth.evaluation.pace import estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, record_set
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.models.device import frees_models, has_gpu
+from sage_unsloth.models.embedded import is_small, settle_process
+from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
+from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_files import (
     read_samples,
     read_settings,
@@ -29,33 +31,12 @@ from sage_unsloth.sampling.record_files import (
     set_settings,
     settings_path,
 )
-from sage_unsloth.sampling.record_sets import prompt_ids, sample_and_grade, sample_seed
-
-PROBE_TOKENS = 16  # of each completion of the probe that the estimate of time is made from
+from sage_unsloth.sampling.record_sets import sample_and_grade
 
 logger = logging.getLogger(__name__)
 
 Key = tuple[int, str]
 """A model by its number, since training seeds share a name, and a benchmark by its name."""
-
-
-def parse_model(text: str) -> ModelSpec:
-    """`NAME=PATH` or `NAME=PATH+ADAPTER`.
-
-    Raises:
-        ValueError: another form, or a name with other signs than letters, digits, ".", "-", "_".
-    """
-    name, equals, path = text.partition("=")
-    if not equals or not path or not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(
-            "a model must be NAME=PATH or NAME=PATH+ADAPTER, the name of letters, digits, '.', "
-            f"'-' and '_'; got {text!r}; "
-            "for example sft=runs/sft/model grpo=runs/sft/model+runs/grpo/adapter"
-        )
-    adapter = None
-    if "+" in path and not Path(path).exists():
-        path, _, adapter = path.partition("+")
-    return ModelSpec(name=name, path=path, adapter=adapter)
 
 
 def parse_benchmark(
@@ -132,19 +113,32 @@ def evaluate(
     _check_request(models, benchmarks, against)
     identities = _identities(models, load_in_4bit)
     files = _files(models, benchmarks, out, identities)
+    templates = {}  # of the models that have a set already
     for (number, benchmark), file in files.items():
-        name = models[number].name
-        settings = set_settings(config, engine, name, benchmark, identities[number])
+        if not (settings_path(file).exists() or file.exists()):
+            continue
+        recorded = read_settings(file)["settings"].get("template", "project")
+        templates[number] = models[number].template or recorded
+        identity = identities[number] | {"template": templates[number]}
+        settings = set_settings(config, engine, models[number].name, benchmark, identity)
         refuse_other_set(file, settings)
     with locked(out):
         out.mkdir(parents=True, exist_ok=True)
+        missing = _count_missing(files, benchmarks, config)
+        if engine == "transformers" and any(missing.values()):
+            load_unsloth()  # before transformers, whose tokenizers the templates are read from
+            if all(is_small(spec.path) for spec in models):
+                settle_process()
+        models = _with_templates(models, templates, show)
+        for identity, spec in zip(identities, models, strict=True):
+            identity["template"] = spec.template
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
                 check_golds(benchmark, grader)
         if training:
             _report_overlap(training, benchmarks, out, show)
         sets = _draw_sets(
-            models, benchmarks, out, config, engine, load_in_4bit, identities, files, show
+            models, benchmarks, out, config, engine, load_in_4bit, identities, files, missing, show
         )
         ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
         return report_sets(ordered, out, against)
@@ -178,6 +172,19 @@ def _identities(models: Sequence[ModelSpec], load_in_4bit: bool) -> list[dict[st
         quantised = {"weight_bits": 4} if load_in_4bit else {}
         identities.append(model_identity(spec.path, spec.adapter) | {"device": device} | quantised)
     return identities
+
+
+def _with_templates(
+    models: Sequence[ModelSpec], known: Mapping[int, str], show: Callable[[str], object]
+) -> list[ModelSpec]:
+    """The models with the chat template of each, and why; `known` has those of sets on disk."""
+    found = []
+    for number, spec in enumerate(models):
+        wanted = known.get(number, spec.template)
+        choice = template_for(spec.path, wanted, spec.adapter)
+        show(f"{spec.name}: {choice}")
+        found.append(replace(spec, template=choice.template))
+    return found
 
 
 def _files(
@@ -238,14 +245,12 @@ def _draw_sets(
     load_in_4bit: bool,
     identities: Sequence[Mapping[str, Any]],
     files: Mapping[Key, Path],
+    missing: Mapping[Key, int],
     show: Callable[[str], object],
 ) -> dict[Key, RecordSet]:
     """Every record set, complete; what a set lacks is drawn and graded."""
     from sage_unsloth.runs.progress import progress
 
-    named = {benchmark.name: benchmark for benchmark in benchmarks}
-    # A set is read twice, to count and to draw: the texts of all sets together may not fit.
-    missing = {key: _count_missing(file, named[key[1]], config) for key, file in files.items()}
     problems = sum(len(benchmark.rows) for benchmark in benchmarks)
     total, left = problems * config.num_samples * len(models), sum(missing.values())
     show(
@@ -264,7 +269,7 @@ def _draw_sets(
                 lacking = [b for b in benchmarks if missing[number, b.name]]
                 if lacking:
                     with engine_errors(spec.name):
-                        show(_estimate(loaded, lacking[0], config, left))
+                        show(estimate(loaded, lacking[0], config, left))
                 bar = progress(total=total, initial=total - left, unit="completion")
             for benchmark in benchmarks:
                 bar.set_description(f"{spec.name} on {benchmark.name}")
@@ -290,26 +295,20 @@ def _draw_sets(
     return sets
 
 
-def _count_missing(file: Path, benchmark: Benchmark, config: SamplingConfig) -> int:
-    wanted = {(row["id"], sample) for row in benchmark.rows for sample in range(config.num_samples)}
-    records = read_samples(file) if file.exists() else []
-    return len(wanted - {(record["problem_id"], record["sample"]) for record in records})
+def _count_missing(
+    files: Mapping[Key, Path], benchmarks: Sequence[Benchmark], config: SamplingConfig
+) -> dict[Key, int]:
+    """Completions to draw for each set.
 
-
-def _estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, missing: int) -> str:
-    """How long it will take at most, from the pace of a few tokens of one batch."""
-    count = min(config.batch_size, missing)
-    rows = [benchmark.rows[i * len(benchmark.rows) // count] for i in range(count)]
-    seeds = [sample_seed(config.seed, row["id"], 0) for row in rows]
-    short = replace(config, max_completion_length=min(PROBE_TOKENS, config.max_completion_length))
-    started = time.perf_counter()
-    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row in rows]
-    drawn = engine.draw(prompts, seeds, short)
-    pace = sum(c.num_tokens + 1 for c in drawn) / (time.perf_counter() - started)
-    minutes = missing * config.max_completion_length / pace / 60
-    return (
-        f"Estimate: {minutes:.{0 if minutes > 10 else 1}f} min for drawing, if each of the "
-        f"{missing:,} missing completions takes all {config.max_completion_length} tokens "
-        f"({pace:,.0f} tokens/s in a probe of {count} completions); the bar knows better after the "
-        "first batches. Stop it whenever you like: the same command resumes."
-    )
+    A set is read twice, to count and to draw: the texts of all sets together may not fit.
+    """
+    rows = {benchmark.name: benchmark.rows for benchmark in benchmarks}
+    missing = {}
+    for key, file in files.items():
+        wanted = {
+            (row["id"], sample) for row in rows[key[1]] for sample in range(config.num_samples)
+        }
+        records = read_samples(file) if file.exists() else []
+        done = {(record["problem_id"], record["sample"]) for record in records}
+        missing[key] = len(wanted - done)
+    return missing

@@ -20,11 +20,14 @@ class ModelSpec:
         name: in records and figures; specs of one name are training seeds of one method.
         path: model folder or hub id.
         adapter: LoRA folder to put on it.
+        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
+            `templates.choose_template` says.
     """
 
     name: str
     path: str
     adapter: str | None = None
+    template: str | None = None
 
 
 class IdleEngine:
@@ -71,15 +74,21 @@ def load_engines(
         groups[spec.path].append(number)
     load = _load_vllm if kind == "vllm" else partial(_load_transformers, load_in_4bit)
     for path, numbers in groups.items():
-        tokenizer = load_tokenizer(path)
+        tokenizers = {
+            n: load_tokenizer(path, models[n].template, models[n].adapter) for n in numbers
+        }
         busy = [n for n in numbers if any(missing[n, benchmark.name] for benchmark in benchmarks)]
         for number in numbers:
             if number not in busy:
-                yield number, IdleEngine(kind, tokenizer)
+                yield number, IdleEngine(kind, tokenizers[number])
         if busy:
-            prompts = (prompt_ids(tokenizer, row["problem"]) for b in benchmarks for row in b.rows)
-            length = max(map(len, prompts)) + config.max_completion_length
-            yield from load(path, {number: models[number] for number in busy}, length)
+            problems = [row["problem"] for benchmark in benchmarks for row in benchmark.rows]
+            lengths = [len(prompt_ids(tokenizers[n], text)) for n in busy for text in problems]
+            length = max(lengths) + config.max_completion_length
+            for number, engine in load(path, {n: models[n] for n in busy}, length):
+                engine.tokenizer = tokenizers[number]  # vLLM has one for all adapters
+                yield number, engine
+                del engine
 
 
 def _load_vllm(
@@ -110,7 +119,11 @@ def _load_transformers(
         release_memory()  # of the model before
         with engine_errors(spec.name):
             policy = load_policy(
-                path, adapter=spec.adapter, max_length=length, load_in_4bit=load_in_4bit
+                path,
+                adapter=spec.adapter,
+                max_length=length,
+                load_in_4bit=load_in_4bit,
+                template=spec.template,
             )
             engine = TransformersEngine(*policy)
             del policy

@@ -1,5 +1,6 @@
 """A report of an evaluation as text, for a terminal."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,9 +77,11 @@ def _completions(row: Mapping[str, Any]) -> dict[str, str]:
 def interval_text(
     estimate: Estimate | Mapping[str, Any] | None, sign: str = "", digits: int = 3
 ) -> str:
-    """A mean with its interval, as the cell of a table; "-" for None."""
+    """A mean with its interval, if it has one, as the cell of a table; "-" for None."""
     if estimate is None:
         return "-"
     values = estimate if isinstance(estimate, Mapping) else vars(estimate)
+    if values["low"] is None or math.isnan(values["low"]):
+        return f"{values['mean']:{sign}.{digits}f}"
     mean, low, high = (f"{values[name]:{sign}.{digits}f}" for name in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"

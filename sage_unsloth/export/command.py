@@ -33,8 +33,9 @@ def add_export(commands: Any) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from sage_unsloth.export.exporter import export, is_export, read_run
+    from sage_unsloth.export.exporter import export, is_export
     from sage_unsloth.export.hub import push
+    from sage_unsloth.models.trained import read_run
 
     hub = options.to == "hub"
     kind = options.kind if hub else options.to

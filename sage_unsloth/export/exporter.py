@@ -6,7 +6,6 @@ model card in it, and is never overwritten.
 """
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.models.trained import Run
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
 from sage_unsloth.runs.locks import locked
@@ -32,70 +32,6 @@ RECORD = "export.json"
 
 class ExportError(RuntimeError):
     """This machine cannot make the export."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished SFT or RL run on disk.
-
-    Attributes:
-        folder: of the run.
-        record: its `run.json`.
-        model_path: the model that it started from, a folder or a hub id.
-        adapter: the trained adapter's folder, or None.
-        merged: the folder of a merged or fully trained model, or None.
-    """
-
-    folder: Path
-    record: dict[str, Any]
-    model_path: str
-    adapter: Path | None
-    merged: Path | None
-
-    @property
-    def metrics(self) -> list[dict]:
-        """One row a step (`stage.read_metrics`); none where the run left no metrics."""
-        return read_metrics(self.folder) if (self.folder / METRICS).exists() else []
-
-
-def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
-    """What a run left.
-
-    Args:
-        model_path: the model that the run started from; None takes it from `run.json`.
-
-    Raises:
-        ValueError: not the folder of a stage, nothing finished in it, or the starting model is not
-            known.
-    """
-    folder = Path(folder)
-    path = folder / "run.json"
-    if not path.exists():
-        inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
-        hint = f"; give one of {', '.join(inside)} in it" if inside else ""
-        raise ValueError(
-            f"an export needs the folder of an SFT or RL run, with run.json; got {folder}{hint}"
-        )
-    record = read_json(path)
-    if record["settings"].get("stage") not in ("sft", "rlvr"):
-        inside = sorted(p.parent.name for p in folder.glob("*/run.json"))
-        raise ValueError(
-            f"an export needs an SFT or RL run; {folder} is another kind; give one of the runs in "
-            f"it: {', '.join(inside)}"
-        )
-    adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
-    if adapter is None and merged is None:
-        raise ValueError(
-            f"a run must be complete to be exported; {folder} has neither adapter/ nor model/; "
-            "start its command again"
-        )
-    model_path = model_path or record.get("model_path")
-    if model_path is None:
-        raise ValueError(
-            f"the starting model must be known; {path} does not name its path, only "
-            f"{record['settings'].get('model')!r}; give it by --model"
-        )
-    return Run(folder, record, str(model_path), adapter, merged)
 
 
 def origin(model_path: str | Path) -> str:
@@ -124,7 +60,8 @@ def export(
 
     Args:
         to: "adapter", "merged" or "gguf".
-        name: title of the card and of its loading example; None takes the run folder's.
+        name: title of the card, and if it is a hub id what its example loads, which else is the
+            folder `out`; None takes the run folder's.
         base_id: hub id of the model that the adapter belongs on, written into its config and card.
         report: of an evaluation, for the card's pass@k.
         quantization: of the GGUF file, by Unsloth's names.
@@ -157,10 +94,12 @@ def export(
             kind=to,
             name=name,
             record=run.record,
-            metrics=run.metrics,
+            # A run may have left none.
+            metrics=read_metrics(run.folder) if (run.folder / METRICS).exists() else [],
             base=base,
             license=licenses.get(base),
             loads_on=loads_on,
+            loads_from=name if "/" in name else out.name,
             report=report,
             checks=checks,
         )
@@ -196,9 +135,11 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
     folder.mkdir()
     for file in ADAPTER_FILES:
         shutil.copy(run.adapter / file, folder / file)
-    if base_id is not None:
-        config = read_json(folder / ADAPTER_FILES[0])
-        write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": base_id})
+    # A folder is named so that it is found from anywhere.
+    below = Path(run.model_path)
+    named = base_id or (str(below.absolute()) if below.is_dir() else run.model_path)
+    config = read_json(folder / ADAPTER_FILES[0])
+    write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": named})
     tokenizer.save_pretrained(folder)
     return checks
 
@@ -206,7 +147,9 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
 def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
     if run.merged is not None:
         shutil.copytree(run.merged, folder)
-        load_tokenizer(folder)
+        # Under the template of the run, as it is today: an earlier one had no system prompt.
+        template = run.record["settings"].get("template", "project")
+        load_tokenizer(folder, template).save_pretrained(folder)
         return {"copied from the run": "model/"}
     assert run.adapter is not None, "`read_run` finds an adapter, a model, or both"
     largest = check_adapter(run.adapter)

@@ -1,10 +1,11 @@
-"""The model card of an export: what it is, how it was trained, what came out, how to load it."""
+"""The model card of an export: what it is, how it was trained, what came out, an example."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
 from sage_unsloth.runs.text import markdown, printable
 
 SETTINGS = (
@@ -33,6 +34,7 @@ SETTINGS = (
     "top_p",
     "min_p",
     "lora",
+    "template",
     "seed",
 )
 METRICS = (
@@ -48,6 +50,7 @@ METRICS = (
     "grad_norm",
     "loss",
 )
+QUESTION = "12*6=?"
 OPEN_LICENSES = ("apache-2.0", "mit")
 KINDS = {
     "adapter": ("LoRA adapter", "peft"),
@@ -76,6 +79,7 @@ def model_card(
     base: str,
     license: str | None,
     loads_on: str | None = None,
+    loads_from: str | None = None,
     report: Mapping[str, Any] | None = None,
     checks: Mapping[str, Any] | None = None,
 ) -> str:
@@ -83,13 +87,14 @@ def model_card(
 
     Args:
         kind: "adapter", "merged" or "gguf".
-        name: title, and the name in the loading example.
+        name: title.
         record: the run's `run.json`.
         metrics: rows of `metrics.jsonl`.
         base: hub id (or name) of the model that all training started from.
         license: of the base, as the hub spells it; None where it is not known.
         loads_on: for an adapter, the hub id of the model that it belongs on; None where that is not
             on the hub.
+        loads_from: hub id or folder in the example; None takes the name.
         report: of an evaluation: its `pass_at_k` (problems -> model -> k -> mean, low, high)
             becomes a table.
         checks: what the export has checked.
@@ -108,9 +113,11 @@ def model_card(
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
-        "## How to load it\n\n" + _loading(kind, name, loads_on),
-        "Prompts are made by the chat template in the tokenizer; the answer is between "
-        "`<SOLUTION>` and `</SOLUTION>`.",
+        "## How to ask it\n\n"
+        + _example(kind, loads_from or name, loads_on, settings.get("max_completion_length", 512)),
+        "The chat template in the tokenizer adds the system prompt of the training where a "
+        "conversation has none: without it the model was not trained to answer. The answer is "
+        f"between `{SOLUTION_START}` and `{SOLUTION_END}`.",
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
     averages = final_metrics(metrics)
@@ -152,30 +159,44 @@ def _header(base: str, license: str | None, library: str | None, rl: bool) -> st
     return "\n".join([*lines, "- unsloth", "- sage", "---"])
 
 
-def _loading(kind: str, name: str, loads_on: str | None) -> str:
+def _example(kind: str, loads_from: str, loads_on: str | None, tokens: int) -> str:
+    """Code that asks the model one question, as Markdown."""
     if kind == "gguf":
         return (
-            "With llama.cpp, or anything that reads GGUF:\n\n```bash\nllama-cli -m FILE.gguf\n```"
+            "With llama.cpp, or anything that reads GGUF and its chat template:\n\n```bash\n"
+            "llama-cli -m FILE.gguf --jinja\n```"
         )
+    folder = f"folder = {_string(loads_from)}  # this folder, or where you put it"
+    tokenizer = "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    classes = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    ask = f"""
+question = [{{"role": "user", "content": {_string(QUESTION)}}}]
+inputs = tokenizer.apply_chat_template(
+    question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+output = model.generate(**inputs, max_new_tokens={tokens}, do_sample=False)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :]))"""
     if kind == "merged":
-        return (
-            "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'model = AutoModelForCausalLM.from_pretrained({_string(name)}, dtype="auto")\n'
-            f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
+        model = 'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")'
+        return _code_block(classes, "", folder, model, tokenizer, ask)
+    on = f'AutoModelForCausalLM.from_pretrained({_string(loads_on or "")}, dtype="auto")'
+    peft, warning = "from peft import PeftModel", ""
+    if loads_on is None:
+        peft = "from peft import PeftConfig, PeftModel"
+        on = (
+            "AutoModelForCausalLM.from_pretrained(\n"
+            '    PeftConfig.from_pretrained(folder).base_model_name_or_path, dtype="auto"\n)'
         )
-    on = loads_on or "THE MODEL IT WAS TRAINED ON"
-    warning = (
-        ""
-        if loads_on
-        else "It belongs on the model that this run started from, which is not on the hub.\n\n"
-    )
-    return (
-        f"{warning}```python\nfrom peft import PeftModel\nfrom transformers import "
-        f"AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'base = AutoModelForCausalLM.from_pretrained({_string(on)}, dtype="auto")\n'
-        f"model = PeftModel.from_pretrained(base, {_string(name)})\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({_string(name)})\n```"
-    )
+        warning = (
+            "It belongs on the model that this run started from, which is not on the hub; "
+            "adapter_config.json names its folder.\n\n"
+        )
+    model = "model = PeftModel.from_pretrained(base, folder)"
+    return warning + _code_block(peft, classes, "", folder, f"base = {on}", model, tokenizer, ask)
+
+
+def _code_block(*lines: str) -> str:
+    return "\n".join(["```python", *lines, "```"])
 
 
 # Names come from users, hubs and files; in the card they are text, whatever they contain.

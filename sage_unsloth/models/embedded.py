@@ -6,12 +6,19 @@ from sage_unsloth.models.device import has_gpu
 
 BASE_MODEL = "arithmetic-base"
 """Its folder in `data_folder()`, and the name of its preset."""
+SMALL = 32 << 20  # bytes of weights
 
 
 def data_folder() -> Path:
     """The project's data: beside the code if installed, beside the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return package / "data" if (package / "data").is_dir() else package.parent / "data"
+
+
+def is_small(path: str | Path) -> bool:
+    """Whether a model folder's weights are so small that a second thread would only wait."""
+    files = list(Path(path).glob("*.safetensors"))
+    return bool(files) and sum(file.stat().st_size for file in files) <= SMALL
 
 
 def settle_process() -> None:

@@ -1,17 +1,20 @@
 """What a person is shown of a finished stage: tables, and the command that comes next."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from sage_unsloth.models.device import release_memory
+from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.embedded_settings import SAMPLING
 from sage_unsloth.training.preflight import signal
+from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
-from sage_unsloth.training.starting import EMBEDDED, StartingPoint
+from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path
 
 SAMPLES = 4  # completions of each held-out row, before and after SFT
 
@@ -68,15 +71,29 @@ def before_and_after(
     return table
 
 
-def evaluation_command(point: StartingPoint, name: str, trained: Path) -> str:
-    """The command that compares a trained model with what it started from."""
-    before = f"{point.model}+{point.adapter}" if point.adapter else point.model
-    after = f"{point.model}+{trained}" if trained.name == "adapter" else trained
-    benchmark = "arithmetic" if point.preset.name == EMBEDDED else "aime amc23 math500-l5"
-    return (
-        f"python -m sage_unsloth evaluate --models start={before} {name}={after} --benchmarks "
-        f"{benchmark}"
-    )
+def evaluation_command(
+    point: StartingPoint, name: str, run: Path, config: RlvrConfig, *, smoke: bool = False
+) -> str:
+    """The command that compares a run's model with what it started from, of a size that fits it.
+
+    For the embedded model as many samples as its quickstart draws; for others the paper's, but a
+    few where there is no GPU.
+    """
+    embedded = point.preset.name == EMBEDDED
+    below = EMBEDDED if embedded and point.model == model_path(point.preset) else point.model
+    before = f"{below}+{point.adapter}" if point.adapter else below
+    words = ["evaluate", "--models", f"start={before}", f"{name}={run}", "--benchmarks"]
+    words += ["arithmetic"] if embedded else ["aime", "amc23", "math500-l5"]
+    if smoke:
+        words.append("--smoke")
+    elif embedded:
+        words += ["--n", f"{SAMPLING.num_samples}", "--temperature", f"{SAMPLING.temperature:g}"]
+        words += ["--min-p", f"{SAMPLING.min_p:g}", "--batch", f"{SAMPLING.batch_size}"]
+    elif not has_gpu():
+        words += ["--problems", "10", "--n", "4"]
+    if not smoke and config.max_completion_length != SamplingConfig.max_completion_length:
+        words += ["--max-tokens", f"{config.max_completion_length}"]
+    return f"python -m sage_unsloth {shlex.join(words)}"
 
 
 COURSE = {

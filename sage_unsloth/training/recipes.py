@@ -118,7 +118,7 @@ def run_sft(
         _show(table)
     _show(
         f"\nNext: python -m sage_unsloth train --algorithm sage-branch --from {out} --out "
-        f"{Path(out).parent / 'sage-branch'}"
+        f"{Path(out).parent / 'sage-branch'}{' --smoke' if smoke else ''}"
     )
     return table
 
@@ -211,7 +211,8 @@ def run_rlvr(
         _show_outcome(Path(out), metrics)
         _show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "
-            f"{trained.name}/\n\nNext: {evaluation_command(point, algorithm.name, trained)}"
+            f"{trained.name}/\n\nNext: "
+            + evaluation_command(point, algorithm.name, Path(out), config, smoke=smoke)
         )
     return metrics
 

@@ -20,6 +20,7 @@ from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
 from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
+from sage_unsloth.models.trained import write_readme
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
@@ -224,6 +225,8 @@ def _rlvr(job: _Job) -> Path:
             else:
                 copy_result(finished, partial)
             untouched.save_pretrained(partial)
+            if not config.full_finetuning:
+                write_readme(partial)
         shutil.rmtree(checkpoints, ignore_errors=True)
     wait_for_all()
     return trained

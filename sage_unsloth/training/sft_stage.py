@@ -17,6 +17,7 @@ from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.models.templates import check_teaches, check_template, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
+from sage_unsloth.models.trained import write_readme
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.prompts import prompt_messages, solution_text
 from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
@@ -151,6 +152,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
                 model.save_pretrained(partial)
             else:
                 copy_result(trained, partial)
+            write_readme(partial)
     save_merged(model, tokenizer, merged)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return merged

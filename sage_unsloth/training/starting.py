@@ -107,7 +107,9 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
         )
     below = _model_below(run)
     if Path(below).is_absolute() and not Path(below).is_dir() and reference == "sft":
-        preset = model_preset(str(folder / "model"))  # made elsewhere, from a model of the same architecture
+        preset = model_preset(
+            str(folder / "model")
+        )  # made elsewhere, from a model of the same architecture
     else:
         preset = _trained_preset(below)
     if reference == "sft":

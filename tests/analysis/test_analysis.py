@@ -170,7 +170,9 @@ def test_dynamics_by_hand():
     assert by_key["early", "sage/entropy"]["mean"] == 0.5
     assert ("middle", "sage/entropy") not in by_key, "a metric that was not logged is left out"
     assert all(row["metric"] != "loss" for row in table)
-    assert [row["phase"] for row in dynamics({"short": rows[:1]})] == ["early"] * 3
+    short = dynamics({"short": rows[:1]})
+    assert [row["phase"] for row in short] == ["early"] * 3
+    assert {(row["low"], row["high"]) for row in short} == {(None, None)}, "one step, no interval"
     with pytest.raises(ValueError, match="nothing has none"):
         dynamics({"GRPO": rows, "nothing": []})
 

@@ -8,7 +8,7 @@ import pytest
 
 from sage_unsloth.evaluation import bootstrap
 from sage_unsloth.evaluation.bootstrap import mean_difference, mean_interval, series_interval
-from sage_unsloth.evaluation.intervals import Estimate
+from sage_unsloth.evaluation.report_text import interval_text
 
 
 def test_an_interval_is_a_function_of_its_seed_and_not_of_the_chunks(monkeypatch):
@@ -83,7 +83,10 @@ def test_series_interval_takes_the_cube_root_and_cuts_to_length():
     values = np.arange(27) % 5 / 4.0
     assert series_interval(values) == series_interval(values, block=3)
     assert series_interval(values[:26]) == series_interval(values[:26], block=3)
-    assert series_interval([0.25]) == Estimate(0.25, 0.25, 0.25)
+    alone = series_interval([0.25])
+    assert alone.mean == 0.25 and np.isnan([alone.low, alone.high]).all(), "one step, no interval"
+    assert interval_text(alone) == "0.250"
+    assert interval_text({"mean": 0.25, "low": None, "high": None}, "+") == "+0.250"
 
 
 @pytest.mark.parametrize("values", [[], [[1.0]], [1.0, math.nan], [math.inf]])

@@ -17,11 +17,11 @@ from sage_unsloth.evaluation.evaluator import (
     choose_engine,
     evaluate,
     parse_benchmark,
-    parse_model,
 )
 from sage_unsloth.evaluation.figures import plot_differences
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.evaluation.metrics import Difference, pass_at_k
+from sage_unsloth.evaluation.named_models import parse_model
 from sage_unsloth.evaluation.record_tables import record_set
 from sage_unsloth.evaluation.report import deviation_over_seeds, report_sets
 from sage_unsloth.evaluation.report_text import report_text
@@ -122,7 +122,40 @@ def test_evaluate_leaves_everything_it_promises(evaluated, adapter):
         },
         **model_identity(BASE, adapter),
         "device": "cuda" if has_gpu() else "cpu",
+        "template": "project",
     }
+
+
+def test_smoke_of_an_instruct_model_with_its_own_prompt(
+    unsloth_module, tmp_path, capsys, monkeypatch
+):
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    turns = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    shutil.copytree(BASE, "instruct")
+    (tmp_path / "instruct" / "chat_template.jinja").write_text(turns)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    command = ["evaluate", "--models", "x=instruct", "--benchmarks", "arithmetic", "--smoke"]
+    try:
+        assert main(command) == 0
+        assert has_gpu() or torch.get_num_threads() == 1, "more only wait for each other"
+    finally:
+        torch.set_num_threads(threads)
+    assert "x: chat template: the model's own (instruct is an instruct model)" in (
+        capsys.readouterr().out
+    )
+    file = tmp_path / "runs" / "evaluation-smoke" / "samples" / "arithmetic" / "x.jsonl"
+    assert len(read_samples(file)) == 4
+    settings = read_settings(file)["settings"]
+    assert settings["template"] == "model"
+    assert settings["sampling"]["max_completion_length"] == 64
+    # The set goes on with its own template, and is refused to the other.
+    assert main([*command, "--n", "3"]) == 0
+    assert len(read_samples(file)) == 6
+    assert main([*command, "--template", "project"]) == 2
+    assert 'template was "model" and is "project"' in capsys.readouterr().err
 
 
 def test_a_second_run_loads_no_model_and_says_the_same(evaluated, adapter, monkeypatch, capsys):
@@ -143,7 +176,7 @@ def test_more_samples_go_on_from_there(evaluated, adapter, tmp_path, capsys):
     assert main([*arguments(out, adapter), "--n", "6"]) == 0
     text = capsys.readouterr().out
     assert "36 completions; 24 of them are in" in text
-    assert "Estimate: " in text and "tokens/s in a probe of 12 completions" in text
+    assert "Estimate: " in text and "tokens/s in a probe of 2, " in text
     file = "samples/arithmetic/base.jsonl"
     assert read_samples(out / file)[:12] == read_samples(evaluated / file)
     assert json.loads((out / "report.json").read_text())["table"][0]["samples"] == 6
@@ -176,7 +209,8 @@ def test_compare_says_the_same_of_the_same_sets(evaluated, tmp_path, capsys):
         (["--benchmarks", "nope"], "a benchmark is one of"),
         (["--benchmarks", "mine=/nowhere.jsonl"], "there is none at /nowhere.jsonl"),
         (["--benchmarks", "arithmetic", "arithmetic"], "needs models and different benchmarks"),
-        (["--models", "base"], "a model must be NAME=PATH"),
+        (["--models", "base"], "a model must be NAME=MODEL"),
+        (["--template", "model"], 'template was "project" and is "model"'),
         (["--models", f"a={BASE}", f"a={BASE}"], "models of one name must differ"),
         (["--models", f"a={BASE}+/nowhere"], "must be a folder with adapter_config.json"),
         (["--against", "other"], "--against must be one of base, tuned; got 'other'"),
@@ -312,6 +346,7 @@ def test_models_by_hand(text, spec):
 
 def test_a_folder_with_a_plus_in_its_name(tmp_path, monkeypatch):
     (tmp_path / "a+b").mkdir()
+    (tmp_path / "a+b" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert parse_model("m=a+b") == ModelSpec(name="m", path="a+b")
 

@@ -4,7 +4,11 @@ without either reaches.
 
 import json
 import logging
+import os
+import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +23,7 @@ from sage_unsloth.export.adapter_checks import (
     check_parity,
     greedy_answers,
 )
-from sage_unsloth.export.exporter import export, is_export, origin, read_run
+from sage_unsloth.export.exporter import export, is_export, origin
 from sage_unsloth.export.hub import push
 from sage_unsloth.export.model_card import final_metrics, model_card
 from sage_unsloth.models import loading as models
@@ -27,9 +31,11 @@ from sage_unsloth.models import merging
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
+from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
+from sage_unsloth.sampling.record_sets import prompt_ids
 from sage_unsloth.training.rlvr_stage import rlvr
 
 BASE = data_folder() / BASE_MODEL
@@ -96,6 +102,33 @@ def test_adapter_names_the_base_that_it_is_told(run, tmp_path):
         'AutoModelForCausalLM.from_pretrained("someone/sft-model"'
         in (out / "README.md").read_text()
     )
+
+
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_the_cards_example_answers_as_the_package_does(run, tmp_path, kind):
+    """Run as a person would, who has transformers and peft and not this package."""
+    out = export(run, kind, tmp_path / "exported")
+    (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    assert "sage_unsloth" not in code
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env=bare,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    model, tokenizer = load_policy(
+        *((BASE,) if kind == "adapter" else (out,)),
+        **({"adapter": run.adapter} if kind == "adapter" else {}),
+    )
+    ids = torch.tensor([prompt_ids(tokenizer, "12*6=?")])
+    text = tokenizer.decode(
+        model.generate(ids, max_new_tokens=48, do_sample=False)[0, ids.shape[1] :]
+    )
+    assert done.stdout.strip() == text.strip()
+    assert text.endswith("</SOLUTION><|endoftext|>"), "in the format, which the prompt asks for"
 
 
 def test_no_path_of_this_machine_is_in_card_and_record(run, tmp_path):
@@ -347,7 +380,8 @@ def test_card_of_other_licences():
 
 def test_card_of_each_kind():
     assert "peft" not in card(kind="merged").split("## Versions")[0]
-    assert 'from_pretrained("me/mine", dtype="auto")' in card(kind="merged")
+    assert 'folder = "me/mine"' in card(kind="merged")
+    assert 'folder = "out"' in card(kind="merged", loads_from="out")
     assert "llama-cli" in card(kind="gguf") and "library_name" not in card(kind="gguf")
     assert "which is not on the hub" in card(loads_on=None)
     assert "supervised fine-tuning" in card(record=RECORD | {"settings": {"stage": "sft"}})

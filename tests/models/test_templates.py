@@ -179,7 +179,9 @@ def test_a_chain_of_runs_has_one_template(unsloth_module, model, tmp_path):
     adapter = rlvr(config, merged, prompts, tmp_path / "rl")
     _, tokenizer = load_policy(merged, adapter=adapter)  # takes what was trained
     # As TRL makes the prompt of a row, and as an evaluation does.
-    asked = tokenizer.apply_chat_template(prompt_messages("1+1=?"), add_generation_prompt=True)
+    asked = tokenizer.apply_chat_template(
+        prompt_messages("1+1=?"), add_generation_prompt=True, return_dict=True
+    )
     assert prompt_ids(tokenizer, "1+1=?") == asked["input_ids"]
     assert tokenizer.decode(asked["input_ids"]).startswith(f"[system]{SYSTEM_PROMPT}")
 

@@ -1,0 +1,107 @@
+"""The models of an evaluation as a person names them: presets, runs, adapters, folders, hub ids."""
+
+import re
+from pathlib import Path
+
+from sage_unsloth.evaluation.loading import ModelSpec
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.trained import read_run
+from sage_unsloth.models.weights import adapter_config
+from sage_unsloth.planning.presets import MODELS
+from sage_unsloth.runs.files import read_json
+
+
+def parse_model(text: str, template: str | None = None) -> ModelSpec:
+    """`NAME=MODEL` or `NAME=MODEL+ADAPTER`; each may be the folder of a run (`find_model`).
+
+    Args:
+        text: see above.
+        template: see `ModelSpec`.
+
+    Raises:
+        ValueError: another form, a name with other signs than letters, digits, ".", "-", "_", or
+            see `find_model`.
+    """
+    name, equals, path = text.partition("=")
+    if not equals or not path or not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(
+            "a model must be NAME=MODEL or NAME=MODEL+ADAPTER, the name of letters, digits, '.', "
+            f"'-' and '_'; got {text!r}; for example base=arithmetic-base sft=runs/sft "
+            "grpo=runs/grpo"
+        )
+    adapter = None
+    if "+" in path and not Path(path).exists():
+        path, _, adapter = path.partition("+")
+    path, own = find_model(path)
+    if adapter is not None and own is not None:
+        raise ValueError(
+            f"a model has one adapter at a time; got {own} and {adapter} for {name}; give the "
+            "model below them, or one of the two"
+        )
+    adapter = own if adapter is None else find_adapter(adapter)
+    return ModelSpec(name=name, path=path, adapter=adapter, template=template)
+
+
+def find_model(path: str) -> tuple[str, str | None]:
+    """The model that a person names, and the adapter on it.
+
+    Args:
+        path: a preset's name, a model's folder, an SFT or RL run's, an adapter's, or a hub id.
+
+    Returns:
+        Folder or hub id of the model, and the adapter's folder or None.
+
+    Raises:
+        ValueError: a folder that is none of these or is not there, a run that is not complete, or
+            an adapter whose base cannot be found.
+    """
+    if path in MODELS:
+        hub_id = MODELS[path].hub_id
+        return (str(data_folder() / BASE_MODEL) if hub_id == BASE_MODEL else hub_id), None
+    folder = Path(path)
+    if not folder.is_dir():
+        if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+            raise ValueError(
+                f"a model must be one of {', '.join(MODELS)}, a folder, or a hub id; there is no "
+                f"folder {path}; check the path"
+            )
+        return path, None
+    if (folder / "config.json").is_file():
+        return path, None
+    if (folder / "adapter_config.json").is_file():
+        return _base_of(folder), path
+    if not (folder / "run.json").is_file() and not list(folder.glob("*/run.json")):
+        raise ValueError(
+            "a folder must be a model's (config.json), an adapter's (adapter_config.json) or a "
+            f"run's (run.json); {path} has none of these; check the path"
+        )
+    run = read_run(folder)
+    if run.merged is not None:
+        return str(run.merged), None
+    if run.record["settings"]["stage"] == "sft":
+        raise ValueError(
+            f"a run must be complete to be used; {path} has no model/ yet; start its command again"
+        )
+    return _checked_base(run.model_path, run.adapter), str(run.adapter)
+
+
+def find_adapter(path: str) -> str:
+    """The folder of an adapter: as given, or that of the run which is named."""
+    return str(Path(path) / "adapter") if (Path(path) / "run.json").is_file() else path
+
+
+def _base_of(adapter: Path) -> str:
+    """The model that an adapter was trained on: as its run names it, else as its config does."""
+    record = adapter.absolute().parent / "run.json"
+    named = read_json(record).get("model_path") if record.is_file() else None
+    return _checked_base(named or adapter_config(adapter).get("base_model_name_or_path"), adapter)
+
+
+def _checked_base(base: str | None, adapter: Path | None) -> str:
+    local = base is None or Path(base).is_absolute() or base.count("/") != 1
+    if base is None or (local and not Path(base).is_dir()):
+        raise ValueError(
+            f"an adapter needs the model that it was trained on; {adapter} names {base!r}, which "
+            f"is not there; give MODEL+{adapter}"
+        )
+    return base

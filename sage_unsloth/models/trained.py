@@ -1,0 +1,82 @@
+"""What a finished run left: the model that it started from, and its adapter or merged model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.runs.files import read_json
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished SFT or RL run on disk.
+
+    Attributes:
+        folder: of the run.
+        record: its `run.json`.
+        model_path: the model that it started from, a folder or a hub id.
+        adapter: the trained adapter's folder, or None.
+        merged: the folder of a merged or fully trained model, or None.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+    model_path: str
+    adapter: Path | None
+    merged: Path | None
+
+
+README = """# A LoRA adapter
+
+Trained by sage_unsloth. `adapter_config.json` names the model that it belongs on, and `run.json` in
+the folder above has the settings of its training. With RUN that folder:
+
+```bash
+python -m sage_unsloth evaluate --models mine=RUN --benchmarks math500-l5
+python -m sage_unsloth export RUN --to adapter   # with a model card, and an example that runs
+```
+"""
+
+
+def write_readme(adapter: Path) -> None:
+    """The README of an adapter's folder, in the place of the form that peft leaves to fill in."""
+    (adapter / "README.md").write_text(README, encoding="utf-8")
+
+
+def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
+    """What a run left.
+
+    Args:
+        folder: of the run.
+        model_path: the model that the run started from; None takes it from `run.json`.
+
+    Raises:
+        ValueError: not the folder of a stage, nothing finished in it, or the starting model is not
+            known.
+    """
+    folder = Path(folder)
+    path = folder / "run.json"
+    inside = ", ".join(sorted(p.parent.name for p in folder.glob("*/run.json")))
+    hint = f"; give one of {inside} in it" if inside else ""
+    if not path.exists():
+        raise ValueError(
+            f"what a run trained is in the folder of an SFT or RL run, with run.json; got {folder}"
+            f"{hint}"
+        )
+    record = read_json(path)
+    if record["settings"].get("stage") not in ("sft", "rlvr"):
+        raise ValueError(f"it takes an SFT or RL run; {folder} is another kind{hint}")
+    adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
+    if adapter is None and merged is None:
+        raise ValueError(
+            f"a run must be complete to be used; {folder} has neither adapter/ nor model/; start "
+            "its command again"
+        )
+    model_path = model_path or record.get("model_path")
+    if model_path is None:
+        raise ValueError(
+            f"the starting model must be known; {path} does not name its path, only "
+            f"{record['settings'].get('model')!r}; give it by --model (export), or as "
+            f"MODEL+{adapter or folder} (evaluate)"
+        )
+    return Run(folder, record, str(model_path), adapter, merged)

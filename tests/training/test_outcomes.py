@@ -1,0 +1,50 @@
+"""The command that comes after a run: of a size that fits the model, and one that is understood."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sage_unsloth.__main__ import make_parser
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.planning.presets import MODELS
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.training import embedded_settings
+from sage_unsloth.training.outcomes import evaluation_command
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.starting import StartingPoint, model_path
+
+TINY = MODELS["arithmetic-base"]
+
+
+def parsed(point, config, **more):
+    text = evaluation_command(point, "grpo", Path("runs/a b"), config, **more)
+    *module, first, second = shlex.split(text)[:4]
+    assert [*module, first] == ["python", "-m", "sage_unsloth"]
+    return make_parser().parse_args([second, *shlex.split(text)[4:]])
+
+
+@pytest.mark.smoke
+def test_the_tiny_models_evaluation_takes_minutes_and_not_hours():
+    found = parsed(StartingPoint(TINY, "runs/sft/model"), embedded_settings.RLVR)
+    assert found.models == ["start=runs/sft/model", "grpo=runs/a b"]
+    problems = len(arithmetic.problems("test"))
+    assert len(found.models) * problems * found.n == 12_800  # 51,200 by the paper's 256 samples
+    assert (found.temperature, found.min_p, found.max_tokens) == (1, 0, 48)
+
+
+def test_the_embedded_model_goes_by_its_name():
+    point = StartingPoint(TINY, model_path(TINY), Path("runs/sft/adapter"))
+    assert parsed(point, RlvrConfig()).models[0] == "start=arithmetic-base+runs/sft/adapter"
+
+
+def test_a_large_model_takes_the_papers_samples_on_a_gpu_and_a_few_without():
+    config = RlvrConfig(max_completion_length=6144)
+    found = parsed(StartingPoint(MODELS["r1-distill-qwen-7b"], "org/model"), config)
+    assert found.max_tokens == 6144 and found.benchmarks == ["aime", "amc23", "math500-l5"]
+    assert (found.n, found.problems) == ((256, None) if has_gpu() else (4, 10))
+
+
+def test_after_a_smoke_run_comes_another():
+    found = parsed(StartingPoint(TINY, "runs/sft/model"), embedded_settings.RLVR, smoke=True)
+    assert found.smoke and found.n == 256  # which --smoke shortens
