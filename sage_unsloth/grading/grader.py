@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.workers import LATE, Workers
@@ -47,7 +47,7 @@ class Grader:
     ):
         self.boxed, self.checker = boxed, checker
         self._workers = Workers(checker.compare, workers, time_limit, memory_limit_gib)
-        self._cache: dict[Pair, Grade] = {}  # least recently used first
+        self._cache: dict[Pair, Verdict] = {}  # least recently used first
         self._lock = threading.Lock()
 
     def grade_many(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
@@ -65,40 +65,49 @@ class Grader:
 
     def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
         """`grade_many` for answers that `extract` has taken out of their completions."""
+        return [verdict.grade for verdict in self.judge_answers(extracted, answers)]
+
+    def judge_answers(
+        self, extracted: Sequence[str | None], answers: Sequence[str]
+    ) -> list[Verdict]:
+        """`grade_answers` with the kind of each comparison, by which its grade was reached."""
         pairs = list(zip(extracted, answers, strict=True))
-        grades: dict[Pair, Grade] = {}
+        verdicts: dict[Pair, Verdict] = {}
         hard: dict[Pair, tuple[str, str]] = {}
         with self._lock:
             for pair in dict.fromkeys(pairs):
                 found = self._cache.pop(pair, None) or self.checker.plainly(*pair)
-                if isinstance(found, Grade):
-                    grades[pair] = found
+                if isinstance(found, Verdict):
+                    verdicts[pair] = found
                 else:
                     hard[pair] = found
             if hard:
                 # Different answers may have one normal form.
                 compared = self._compare_all(list(dict.fromkeys(hard.values())))
-                grades.update((pair, compared[texts]) for pair, texts in hard.items())
-            self._remember(pairs, grades)
-        return [grades[pair] for pair in pairs]
+                verdicts.update((pair, compared[texts]) for pair, texts in hard.items())
+            self._remember(pairs, verdicts)
+        return [verdicts[pair] for pair in pairs]
 
-    def _remember(self, pairs: Sequence[Pair], grades: dict[Pair, Grade]) -> None:
+    def _remember(self, pairs: Sequence[Pair], verdicts: dict[Pair, Verdict]) -> None:
         for pair in dict.fromkeys(pairs):
             # Longer text is no answer; kept, a run of long ones would fill the memory.
             if len(pair[0] or "") <= LONGEST_ANSWER:
-                self._cache[pair] = grades[pair]
+                self._cache[pair] = verdicts[pair]
         while len(self._cache) > CACHED_PAIRS:
             del self._cache[next(iter(self._cache))]
 
-    def _compare_all(self, questions: list[tuple[str, str]]) -> dict[tuple[str, str], Grade]:
-        grades = {}
+    def _compare_all(self, questions: list[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+        verdicts = {}
         for question, value in zip(questions, self._workers.ask(questions), strict=True):
             if value is None:
                 raise ValueError(
                     f"a gold answer must parse; got {question[1]!r}; drop or repair the row"
                 )
-            grades[question] = Grade.TIMED_OUT if value is LATE else Grade(value)
-        return grades
+            if value is LATE:
+                verdicts[question] = Verdict(Grade.TIMED_OUT, Kind.NONE)
+            else:
+                verdicts[question] = Verdict(Grade(value[0]), Kind(value[1]))
+        return verdicts
 
     @property
     def kept_from(self) -> tuple[str, ...]:

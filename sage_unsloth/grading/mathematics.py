@@ -4,7 +4,7 @@ import functools
 import re
 from fractions import Fraction
 
-from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import closing_brace
 
 # Each rule of normalising has tests of what it must not accept.
@@ -82,8 +82,8 @@ def normalise(text: str) -> str | None:
     return text if number is None else str(number)
 
 
-def grade_plainly(answer: str | None, gold: str) -> Grade | tuple[str, str]:
-    """The grade where it takes no algebra, else the answer and gold that a worker compares."""
+def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
+    """The verdict where it takes no algebra, else the answer and gold that a worker compares."""
     normal_gold = normalise(gold) if isinstance(gold, str) else None
     if normal_gold is None:
         raise ValueError(
@@ -92,13 +92,14 @@ def grade_plainly(answer: str | None, gold: str) -> Grade | tuple[str, str]:
         )
     normal_answer = None if answer is None else normalise(answer)
     if normal_answer is None:
-        return Grade.UNPARSABLE
+        return Verdict(Grade.UNPARSABLE, Kind.NONE)
     if plain_number(normal_gold) is not None:
         if plain_number(normal_answer) is not None:
-            return Grade.CORRECT if normal_answer == normal_gold else Grade.WRONG
+            same = normal_answer == normal_gold
+            return Verdict(Grade.CORRECT if same else Grade.WRONG, Kind.NUMBER)
         normal_answer = re.sub(r"^[a-zA-Z]\s*=\s*", "", normal_answer)  # "x = 42" states 42
         if _NOT_THE_NUMBER.search(normal_answer):
-            return Grade.WRONG
+            return Verdict(Grade.WRONG, Kind.MATHEMATICS)
     return normal_answer, normal_gold
 
 
@@ -111,7 +112,7 @@ def _parse(text: str) -> tuple:
     return tuple(parse(rf"\boxed{{{text}}}", parsing_timeout=None))  # pyright: ignore[reportArgumentType]
 
 
-def compare_math(answer: str, gold: str) -> Grade | None:
+def compare_math(answer: str, gold: str) -> Verdict | None:
     """Compares two normalised texts by math-verify, in a worker; None if the gold does not parse.
 
     A comparison that math-verify gives up on is WRONG: from outside, its failures look like False.
@@ -122,9 +123,9 @@ def compare_math(answer: str, gold: str) -> Grade | None:
     if not _is_understood(parsed_gold):
         return None
     if not _is_understood(parsed_answer):
-        return Grade.UNPARSABLE
+        return Verdict(Grade.UNPARSABLE, Kind.NONE)
     same = verify(parsed_gold, parsed_answer, timeout_seconds=None)
-    return Grade.CORRECT if same else Grade.WRONG
+    return Verdict(Grade.CORRECT if same else Grade.WRONG, Kind.MATHEMATICS)
 
 
 def _is_understood(parsed: list) -> bool:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sage_unsloth.grading import grader as rewards
 from sage_unsloth.grading import workers
-from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader, grade, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
@@ -355,14 +355,14 @@ def test_a_worker_that_cannot_start_raises(monkeypatch):
 
 
 def test_what_a_worker_prints_is_no_reply(monkeypatch):
-    worker_that("print('noise') or 'wrong'", monkeypatch)
+    worker_that("print('noise') or ['wrong', 'text']", monkeypatch)
     with Grader() as grader:
         assert grader.grade_many([tagged("y")], ["y"]) == [Grade.WRONG], "the stand-in's grade"
 
 
 def test_workers_are_replaced_before_they_grow_old(monkeypatch):
     monkeypatch.setattr(workers, "QUESTIONS_PER_WORKER", 2)
-    worker_that("['wrong', 'correct'][os.getpid() == int(g)]", monkeypatch)
+    worker_that("[['wrong', 'correct'][os.getpid() == int(g)], 'text']", monkeypatch)
     with Grader() as grader:
         assert grader.grade_many([tagged("y")], ["0"]) == [Grade.WRONG]
         first = str(grader._workers.all[0].process.pid)
@@ -452,7 +452,7 @@ def test_order_is_kept_over_two_workers():
 def test_equal_pairs_are_graded_once(grader, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        grader._workers, "ask", lambda pairs: [asked.append(p) or "wrong" for p in pairs]
+        grader._workers, "ask", lambda pairs: [asked.append(p) or ["wrong", "text"] for p in pairs]
     )
     completions = [tagged("a+b"), "other words " + tagged("a+b"), tagged("a+c")]
     for _ in range(2):
@@ -496,6 +496,25 @@ def test_answers_that_are_extracted_already(grader):
     assert grades == ["correct", "unparsable", "unparsable", "correct"]
     with Grader(boxed=True) as evaluating:
         assert evaluating.extract(completions[2]) == "x+1"
+
+
+def test_a_verdict_says_how_the_grade_was_reached(grader):
+    pairs = [("42", "42"), ("43", "42"), (None, "42"), ("", "42"), ("1+x", "x+1"), ("x", "x+1")]
+    verdicts = grader.judge_answers(*zip(*pairs, strict=True))
+    assert verdicts == [
+        ("correct", "number"),
+        ("wrong", "number"),
+        ("unparsable", "none"),
+        ("unparsable", "none"),
+        ("correct", "mathematics"),
+        ("wrong", "mathematics"),
+    ]
+    assert all(isinstance(verdict, Verdict) for verdict in verdicts)
+    assert [verdict.grade for verdict in verdicts] == grader.grade_answers(
+        *zip(*pairs, strict=True)
+    )
+    (late,) = grader.judge_answers([HOSTILE[0]], ["42"])
+    assert late == Verdict(Grade.TIMED_OUT, Kind.NONE)
 
 
 def test_golds_against_themselves(grader):
@@ -581,7 +600,9 @@ def peak_gib(worker):
 def test_answers_of_one_normal_form_are_compared_once(grader, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        grader._workers, "ask", lambda pairs: [asked.append(p) or "correct" for p in pairs]
+        grader._workers,
+        "ask",
+        lambda pairs: [asked.append(p) or ["correct", "text"] for p in pairs],
     )
     grader.grade_many([tagged(text) for text in ("a+d", "$a+d$", "**a+d**.")], ["d+a"] * 3)
     assert asked == [("a+d", "d+a")]
@@ -592,7 +613,9 @@ def test_another_checker_has_its_own_say():
         name="odd",
         version=3,
         packages=("math-verify", "no-such-package"),
-        plainly=lambda answer, gold: Grade.CORRECT if answer == gold[::-1] else Grade.WRONG,
+        plainly=lambda answer, gold: Verdict(
+            Grade.CORRECT if answer == gold[::-1] else Grade.WRONG, Kind.TEXT
+        ),
     )
     with Grader(checker=odd) as grader:
         assert grader.grade_many([tagged("ab"), tagged("ba")], ["ba", "ba"]) == ["correct", "wrong"]
