@@ -116,7 +116,7 @@ def read_quantity(text: str) -> Quantity | None:
         return Quantity(value)
     if re.fullmatch(r"\\?%|\\text\{\s*(?:percent|\\?%)\s*\}|percent|pct", rest):
         return Quantity(value, "%")
-    unit = read_unit(rest, apart=text[match.end() : match.end() + 1] in (" ", "\\", "^"))
+    unit = read_unit(rest, apart=re.search(r"[ \\^]", text[match.end() - 1 : match.end() + 1]) is not None)
     return None if unit is None else Quantity(value, unit)
 
 
@@ -146,7 +146,7 @@ def read_unit(text: str, *, apart: bool = True) -> str | None:
             continue
         word, _, power = part.partition("^")
         name = _unit_name(word)
-        if name is None or (not apart and len(word) == 1 and word not in "mgKJ°"):
+        if name is None or (not apart and len(parts) == 1 and len(word) == 1 and word not in "mg°"):
             return None
         names.append(name + (f"^{power}" if power else ""))
     if not names or names[-1] == "/" or names[0] == "/":

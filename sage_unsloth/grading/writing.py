@@ -67,15 +67,17 @@ _SPELLINGS = [
     )
 ]  # fmt: skip
 # A command around the whole, and marks around it: each with one group, the text inside.
-_AROUND = re.compile(r"\\(?:boxed|fbox|underline)\s*(?=\{)")
+_AROUND = re.compile(
+    r"\\(?:boxed|fbox|underline|mathbf|textbf|boldsymbol|bm|mathrm|text(?=\s*\{[^{}]*\d))\s*(?=\{)"
+)
 _MARKS = re.compile(
     r"\*\*([^*]+)\*\*|\*([^*]+)\*|`([^`]+)`|\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]"
     r"|(?:\#{1,4}|•|=)\s*(.*)|(.*[^.;,\s])(?<!\\left)(?<!\\right)\s*[.;,]",
     re.DOTALL,
 )
 _LEAD = re.compile(
-    r"(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer\s*(?:is\b\s*:?|:|=)\s*"
-    r"(?:\*\*)?",
+    r"(?:\*\*)?(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\*\*)?\s*"
+    r"(?:is\b\s*:?|:|=)(?:\*\*)?\s*",
     re.IGNORECASE,
 )
 

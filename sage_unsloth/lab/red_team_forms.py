@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"-?(\d{1,3}(,(\\! ?)?\d{3})+|\d+)?(\.\d*)?(e-?\d+)?")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(-?)(\d+)/(\d+)")
 _UNIT = re.compile(
     r"(\\\$)?(?P<number>-?[\d.,\\!]*\d)\s*"
-    r"(?P<unit>\^\\circ|\\text\{ ?degrees\}|\\text\{ ?\w+\}|\\mbox\{ ?\w+\}(\^\d)?| [a-zA-Z ]+)?"
+    r"(?P<unit>\^\\circ|\\text\{ ?degrees\}|\\text\{ ?\w+\}|\\mbox\{ ?\w+\}(\^\d)?| [a-z]{2}[a-zA-Z ]*)?"
 )
 
 
@@ -85,6 +85,8 @@ def shape(gold: str) -> str:
         return "tuple"
     if re.fullmatch(r"[^(){}=]+,[^(){}=]+", bare) and "$" not in bare:
         return "list"
+    if ":" in gold or ";" in gold:
+        return "other"
     if "begin{pmatrix}" in gold:
         return "matrix"
     if "=" in gold:
@@ -100,13 +102,13 @@ def writings(gold: str, rng: random.Random) -> Iterator[Writing]:
     yield Writing("the gold itself", gold, True)
     for lead in LEADS:
         yield Writing("wrapped or led in", lead % gold, True)
-    yield Writing("zero-width characters", gold[:1] + "\u200b" + gold[1:], "\\" not in gold[:1])
+    yield Writing("zero-width characters", gold[:1] + "\u200b" + gold[1:], True)
     if kind in ("number", "mathematics", "quantity"):
         yield from _beside(gold, rng)
     yield from {
         "number": _number, "quantity": _quantity, "choice": _choice, "word": _word, "base": _base,
         "interval": _interval, "tuple": _tuple, "list": _list, "matrix": _matrix,
-        "equation": _equation, "mathematics": _mathematics,
+        "equation": _equation, "mathematics": _mathematics, "other": lambda gold, rng: (),
     }[kind](gold, rng)  # fmt: skip
 
 
@@ -332,7 +334,7 @@ def _list(gold: str, rng: random.Random) -> Iterator[Writing]:
     for form in ("%s", r"\{%s\}", r"\left\{%s\right\}", "$%s$"):
         yield Writing("set", form % ", ".join(turned), True)
         yield Writing("set", form % ", ".join(parts), True)
-    yield Writing("set", " and ".join(turned), len(parts) == 2)
+    yield Writing("set", " and ".join(turned), True)
     yield Writing("set", ", ".join(turned[:-1]) + f" and {turned[-1]}", True)
     yield Writing("set", ", ".join(turned[:-1]) + rf"\text{{ and }}{turned[-1]}", True)
     yield Writing("set", ", ".join(f"x = {part}" for part in turned), True)
@@ -403,8 +405,7 @@ def _mathematics(gold: str, rng: random.Random) -> Iterator[Writing]:
     bare = re.sub(r"\\(pi|cos|sin|ln|cot)\b ?", r"\1 ", bare)
     yield Writing("bare names", bare.strip(), True)
     for form in ("-(%s)", "(%s) + 1", "2(%s)", "%s i"):
-        complex_gold = form == "%s i" and False
-        yield Writing("another expression", form % gold, complex_gold)
+        yield Writing("another expression", form % gold, False)
     for wrong in ("-43", "0", "x"):
         yield Writing("an equation that is false", f"{wrong} = {gold}", wrong == "x")
     swapped = re.sub(r"(?<![\\a-zA-Z{])[a-zA-Z](?![a-zA-Z])", lambda m: m[0].swapcase(), gold)
