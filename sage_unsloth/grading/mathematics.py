@@ -103,13 +103,16 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     return normal_answer, normal_gold
 
 
-@functools.lru_cache(maxsize=1024)
 def _parse(text: str) -> tuple:
-    r"""What math-verify finds in `\boxed{text}`, in a worker; golds come again and again."""
+    r"""What math-verify finds in `\boxed{text}`, in a worker."""
     from math_verify import parse
 
     # None turns off its signals, which work on the main thread alone; its annotation says int.
     return tuple(parse(rf"\boxed{{{text}}}", parsing_timeout=None))  # pyright: ignore[reportArgumentType]
+
+
+# Golds come again and again; what a model writes is not kept.
+_parse_gold = functools.lru_cache(maxsize=1024)(_parse)
 
 
 def compare_math(answer: str, gold: str) -> Verdict | None:
@@ -119,7 +122,7 @@ def compare_math(answer: str, gold: str) -> Verdict | None:
     """
     from math_verify import verify
 
-    parsed_gold, parsed_answer = (list(_parse(text)) for text in (gold, answer))
+    parsed_gold, parsed_answer = list(_parse_gold(gold)), list(_parse(answer))
     if not _is_understood(parsed_gold):
         return None
     if not _is_understood(parsed_answer):
@@ -133,10 +136,28 @@ def _is_understood(parsed: list) -> bool:
     return any(not isinstance(found, str) for found in parsed)
 
 
+TYPICAL = (
+    ("2x + y", "y+2x"),
+    (r"\sqrt{117}", r"3\sqrt{13}"),
+    (r"\frac{1 + \sqrt{3}}{2}", r"\frac{\sqrt{3}+1}{2}"),
+    (r"\left( 3, \frac{\pi}{2} \right)", r"(3, \pi/2)"),
+    ("(x-1)(x-2)^2", "x^3-5x^2+8x-4"),
+    (r"\{1, 2\}", r"\{2,1\}"),
+    (r"(-\infty, 0) \cup [2, 5]", r"(-\infty,0)\cup[2,5]"),
+    ("x = 5, y = 3", "3"),
+    ("1 < x", "x>1"),
+    (r"\frac{270}{7}\text{ degrees}", r"270/7^\circ"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"2 \sin(x) + \log_2 3", r"\log_{2}{3}+2\sin x"),
+    (r"e^{2 \pi i / 3}", "1+2i"),
+    (r"25\%", r"\text{east}"),
+)
+
 MATH = Checker(
     name="math",
     version=2,
     packages=("math-verify",),
     plainly=grade_plainly,
     compare="sage_unsloth.grading.mathematics:compare_math",
+    typical=TYPICAL,
 )

@@ -1,7 +1,6 @@
 """The grader: what it accepts, what it must not, and that nothing a model writes can stop it."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_unsloth.grading import grader as rewards
-from sage_unsloth.grading import workers
 from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader, grade, own_grades
@@ -313,87 +311,6 @@ def test_hostile_answers_end_at_the_limit_and_the_next_is_graded(grader, answer)
     assert grader.grade_many([tagged("2+x")], ["x+2"]) == [Grade.CORRECT]
 
 
-def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
-    grader.grade_many([tagged("x + 1")], ["y"])
-    process = grader._workers.all[0].process
-    os.kill(process.pid, signal.SIGSTOP)  # it cannot answer before it dies
-    threading.Timer(0.2, process.kill).start()
-    assert grader.grade_many([tagged("x + 2")], ["2 + x"]) == [Grade.TIMED_OUT]
-    assert grader.grade_many([tagged("x + 3")], ["3 + x"]) == [Grade.CORRECT]
-    idle = grader._workers.all[0].process
-    idle.kill()
-    idle.wait()
-    assert grader.grade_many([tagged("x + 4")], ["4 + x"]) == [Grade.CORRECT]
-
-
-def worker_that(compare, monkeypatch):
-    """Replaces what the next workers run for each pair, after the warm-up on ("x", "x")."""
-    body = f"r.compare_math = lambda a, g: None if a == 'x' else {compare}"
-    code = workers._START.replace(
-        "; serve(", f"; import os, sage_unsloth.grading.mathematics as r; {body}; serve("
-    )
-    assert "r.compare_math" in code
-    monkeypatch.setattr(workers, "_START", code)
-
-
-def test_running_out_of_memory_counts_as_timed_out(monkeypatch):
-    worker_that("str(len(bytearray(2**30)))", monkeypatch)
-    with Grader(memory_limit_gib=0.5) as grader:
-        assert grader.grade_many([tagged("y")], ["z"]) == [Grade.TIMED_OUT]
-
-
-def test_broken_code_raises_and_is_no_grade(monkeypatch):
-    worker_that("undefined_name", monkeypatch)
-    with Grader() as grader, pytest.raises(RuntimeError, match="undefined_name"):
-        grader.grade_many([tagged("y")], ["z"])
-
-
-def test_a_worker_that_cannot_start_raises(monkeypatch):
-    monkeypatch.setattr(workers, "_START", "raise SystemExit('no such package')")
-    with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
-        grader.grade_many([tagged("y")], ["z"])
-
-
-def test_what_a_worker_prints_is_no_reply(monkeypatch):
-    worker_that("print('noise') or ['wrong', 'text']", monkeypatch)
-    with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["y"]) == [Grade.WRONG], "the stand-in's grade"
-
-
-def test_workers_are_replaced_before_they_grow_old(monkeypatch):
-    monkeypatch.setattr(workers, "QUESTIONS_PER_WORKER", 2)
-    worker_that("[['wrong', 'correct'][os.getpid() == int(g)], 'text']", monkeypatch)
-    with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["0"]) == [Grade.WRONG]
-        first = str(grader._workers.all[0].process.pid)
-        twice = grader.grade_many([tagged("y"), tagged("z")], [first, first])
-    assert twice == [Grade.CORRECT, Grade.WRONG]
-
-
-def test_a_worker_whose_caller_is_gone_ends_itself():
-    script = """
-        from sage_unsloth.grading.workers import Worker
-        worker = Worker("sage_unsloth.grading.mathematics:compare_math", 0.5, 1.0)
-        worker.start()
-        print(worker.process.pid, flush=True)
-        worker.process.stdin.write('["10^{10^{10}}", "42"]\\n')
-        worker.process.stdin.flush()
-        import os; os._exit(1)
-    """
-    worker = int(run_script(script).stdout)
-    deadline = time.monotonic() + 10
-    while is_running(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def run_script(text):
     """Runs a script, which has no `__main__` guard, in a fresh interpreter."""
     return subprocess.run(
@@ -591,9 +508,9 @@ def test_every_answer_of_the_published_list_has_the_grade_it_should():
 
 def peak_gib(worker):
     """The most memory that a worker has held, GiB; 0 for one that was killed."""
-    if worker.process is None or worker.process.poll() is not None:
+    if worker.pid is None:
         return 0.0
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    status = Path(f"/proc/{worker.pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
 
 
