@@ -192,7 +192,8 @@ class Worker:
                 self._end_child()
                 return {} if part else None
         with contextlib.suppress(ValueError):
-            reply = json.loads(line)
+            # One before it is of a question that the child found in the pipe, and was asked again.
+            reply = json.loads(line.splitlines()[-1])
             return reply if isinstance(reply, dict) else {}
         return {}
 
