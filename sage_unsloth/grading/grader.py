@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 
+from sage_unsloth.grading import extraction
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH
@@ -35,7 +36,7 @@ class Grader:
         workers: worker processes; they start with the first answer that needs one.
         time_limit: seconds for one answer in a worker, which is then killed and replaced.
         memory_limit_gib: address space of one worker, which needs about .1 GiB.
-        boxed: without a complete tag, grade the last `\boxed{}`; for evaluation only.
+        boxed: take answers out of completions by the rules of evaluation (`extraction`).
         checker: what makes an answer right.
     """
 
@@ -62,6 +63,12 @@ class Grader:
             RuntimeError: a worker cannot start, or the code that it runs is broken.
         """
         return self.grade_answers([self.extract(text) for text in completions], answers)
+
+    @property
+    def label(self) -> str:
+        """Checker, versions and rules of extraction, as records keep them."""
+        stage = "evaluation" if self.boxed else "training"
+        return f"{self.checker.label}, {stage} extraction {extraction.VERSION}"
 
     def extract(self, completion: str) -> str | None:
         """The answer inside a completion that this grader grades, or None where there is none."""

@@ -21,7 +21,7 @@ from sage_unsloth.grading.grader import Grader, grade, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.models.embedded import data_folder
-from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, solution_text
+from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
 from sage_unsloth.runs.files import read_jsonl
 
 TIME_LIMIT = 1.0
@@ -162,45 +162,6 @@ def grader():
         yield grader
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        (solution_text("41 + 1", "42"), "42"),
-        (tagged(" 42\n"), "42"),
-        (tagged(""), ""),
-        (tagged("42") + tagged("43"), "43"),
-        (tagged("42") + SOLUTION_START + "43", "42"),
-        (SOLUTION_START + tagged("42"), "42"),
-        (tagged("42") + SOLUTION_END, "42"),
-        (SOLUTION_END + tagged("42"), "42"),
-        ("42", None),
-        ("", None),
-        (SOLUTION_START + "42", None),
-        ("42" + SOLUTION_END, None),
-        (SOLUTION_END + SOLUTION_START, None),
-        (r"\boxed{42}", None),
-    ],
-)
-def test_extract_answer(completion, answer):
-    assert extract_answer(completion) == answer
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        (r"so \boxed{1} and \boxed{ \frac{1}{2} }.", r"\frac{1}{2}"),
-        (r"\boxed{\{1\}, \}}", r"\{1\}, \}"),
-        (r"\boxed{1}" + tagged("2"), "2"),
-        (r"\boxed{1", None),
-        ("42}", None),
-        ("{42}", None),
-    ],
-)
-def test_extract_answer_from_the_last_box(completion, answer):
-    assert extract_answer(completion, boxed=True) == answer
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [("-1 3/4", "-7/4"), ("1 000.5", "2001/2"), ("2e-2", "1/50"), ("\u0664\u0662", "42")]
@@ -282,8 +243,8 @@ def test_unparsable(grader, answer):
     ("completion", "expected"),
     [
         ("42 " + tagged("43"), Grade.WRONG),
-        (tagged("42") + tagged("43"), Grade.WRONG),
-        (tagged("43") + " 42", Grade.WRONG),
+        (tagged("42") + tagged("43"), Grade.UNPARSABLE),
+        (tagged("43") + " 42", Grade.UNPARSABLE),
         (r"\boxed{42}", Grade.UNPARSABLE),
         ("the answer is 42", Grade.UNPARSABLE),
         (SOLUTION_START + "42", Grade.UNPARSABLE),
