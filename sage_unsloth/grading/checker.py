@@ -56,6 +56,8 @@ class Checker:
             ValueError for a gold that is none.
         compare: "module:function" of the function that compares those two texts in a worker: a
             Verdict, or None for a gold that cannot be read.
+        typical: what a worker compares before its first question, so that what libraries build at
+            first use is there in each of its children.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Checker:
     packages: tuple[str, ...] = ()
     plainly: Callable[[str | None, str], Verdict | tuple[str, str]]
     compare: str = ""
+    typical: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:

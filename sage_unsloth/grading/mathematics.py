@@ -336,10 +336,24 @@ def _same_equation(
     return bool(proportional((left, right), (answer.sides[0], answer.sides[1])))
 
 
+TYPICAL = (
+    ("2x + y", "y+2x"),
+    (r"\sqrt{117}", r"3\sqrt{13}"),
+    (r"\frac{1 + \sqrt{3}}{2}", r"\frac{\sqrt{3}+1}{2}"),
+    (r"( 3, \frac{\pi}{2} )", r"(3, \pi/2)"),
+    ("(x-1)(x-2)^2", "x^3-5x^2+8x-4"),
+    (r"\{1, \sqrt{4}\}", r"\{2,1\}"),
+    (r"(-\infty, 0) \cup [2, \sqrt{25}]", r"(-\infty,0)\cup[2,5]"),
+    ("2x - y + 3 = 0", "y = 2x + 3"),
+    (r"2 \sin(x) + \log_2 3", r"\log_{2}{3}+2\sin x"),
+    (r"e^{2 \pi i / 3}", "1+2i"),
+)
+
 MATH = Checker(
     name="math",
     version=3,
     packages=("math-verify",),
     plainly=grade_plainly,
     compare="sage_unsloth.grading.mathematics:compare_math",
+    typical=TYPICAL,
 )
