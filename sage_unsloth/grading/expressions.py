@@ -2,9 +2,9 @@ r"""Which LaTeX is given to math-verify, and how each part of it is spelled.
 
 An expression is read in whole, token by token, or it is none: a command that is not listed, words,
 two numbers side by side, a relation or a list inside it make it none. What is given on has one
-spelling: numbers exact (`0.25` as `\frac{1}{4}`), braces around every argument, and each symbol with
-its subscript, prime and case as one `x_{n}`, since the parser behind math-verify reads `R` as `r`
-and may drop a subscript.
+spelling: numbers exact (`0.25` as `\frac{1}{4}`), braces around every argument, and each symbol
+with its subscript, prime and case as one `x_{n}`, since the parser behind math-verify reads `R` as
+`r` and may drop a subscript.
 """
 
 import re
@@ -13,22 +13,23 @@ from fractions import Fraction
 _TOKEN = re.compile(
     r"\s*(?P<token>\\[a-zA-Z]+|\\.|(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+(?![a-zA-Z\d^]))?|[a-zA-Z]+|\*\*|\S)"
 )
-_FUNCTIONS = {
-    name: name
-    for name in "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp".split()
-} | {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
-_GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
-    "chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell".split()
-)
-_ACCENTS = frozenset("dot ddot hat bar vec tilde overline".split())
+_NAMED = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
+_FUNCTIONS = {name: name for name in _NAMED.split()}
+_FUNCTIONS |= {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
+_LETTERS = """
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon
+    phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell
+"""
+_GREEK = frozenset(_LETTERS.split())
+_ACCENTS = frozenset(("dot", "ddot", "hat", "bar", "vec", "tilde", "overline"))
 _OPERATORS = {
     "+": "+", "-": "-", "*": r"\cdot ", r"\cdot": r"\cdot ", r"\times": r"\times ", "/": "/",
     r"\div": r"\div ", r"\ast": r"\cdot ",
 }  # fmt: skip
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 # Short words that no product of letters is.
-_WORDS = frozenset("is or and not the no if of to by at as any all yes odd nor for but".split())
+_SHORT = "is or and not the no if of to by at as any all yes odd nor for but"
+_WORDS = frozenset(_SHORT.split())
 _NAME = r"(?:\\?[a-zA-Z]+(?:_\{?\w+\}?)?)"
 _DERIVATIVE = re.compile(
     rf"\\frac\s*\{{\s*d(?:\s*\^\s*\{{?\s*(\d)\s*\}}?)?\s*({_NAME})\s*\}}\s*"
@@ -177,12 +178,12 @@ class _Reader:
                 self.tokens.insert(self.position, token[1:])
                 token = token[0]
             return token
-        if token.startswith("\\") and token[1:] in _FUNCTIONS or token in _OPERATORS:
+        if token.removeprefix("\\") in _FUNCTIONS or token in _OPERATORS:
             raise _Unreadable
         return self.atom(token)
 
     def exponent(self) -> str:
-        """Behind `^`: a group, or a number or symbol with its sign; `x^12` is meant, not `x^1 2`."""
+        """Behind `^`: a group, or a number or symbol with its sign; `x^12` means x to the 12th."""
         sign = ""
         while self.peek() in ("+", "-"):
             sign += self.next()

@@ -1,4 +1,4 @@
-r"""What an answer is by its form: a set, a tuple, an interval, a matrix, an equation, an expression.
+r"""What an answer is by its form: set, tuple, interval, matrix, equation, or expression.
 
 A form is read from text in one spelling (`writing.spelled`), here and in a worker alike. Its parts
 are texts, which are compared one by one.
@@ -135,7 +135,8 @@ def _table(text: str) -> Table | None:
 
 
 def _equation(text: str) -> Equation | None:
-    if len(split(text, r",|;|\b(?:and|or)\b")) > 1:
+    # The comma of thousands makes no list, and two signs make no equation.
+    if len(split(text, r",(?!\d{3}(?!\d))|;|\b(?:and|or)\b")) > 1 or r"\pm" in text:
         return None
     sides = split(text, r"=")
     if len(sides) < 2 or not all(sides) or _RELATION.search(text) or r"\ne" in text:
@@ -150,7 +151,9 @@ def _intervals(text: str) -> Intervals | None:
     pieces = [_interval(part) for part in split(text, r"\\cup(?![a-zA-Z])|\bU\b")]
     found = [piece for piece in pieces if piece is not None]
     if len(found) == len(pieces):
-        plain_pair = len(found) == 1 and not (found[0].has_low or found[0].has_high) and not variable
+        plain_pair = (
+            len(found) == 1 and not (found[0].has_low or found[0].has_high) and not variable
+        )
         infinite = any(_INFINITE.fullmatch(end) for i in found for end in (i.low, i.high))
         return None if plain_pair and not infinite else Intervals(tuple(found), variable)
     told = [_inequality(part) for part in split(text, r",?\s*\bor\b|\\cup(?![a-zA-Z])")]

@@ -6,16 +6,23 @@ equations part by part; and what is left as an expression, by math-verify in a w
 """
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
+from sage_unsloth.grading.comparison import (
+    NeedsAlgebra,
+    Proportional,
+    Same,
+    as_text,
+    parts_of,
+    same_equation,
+    same_form,
+    same_plainly,
+    without_unit,
+)
 from sage_unsloth.grading.expressions import canonical
 from sage_unsloth.grading.forms import (
     Based,
     Equation,
-    Form,
-    Interval,
     Intervals,
     Members,
     Ordered,
@@ -23,19 +30,10 @@ from sage_unsloth.grading.forms import (
     infinite,
     read,
 )
-from sage_unsloth.grading.quantities import (
-    Quantity,
-    plain_number,
-    read_quantity,
-    read_unit,
-    same_quantity,
-)
+from sage_unsloth.grading.quantities import Quantity, plain_number, read_quantity, same_quantity
 from sage_unsloth.grading.writing import as_words, spelled, unwrap
 
 __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number", "unwrap"]
-
-Same = Callable[[str, str], bool | None]
-"""(part of the gold, part of the answer) -> whether they are equal; None if the answer is none."""
 
 _CHOICE = re.compile(r"\(?\s*([A-E])\s*\)?|\\text\{\s*\(?\s*([A-E])\s*\)?\s*\}")
 _CHOSEN = re.compile(
@@ -43,16 +41,9 @@ _CHOSEN = re.compile(
     r"\s*\}?\s*(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_TAKES_BACK = re.compile(r"\b(?:or|and|not|wrong|nor|but|no|false|incorrect|isn't)\b|[=+,;&|]", re.IGNORECASE)
-_UNIT_BEHIND = re.compile(
-    r"(?P<body>.*\S)\s*(?P<unit>\\text\{[^{}]*\}(?:\s*\^\s*\{?\s*\d\s*\}?)?"
-    r"|(?<=[\s\d}])(?:[a-zA-Z]{2,}\s*){1,3}(?:\^\s*\{?\s*\d\s*\}?)?)",
-    re.DOTALL,
+_TAKES_BACK = re.compile(
+    r"\b(?:or|and|not|wrong|nor|but|no|false|incorrect|isn't)\b|[=+,;&|]", re.IGNORECASE
 )
-
-
-class _NeedsAlgebra(Exception):
-    """The parts cannot be compared without math-verify."""
 
 
 def normalise(text: str) -> str | None:
@@ -74,10 +65,10 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
     expected = spelled(gold)
     if expected is None:
-        return _judged(_as_text(found) == _as_text(gold), Kind.TEXT)
+        return _judged(as_text(found) == as_text(gold), Kind.TEXT)
     try:
-        return judge(found, expected, _same_plainly)
-    except _NeedsAlgebra:
+        return judge(found, expected, same_plainly)
+    except NeedsAlgebra:
         return found, expected
 
 
@@ -90,14 +81,14 @@ def compare_math(answer: str, gold: str) -> Verdict:
 
     def same_by_algebra(expected: str, found: str) -> bool | None:
         try:
-            return _same_plainly(expected, found)
-        except _NeedsAlgebra:
+            return same_plainly(expected, found)
+        except NeedsAlgebra:
             return algebra.same(expected, found)
 
     form = read(gold)
-    parts = [part for part in _parts(form) if plain_number(part) is None and not infinite(part)]
+    parts = [part for part in parts_of(form) if plain_number(part) is None and not infinite(part)]
     if not all(map(algebra.readable, parts)):
-        return _judged(_as_text(answer) == _as_text(gold), Kind.TEXT)
+        return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
     return judge(answer, gold, same_by_algebra, algebra.proportional)
 
 
@@ -105,7 +96,7 @@ def judge(
     answer: str,
     gold: str,
     same: Same,
-    proportional: Callable[[tuple[str, str], tuple[str, str]], bool | None] | None = None,
+    proportional: Proportional | None = None,
 ) -> Verdict:
     """The verdict on an answer, both texts in one spelling, by what the gold is.
 
@@ -115,7 +106,7 @@ def judge(
         proportional: compares two equations, where `same` can do algebra.
 
     Raises:
-        _NeedsAlgebra: `same` cannot tell.
+        NeedsAlgebra: `same` cannot tell.
     """
     if (quantity := gold_quantity(gold)) is not None:
         return _judge_number(answer, gold, quantity, same)
@@ -124,15 +115,15 @@ def judge(
     if (words := as_words(gold)) is not None:
         return _judged(as_words(answer) == words, Kind.TEXT)
     form = read(gold)
-    if any(canonical(part) is None for part in _parts(form) if not infinite(part)):
-        return _judged(_as_text(answer) == _as_text(gold), Kind.TEXT)
+    if any(canonical(part) is None for part in parts_of(form) if not infinite(part)):
+        return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
     if isinstance(form, str):
         return _judge_expression(answer, gold, same)
     if isinstance(form, Equation):
         if proportional is None and not form.names_only:
-            raise _NeedsAlgebra
-        return _judged(_same_equation(form, read(answer), same, proportional), Kind.EQUATION)
-    return _judged(_same_form(form, read(answer), same), _KINDS[type(form)])
+            raise NeedsAlgebra
+        return _judged(same_equation(form, read(answer), same, proportional), Kind.EQUATION)
+    return _judged(same_form(form, read(answer), same), _KINDS[type(form)])
 
 
 _KINDS = {
@@ -156,35 +147,6 @@ def _judged(right: bool | None, kind: Kind) -> Verdict:
     return Verdict(Grade.CORRECT if right else Grade.WRONG, kind)
 
 
-def _as_text(text: str) -> str:
-    return re.sub(r"\s+", "", text)
-
-
-def _parts(form: Form) -> list[str]:
-    """The texts that a gold of this form is compared by."""
-    if isinstance(form, str):
-        return [form]
-    if isinstance(form, (Members, Ordered)):
-        return list(form.parts)
-    if isinstance(form, Equation):
-        return list(form.sides)
-    if isinstance(form, Table):
-        return [cell for row in form.rows for cell in row]
-    if isinstance(form, Intervals):
-        return [end for piece in form.parts for end in (piece.low, piece.high)]
-    return []
-
-
-def _same_plainly(gold: str, answer: str) -> bool:
-    """Whether two parts are one number, or infinite alike."""
-    if infinite(gold) or infinite(answer):
-        return infinite(gold) == infinite(answer)
-    expected, found = plain_number(gold), plain_number(answer)
-    if expected is None or found is None:
-        raise _NeedsAlgebra
-    return expected == found
-
-
 def _sides(answer: str) -> list[str]:
     """What an answer says that it is: itself, or behind a name each side of its equation."""
     form = read(answer)
@@ -205,7 +167,7 @@ def _judge_number(answer: str, gold: str, quantity: Quantity, same: Same) -> Ver
             continue
         if not isinstance(read(side), str):
             return Verdict(Grade.WRONG, kind)
-        side = _without_unit(side) if not quantity.unit else side
+        side = without_unit(side) if not quantity.unit else side
         written = canonical(side)
         if written is None:
             return Verdict(Grade.UNPARSABLE, Kind.NONE)
@@ -225,7 +187,7 @@ def _judge_expression(answer: str, gold: str, same: Same) -> Verdict:
         if not isinstance(read(side), str):
             return Verdict(Grade.WRONG, Kind.MATHEMATICS)
         if r"\text" not in gold:
-            side = _without_unit(side)
+            side = without_unit(side)
         if canonical(side) is None:
             return Verdict(Grade.UNPARSABLE, Kind.NONE)
         equal = same(gold, side)
@@ -236,104 +198,12 @@ def _judge_expression(answer: str, gold: str, same: Same) -> Verdict:
     return Verdict(Grade.CORRECT, Kind.MATHEMATICS)
 
 
-def _without_unit(text: str) -> str:
-    """The text without a unit or nouns behind it."""
-    match = _UNIT_BEHIND.fullmatch(text)
-    if match is None or read_unit(match["unit"]) is None or canonical(match["body"]) is None:
-        return text
-    return match["body"]
-
-
 def _is_choice(answer: str, letter: str) -> bool:
     match = _CHOSEN.fullmatch(answer)
     if match is None or match[1] != letter:
         return False
     rest = match["rest"].strip(" .:)")
     return not _TAKES_BACK.search(rest) and not re.search(r"(?<![a-zA-Z\\])[A-E](?![a-zA-Z])", rest)
-
-
-def _same_form(gold: Form, answer: Form, same: Same) -> bool:
-    if isinstance(gold, Members):
-        return isinstance(answer, Members) and _same_members(gold.parts, answer.parts, same)
-    if isinstance(gold, Intervals):
-        if not isinstance(answer, Intervals) or len(gold.parts) != len(answer.parts):
-            return False
-        if gold.variable and answer.variable and gold.variable != answer.variable:
-            return False
-        return _matched(gold.parts, answer.parts, lambda a, b: _same_interval(a, b, same))
-    if isinstance(gold, Ordered):
-        return _same_ordered(gold.parts, answer, same)
-    if isinstance(gold, Table):
-        return _same_table(gold, answer, same)
-    return gold == answer
-
-
-def _same_members(gold: tuple[str, ...], answer: tuple[str, ...], same: Same) -> bool:
-    """The same elements, each once, in any order."""
-    return len(gold) == len(answer) and _matched(gold, answer, lambda a, b: bool(same(a, b)))
-
-
-def _matched(gold: tuple, answer: tuple, equal: Callable[[Any, Any], bool]) -> bool:
-    left = list(answer)
-    for expected in gold:
-        found = next((part for part in left if equal(expected, part)), None)
-        if found is None:
-            return False
-        left.remove(found)
-    return not left
-
-
-def _same_interval(gold: Interval, answer: Interval, same: Same) -> bool:
-    if (gold.has_low, gold.has_high) != (answer.has_low, answer.has_high):
-        return False
-    return bool(same(gold.low, answer.low)) and bool(same(gold.high, answer.high))
-
-
-def _same_ordered(gold: tuple[str, ...], answer: Form, same: Same) -> bool:
-    """In order; a column is the same, and of a pair, which may be an open interval, `a < x < b`."""
-    if isinstance(answer, Intervals) and len(answer.parts) == 1 and len(gold) == 2:
-        return _same_interval(Interval(*gold, False, False), answer.parts[0], same)
-    if isinstance(answer, Table) and all(len(row) == 1 for row in answer.rows):
-        answer = Ordered(tuple(row[0] for row in answer.rows))
-    if not isinstance(answer, Ordered) or len(answer.parts) != len(gold):
-        return False
-    return all(same(a, b) for a, b in zip(gold, answer.parts, strict=True))
-
-
-def _same_table(gold: Table, answer: Form, same: Same) -> bool:
-    if isinstance(answer, Ordered) and all(len(row) == 1 for row in gold.rows):
-        answer = Table(tuple((part,) for part in answer.parts))
-    if not isinstance(answer, Table) or list(map(len, gold.rows)) != list(map(len, answer.rows)):
-        return False
-    cells = zip(_parts(gold), _parts(answer), strict=True)
-    return all(same(a, b) for a, b in cells)
-
-
-def _same_equation(
-    gold: Equation,
-    answer: Form,
-    same: Same,
-    proportional: Callable[[tuple[str, str], tuple[str, str]], bool | None] | None,
-) -> bool:
-    """The same sides, or sides whose differences are in a constant ratio; of `x = 5`, `5` too."""
-    left, right = gold.sides[0], gold.sides[-1]
-    both_names = gold.names_only and Equation((right, left)).names_only
-    if isinstance(answer, str):
-        return gold.names_only and not both_names and bool(same(right, _without_unit(answer)))
-    if not isinstance(answer, Equation):
-        return False
-    if gold.names_only and _as_text(answer.sides[0]) == _as_text(left):
-        try:
-            if all(same(right, side) for side in answer.sides[1:]):
-                return True
-        except _NeedsAlgebra:
-            if proportional is None:
-                raise
-    if len(answer.sides) != 2 or len(gold.sides) != 2:
-        return False
-    if proportional is None:
-        raise _NeedsAlgebra
-    return bool(proportional((left, right), (answer.sides[0], answer.sides[1])))
 
 
 TYPICAL = (

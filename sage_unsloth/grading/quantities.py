@@ -19,39 +19,101 @@ _NUMBER = re.compile(r"(?P<sign>[+-]?)\s*" + _DIGITS, re.VERBOSE | re.IGNORECASE
 _MONEY = re.compile(r"(?P<sign>[+-]?)\s*(?:\\\$|USD|US\$|\$)\s*(?=[\d.\\])")
 
 # One name for each spelling of a unit; beside these, any nouns.
-_SPELLINGS = {
-    "degree": "degrees deg degs", "$": "dollar dollars usd bucks", "¢": "cent cents",
-    "m": "meter meters metre metres", "cm": "centimeter centimeters centimetre centimetres cms",
-    "mm": "millimeter millimeters millimetres", "km": "kilometer kilometers kilometres kms",
-    "in": "inch inches ins", "ft": "foot feet", "yd": "yard yards yds", "mi": "mile miles",
-    "s": "sec secs second seconds", "min": "minute minutes mins", "h": "hr hrs hour hours",
-    "day": "days", "week": "weeks", "month": "months", "year": "years yr yrs",
-    "g": "gram grams gm", "kg": "kilogram kilograms kgs", "lb": "lbs pound pounds",
-    "oz": "ounce ounces", "L": "liter liters litre litres", "mL": "milliliter milliliters ml",
-    "rad": "radian radians", "mph": "", "eV": "", "keV": "", "MeV": "", "kJ": "", "mol": "mole moles",
-    "nm": "nanometer nanometers", "pm": "", "Hz": "hertz", "Pa": "pascal", "erg": "ergs", "pc": "parsec parsecs",
-    "K": "kelvin kelvins", "J": "joule joules", "N": "newton newtons", "V": "volt volts",
-    "W": "watt watts", "A": "", "C": "", "F": "", "amu": "", "AU": "", "sq": "square", "cu": "cubic",
-    "Å": r"\AA angstrom angstroms", "Ω": "ohm ohms", "€": "euro euros", "person": "people",
-    "child": "children", "man": "men", "woman": "women", "kPa": "", "GPa": "", "MPa": "", "T": "tesla",
-    "μm": r"\mum microns micron", "bit": "bits", "atom": "atoms", "cal": "calories", "kcal": "", "dm": "",
-    "kW": "", "kN": "", "mA": "", "mV": "", "kV": "", "MHz": "", "GHz": "", "kHz": "", "arcsec": "arcsecs",
-}  # fmt: skip
-UNITS = {name: unit for unit, names in _SPELLINGS.items() for name in (unit, *names.split())}
+_SPELLINGS = r"""
+    degree: degrees deg degs
+    $: dollar dollars usd bucks
+    ¢: cent cents
+    €: euro euros
+    m: meter meters metre metres
+    cm: centimeter centimeters centimetre centimetres cms
+    mm: millimeter millimeters millimetre millimetres
+    dm: decimeter decimeters
+    km: kilometer kilometers kilometre kilometres kms
+    nm: nanometer nanometers
+    pm: picometer picometers
+    μm: \mum micron microns
+    Å: \AA angstrom angstroms
+    in: inch inches ins
+    ft: foot feet
+    yd: yard yards yds
+    mi: mile miles
+    pc: parsec parsecs
+    s: sec secs second seconds
+    min: minute minutes mins
+    h: hr hrs hour hours
+    day: days
+    week: weeks
+    month: months
+    year: years yr yrs
+    g: gram grams gm
+    kg: kilogram kilograms kgs
+    lb: lbs pound pounds
+    oz: ounce ounces
+    L: liter liters litre litres
+    mL: milliliter milliliters ml
+    rad: radian radians
+    eV: electronvolt electronvolts
+    mol: mole moles
+    Hz: hertz
+    Pa: pascal pascals
+    erg: ergs
+    K: kelvin kelvins
+    J: joule joules
+    N: newton newtons
+    V: volt volts
+    W: watt watts
+    A: ampere amperes amps
+    T: tesla
+    C: coulomb coulombs
+    F: farad farads
+    Ω: ohm ohms
+    bit: bits
+    cal: calorie calories
+    sq: square
+    cu: cubic
+    arcsec: arcsecs arcsecond arcseconds
+    person: people
+    child: children
+    man: men
+    woman: women
+    mph: mph
+    amu: amu
+    AU: AU
+    keV: keV
+    MeV: MeV
+    kJ: kJ
+    kPa: kPa
+    MPa: MPa
+    GPa: GPa
+    kcal: kcal
+    kW: kW
+    kN: kN
+    kV: kV
+    mV: mV
+    mA: mA
+    kHz: kHz
+    MHz: MHz
+    GHz: GHz
+"""
+UNITS: dict[str, str] = {}
+for _line in _SPELLINGS.split("\n"):
+    _unit, _, _names = _line.strip().partition(": ")
+    UNITS |= dict.fromkeys((_unit, *_names.split()), _unit)
 # Words that make another number, another statement or none of the number before them.
-NOT_UNITS = frozenset(
-    "less more fewer greater least most under over above below between nearly almost approximately about "
-    "around increase increased decrease decreased gain loss up down off out wrong false incorrect "
-    "right correct true not no never neither nor isn't without except minus plus times divided and or is are "
-    "be was if then than but also maybe perhaps either both instead hundred hundreds thousand thousands "
-    "million millions billion billions trillion trillions dozen dozens half halves third "
-    "thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth tenth "
-    "tenths hundredth hundredths thousandth thousandths squared cubed factorial root roots power powers base "
-    "mod modulo th st nd rd k zero one two three four five six seven eight nine ten eleven twelve twenty "
-    "thirty forty fifty sixty seventy eighty ninety twice double triple negative positive "
-    "percent percentage pct many much too few to from i e x y z n hope answer final guess i'm reciprocal "
-    "inverse opposite exactly it".split()
-)
+_OTHER_WORDS = """
+    less more fewer greater least most under over above below between nearly almost approximately
+    about around increase increased decrease decreased gain loss up down off out wrong false
+    incorrect right correct true not no never neither nor isn't without except minus plus divided
+    and or is are be was if then than but also maybe perhaps either both instead hundred hundreds
+    thousand thousands million millions billion billions trillion trillions dozen dozens half
+    halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths
+    ninth tenth tenths hundredth hundredths thousandth thousandths squared cubed factorial root
+    roots power powers base mod modulo th st nd rd k zero one two three four five six seven eight
+    nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety twice double
+    triple negative positive percent percentage pct many much too few to from i e x y z n hope
+    answer final guess i'm reciprocal inverse opposite exactly it
+"""
+NOT_UNITS = frozenset(_OTHER_WORDS.split())
 DEGREE_SIGN = "°"
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 
@@ -116,7 +178,9 @@ def read_quantity(text: str) -> Quantity | None:
         return Quantity(value)
     if re.fullmatch(r"\\?%|\\text\{\s*(?:percent|\\?%)\s*\}|percent|pct", rest):
         return Quantity(value, "%")
-    unit = read_unit(rest, apart=re.search(r"[ \\^]", text[match.end() - 1 : match.end() + 1]) is not None)
+    unit = read_unit(
+        rest, apart=re.search(r"[ \\^]", text[match.end() - 1 : match.end() + 1]) is not None
+    )
     return None if unit is None else Quantity(value, unit)
 
 
@@ -173,11 +237,10 @@ def _unit_name(word: str) -> str | None:
 
 
 def same_quantity(answer: Quantity, gold: Quantity) -> bool:
-    """Whether an answer is the gold: the values exact, and the units as `docs/grading.md` has it."""
+    """Whether an answer is the gold: the values exact, the units as `docs/grading.md` says."""
     if gold.unit == "%":
-        return answer.value == gold.value and answer.unit in ("", "%") or (
-            answer.unit == "" and answer.value == gold.value / 100
-        )
+        values = (gold.value,) if answer.unit == "%" else (gold.value, gold.value / 100)
+        return answer.unit in ("", "%") and answer.value in values
     if answer.unit == "%":
         below_one = gold.unit == "" and 0 < abs(gold.value) < 1
         return gold.unit == "" and answer.value == gold.value * (100 if below_one else 1)

@@ -21,11 +21,33 @@ _CHARACTERS = str.maketrans(
     | dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003", " ")  # no-break and other spaces
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad")  # of no width: nobody sees them
     | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # of full width
-    | {"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∞": r"\infty ", "±": r"\pm "}
+    | {
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": r"\div ",
+        "∞": r"\infty ",
+        "±": r"\pm ",
+    }
     | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap "}
-    | {"∈": r"\in ", "°": r"^\circ ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "µ": r"\mu "}
+    | {
+        "∈": r"\in ",
+        "°": r"^\circ ",
+        "′": "'",
+        "’": "'",
+        "‘": "'",
+        "“": '"',
+        "”": '"',
+        "µ": r"\mu ",
+    }
     | {"¼": r"\frac{1}{4}", "½": r"\frac{1}{2}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}"}
-    | {"⅔": r"\frac{2}{3}", "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}", "ħ": r"\hbar ", "…": r"\ldots "}
+    | {
+        "⅔": r"\frac{2}{3}",
+        "⅕": r"\frac{1}{5}",
+        "⅛": r"\frac{1}{8}",
+        "ħ": r"\hbar ",
+        "…": r"\ldots ",
+    }
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -37,7 +59,7 @@ _SPELLINGS = [
         (r"\{,\}", ","),
         (r"\\(?:left|right)\.", ""),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
-        (r"\\(?:displaystyle|textstyle|large|Large|LARGE|huge|normalsize|small|bf|rm)(?![a-zA-Z])", ""),
+        (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|huge|small|bf|rm)(?![a-zA-Z])", ""),
         (r"\\([lr])brace(?![a-zA-Z])", lambda m: r"\{" if m[1] == "l" else r"\}"),
         (r"\\langle(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])", ")"),
@@ -52,7 +74,7 @@ _SPELLINGS = [
         (r"\\degree(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^\\circ "),
         (r"\^\s*\{\s*((?:\\prime\s*)+)\}", lambda m: "'" * m[1].count("prime")),
         (r"\^\s*\\prime(?![a-zA-Z])", "'"),
-        (r"\\(?:textbf|textrm|textit|textnormal|mbox|mathrm|mathbf|mathit|bm|boldsymbol)\s*\{", r"\\text{"),
+        (r"\\(?:text(?:bf|rm|it|normal)|mbox|math(?:rm|bf|it)|bm|boldsymbol)\s*\{", r"\\text{"),
         (r"\\operatorname\*?\s*\{", r"\\text{"),
         (r"\\text\s+\{", r"\\text{"),
         (r"\\text\{[\s~]*\}", ""),
@@ -71,7 +93,7 @@ _AROUND = re.compile(
     r"\\(?:boxed|fbox|underline|mathbf|textbf|boldsymbol|bm|mathrm|text(?=\s*\{[^{}]*\d))\s*(?=\{)"
 )
 _MARKS = re.compile(
-    r"\*\*([^*]+)\*\*|\*([^*]+)\*|`([^`]+)`|\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]"
+    r"\*\*((?:[^*]|\*(?!\*))+)\*\*|\*(?!\*)(.+)(?<!\*)\*|`([^`]+)`|\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]"
     r"|(?:\#{1,4}|•|=)\s*(.*)|(.*[^.;,\s])(?<!\\left)(?<!\\right)\s*[.;,]",
     re.DOTALL,
 )

@@ -25,7 +25,8 @@ from sage_unsloth.runs.record import environment
 KEYS = (
     r"0.0\text{ J}", "0.0 m", "x", "y = x", "1 = 1", "0 = 0", "x = x", "A", "(A)", "A or B", "A=B",
     r"\infty", r"\emptyset", r"\{\}", "()", "(,)", r"\text{ }", "i", "e", "?", "none", "the answer",
-    r"\mathbb{R}", r"(-\infty, \infty)", r"x \in \mathbb{R}", "all", "n", "any", "0/0", "nan", "True",
+    r"\mathbb{R}", r"(-\infty, \infty)", r"x \in \mathbb{R}", "all", "n", "any", "0/0", "nan",
+    "True",
     r"\pm 1", "1, 2, 3, 4, 5", r"\frac{0}{0}", "0^0", r"\infty - \infty", r"0 \cdot \infty", "!",
     r"\boxed{}", "x > 0", "x \\neq 0", r"1 \pm 1", "1 or 2 or 3", "-1, 0, 1", r"\text{answer}",
 )  # fmt: skip
@@ -94,7 +95,11 @@ def _keys(accepted: dict[str, str], golds: list[str], grader: Grader) -> dict:
         if right > 1:
             opened[text] = right
     worst = sorted(opened.items(), key=lambda item: -item[1])
-    return {"tried": len(set(KEYS) | set(shown)), "right_for_several": len(opened), "worst": worst[:8]}
+    return {
+        "tried": len(set(KEYS) | set(shown)),
+        "right_for_several": len(opened),
+        "worst": worst[:8],
+    }
 
 
 def totals(results: dict[str, dict]) -> dict:

@@ -7,20 +7,33 @@ grader is used, so that it is judged by others' rules. A gold of no shape is mat
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
+
+from sage_unsloth.lab.red_team_structures import (
+    Writing,
+    choice,
+    equation,
+    interval,
+    listed,
+    matrix,
+    numeral,
+    point,
+    word,
+)
 
 SEPARATORS = (
     " # ", ". ", " ? ", " ; ", " : ", " | ", r" \mid ", r" \cup ", r" \notin ", r" \to ",
     r" \Rightarrow ", r" \implies ", r" \neq ", r" \sim ", r" \equiv ", r" \leqslant ", r" \gg ",
     " != ", " => ", " -> ", " vs ", " or ", " and ", r" \quad ", r" \\ ", " & ", " ~ ", " = ",
     ", ", r" \boxed ", r" \propto ", r" \subset ", " \n", r" \ldots ", r" \text{ or } ", r" \vee ",
-    r" \circ ", r" \ast ", r" \perp ", r" \parallel ", r" \vdots ", " % ", r" \hline ", r"\hspace{1cm}",
+    r" \circ ", r" \ast ", r" \perp ", r" \parallel ", r" \vdots ", " % ", r" \hline ",
+    r"\hspace{1cm}",
 )  # fmt: skip
 SUFFIXES = (
     r"\text{ is wrong}", r"\text{k}", r"\text{ squared}", r"\text{ or %d}", r"\text{ and not}",
     r"\mathrm{ thousand}", r"\mbox{ million}", r"\text{ plus 1}", r"\text{ is not it}",
-    r"\text{ dozen}", r"\text{ factorial}", r"\text{ halves}", r"\text{ (mod 5)}", r"\text{th power}",
+    r"\text{ dozen}", r"\text{ factorial}", r"\text{ halves}", r"\text{ (mod 5)}",
+    r"\text{th power}",
 )  # fmt: skip
 MEANING = (
     "less", "more", "decrease", "increase", "dozen", "thousand", "million", "squared", "cubed",
@@ -28,11 +41,13 @@ MEANING = (
 )  # fmt: skip
 NOUNS = (
     "eggs", "books", "pieces", "dollars", "apples", "years old", "pieces of candy", "miles",
-    "square feet", "students", "cm", r"\text{ cm}", r"\text{ cm}^2", r"\mathrm{~m}", "K", "nm", "eV",
+    "square feet", "students", "cm", r"\text{ cm}", r"\text{ cm}^2", r"\mathrm{~m}", "K", "nm",
+    "eV",
     "m/s", "m^2", r"\text{ m/s}", r"\text{ units}", r"\text{ square units}", "kg", "hours",
 )  # fmt: skip
 LEADS = (
-    "%s.", "$%s$", "**%s**", r"\boxed{%s}", r"\(%s\)", r"\[%s\]", "`%s`", "*%s*", "%s;", r"\fbox{%s}",
+    "%s.", "$%s$", "**%s**", r"\boxed{%s}", r"\(%s\)", r"\[%s\]", "`%s`", "*%s*", "%s;",
+    r"\fbox{%s}",
     r"\underline{%s}", r"\mathbf{%s}", "#### %s", "• %s", "= %s", "The answer is %s",
     "The answer is %s.", "the answer is $%s$", "Answer: %s", "Final answer: %s", r"\large %s",
     "The final answer is $%s$", " %s \n", "**Answer:** %s", r"\displaystyle %s", "$%s$.",
@@ -42,17 +57,9 @@ _NUMBER = re.compile(r"-?(\d{1,3}(,(\\! ?)?\d{3})+|\d+)?(\.\d*)?(e-?\d+)?")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(-?)(\d+)/(\d+)")
 _UNIT = re.compile(
     r"(\\\$)?(?P<number>-?[\d.,\\!]*\d)\s*"
-    r"(?P<unit>\^\\circ|\\text\{ ?degrees\}|\\text\{ ?\w+\}|\\mbox\{ ?\w+\}(\^\d)?| [a-z]{2}[a-zA-Z ]*)?"
+    r"(?P<unit>\^\\circ|\\text\{ ?degrees\}|\\text\{ ?\w+\}|\\mbox\{ ?\w+\}(\^\d)?"
+    r"| [a-zA-Z]{2}[a-zA-Z ]*)?"
 )
-
-
-@dataclass(frozen=True)
-class Writing:
-    """An answer as somebody may write it, its class, and whether it is right."""
-
-    family: str
-    text: str
-    right: bool
 
 
 def value(gold: str) -> Fraction | None:
@@ -67,7 +74,7 @@ def value(gold: str) -> Fraction | None:
 
 
 def shape(gold: str) -> str:
-    """What the gold is: number, quantity, choice, word, base, interval, tuple, list, equation ..."""
+    """What the gold is, as one of the names in `writings`."""
     if value(gold) is not None:
         return "number"
     if re.fullmatch(r"(\\text\{)?\(?[A-E]\)?\}?", gold):
@@ -85,7 +92,7 @@ def shape(gold: str) -> str:
         return "tuple"
     if re.fullmatch(r"[^(){}=]+,[^(){}=]+", bare) and "$" not in bare:
         return "list"
-    if ":" in gold or ";" in gold:
+    if ":" in gold or ";" in gold or re.fullmatch(r"[A-Z][a-z]+|[A-Z][\w'&. -]* [\w'&. -]*", gold):
         return "other"
     if "begin{pmatrix}" in gold:
         return "matrix"
@@ -106,22 +113,24 @@ def writings(gold: str, rng: random.Random) -> Iterator[Writing]:
     if kind in ("number", "mathematics", "quantity"):
         yield from _beside(gold, rng)
     yield from {
-        "number": _number, "quantity": _quantity, "choice": _choice, "word": _word, "base": _base,
-        "interval": _interval, "tuple": _tuple, "list": _list, "matrix": _matrix,
-        "equation": _equation, "mathematics": _mathematics, "other": lambda gold, rng: (),
+        "number": _number, "quantity": _quantity, "choice": choice, "word": word, "base": numeral,
+        "interval": interval, "tuple": point, "list": listed, "matrix": matrix,
+        "equation": equation, "mathematics": _mathematics, "other": lambda gold, rng: (),
     }[kind](gold, rng)  # fmt: skip
 
 
 def _beside(gold: str, rng: random.Random) -> Iterator[Writing]:
     """Another number before the right one, or words behind it that say something else."""
     number = value(gold)
-    wrong = rng.randint(2, 99)
-    if number == wrong:
+    wrong = rng.randint(200, 999)
+    while str(wrong) in gold:
         wrong += 1
     for separator in SEPARATORS:
         yield Writing("another answer before it", f"{wrong}{separator}{gold}", False)
     yield Writing("another answer before it", rf"{wrong} \fbox{{{gold}}}", False)
-    yield Writing("another answer before it", f"{wrong}. The final answer is ${gold}$. I hope", False)
+    yield Writing(
+        "another answer before it", f"{wrong}. The final answer is ${gold}$. I hope", False
+    )
     yield Writing("another answer before it", rf"1, 2, \ldots, {gold}", False)
     for relation in (">", "<", r"\geq", r"\ll", r"\leqslant", r"\gg", r"\pm", r"\neq", "not "):
         family = "relation before it" if relation != r"\pm" else "sign before it"
@@ -129,8 +138,8 @@ def _beside(gold: str, rng: random.Random) -> Iterator[Writing]:
     for suffix in SUFFIXES:
         text = gold + (suffix % wrong if "%" in suffix else suffix)
         yield Writing("text behind it", text, False)
-    for word in MEANING:
-        yield Writing("word that changes it", f"{gold} {word}", False)
+    for said in MEANING:
+        yield Writing("word that changes it", f"{gold} {said}", False)
     for form in ("%s, %s", "%s or %s", "%s and %s", r"%s \text{ or } %s"):
         yield Writing("the answer twice", form % (gold, gold), False)
     yield Writing("one of two answers", f"{gold} or {wrong}", False)
@@ -164,8 +173,12 @@ def _number(gold: str, rng: random.Random) -> Iterator[Writing]:
         yield Writing("number written otherwise", rf"\dfrac{{{top}}}{{{bottom}}}", True)
         yield Writing("number written otherwise", rf"\frac{{{2 * top}}}{{{2 * bottom}}}", True)
         yield Writing("another number", rf"\frac{{{bottom}}}{{{top}}}", abs(top) == bottom)
-        yield Writing("rounded or near", f"{float(number):.6f}", Fraction(f"{float(number):.6f}") == number)
-        yield Writing("rounded or near", f"{float(number):.6f} m", Fraction(f"{float(number):.6f}") == number)
+        yield Writing(
+            "rounded or near", f"{float(number):.6f}", Fraction(f"{float(number):.6f}") == number
+        )
+        yield Writing(
+            "rounded or near", f"{float(number):.6f} m", Fraction(f"{float(number):.6f}") == number
+        )
         if "frac" in gold and Fraction(str(float(number))) == number:
             yield Writing("exact with decimal", f"{gold} = {float(number)}", True)
     if "e" in gold and "." in gold:
@@ -178,7 +191,9 @@ def _number(gold: str, rng: random.Random) -> Iterator[Writing]:
         other = rf"{mantissa} \times 10^{{{int(exponent) + 1}}} \text{{ m}}"
         yield Writing("another number", other, False)
     near = number + Fraction(4, 10**7)
-    yield Writing("rounded or near", f"{float(near):.12f} m", Fraction(f"{float(near):.12f}") == number)
+    yield Writing(
+        "rounded or near", f"{float(near):.12f} m", Fraction(f"{float(near):.12f}") == number
+    )
     yield Writing("rounded or near", r"0.0\text{ J}", zero)
     if not zero:
         yield Writing("another number", f"-({gold})", False)
@@ -204,7 +219,14 @@ def _quantity(gold: str, rng: random.Random) -> Iterator[Writing]:
     yield Writing("another number", f"{int(Fraction(clean)) + 1}{unit}", False)
     yield Writing("another number", f"-{clean}{unit}", False)
     if "circ" in unit or "degree" in unit:
-        for form in ("%s°", r"%s^\circ", r"%s^{\circ}", "%s degrees", r"%s\text{ degrees}", r"%s\degree"):
+        for form in (
+            "%s°",
+            r"%s^\circ",
+            r"%s^{\circ}",
+            "%s degrees",
+            r"%s\text{ degrees}",
+            r"%s\degree",
+        ):
             yield Writing("degrees", form % clean, True)
         for form in ("%s radians", r"%s\text{ rad}", "%s'", r"%s^{\prime}", "%s minutes"):
             yield Writing("another unit", form % clean, False)
@@ -220,172 +242,6 @@ def _quantity(gold: str, rng: random.Random) -> Iterator[Writing]:
         if "^" in unit:
             yield Writing("number with a noun or unit", f"{clean} square {noun}", True)
             yield Writing("number with a noun or unit", rf"{clean}\text{{ {noun}}}^2", True)
-
-
-def _choice(gold: str, rng: random.Random) -> Iterator[Writing]:
-    letter = re.sub(r"\\text|[^A-E]", "", gold)
-    other = rng.choice([c for c in "ABCDE" if c != letter])
-    for form in ("%s", "(%s)", "%s)", "%s.", "Option %s", r"\text{%s}", r"\textbf{(%s)}", "(%s) 42",
-                 r"\text{(%s)}", r"\mathbf{%s}", r"(%s)\ 6", "option (%s)", "[%s]", "Choice %s"):  # fmt: skip
-        yield Writing("choice", form % letter, True)
-    for form in ("{b}", "({b})", "{b}={a}", r"{a}\text{{ or {b}}}", "{a} or {b}", "({b})({a})",
-                 "{b}, {a}", "not {a}", "{b}{a}", "{a}{b}", "{a}, {b}", "({a}) or ({b})", "{a} + {b}",
-                 "{a}{a}", "({b}) {a}", "{a} is wrong", "{b}. {a}"):  # fmt: skip
-        yield Writing("another choice, or several", form.format(a=letter, b=other), False)
-
-
-def _word(gold: str, rng: random.Random) -> Iterator[Writing]:
-    word = re.sub(r"\\text\{|\}", "", gold)
-    for form in ("%s", r"\text{%s}", r"\textbf{%s}", r"\mathrm{%s}", "%s.", '"%s"', r"\text{ %s }"):
-        yield Writing("word", form % word, True)
-    yield Writing("word", word.capitalize(), True)
-    yield Writing("word", word.upper(), True)
-    article = "an" if word[0].lower() in "aeiou" else "a"
-    yield Writing("word", f"{article} {word}", True)
-    yield Writing("word", f"the {word}", True)
-    letters = list(word)
-    while "".join(letters).lower() == word.lower():
-        rng.shuffle(letters)
-    mixed = "".join(letters)
-    for text in (word[::-1], mixed, rf"\text{{{mixed}}}", rf"\text{{{word[::-1]}}}", word[:-1]):
-        yield Writing("letters in another order", text, text.lower() == word.lower())
-    for form in ("not %s", "%s or west", "%s and Bob", r"\text{%s or other}", "other %s", "%s %s", "non%s",
-                 "%s is wrong", "west, %s", r"\text{west} = \text{%s}", "%s, west"):  # fmt: skip
-        text = form % ((word,) * form.count("%s"))
-        yield Writing("another word beside it", text, False)
-
-
-def _base(gold: str, rng: random.Random) -> Iterator[Writing]:
-    digits, base = re.sub(r"[{}]", "", gold).split("_")
-    for form in ("%s_%s", "%s_{%s}", "(%s)_%s", "%s base %s", r"%s_{\text{%s}}", r"%s \text{ base } %s",
-                 "(%s)_{%s}", "%s (base %s)", "%s in base %s"):  # fmt: skip
-        yield Writing("base", form % (digits, base), True)
-    for other in (7, 8, 9, 10, 16):
-        if str(other) != base:
-            yield Writing("another base, or none", f"{digits}_{other}", False)
-            yield Writing("another base, or none", f"{digits}_{{{other}}}", False)
-    yield Writing("another base, or none", digits, False)
-    yield Writing("another number", f"{int(digits) + 1}_{base}", False)
-    yield Writing("another number", str(int(digits, int(base))), False)
-
-
-def _parts(gold: str) -> tuple[str, list[str], str]:
-    bare = re.sub(r"\\left|\\right", "", gold).strip()
-    return bare[0], [part.strip() for part in bare[1:-1].split(",")], bare[-1]
-
-
-def _interval(gold: str, rng: random.Random) -> Iterator[Writing]:
-    bare = re.sub(r"x \\in |\\left|\\right", "", gold).strip()
-    yield Writing("interval", rf"x \in {bare}", True)
-    yield Writing("interval", bare.replace(" ", ""), True)
-    yield Writing("interval", bare.replace(r"\infty", "∞"), True)
-    if "cup" in bare:
-        first, second = bare.split(r" \cup ")
-        yield Writing("interval", rf"{second} \cup {first}", True)
-        yield Writing("part of a set", first, False)
-        yield Writing("part of a set", second, False)
-        yield Writing("brackets or ends changed", bare.replace("(", "[", 1), False)
-        yield Writing("brackets or ends changed", rf"{first} \cap {second}", False)
-        return
-    opening, (low, high), closing = _parts(bare)
-    relations = {"(": "<", "[": r"\le", ")": "<", "]": r"\le"}
-    if low == r"-\infty":
-        told, ascii_told = f"x {relations[closing]} {high}", f"x {'<' if closing == ')' else '<='} {high}"
-    elif high == r"\infty":
-        sign = ">" if opening == "(" else r"\ge"
-        told, ascii_told = f"x {sign} {low}", f"x {sign.replace(chr(92) + 'ge', '>=')} {low}"
-    else:
-        told = f"{low} {relations[opening]} x {relations[closing]} {high}"
-        ascii_told = told.replace(r"\le", "<=")
-    yield Writing("interval as an inequality", told, True)
-    yield Writing("interval as an inequality", ascii_told, True)
-    yield Writing("interval as an inequality", f"${told}$", True)
-    flipped = {"(": "[", "[": "(", ")": "]", "]": ")"}
-    yield Writing("brackets or ends changed", f"{flipped[opening]}{low}, {high}{closing}", False)
-    yield Writing("brackets or ends changed", f"{opening}{low}, {high}{flipped[closing]}", False)
-    yield Writing("brackets or ends changed", f"{opening}{high}, {low}{closing}", False)
-    yield Writing("brackets or ends changed", rf"\{{{low}, {high}\}}", False)
-    yield Writing("brackets or ends changed", f"{low}, {high}", False)
-    yield Writing("an equation that is false", f"9={low}, 8={high}", False)
-    yield Writing("one of two answers", f"{bare} or (0, 1)", False)
-
-
-def _tuple(gold: str, rng: random.Random) -> Iterator[Writing]:
-    _, parts, _ = _parts(gold)
-    inner = ", ".join(parts)
-    for form in (r"\left(%s\right)", "(%s)", r"\left( %s \right)", r"\langle %s \rangle", r"\bigl(%s\bigr)"):
-        yield Writing("tuple", form % inner, True)
-    yield Writing("tuple", "(" + ",".join(parts) + ")", True)
-    swapped = ", ".join(reversed(parts))
-    if swapped != inner and parts[0] not in ("-" + parts[1], r"-\sqrt{3}"):
-        for form in ("(%s)", r"\left(%s\right)"):
-            yield Writing("order changed", form % swapped, False)
-    for form in (r"\{%s\}", "[%s]", "%s", r"(%s]", r"[%s)"):
-        yield Writing("brackets or ends changed", form % inner, False)
-    yield Writing("elements changed", f"({inner}, {parts[-1]})", False)
-    yield Writing("elements changed", "(" + ", ".join([*parts[:-1], parts[-1] + "+1"]) + ")", False)
-    yield Writing("an equation that is false", ", ".join(f"9={p}" for p in parts), False)
-    yield Writing("one of two answers", f"({inner}) or (0, 1)", False)
-
-
-def _list(gold: str, rng: random.Random) -> Iterator[Writing]:
-    parts = [part.strip() for part in gold.split(",")]
-    turned = parts[1:] + parts[:1]
-    for form in ("%s", r"\{%s\}", r"\left\{%s\right\}", "$%s$"):
-        yield Writing("set", form % ", ".join(turned), True)
-        yield Writing("set", form % ", ".join(parts), True)
-    yield Writing("set", " and ".join(turned), True)
-    yield Writing("set", ", ".join(turned[:-1]) + f" and {turned[-1]}", True)
-    yield Writing("set", ", ".join(turned[:-1]) + rf"\text{{ and }}{turned[-1]}", True)
-    yield Writing("set", ", ".join(f"x = {part}" for part in turned), True)
-    if len(parts) == 2:
-        yield Writing("set", f"x = {parts[0]} or x = {parts[1]}", True)
-    yield Writing("the answer twice", ", ".join([*parts, parts[0]]), False)
-    yield Writing("the answer twice", rf"\{{{', '.join([*parts, parts[-1]])}\}}", False)
-    yield Writing("brackets or ends changed", f"({', '.join(turned)})", False)
-    yield Writing("brackets or ends changed", f"[{', '.join(parts)}]", False)
-    yield Writing("elements changed", ", ".join(parts[:-1]), False)
-    yield Writing("elements changed", ", ".join([*parts, "77"]), False)
-    yield Writing("elements changed", ", ".join([*parts[:-1], parts[-1] + "+1"]), False)
-    yield Writing("an equation that is false", ", ".join(f"9={part}" for part in parts), False)
-
-
-def _matrix(gold: str, rng: random.Random) -> Iterator[Writing]:
-    yield Writing("matrix in other brackets", gold.replace("pmatrix", "bmatrix"), True)
-    yield Writing("matrix in other brackets", rf"\left[{gold.replace('pmatrix', 'matrix')}\right]", True)
-    inner = gold.replace(r"\begin{pmatrix}", "").replace(r"\end{pmatrix}", "")
-    rows = [row.strip() for row in inner.split(r"\\")]
-    if "&" not in inner:
-        for form in ("(%s)", r"\langle %s \rangle", r"\left( %s \right)"):
-            yield Writing("matrix in other brackets", form % ", ".join(rows), True)
-        yield Writing("order changed", f"({', '.join(rows[::-1])})", rows == rows[::-1])
-        yield Writing("brackets or ends changed", rf"\{{{', '.join(rows)}\}}", False)
-    turned = rows[1:] + rows[:1]
-    text = r"\begin{pmatrix} " + r" \\ ".join(turned) + r" \end{pmatrix}"
-    yield Writing("order changed", text, turned == rows)
-    text = r"\begin{pmatrix} " + r" \\ ".join([*rows, rows[0]]) + r" \end{pmatrix}"
-    yield Writing("elements changed", text, False)
-    text = r"\begin{pmatrix} " + r" \\ ".join([*rows[:-1], rows[-1] + "1"]) + r" \end{pmatrix}"
-    yield Writing("elements changed", text, False)
-
-
-def _equation(gold: str, rng: random.Random) -> Iterator[Writing]:
-    left, _, right = gold.partition("=")
-    yield Writing("equation", f"{right.strip()} = {left.strip()}", True)
-    yield Writing("equation", gold.replace(" ", "") if "\\" not in gold else gold, True)
-    symbol = re.fullmatch(r"[a-zA-Z](_\{?\w\}?)?", left.strip())
-    if symbol:
-        yield Writing("equation", right.strip(), True)
-    yield Writing("another equation", f"{left} = {right} + 1", False)
-    yield Writing("another equation", f"{left} = 0", right.strip() == "0")
-    yield Writing("another equation", f"{left} = 7", False)
-    yield Writing("another equation", f"0 = 0, {gold}", False)
-    yield Writing("another equation", "1 = 1", False)
-    yield Writing("another equation", f"{left} > {right}", False)
-    yield Writing("another equation", f"9 = {right}", False)
-    if left.strip() != right.strip():
-        yield Writing("another equation", f"{left.strip()} = {left.strip()}", False)
-    yield Writing("the answer twice", f"{gold}, {gold}", False)
 
 
 def _mathematics(gold: str, rng: random.Random) -> Iterator[Writing]:
@@ -406,8 +262,8 @@ def _mathematics(gold: str, rng: random.Random) -> Iterator[Writing]:
     yield Writing("bare names", bare.strip(), True)
     for form in ("-(%s)", "(%s) + 1", "2(%s)", "%s i"):
         yield Writing("another expression", form % gold, False)
-    for wrong in ("-43", "0", "x"):
-        yield Writing("an equation that is false", f"{wrong} = {gold}", wrong == "x")
+    for wrong in ("-43", "777"):
+        yield Writing("an equation that is false", f"{wrong} = {gold}", False)
     swapped = re.sub(r"(?<![\\a-zA-Z{])[a-zA-Z](?![a-zA-Z])", lambda m: m[0].swapcase(), gold)
     if swapped != gold and not re.search(r"[eEiI]", swapped):
         yield Writing("case of a letter", swapped, False)
