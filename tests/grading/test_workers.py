@@ -205,9 +205,9 @@ def test_children_are_replaced_before_they_grow_old(monkeypatch):
     monkeypatch.setattr(worker_module, "QUESTIONS_PER_CHILD", 2)
     worker_that("[['wrong', 'correct'][os.getpid() == int(g)], 'text']", monkeypatch)
     with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["0"]) == [Grade.WRONG]
+        assert grader.grade_many([tagged("1+1")], ["0"]) == [Grade.WRONG]
         first = str(grader._workers.all[0].pid)
-        twice = grader.grade_many([tagged("y"), tagged("z")], [first, first])
+        twice = grader.grade_many([tagged("1+1"), tagged("2+1")], [first, first])
     assert twice == [Grade.CORRECT, Grade.WRONG]
 
 
