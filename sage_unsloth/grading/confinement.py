@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 ALLOWED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ")
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 OPEN_FILES = 64
+ENDED = 75  # exit status of a process that was ended for what it tried, or for its memory
 # Of Python's audit events, those by which something would leave the process. Its table is in the
 # documentation of `sys.audit`.
 REFUSED = (
@@ -82,7 +83,7 @@ def confine(refused: Callable[[str], None]) -> bool:
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
         if writes or event.startswith(REFUSED):
             refused(event)
-            os._exit(1)
+            os._exit(ENDED)
 
     sys.addaudithook(hook)
     return landlocked

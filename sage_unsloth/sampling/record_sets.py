@@ -184,7 +184,7 @@ def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: 
     A record of a batch that was drawn but not graded has no checker at all.
     """
     golds = {row["id"]: gold_of(row) for row in rows}
-    label = grader.checker.label
+    label = grader.label
     stale = [
         record
         for record in records
@@ -207,5 +207,5 @@ def _grade(records: Sequence[dict], golds: Sequence[str], grader: Grader) -> Non
             "extracted": answer,
             "gold": gold,
             "grade": grade.value,
-            "grader": grader.checker.label,
+            "grader": grader.label,
         }
