@@ -109,12 +109,13 @@ class Comparable:
                 f"sets on {benchmark} must be drawn alike to be compared; {other} and {file} "
                 f"differ in {found}; draw one of them again, in another folder"
             )
-        if len({*graders, *graders_before}) > 1:
+        both = list(dict.fromkeys([*graders_before, *graders]))
+        if len(both) > 1:
             files = [str(one) for one in dict.fromkeys((other, file))]
             raise ValueError(
                 f"sets on {benchmark} must be graded alike to be compared; the lines of "
-                f"{' and '.join(files)} were graded by {' and by '.join(dict.fromkeys([*graders_before, *graders]))}; "
-                f"grade them again, which draws nothing: python -m sage_unsloth regrade "
+                f"{' and '.join(files)} were graded by {' and by '.join(both)}; "
+                "grade them again, which draws nothing: python -m sage_unsloth regrade "
                 f"{shlex.join(files)}"
             )
 
