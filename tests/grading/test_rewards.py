@@ -162,7 +162,13 @@ def grader():
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [(r"1\frac{3}{4}", "7/4"), ("-1 3/4", "-7/4"), ("1 000.5", "2001/2"), ("2e-2", "1/50"), ("\u0664\u0662", "42")]
+    [
+        (r"1\frac{3}{4}", "7/4"),
+        ("-1 3/4", "-7/4"),
+        ("1 000.5", "2001/2"),
+        ("2e-2", "1/50"),
+        ("\u0664\u0662", "42"),
+    ]
     + [
         (text, None)
         for text in (
@@ -423,6 +429,9 @@ def test_the_reward_as_trl_calls_it(grader):
     assert values == [1.0, 0.0, 0.0, 0.0]
     chats = [[{"role": "assistant", "content": text}] for text in texts[:2]]
     assert reward(prompts=[[]] * 2, completions=chats, answer=["42", "42"]) == [1.0, 0.0]
+    assert reward.last_batch[0].items() >= {"extracted": "42", "kind": "number"}.items()
+    assert reward.last_batch[0]["grader"] == grader.label
+    assert reward.pop_kinds() == {"number": 2} and reward.pop_kinds() == {}
     assert reward.pop_counts() == {"correct": 2, "wrong": 2, "unparsable": 1, "timed out": 1}
     assert reward.pop_counts() == {"correct": 0, "wrong": 0, "unparsable": 0, "timed out": 0}
 
