@@ -94,7 +94,7 @@ def from_cost() -> str:
 
 
 def from_grading() -> str:
-    """Seconds to grade made-up answers, ours against math-verify alone; sampling and intervals."""
+    """Seconds to grade made-up answers, ours against math-verify alone; sampling."""
     result = read("grading", "evaluation.json")
     rows = (
         [
@@ -113,7 +113,6 @@ def from_grading() -> str:
     sampling, differ = result["sampling"], result["sampling"]["completions_that_differ"]
     other = differ["in batches of other sizes and orders"]
     lines = [
-        f"Intervals of a pass@k curve: {result['bootstrap']['curve_seconds']:.2f} s.",
         f"A stream for each row makes sampling {sampling['ratio']:.2f} times as long as "
         f"`generate` alone; {other} of {sampling['completions']:,} completions differ in batches "
         f"of other sizes and orders, {differ['alone']} of {differ['alone, of']} alone.",
@@ -123,11 +122,36 @@ def from_grading() -> str:
     return "\n\n".join([markdown(header, rows), *lines])
 
 
+def from_coverage() -> str:
+    """How often intervals of pass@k hold the truth, ours beside the bootstrap."""
+    result = read("coverage", "coverage.json")
+    cases: dict[tuple[str, str, int], dict[int, dict]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["of"], row["shape"], row["k"]), {})[row["problems"]] = row
+    sizes = sorted({row["problems"] for row in result["rows"]})
+    rows = (
+        [of, shape, str(k), *(cell(by_size[size]) if size in by_size else "" for size in sizes)]
+        for (of, shape, k), by_size in cases.items()
+    )
+    note = (
+        f"{result['evaluations']:,} evaluations of each case, 256 samples a problem. In a cell: "
+        "how many in 100 of our intervals hold the truth, how many of the percentile bootstrap's, "
+        "and how many times as wide ours are on average."
+    )
+    header = ["of", "problems", "k", *(f"{size} problems" for size in sizes)]
+    return f"{note}\n\n{markdown(header, rows)}"
+
+
+def cell(row: dict) -> str:
+    """A simulated case of `from_coverage`."""
+    shares = f"{100 * row['holds']:.0f}; {100 * row['bootstrap_holds']:.0f}"
+    width = row["bootstrap_width"]
+    return f"{shares}; {row['width'] / width:.2g} ×" if width else f"{shares}; –"
+
+
 def from_reliability() -> str:
     """What was run once and is too long for a test."""
-    kills, soak, fuzz, versions = (
-        read("reliability", f"{name}.json") for name in ("kills", "soak", "fuzz", "versions")
-    )
+    kills, soak, fuzz = (read("reliability", f"{name}.json") for name in ("kills", "soak", "fuzz"))
     starts = sum(life["starts"] for life in kills["lives"])
     growth = {
         name: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*soak["series"][name]["per_1000_steps"])
@@ -159,18 +183,26 @@ def from_reliability() -> str:
             f"{memory[0]:.0f} → {memory[1]:.0f} MiB",
         ],
     ]
-    rows += [
-        [
-            "versions",
-            ", ".join(f"{name} {row['versions'][name]}" for name in PACKAGES),
-            f"{row['outcome']}, {row['passed']} tests pass",
-        ]
-        for row in versions["rows"]
-    ]
     return markdown(["what", "how much", "found"], rows)
 
 
-PACKAGES = ("unsloth", "trl", "transformers")
+def from_versions() -> str:
+    """What `tests/version_matrix.py` found of other versions."""
+    matrix = read("reliability", "versions.json")
+    header = ["row", *PACKAGES, "found", "requirements that pip would not meet"]
+    rows = []
+    for row in matrix["rows"]:
+        beside = dict(release.split("==") for release in row["beside"])
+        versions = [row["versions"].get(name, "") for name in PACKAGES]
+        passed = f", {row['passed']} tests pass" if row["passed"] else ""
+        said = f": {row['message'][:160]}" if row["message"] else ""
+        name = row["name"] + (f" ({beside['vllm']})" if "vllm" in beside else "")
+        not_met = ", ".join(f"`{text}`" for text in row["not_met"])
+        rows.append([name, *versions, f"{row['outcome']}{passed}{said}", not_met])
+    return markdown(header, rows) + f"\n\nTried on {matrix['environment']['date'][:10]}."
+
+
+PACKAGES = ("unsloth", "trl", "transformers", "peft", "torch")
 
 
 def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -192,7 +224,9 @@ SOURCES: dict[str, Callable[[], str]] = {
     "benchmark-smollm2": partial(from_benchmark, "smollm2"),
     "cost": from_cost,
     "grading-speed": from_grading,
+    "coverage": from_coverage,
     "reliability": from_reliability,
+    "versions": from_versions,
 }
 
 

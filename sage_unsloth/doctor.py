@@ -13,6 +13,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from sage_unsloth.selftest.command import add_deep
+
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 GIB = 2**30
 LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
@@ -23,7 +25,7 @@ def add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
     )
-    parser.set_defaults(act=_act)
+    add_deep(parser, _act)
 
 
 def _act(options: argparse.Namespace) -> int:
@@ -159,6 +161,8 @@ def _grader() -> Check:
 def _device() -> Iterator[Check]:
     import torch
 
+    from sage_unsloth.models.device import BFLOAT16_CAPABILITY, why_unserved
+
     if not torch.cuda.is_available():
         yield Check(
             OK, "device", "CPU (no CUDA device); the embedded task runs, the paper's models do not"
@@ -171,16 +175,15 @@ def _device() -> Iterator[Check]:
             f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, compute capability "
             f"{major}.{minor}"
         )
-        if major < 7:
-            yield Check(
-                FAIL, f"cuda:{index}", name, "Unsloth needs compute capability 7.0 or newer"
-            )
-        elif major < 8:
+        unserved = why_unserved((major, minor), torch.cuda.get_arch_list())
+        if unserved is not None:
+            yield Check(FAIL, f"cuda:{index}", name, unserved)
+        elif (major, minor) < BFLOAT16_CAPABILITY:
             yield Check(
                 WARN,
                 f"cuda:{index}",
                 name,
-                "no bfloat16: training runs in float16; vLLM 0.11.2 was the last for a T4",
+                "no bfloat16: training runs in float16, rollouts by transformers (docs/hosted.md)",
             )
         else:
             yield Check(OK, f"cuda:{index}", name)

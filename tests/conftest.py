@@ -69,7 +69,7 @@ def eager(request):
     import torch._dynamo.config  # reads the variable once, here, so that it is for other processes
 
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    compiled = request.node.get_closest_marker("compiled")
+    compiled = request.config.option.compiled or request.node.get_closest_marker("compiled")
     with torch.compiler.set_stance("default" if compiled else "force_eager"):
         yield
 
@@ -216,7 +216,16 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--compiled", action="store_true", help="every test with Unsloth's compilation on"
+    )
+
+
 def pytest_configure(config):
+    if config.option.compiled:
+        os.environ["UNSLOTH_COMPILE_DISABLE"] = "0"
+        os.environ["TORCH_COMPILE_DISABLE"] = "0"
     if hasattr(config.option, "loadscopereorder"):  # pytest-xdist is there
         config.option.loadscopereorder = False
 

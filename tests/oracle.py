@@ -18,6 +18,7 @@ from sage_unsloth.objective.kl import PENALTIES, UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
+from sage_unsloth.selftest.oracle import completion_rows, score, to_completion_layout
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by
 # the micro-batch's own.
@@ -55,49 +56,9 @@ class SteeredRecording(Recording):
         self.guide.restore(state)
 
 
-def completion_rows(inputs):
-    """(prompt ids, completion ids) of each row, without padding; the completion ends where its mask
-    ends.
-    """
-    for row in range(inputs["prompt_ids"].shape[0]):
-        prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
-        ids, mask = inputs["completion_ids"][row], inputs["completion_mask"][row].bool()
-        yield prompt, ids[mask]
-
-
-def score(model, inputs, temperature=1.0):
-    """log π(y_t | s_t) and H_t, each (B, T) float64, zero outside the mask."""
-    size = inputs["completion_ids"].shape
-    logps, entropies = [], []
-    for prompt, completion in completion_rows(inputs):
-        n = len(completion)
-        padding = (0, size[1] - n)
-        if n == 0:
-            logps.append(torch.zeros(size[1], dtype=torch.float64))
-            entropies.append(torch.zeros(size[1], dtype=torch.float64))
-            continue
-        ids = torch.cat([prompt, completion])[None]
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
-        all_logps = logits.log_softmax(-1)
-        picked = all_logps.gather(1, completion[:, None])[:, 0]
-        logps.append(torch.nn.functional.pad(picked, padding))
-        entropy = -(all_logps.exp() * all_logps).sum(-1)
-        entropies.append(torch.nn.functional.pad(entropy, padding))
-    return torch.stack(logps), torch.stack(entropies)
-
-
-def to_completion_layout(values, inputs):
-    """Unsloth's layout, each row shifted left by its padding and (B, T + largest left pad) wide, to
-    (B, T).
-    """
-    ours = inputs["completion_mask"].bool()
-    left_pad = inputs["prompt_mask"].shape[1] - inputs["prompt_mask"].sum(-1)
-    start = (values.shape[1] - ours.shape[1]) - left_pad
-    result = torch.zeros(ours.shape, dtype=torch.float64)
-    for row, first in enumerate(start.tolist()):
-        shifted = values[row, first : first + ours.shape[1]].double()
-        result[row, : len(shifted)] = shifted
-    return torch.where(ours, result, 0.0)
+def texts(model):
+    """The logits of one text, (length,) token ids, by a transformers model."""
+    return lambda ids: model(input_ids=ids[None], use_cache=False).logits[0]
 
 
 def credited_advantages(advantages, logps, ref, mask, log_guide, groups, beta):
@@ -193,15 +154,15 @@ class Oracle(TrainerCallback):
         guides, kls, masks = [], [], list(self.entropy_masks)
         for inputs, call in zip(self.inputs, calls, strict=True):
             with torch.no_grad(), model.disable_adapter():
-                ref, ref_entropies = score(model, inputs, args.temperature)
+                ref, ref_entropies = score(texts(model), inputs, args.temperature)
             teacher = None
             if self.teacher is not None:
                 with torch.no_grad():
-                    teacher, _ = score(self.teacher, inputs, args.temperature)
+                    teacher, _ = score(texts(self.teacher), inputs, args.temperature)
             model.requires_grad_(False)
             for parameter in named.values():
                 parameter.requires_grad_(True)
-            logps, entropies = score(model, inputs, args.temperature)
+            logps, entropies = score(texts(model), inputs, args.temperature)
             mask = inputs["completion_mask"]
             log_guide = None
             of_oracle = TokenSignals(

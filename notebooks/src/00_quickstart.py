@@ -26,15 +26,20 @@
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
-# cell if it asks you to.
+# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
+# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
+# package that the kernel had loaded.
 
 # %%
 import importlib.util
 
 if importlib.util.find_spec("sage_unsloth") is None:
-    # %pip install -q "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
+    # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
+
+from sage_unsloth import hosted
+
+hosted.install()
 
 # %% [markdown]
 # `doctor` says what this machine has, what is missing, and the remedy. Every check should begin
@@ -102,7 +107,7 @@ Image(Path(OUT) / "training.png")
 
 # %% [markdown]
 # ## pass@k
-# Bands are 95 % bootstrap intervals over problems. Two curves whose bands overlap may still differ,
+# Bands are 95 % intervals over problems. Two curves whose bands overlap may still differ,
 # because both models answered the same problems: the paired differences in the table above are the
 # test. All of it is one training seed.
 

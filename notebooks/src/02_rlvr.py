@@ -29,15 +29,20 @@
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
-# cell if it asks you to.
+# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
+# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
+# package that the kernel had loaded.
 
 # %%
 import importlib.util
 
 if importlib.util.find_spec("sage_unsloth") is None:
-    # %pip install -q "sage_unsloth[vllm] @ git+https://github.com/sage-unsloth/sage_unsloth"
+    # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
+
+from sage_unsloth import hosted
+
+hosted.install(vllm=True)  # with vLLM where it runs
 
 # %%
 from sage_unsloth import doctor

@@ -26,15 +26,20 @@
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
-# cell if it asks you to.
+# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
+# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
+# package that the kernel had loaded.
 
 # %%
 import importlib.util
 
 if importlib.util.find_spec("sage_unsloth") is None:
-    # %pip install -q "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
+    # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
+
+from sage_unsloth import hosted
+
+hosted.install()
 
 # %%
 from sage_unsloth import doctor
@@ -164,10 +169,10 @@ show_table(
 # ## Differences
 # Bands that overlap do not mean that two models are equal: both answered the same problems, and
 # what makes a problem hard for both cancels in the difference. A band of the difference that leaves
-# out 0 is what to look for, and `above 0 in` says how many of the resampled sets of problems favour
-# the first model. All of it is about these two trained models: another training seed is another
-# model. To compare methods, train several seeds of each and give them one name, `--models grpo=…
-# grpo=… sage=… sage=…`; seeds are resampled then too.
+# out 0 is what to look for, and `above 0` says which share of the difference's t distribution
+# favours the first model. All of it is about these two trained models: another training seed is
+# another model. To compare methods, train several seeds of each and give them one name, `--models
+# grpo=… grpo=… sage=… sage=…`; the intervals then hold for other seeds too.
 
 # %%
 Image(OUT / "differences.png")

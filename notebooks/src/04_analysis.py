@@ -27,15 +27,20 @@
 
 # %% [markdown]
 # ## Install
-# Skipped where the package is already there. In a hosted notebook, restart the runtime after this
-# cell if it asks you to.
+# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
+# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
+# package that the kernel had loaded.
 
 # %%
 import importlib.util
 
 if importlib.util.find_spec("sage_unsloth") is None:
-    # %pip install -q "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
+    # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
+
+from sage_unsloth import hosted
+
+hosted.install()
 
 # %%
 from sage_unsloth import doctor
@@ -106,7 +111,7 @@ from sage_unsloth.figures import show_table
 patterns = analysis.ARITHMETIC_PATTERNS
 frequencies = analysis.pattern_frequencies(samples, patterns)
 show_table(pattern_rows(frequencies))
-note = "embedded arithmetic; 95 % bootstrap over problems with a correct solution"
+note = "embedded arithmetic; 95 % over problems with a correct solution"
 Image(plot_patterns(frequencies, OUT / "patterns.png", note))
 
 # %% [markdown]
@@ -143,7 +148,7 @@ show_table(phase_rows(analysis.dynamics(runs)))
 from sage_unsloth.analysis.figures import plot_dynamics
 from sage_unsloth.analysis.report import pass_at_k_curves
 
-note = "thin: each step, thick: moving average over 9; bands: 95 % bootstrap over problems"
+note = "thin: each step, thick: moving average over 9; bands: 95 % over problems"
 curves = pass_at_k_curves("arithmetic", samples)
 Image(plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 

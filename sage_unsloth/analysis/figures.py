@@ -13,7 +13,7 @@ import numpy as np
 from sage_unsloth.analysis.patterns import DYNAMICS, PatternFrequency
 from sage_unsloth.analysis.token_page import TokenTrace
 from sage_unsloth.evaluation.figures import draw_curve, mark_ks
-from sage_unsloth.evaluation.metrics import Estimate
+from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import COLOURS, curve_style, new_figure, save_figure, write_table
 from sage_unsloth.training.figures import moving_average
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from sage_unsloth.evaluation.metrics import (
+from sage_unsloth.evaluation.bootstrap import series_interval
+from sage_unsloth.evaluation.intervals import (
     Difference,
     Estimate,
-    mean_difference,
-    mean_interval,
-    series_interval,
+    paired_interval,
+    score_interval,
 )
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.prompts import REASONING_START
@@ -122,8 +122,7 @@ def pattern_frequencies(
 
     The share of a problem's correct solutions that show it, and the mean of the shares. A problem
     without a correct solution has no share and is left out; `problems` counts the others. The
-    interval resamples problems, so it is wide where few are solved, and of no width where none or
-    all show the pattern.
+    interval is over problems (`intervals.score_interval`), so it is wide where few are solved.
 
     Args:
         samples: model -> records.
@@ -140,7 +139,7 @@ def pattern_frequencies(
                 PatternFrequency(
                     model,
                     pattern,
-                    mean_interval(shares) if shares else None,
+                    score_interval(np.array([shares])) if shares else None,
                     shown=sum(shown for shown, _ in counts.values()),
                     correct=sum(correct for _, correct in counts.values()),
                     problems_shown=sum(shown > 0 for shown, _ in counts.values()),
@@ -169,8 +168,8 @@ def pattern_differences(
                 continue
             a, b = counts[model][pattern], counts[against][pattern]
             both = [problem for problem in a if problem in b]
-            shares_a, shares_b = ([c[p][0] / c[p][1] for p in both] for c in (a, b))
-            found: Difference | None = mean_difference(shares_a, shares_b) if both else None
+            shares_a, shares_b = ([[c[p][0] / c[p][1] for p in both]] for c in (a, b))
+            found: Difference | None = paired_interval(shares_a, shares_b) if both else None
             rows.append(
                 {
                     "pattern": pattern,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sage_unsloth.evaluation.metrics import mean_difference, mean_interval
+from sage_unsloth.evaluation.bootstrap import mean_difference, mean_interval
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import refuse_other_settings
@@ -41,13 +41,13 @@ def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[An
     import torch
     from transformers import AutoModelForCausalLM
 
-    from sage_unsloth.models.device import has_gpu
+    from sage_unsloth.models.device import has_gpu, sixteen_bit_dtype
     from sage_unsloth.models.tokenizers import load_tokenizer
     from sage_unsloth.models.weights import check_adapter_fits, refuse_pickles
 
     refuse_pickles(path)
     tokenizer = load_tokenizer(path, adapter=adapter)
-    dtype = torch.bfloat16 if has_gpu() else torch.float32
+    dtype = getattr(torch, sixteen_bit_dtype()) if has_gpu() else torch.float32
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
     if adapter is not None:
         from peft import PeftModel

@@ -1,9 +1,11 @@
+from .bootstrap import mean_difference as mean_difference
+from .bootstrap import mean_interval as mean_interval
 from .evaluator import evaluate as evaluate
-from .metrics import Difference as Difference
-from .metrics import Estimate as Estimate
+from .intervals import Difference as Difference
+from .intervals import Estimate as Estimate
+from .intervals import paired_interval as paired_interval
+from .intervals import score_interval as score_interval
 from .metrics import difference_curve as difference_curve
-from .metrics import mean_difference as mean_difference
-from .metrics import mean_interval as mean_interval
 from .metrics import paired_difference as paired_difference
 from .metrics import pass_at_k as pass_at_k
 from .metrics import pass_at_k_curve as pass_at_k_curve
@@ -19,7 +21,9 @@ __all__ = [
     "mean_difference",
     "mean_interval",
     "paired_difference",
+    "paired_interval",
     "pass_at_k",
     "pass_at_k_curve",
     "pass_at_k_interval",
+    "score_interval",
 ]

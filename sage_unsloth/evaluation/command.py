@@ -62,6 +62,11 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         help="auto: vllm where there are a GPU and the package (default: %(default)s)",
     )
     parser.add_argument(
+        "--load-in-4bit",
+        action="store_true",
+        help="quantise the weights: a 7B model on a card of 16 GB; draws by transformers",
+    )
+    parser.add_argument(
         "--batch",
         type=int,
         help="completions drawn together (default: "
@@ -96,7 +101,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.smoke:
         _shorten(options)
     models = [parse_model(text, options.template) for text in options.models]
-    engine = evaluator.choose_engine(options.engine)
+    engine = evaluator.choose_engine(options.engine, load_in_4bit=options.load_in_4bit)
     config = SamplingConfig(
         num_samples=options.n,
         temperature=options.temperature,
@@ -115,6 +120,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         engine=engine,
         training=_training_rows(options.train) if options.train else (),
         against=options.against,
+        load_in_4bit=options.load_in_4bit,
         show=print,
     )
     print(f"\n{report_text(result)}\n\nTables and figures: {options.out}")

@@ -61,9 +61,18 @@ def parse_benchmark(
     return replace(benchmark, rows=benchmark.rows[:problems])
 
 
-def choose_engine(wanted: str = "auto") -> str:
-    """vLLM where it runs, else transformers, with the reason logged; "vllm" insists."""
-    return choose_rollouts(wanted)
+def choose_engine(wanted: str = "auto", *, load_in_4bit: bool = False) -> str:
+    """vLLM where it runs, else transformers, with the reason logged; "vllm" insists.
+
+    Raises:
+        ValueError: an unknown engine, or vLLM where it cannot run or with 4-bit weights.
+    """
+    if load_in_4bit and wanted == "vllm":
+        raise ValueError(
+            "4-bit evaluation draws by transformers, because vLLM loads 16-bit weights here; got "
+            "--engine vllm with --load-in-4bit; leave one of them out"
+        )
+    return choose_rollouts("transformers" if load_in_4bit else wanted)
 
 
 @frees_models
@@ -76,6 +85,7 @@ def evaluate(
     engine: str = "transformers",
     training: Sequence[dict] = (),
     against: str | None = None,
+    load_in_4bit: bool = False,
     show: Callable[[str], object] = logger.info,
 ) -> dict[str, Any]:
     """Draw and grade what is missing of every model on every benchmark, and report.
@@ -91,6 +101,8 @@ def evaluate(
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
         against: the model that the others are compared with; None takes the first.
+        load_in_4bit: quantise the weights, as a card of 16 GB needs for a 7B model; its record sets
+            are others than those of 16-bit weights.
         show: is given how much there is to do and how long it may take, a text at a time.
 
     Raises:
@@ -99,7 +111,7 @@ def evaluate(
     """
     out = Path(out)
     _check_request(models, benchmarks, against)
-    identities = _identities(models)
+    identities = _identities(models, load_in_4bit)
     files = _files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
     for (number, benchmark), file in files.items():
@@ -125,7 +137,9 @@ def evaluate(
                 check_golds(benchmark, grader)
         if training:
             _report_overlap(training, benchmarks, out, show)
-        sets = _draw_sets(models, benchmarks, out, config, engine, identities, files, missing, show)
+        sets = _draw_sets(
+            models, benchmarks, out, config, engine, load_in_4bit, identities, files, missing, show
+        )
         ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
         return report_sets(ordered, out, against)
 
@@ -146,14 +160,17 @@ def _check_request(
         raise ValueError(f"models of one name must differ, as training seeds do; got {names}")
 
 
-def _identities(models: Sequence[ModelSpec]) -> list[dict[str, Any]]:
-    """What tells each model's record sets from others: digests of its weights, and the device."""
+def _identities(models: Sequence[ModelSpec], load_in_4bit: bool) -> list[dict[str, Any]]:
+    """What tells each model's record sets from others: digests of its weights, the device, and that
+    the weights are quantised, if they are.
+    """
     identities = []
     for spec in models:
         if spec.adapter is not None:
             check_adapter_fits(spec.path, spec.adapter)
         device = "cuda" if has_gpu() else "cpu"
-        identities.append(model_identity(spec.path, spec.adapter) | {"device": device})
+        quantised = {"weight_bits": 4} if load_in_4bit else {}
+        identities.append(model_identity(spec.path, spec.adapter) | {"device": device} | quantised)
     return identities
 
 
@@ -225,6 +242,7 @@ def _draw_sets(
     out: Path,
     config: SamplingConfig,
     engine: str,
+    load_in_4bit: bool,
     identities: Sequence[Mapping[str, Any]],
     files: Mapping[Key, Path],
     missing: Mapping[Key, int],
@@ -242,7 +260,10 @@ def _draw_sets(
     sets: dict[Key, RecordSet] = {}
     bar = None
     try:
-        for number, loaded in load_engines(engine, models, benchmarks, config, missing):
+        engines = load_engines(
+            engine, models, benchmarks, config, missing, load_in_4bit=load_in_4bit
+        )
+        for number, loaded in engines:
             spec = models[number]
             if bar is None:
                 lacking = [b for b in benchmarks if missing[number, b.name]]

@@ -112,7 +112,7 @@ def summary(report: Mapping[str, Any]) -> str:
         lines.append(_line(name, [f"{share:.3f}" for share in shares], 10))
     lines += [
         "",
-        "Intervals: 95 %, bootstrap over problems, paired for differences. Each method was "
+        "Intervals: 95 %, over problems, paired for differences. Each method was "
         "trained with one seed,",
         "so a difference between methods says nothing about other seeds.",
     ]

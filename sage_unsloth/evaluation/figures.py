@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.evaluation.metrics import Difference, Estimate
+from sage_unsloth.evaluation.intervals import Difference, Estimate
 from sage_unsloth.figures import curve_style, new_figure, save_figure
 
 

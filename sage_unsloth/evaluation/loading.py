@@ -4,6 +4,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sage_unsloth.problems.benchmarks import Benchmark
@@ -45,6 +46,8 @@ def load_engines(
     benchmarks: Sequence[Benchmark],
     config: SamplingConfig,
     missing: Mapping[tuple[int, str], int],
+    *,
+    load_in_4bit: bool = False,
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model, one at a time; the caller drops it before it asks for the next.
 
@@ -56,6 +59,7 @@ def load_engines(
         benchmarks: whose prompts decide how long a sequence can be.
         config: sampling.
         missing: (model's number, benchmark's name) -> completions to draw.
+        load_in_4bit: quantise the weights (transformers on a GPU only).
 
     Yields:
         The model's number in `models`, and its engine.
@@ -68,7 +72,7 @@ def load_engines(
     groups: dict[str, list[int]] = defaultdict(list)
     for number, spec in enumerate(models):
         groups[spec.path].append(number)
-    load = _load_vllm if kind == "vllm" else _load_transformers
+    load = _load_vllm if kind == "vllm" else partial(_load_transformers, load_in_4bit)
     for path, numbers in groups.items():
         tokenizers = {
             n: load_tokenizer(path, models[n].template, models[n].adapter) for n in numbers
@@ -105,7 +109,7 @@ def _load_vllm(
 
 
 def _load_transformers(
-    path: str, models: Mapping[int, ModelSpec], length: int
+    load_in_4bit: bool, path: str, models: Mapping[int, ModelSpec], length: int
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model: its adapter is loaded with it."""
     from sage_unsloth.models.device import release_memory
@@ -114,9 +118,15 @@ def _load_transformers(
     for number, spec in models.items():
         release_memory()  # of the model before
         with engine_errors(spec.name):
-            engine = TransformersEngine(
-                *load_policy(path, adapter=spec.adapter, max_length=length, template=spec.template)
+            policy = load_policy(
+                path,
+                adapter=spec.adapter,
+                max_length=length,
+                load_in_4bit=load_in_4bit,
+                template=spec.template,
             )
+            engine = TransformersEngine(*policy)
+            del policy
         yield number, engine
         del engine
 

@@ -1,39 +1,19 @@
 """pass@k and its uncertainty, as pure functions of how many samples of each problem are correct.
 
-The intervals resample *problems*, not samples: with 40 to 500 problems, the choice of problems is
-the largest part of the uncertainty, and more samples per problem do not reduce it.
-
-`scipy.stats.bootstrap` does not serve here: problems and training seeds are crossed, and every k
-and both models of a difference must see the same resamples; it also draws others, so that no figure
-that is committed could be computed again.
-
-Shapes: P problems, S training seeds of one model, K values of k, R resamples; N values in a row.
+Shapes: P problems, S training seeds of one model, K values of k.
 """
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-RESAMPLED_AT_ONCE = 1_000_000  # values in memory
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over problems with its bootstrap interval, in the unit of the values."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Difference(Estimate):
-    """A mean difference a - b over the same problems; how often resampled problems favour a."""
-
-    share_above_zero: float
+from sage_unsloth.evaluation.intervals import (
+    Difference,
+    Estimate,
+    paired_interval,
+    score_interval,
+)
 
 
 def pass_at_k(num_samples, num_correct, k):
@@ -82,43 +62,32 @@ def powers_of_two(num_samples: int) -> list[int]:
 
 
 def pass_at_k_curve(
-    num_samples,
-    num_correct,
-    ks: Iterable[int],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    num_samples, num_correct, ks: Iterable[int], *, confidence: float = 0.95
 ) -> dict[int, Estimate]:
-    """The mean pass@k over problems for every k, with percentile bootstrap intervals (Efron, 1979).
+    """The mean pass@k over problems for every k, each with its `intervals.score_interval`.
 
-    The problems are resampled and, where there are several training seeds, these too, independently
-    of the problems; every k sees the same resamples. The values of a problem carry the noise of its
-    n samples, so the interval covers it. With S seeds the share of the variance that is due to them
-    comes out (S - 1) / S of its size: three seeds are few.
+    The values of a problem carry the noise of its n samples, so the interval covers it. With one
+    training seed it says nothing about another seed.
 
     Args:
         num_samples: n, (P,) samples per problem, or one number for all; or (S, P).
         num_correct: c, (P,) correct samples; or (S, P), a row for each training seed of one method.
         ks: how many samples are drawn per problem.
-        confidence: the share of resampled means between `low` and `high`.
-        resamples: how often P problems are drawn with replacement.
-        seed: of the drawing; equal seeds and P draw the same problems.
+        confidence: the share of such intervals that hold the mean over all problems of the kind.
 
     Raises:
         ValueError: as `pass_at_k`; no problems, or more than two axes; `confidence` not in (0, 1).
     """
     values_KSP, ks = _per_problem(num_samples, num_correct, ks)
-    means_KR = resampled_means(values_KSP, resamples, seed, 0)
     return {
-        k: Estimate(*_mean_and_interval(values.mean(), means, confidence))
-        for k, values, means in zip(ks, values_KSP, means_KR, strict=True)
+        k: score_interval(values_SP, confidence)
+        for k, values_SP in zip(ks, values_KSP, strict=True)
     }
 
 
-def pass_at_k_interval(num_samples, num_correct, k: int, **options) -> Estimate:
+def pass_at_k_interval(num_samples, num_correct, k: int, *, confidence: float = 0.95) -> Estimate:
     """`pass_at_k_curve` at one k."""
-    return pass_at_k_curve(num_samples, num_correct, [k], **options)[k]
+    return pass_at_k_curve(num_samples, num_correct, [k], confidence=confidence)[k]
 
 
 def difference_curve(
@@ -129,13 +98,10 @@ def difference_curve(
     ks: Iterable[int],
     *,
     confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
 ) -> dict[int, Difference]:
     """The mean pass@k of model a minus that of model b on the *same* problems, for every k.
 
-    Both models keep their results on a resampled problem, so what makes a problem hard for both
-    cancels. Training seeds are resampled for each model by itself. Arguments as in
+    What makes a problem hard for both cancels (`intervals.paired_interval`). Arguments as in
     `pass_at_k_curve`, twice; the problems in one order.
 
     Raises:
@@ -143,99 +109,24 @@ def difference_curve(
     """
     values_a_KSP, ks = _per_problem(num_samples_a, num_correct_a, ks)
     values_b_KSP, _ = _per_problem(num_samples_b, num_correct_b, ks)
-    if values_a_KSP.shape[2] != values_b_KSP.shape[2]:
-        raise ValueError(
-            "both models must have the same problems because they are compared one by one; "
-            f"got {values_a_KSP.shape[2]} and {values_b_KSP.shape[2]} problems"
-        )
-    means_KR = resampled_means(values_a_KSP, resamples, seed, 0)
-    means_KR -= resampled_means(values_b_KSP, resamples, seed, 1)
-    result = {}
-    for k, a, b, means in zip(ks, values_a_KSP, values_b_KSP, means_KR, strict=True):
-        interval = _mean_and_interval(a.mean() - b.mean(), means, confidence)
-        # Differences that cancel leave rounding errors of either sign.
-        result[k] = Difference(*interval, share_above_zero=_share_above_zero(means))
-    return result
+    return {
+        k: paired_interval(a_SP, b_SP, confidence)
+        for k, a_SP, b_SP in zip(ks, values_a_KSP, values_b_KSP, strict=True)
+    }
 
 
 def paired_difference(
-    num_samples_a, num_correct_a, num_samples_b, num_correct_b, k: int, **options
+    num_samples_a,
+    num_correct_a,
+    num_samples_b,
+    num_correct_b,
+    k: int,
+    *,
+    confidence: float = 0.95,
 ) -> Difference:
     """`difference_curve` at one k."""
     counts = (num_samples_a, num_correct_a, num_samples_b, num_correct_b)
-    return difference_curve(*counts, [k], **options)[k]
-
-
-def mean_interval(
-    values_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Estimate:
-    """The mean of one value for each problem, (P,), with the interval of `pass_at_k_curve`.
-
-    Raises:
-        ValueError: not (P,) finite values with P >= 1; `confidence` not in (0, 1).
-    """
-    values_P = _finite_values(values_P)
-    means = resampled_means(values_P[None, None], resamples, seed, 0)[0]
-    return Estimate(*_mean_and_interval(values_P.mean(), means, confidence))
-
-
-def mean_difference(
-    values_a_P, values_b_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Difference:
-    """The mean of a − b over the same problems in one order, each (P,), as `difference_curve`.
-
-    Raises:
-        ValueError: as `mean_interval`; or the numbers of problems differ.
-    """
-    values_a_P, values_b_P = _finite_values(values_a_P), _finite_values(values_b_P)
-    if values_a_P.shape != values_b_P.shape:
-        raise ValueError(
-            "both models must have the same problems because they are compared one by one; "
-            f"got {values_a_P.size} and {values_b_P.size} values"
-        )
-    means = resampled_means((values_a_P - values_b_P)[None, None], resamples, seed, 0)[0]
-    interval = _mean_and_interval((values_a_P - values_b_P).mean(), means, confidence)
-    return Difference(*interval, share_above_zero=_share_above_zero(means))
-
-
-def series_interval(
-    values_N,
-    *,
-    block: int | None = None,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Estimate:
-    """The mean of N successive values of one run, by the circular block bootstrap.
-
-    Successive optimizer steps resemble each other, so values resampled one by one would give
-    intervals that are too narrow: blocks of neighbours are drawn instead, the last value being a
-    neighbour of the first (Politis and Romano, 1992). It is about the steps of this run, and says
-    nothing about another run.
-
-    Args:
-        values_N: (N,), in order.
-        block: neighbours in a block; None takes ⌈N^(1/3)⌉, and 1 is the ordinary bootstrap.
-        confidence, resamples, seed: as in `pass_at_k_curve`.
-
-    Returns:
-        Of one value no interval, `low` and `high` nan: it says nothing about how values differ.
-
-    Raises:
-        ValueError: as `mean_interval`; or not 1 <= block <= N.
-    """
-    values_N = _finite_values(values_N)
-    count = values_N.size
-    block = math.ceil(round(count ** (1 / 3), 9)) if block is None else block
-    if not 1 <= block <= count:
-        raise ValueError(f"block must be between 1 and the {count} values; got {block}")
-    if count == 1:
-        return Estimate(float(values_N[0]), math.nan, math.nan)
-    blocks = -(-count // block)
-    starts_RB = np.random.default_rng(seed).integers(count, size=(resamples, blocks))
-    places = (starts_RB[:, :, None] + np.arange(block)) % count
-    means = values_N[places.reshape(resamples, -1)[:, :count]].mean(axis=1)
-    return Estimate(*_mean_and_interval(values_N.mean(), means, confidence))
+    return difference_curve(*counts, [k], confidence=confidence)[k]
 
 
 def mean_and_deviation(values_S) -> tuple[float, float]:
@@ -266,16 +157,6 @@ def solved_only_by(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: mine & (times == 1) for name, mine in solved.items()}
 
 
-def _finite_values(values) -> np.ndarray:
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
-        raise ValueError(
-            "an interval needs one finite value for each problem or step, at least one; got the "
-            f"shape {values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
-        )
-    return values
-
-
 def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarray, list[int]]:
     """pass@k of every k, seed and problem, (K, S, P), and the list of the ks."""
     ks = list(ks)
@@ -284,52 +165,8 @@ def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarra
     if len(shape) not in (1, 2) or 0 in shape:
         raise ValueError(
             "the counts must have one axis of at least one problem, or one of seeds before it, "
-            "because problems and seeds are resampled, and there must be a k; got the shape "
+            "because an interval is over these, and there must be a k; got the shape "
             f"{shape} and ks={ks}"
         )
     stacked = np.stack(values)
     return stacked.reshape(len(ks), -1, stacked.shape[-1]), ks
-
-
-def resampled_means(values_KSP: np.ndarray, resamples: int, seed: int, stream: int) -> np.ndarray:
-    """Means over P problems, and S seeds, drawn with replacement; in chunks of bounded memory.
-
-    Args:
-        values_KSP: (K, S, P).
-        resamples: R.
-        seed: of the drawing; with R and P it decides which problems are drawn.
-        stream: decides with the seed which training seeds are drawn; each model has its own.
-
-    Returns:
-        (K, R).
-    """
-    if resamples < 1:
-        raise ValueError(f"resamples must be >= 1; got {resamples}")
-    num_seeds, num_problems = values_KSP.shape[1:]
-    problems = np.random.default_rng(seed)
-    chunk = max(1, RESAMPLED_AT_ONCE // num_problems)
-    means_KSR = np.empty((*values_KSP.shape[:2], resamples))
-    for start in range(0, resamples, chunk):
-        rows = slice(start, min(start + chunk, resamples))
-        drawn_RP = problems.integers(num_problems, size=(rows.stop - start, num_problems))
-        for number, values_SP in enumerate(values_KSP):
-            for turn, values_P in enumerate(values_SP):
-                means_KSR[number, turn, rows] = values_P[drawn_RP].mean(axis=1)
-    if num_seeds == 1:
-        return means_KSR[:, 0]
-    seeds = np.random.default_rng([seed, stream])
-    drawn_SR = seeds.integers(num_seeds, size=(num_seeds, resamples))
-    return means_KSR[:, drawn_SR, np.arange(resamples)].mean(axis=1)
-
-
-def _mean_and_interval(mean, means, confidence: float) -> tuple[float, float, float]:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return float(mean), float(low), float(high)
-
-
-def _share_above_zero(means: np.ndarray) -> float:
-    """Ties count half, so that two equal models get .5, and a and b exchanged the complement."""
-    return float((means > 1e-12).mean() + (np.abs(means) <= 1e-12).mean() / 2)

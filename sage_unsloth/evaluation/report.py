@@ -250,7 +250,7 @@ def _conditions(sets: Sequence[RecordSet], table: Sequence[dict]) -> str:
     several = any(row["seeds"] > 1 for row in table)
     over = " and training seeds" if several else ", one training seed each"
     temperatures = sorted({one.sampling["temperature"] for one in sets})
-    return f"bands: 95 % bootstrap over problems{over}; T = " + ", ".join(
+    return f"bands: 95 % over problems{over}; T = " + ", ".join(
         f"{temperature:g}" for temperature in temperatures
     )
 

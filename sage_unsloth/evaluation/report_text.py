@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sage_unsloth.evaluation.metrics import Estimate
+from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import table_text
 
 MUCH_CUT = 0.1  # share of completions that reached the length limit
@@ -32,7 +32,7 @@ def report_text(result: Mapping[str, Any]) -> str:
             ks = list(curve)
             parts = [
                 f"pass@{k} {interval_text(curve[k], '+')}, "
-                f"above 0 in {curve[k]['share_above_zero']:.1%}"
+                f"above 0: {curve[k]['share_above_zero']:.1%}"
                 for k in dict.fromkeys((ks[0], ks[-1]))
             ]
             lines.append(f"{pair}: " + "; ".join(parts))
@@ -43,8 +43,8 @@ def report_text(result: Mapping[str, Any]) -> str:
         )
         lines += [f"solved at least once in {found['samples']} samples: {solved}", ""]
     lines.append(
-        "[ ]: 95 %, bootstrap over problems (and training seeds, where there are several), paired "
-        "for differences; the percentage is that of resamples. ±: sample deviation over parts of "
+        "[ ]: 95 %, over problems (and training seeds, where there are several), paired for "
+        "differences; the percentage: of the t distribution. ±: sample deviation over parts of "
         "the samples or over training seeds, which says nothing about other problems."
     )
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from sage_unsloth.runs.record import package_version
 
@@ -18,6 +19,31 @@ class Grade(StrEnum):
     TIMED_OUT = "timed out"  # or the worker died, as it does when it runs out of memory
 
 
+class Kind(StrEnum):
+    """As what an answer was compared with its gold, which is how it reached its grade."""
+
+    NUMBER = "number"  # exact
+    QUANTITY = "number with unit"
+    TEXT = "text"
+    CHOICE = "choice"  # the letter of an option
+    SET = "set"
+    TUPLE = "tuple"
+    INTERVAL = "interval"
+    EQUATION = "equation"
+    MATHEMATICS = "mathematics"  # by algebra
+    ROLES = "roles"  # of knights and knaves
+    SCORER = "scorer"  # the task's own
+    REFUSED = "refused"  # unread, because computing it may take for ever (`cost`)
+    NONE = "none"  # there was nothing to compare, or no time
+
+
+class Verdict(NamedTuple):
+    """A grade, and how it was reached. A tuple, so that a worker can send it as JSON."""
+
+    grade: Grade
+    kind: Kind
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checker:
     """What makes an answer right.
@@ -26,18 +52,21 @@ class Checker:
         name: in the record of a grade, with `version`.
         version: changes whenever the same answer may get another grade.
         packages: whose versions decide too.
-        plainly: (extracted answer or None, gold) -> the grade, or the two texts that a worker
+        plainly: (extracted answer or None, gold) -> the verdict, or the two texts that a worker
             compares. It runs in the caller's process, so it must be fast on any text. It raises
             ValueError for a gold that is none.
         compare: "module:function" of the function that compares those two texts in a worker: a
-            Grade, or None for a gold that cannot be read.
+            Verdict, or None for a gold that cannot be read.
+        typical: what a worker compares before its first question, so that what libraries build at
+            first use is there in each of its children.
     """
 
     name: str
     version: int
     packages: tuple[str, ...] = ()
-    plainly: Callable[[str | None, str], Grade | tuple[str, str]]
+    plainly: Callable[[str | None, str], Verdict | tuple[str, str]]
     compare: str = ""
+    typical: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:

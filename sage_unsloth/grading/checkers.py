@@ -5,7 +5,7 @@ import functools
 import json
 import re
 
-from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.mathematics import unwrap
 
 ROLES_INSTRUCTION = (
@@ -44,7 +44,7 @@ def roles(text: str) -> dict[str, str] | None:
     return found or None
 
 
-def _check_roles(answer: str | None, gold: str) -> Grade:
+def _check_roles(answer: str | None, gold: str) -> Verdict:
     expected = roles(gold) if isinstance(gold, str) else None
     if expected is None:
         raise ValueError(
@@ -53,20 +53,20 @@ def _check_roles(answer: str | None, gold: str) -> Grade:
         )
     found = None if answer is None else roles(answer)
     if found is None:
-        return Grade.UNPARSABLE
-    return Grade.CORRECT if found == expected else Grade.WRONG
+        return Verdict(Grade.UNPARSABLE, Kind.NONE)
+    return Verdict(Grade.CORRECT if found == expected else Grade.WRONG, Kind.ROLES)
 
 
 ROLES = Checker(name="roles", version=1, plainly=_check_roles)
 
 
-def _check_length(answer: str | None, gold: str) -> Grade | tuple[str, str]:
+def _check_length(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     if not answer or len(answer) > LONGEST_ANSWER:
-        return Grade.UNPARSABLE
+        return Verdict(Grade.UNPARSABLE, Kind.NONE)
     return answer, gold
 
 
-def compare_reasoning_gym(answer: str, gold: str) -> Grade | None:
+def compare_reasoning_gym(answer: str, gold: str) -> Verdict | None:
     """Compares an answer by reasoning-gym's own scorer, in a worker; None if the gold is none.
 
     CORRECT at the full score, of the answer or of the answer without dollars, bold or box. Partial
@@ -93,8 +93,8 @@ def compare_reasoning_gym(answer: str, gold: str) -> Grade | None:
         with contextlib.suppress(Exception):
             scores.append(data.score_answer(answer=text, entry=entry))
     if not scores:
-        return Grade.UNPARSABLE
-    return Grade.CORRECT if max(scores) >= 1 else Grade.WRONG
+        return Verdict(Grade.UNPARSABLE, Kind.NONE)
+    return Verdict(Grade.CORRECT if max(scores) >= 1 else Grade.WRONG, Kind.SCORER)
 
 
 @functools.lru_cache(maxsize=8)

@@ -7,8 +7,8 @@ it does:
 
     everywhere      Python itself ends the worker that opens a file to write, a socket or a process
                     (audit hook); no file grows (RLIMIT_FSIZE), few are open, no core dump, no child
-                    process unless root runs it (RLIMIT_NPROC); the environment holds no variable
-                    outside `ALLOWED_VARIABLES`
+                    process unless root runs it (RLIMIT_NPROC); capabilities are given up; the
+                    environment holds no variable outside `ALLOWED_VARIABLES`
     "namespace"     no network interface at all (user and network namespaces; containers often
                     forbid them)
     "landlock"      the kernel denies writing, making, renaming and deleting files, and running
@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 ALLOWED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ")
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 OPEN_FILES = 64
+ENDED = 75  # exit status of a process that was ended for what it tried, or for its memory
 # Of Python's audit events, those by which something would leave the process. Its table is in the
 # documentation of `sys.audit`.
 REFUSED = (
@@ -75,12 +76,14 @@ def confine(refused: Callable[[str], None]) -> bool:
     with contextlib.suppress(ValueError, OSError):  # macOS takes no 0 here
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     landlocked = sys.platform == "linux" and _landlock()
+    if sys.platform == "linux":
+        _drop_capabilities()
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
         if writes or event.startswith(REFUSED):
             refused(event)
-            os._exit(1)
+            os._exit(ENDED)
 
     sys.addaudithook(hook)
     return landlocked
@@ -94,6 +97,18 @@ class _Ruleset(ctypes.Structure):
         ("network", ctypes.c_uint64),
         ("scoped", ctypes.c_uint64),
     ]
+
+
+def _drop_capabilities() -> None:
+    """Gives up what root may do to other processes and to files of others.
+
+    Without it, root outside a namespace of its own reads other processes' environments: since Linux
+    6.13, CAP_PERFMON is enough for that in spite of Landlock.
+    """
+    version_3, this_process = 0x2008_0522, 0
+    header = (ctypes.c_uint32 * 2)(version_3, this_process)
+    none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, 64 bits each
+    ctypes.CDLL(None).capset(header, none)
 
 
 def _landlock() -> bool:

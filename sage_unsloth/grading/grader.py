@@ -10,13 +10,16 @@ import os
 import threading
 from collections.abc import Sequence
 
-from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
+from sage_unsloth.grading import extraction
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.grading.workers import LATE, Workers
+from sage_unsloth.grading.workers import CUT_SHORT, LATE, Workers
 from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
 
 CACHED_PAIRS = 65_536
+# Of answers for which a batch had no time; compared by identity, because it is not remembered.
+_CUT_SHORT = Verdict(Grade.TIMED_OUT, Kind.NONE)
 
 Pair = tuple[str | None, str]  # extracted answer, gold
 
@@ -33,7 +36,7 @@ class Grader:
         workers: worker processes; they start with the first answer that needs one.
         time_limit: seconds for one answer in a worker, which is then killed and replaced.
         memory_limit_gib: address space of one worker, which needs about .1 GiB.
-        boxed: without a complete tag, grade the last `\boxed{}`; for evaluation only.
+        boxed: take answers out of completions by the rules of evaluation (`extraction`).
         checker: what makes an answer right.
     """
 
@@ -46,8 +49,10 @@ class Grader:
         checker: Checker = MATH,
     ):
         self.boxed, self.checker = boxed, checker
-        self._workers = Workers(checker.compare, workers, time_limit, memory_limit_gib)
-        self._cache: dict[Pair, Grade] = {}  # least recently used first
+        self._workers = Workers(
+            checker.compare, workers, time_limit, memory_limit_gib, checker.typical
+        )
+        self._cache: dict[Pair, Verdict] = {}  # least recently used first
         self._lock = threading.Lock()
 
     def grade_many(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
@@ -59,46 +64,63 @@ class Grader:
         """
         return self.grade_answers([self.extract(text) for text in completions], answers)
 
+    @property
+    def label(self) -> str:
+        """Checker, versions and rules of extraction, as records keep them."""
+        stage = "evaluation" if self.boxed else "training"
+        return f"{self.checker.label}, {stage} extraction {extraction.VERSION}"
+
     def extract(self, completion: str) -> str | None:
         """The answer inside a completion that this grader grades, or None where there is none."""
         return extract_answer(completion, boxed=self.boxed)
 
     def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
         """`grade_many` for answers that `extract` has taken out of their completions."""
+        return [verdict.grade for verdict in self.judge_answers(extracted, answers)]
+
+    def judge_answers(
+        self, extracted: Sequence[str | None], answers: Sequence[str]
+    ) -> list[Verdict]:
+        """`grade_answers` with the kind of each comparison, by which its grade was reached."""
         pairs = list(zip(extracted, answers, strict=True))
-        grades: dict[Pair, Grade] = {}
+        verdicts: dict[Pair, Verdict] = {}
         hard: dict[Pair, tuple[str, str]] = {}
         with self._lock:
             for pair in dict.fromkeys(pairs):
                 found = self._cache.pop(pair, None) or self.checker.plainly(*pair)
-                if isinstance(found, Grade):
-                    grades[pair] = found
+                if isinstance(found, Verdict):
+                    verdicts[pair] = found
                 else:
                     hard[pair] = found
             if hard:
                 # Different answers may have one normal form.
                 compared = self._compare_all(list(dict.fromkeys(hard.values())))
-                grades.update((pair, compared[texts]) for pair, texts in hard.items())
-            self._remember(pairs, grades)
-        return [grades[pair] for pair in pairs]
+                verdicts.update((pair, compared[texts]) for pair, texts in hard.items())
+            self._remember(pairs, verdicts)
+        return [verdicts[pair] for pair in pairs]
 
-    def _remember(self, pairs: Sequence[Pair], grades: dict[Pair, Grade]) -> None:
+    def _remember(self, pairs: Sequence[Pair], verdicts: dict[Pair, Verdict]) -> None:
         for pair in dict.fromkeys(pairs):
             # Longer text is no answer; kept, a run of long ones would fill the memory.
-            if len(pair[0] or "") <= LONGEST_ANSWER:
-                self._cache[pair] = grades[pair]
+            if len(pair[0] or "") <= LONGEST_ANSWER and verdicts[pair] is not _CUT_SHORT:
+                self._cache[pair] = verdicts[pair]
         while len(self._cache) > CACHED_PAIRS:
             del self._cache[next(iter(self._cache))]
 
-    def _compare_all(self, questions: list[tuple[str, str]]) -> dict[tuple[str, str], Grade]:
-        grades = {}
+    def _compare_all(self, questions: list[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+        verdicts = {}
         for question, value in zip(questions, self._workers.ask(questions), strict=True):
             if value is None:
                 raise ValueError(
                     f"a gold answer must parse; got {question[1]!r}; drop or repair the row"
                 )
-            grades[question] = Grade.TIMED_OUT if value is LATE else Grade(value)
-        return grades
+            if value is CUT_SHORT:
+                verdicts[question] = _CUT_SHORT
+            elif value is LATE:
+                verdicts[question] = Verdict(Grade.TIMED_OUT, Kind.NONE)
+            else:
+                verdicts[question] = Verdict(Grade(value[0]), Kind(value[1]))
+        return verdicts
 
     @property
     def kept_from(self) -> tuple[str, ...]:

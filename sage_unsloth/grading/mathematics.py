@@ -1,141 +1,232 @@
-"""Answers in mathematics: numbers compared exactly, everything else by math-verify in a worker."""
+r"""Answers in mathematics: what the gold is decides how an answer is compared with it.
 
-import functools
+A number, alone or with a unit, exactly; words and choices as text; sets, tuples, intervals and
+equations part by part; and what is left as an expression, by math-verify in a worker. The page
+`docs/grading.md` has each rule with an example.
+"""
+
 import re
-from fractions import Fraction
 
-from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade
-from sage_unsloth.grading.extraction import closing_brace
-
-# Each rule of normalising has tests of what it must not accept.
-_CHARACTERS = str.maketrans(
-    {"\u2212": "-", "\u2013": "-", "\uff0d": "-", "\u00d7": r"\times "}
-    | dict.fromkeys("\u00a0\u2009\u202f", " ")  # no-break and thin spaces
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
+from sage_unsloth.grading.comparison import (
+    NeedsAlgebra,
+    Proportional,
+    Same,
+    as_text,
+    parts_of,
+    same_equation,
+    same_form,
+    same_plainly,
+    without_unit,
 )
-# Bold, dollars, a box, a full stop: each with one group, the text inside.
-_WRAPPER = re.compile(
-    r"\*\*([^*]*)\*\*|\$\$?([^$]*)\$\$?|\\boxed\{([^{}]*)\}|(.*[^.])(?<!\\right)\.", re.DOTALL
+from sage_unsloth.grading.cost import costs_too_much
+from sage_unsloth.grading.expressions import canonical
+from sage_unsloth.grading.forms import (
+    Based,
+    Equation,
+    Intervals,
+    Members,
+    Ordered,
+    Table,
+    infinite,
+    read,
 )
-_PLAIN_NUMBER = re.compile(
-    r"""(?P<sign>[+-]?)\s*
-    (?: (?:(?P<whole>\d+)\s+)?(?P<top>[1-9]\d*)\s*/\s*(?P<bottom>\d+)
-      | \\[dt]?frac\s*(?P<over>\{\s*-?\d+\s*\}|\d)\s*(?P<under>\{\s*\d+\s*\}|\d)
-      | (?P<digits>[1-9]\d{0,2}(?:(?P<sep>,|\ |\{,\}|,\\!|\\,)\d{3})(?:(?P=sep)\d{3})*|\d+|(?=\.\d))
-        (?:\.(?P<decimals>\d*))?
-        (?:(?:e|\s*\\(?:times|cdot)\s*10\^\{?)(?P<exponent>[+-]?\d{1,3})\}?)?
-    )
-    (?:\s+(?:dollars?|points?|people|grams?|weeks?))?  # units that math-verify 0.9 does not know
-    """,
-    re.VERBOSE | re.IGNORECASE,
+from sage_unsloth.grading.quantities import Quantity, plain_number, read_quantity, same_quantity
+from sage_unsloth.grading.writing import as_words, spelled, unwrap
+
+__all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number", "unwrap"]
+
+_CHOICE = re.compile(r"\(?\s*([A-E])\s*\)?|\\text\{\s*\(?\s*([A-E])\s*\)?\s*\}")
+_CHOSEN = re.compile(
+    r"(?:(?:option|choice)\s+)?(?:\\text\{\s*)?[(\[]?\s*(?:\\text\{\s*)?([A-Z])(?![a-zA-Z])\s*\}?\s*[)\]]?"
+    r"\s*\}?\s*(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
 )
-# In answer to a plain number; math-verify reads "43 = 42", "> 42", "42 \text{ thousand}" as 42.
-_NOT_THE_NUMBER = re.compile(
-    r"[=<>≈≠≤≥]|\\(?:[lg]t|[lg]eq?|neq?|approx|sim)(?![a-zA-Z])"
-    r"|\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b"
+_TAKES_BACK = re.compile(
+    r"\b(?:or|and|not|wrong|nor|but|no|false|incorrect|isn't)\b|[=+,;&|]", re.IGNORECASE
 )
-
-
-def plain_number(text: str) -> Fraction | None:
-    r"""The exact value of a plainly written number, or None for any other text.
-
-    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, powers of ten
-    `1e3`, and whole groups of thousands `1,000`.
-    """
-    match = _PLAIN_NUMBER.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
-    if match is None:
-        return None
-    if match["top"]:
-        top, bottom = int(match["top"]), int(match["bottom"])
-        if bottom == 0 or (match["whole"] and top >= bottom):  # "1 234/5" may mean 1234/5
-            return None
-        value = Fraction(top, bottom) + int(match["whole"] or 0)
-    elif match["over"]:
-        top, bottom = (int(match[name].strip("{}")) for name in ("over", "under"))
-        if bottom == 0:
-            return None
-        value = Fraction(top, bottom)
-    else:
-        digits, decimals = re.sub(r"\D", "", match["digits"]), match["decimals"] or ""
-        exponent = int(match["exponent"] or 0) - len(decimals)
-        value = int(digits + decimals) * Fraction(10) ** exponent
-    return -value if match["sign"] == "-" else value
-
-
-def unwrap(text: str) -> str:
-    """The text without what people put around an answer: dollars, bold, a box, a full stop."""
-    text = text.strip()
-    while match := _WRAPPER.fullmatch(text):  # they nest: **$42$.**
-        text = next(group for group in match.groups() if group is not None).strip()
-    return text
 
 
 def normalise(text: str) -> str | None:
-    """The form in which `text` is compared, numbers as "42" or "7/4"; None if it is no answer."""
-    if len(text) > LONGEST_ANSWER:
-        return None
-    text = unwrap(text.translate(_CHARACTERS))
-    # A brace too many would close the box around the text; an inner box would be graded alone.
-    balanced = closing_brace("{" + text + "}", 0) == len(text) + 1
-    if not text or not balanced or r"\boxed" in text:
-        return None
-    number = plain_number(text)
-    return text if number is None else str(number)
+    """The text in one spelling, numbers as "42" or "7/4"; None if it is no answer."""
+    found = spelled(text)
+    number = None if found is None else plain_number(found)
+    return found if number is None else str(number)
 
 
-def grade_plainly(answer: str | None, gold: str) -> Grade | tuple[str, str]:
-    """The grade where it takes no algebra, else the answer and gold that a worker compares."""
-    normal_gold = normalise(gold) if isinstance(gold, str) else None
-    if normal_gold is None:
+def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
+    """The verdict where it takes no algebra, else the answer and gold that a worker compares."""
+    if not isinstance(gold, str) or not gold.strip() or len(gold) > LONGEST_ANSWER:
         raise ValueError(
-            f"a gold answer must be 1 to {LONGEST_ANSWER} characters of text with balanced braces "
-            f"and no inner box; got {gold!r:.200}; drop or repair the row"
+            f"a gold answer must be 1 to {LONGEST_ANSWER} characters of text; got {gold!r:.200}; "
+            "drop or repair the row"
         )
-    normal_answer = None if answer is None else normalise(answer)
-    if normal_answer is None:
-        return Grade.UNPARSABLE
-    if plain_number(normal_gold) is not None:
-        if plain_number(normal_answer) is not None:
-            return Grade.CORRECT if normal_answer == normal_gold else Grade.WRONG
-        normal_answer = re.sub(r"^[a-zA-Z]\s*=\s*", "", normal_answer)  # "x = 42" states 42
-        if _NOT_THE_NUMBER.search(normal_answer):
-            return Grade.WRONG
-    return normal_answer, normal_gold
+    expected = spelled(gold)
+    if expected is None and answer and len(answer) <= LONGEST_ANSWER:
+        return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
+    found = None if answer is None else spelled(answer)
+    if found is None or expected is None:
+        return Verdict(Grade.UNPARSABLE, Kind.NONE)
+    try:
+        return judge(found, expected, same_plainly)
+    except NeedsAlgebra:
+        if costs_too_much(found, expected):
+            return Verdict(Grade.WRONG, Kind.REFUSED)
+        return found, expected
 
 
-@functools.lru_cache(maxsize=1024)
-def _parse(text: str) -> tuple:
-    r"""What math-verify finds in `\boxed{text}`, in a worker; golds come again and again."""
-    from math_verify import parse
+def compare_math(answer: str, gold: str) -> Verdict:
+    """Compares two texts in one spelling, in a worker, with math-verify for their parts.
 
-    # None turns off its signals, which work on the main thread alone; its annotation says int.
-    return tuple(parse(rf"\boxed{{{text}}}", parsing_timeout=None))  # pyright: ignore[reportArgumentType]
-
-
-def compare_math(answer: str, gold: str) -> Grade | None:
-    """Compares two normalised texts by math-verify, in a worker; None if the gold does not parse.
-
-    A comparison that math-verify gives up on is WRONG: from outside, its failures look like False.
+    A gold that it cannot read is compared as text.
     """
-    from math_verify import verify
+    from sage_unsloth.grading import algebra
 
-    parsed_gold, parsed_answer = (list(_parse(text)) for text in (gold, answer))
-    if not _is_understood(parsed_gold):
-        return None
-    if not _is_understood(parsed_answer):
-        return Grade.UNPARSABLE
-    same = verify(parsed_gold, parsed_answer, timeout_seconds=None)
-    return Grade.CORRECT if same else Grade.WRONG
+    def same_by_algebra(expected: str, found: str) -> bool | None:
+        try:
+            return same_plainly(expected, found)
+        except NeedsAlgebra:
+            return algebra.same(expected, found)
+
+    form = read(gold)
+    parts = [part for part in parts_of(form) if plain_number(part) is None and not infinite(part)]
+    if not all(map(algebra.readable, parts)):
+        return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
+    return judge(answer, gold, same_by_algebra, algebra.proportional)
 
 
-def _is_understood(parsed: list) -> bool:
-    """Beside what it understood, parse returns the text; the text alone is a failure to parse."""
-    return any(not isinstance(found, str) for found in parsed)
+def judge(
+    answer: str,
+    gold: str,
+    same: Same,
+    proportional: Proportional | None = None,
+) -> Verdict:
+    """The verdict on an answer, both texts in one spelling, by what the gold is.
 
+    Args:
+        answer, gold: of `writing.spelled`.
+        same: compares two parts.
+        proportional: compares two equations, where `same` can do algebra.
+
+    Raises:
+        NeedsAlgebra: `same` cannot tell.
+    """
+    if (quantity := gold_quantity(gold)) is not None:
+        return _judge_number(answer, gold, quantity, same)
+    if choice := _CHOICE.fullmatch(gold):
+        return _judged(_is_choice(answer, choice[1] or choice[2]), Kind.CHOICE)
+    if (words := as_words(gold)) is not None:
+        return _judged(as_words(answer) == words, Kind.TEXT)
+    form = read(gold)
+    if any(canonical(part) is None for part in parts_of(form) if not infinite(part)):
+        return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
+    if isinstance(form, str):
+        return _judge_expression(answer, gold, same)
+    if isinstance(form, Equation):
+        if proportional is None and not form.names_only:
+            raise NeedsAlgebra
+        return _judged(same_equation(form, read(answer), same, proportional), Kind.EQUATION)
+    return _judged(same_form(form, read(answer), same), _KINDS[type(form)])
+
+
+_KINDS = {
+    Members: Kind.SET,
+    Ordered: Kind.TUPLE,
+    Table: Kind.TUPLE,
+    Intervals: Kind.INTERVAL,
+    Based: Kind.NUMBER,
+}
+
+
+def gold_quantity(gold: str) -> Quantity | None:
+    """The number, with its unit, that a gold is; a letter behind it is a variable, not a unit."""
+    found = read_quantity(gold)
+    if found is None or found.unit in ("", "%", "$", "°") or r"\text" in gold:
+        return found
+    return found if re.search(r"\d[)}]?\s+(?:[a-zA-Z]{2,}|[a-zA-Z]/[a-zA-Z])", gold) else None
+
+
+def _judged(right: bool | None, kind: Kind) -> Verdict:
+    return Verdict(Grade.CORRECT if right else Grade.WRONG, kind)
+
+
+def _sides(answer: str) -> list[str]:
+    """What an answer says that it is: itself, or behind a name each side of its equation."""
+    form = read(answer)
+    if not isinstance(form, Equation):
+        return [answer]
+    return list(form.sides[1:] if form.names_only else form.sides)
+
+
+def _judge_number(answer: str, gold: str, quantity: Quantity, same: Same) -> Verdict:
+    kind = Kind.NUMBER
+    for side in _sides(answer):
+        found = read_quantity(side)
+        if found is not None:
+            if found.unit or quantity.unit:
+                kind = Kind.QUANTITY
+            if not same_quantity(found, quantity):
+                return Verdict(Grade.WRONG, kind)
+            continue
+        if not isinstance(read(side), str):
+            return Verdict(Grade.WRONG, kind)
+        side = without_unit(side) if not quantity.unit else side
+        written = canonical(side)
+        if written is None:
+            return Verdict(Grade.UNPARSABLE, Kind.NONE)
+        if "x_{" in written:  # a number has no symbols
+            return Verdict(Grade.WRONG, Kind.MATHEMATICS)
+        kind = Kind.MATHEMATICS
+        equal = same(str(quantity.value), side)
+        if equal is None:
+            return Verdict(Grade.UNPARSABLE, Kind.NONE)
+        if not equal:
+            return Verdict(Grade.WRONG, kind)
+    return Verdict(Grade.CORRECT, kind)
+
+
+def _judge_expression(answer: str, gold: str, same: Same) -> Verdict:
+    for side in _sides(answer):
+        if not isinstance(read(side), str):
+            return Verdict(Grade.WRONG, Kind.MATHEMATICS)
+        if r"\text" not in gold:
+            side = without_unit(side)
+        if canonical(side) is None:
+            return Verdict(Grade.UNPARSABLE, Kind.NONE)
+        equal = same(gold, side)
+        if equal is None:
+            return Verdict(Grade.UNPARSABLE, Kind.NONE)
+        if not equal:
+            return Verdict(Grade.WRONG, Kind.MATHEMATICS)
+    return Verdict(Grade.CORRECT, Kind.MATHEMATICS)
+
+
+def _is_choice(answer: str, letter: str) -> bool:
+    match = _CHOSEN.fullmatch(answer)
+    if match is None or match[1] != letter:
+        return False
+    rest = match["rest"].strip(" .:)")
+    return not _TAKES_BACK.search(rest) and not re.search(r"(?<![a-zA-Z\\])[A-E](?![a-zA-Z])", rest)
+
+
+TYPICAL = (
+    ("2x + y", "y+2x"),
+    (r"\sqrt{117}", r"3\sqrt{13}"),
+    (r"\frac{1 + \sqrt{3}}{2}", r"\frac{\sqrt{3}+1}{2}"),
+    (r"( 3, \frac{\pi}{2} )", r"(3, \pi/2)"),
+    ("(x-1)(x-2)^2", "x^3-5x^2+8x-4"),
+    (r"\{1, \sqrt{4}\}", r"\{2,1\}"),
+    (r"(-\infty, 0) \cup [2, \sqrt{25}]", r"(-\infty,0)\cup[2,5]"),
+    ("2x - y + 3 = 0", "y = 2x + 3"),
+    (r"2 \sin(x) + \log_2 3", r"\log_{2}{3}+2\sin x"),
+    (r"e^{2 \pi i / 3}", "1+2i"),
+)
 
 MATH = Checker(
     name="math",
-    version=2,
+    version=3,
     packages=("math-verify",),
     plainly=grade_plainly,
     compare="sage_unsloth.grading.mathematics:compare_math",
+    typical=TYPICAL,
 )

@@ -1,4 +1,4 @@
-"""Measures what evaluation costs: grading, the bootstrap, and a random stream for each row.
+"""Measures what evaluation costs: grading, and a random stream for each row.
 
     python -m sage_unsloth.lab.grading_speed --out data/results/grading
 
@@ -19,9 +19,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
-from sage_unsloth.evaluation.metrics import difference_curve, pass_at_k_curve
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader
@@ -103,19 +100,6 @@ def time_grading(distinct: int, order: str) -> dict:
             a != (b is Grade.CORRECT) for a, b in zip(plain, grades, strict=False)
         ),
     }
-
-
-def time_bootstrap() -> dict:
-    """Seconds for every k at once, 234 problems x 256 samples x 10,000 resamples."""
-    counts = np.random.default_rng(0).binomial(256, np.random.default_rng(1).beta(0.5, 1, 234))
-    ks = [2**i for i in range(9)]
-    started = time.perf_counter()
-    pass_at_k_curve(256, counts, ks, resamples=10_000)
-    curve = time.perf_counter() - started
-    started = time.perf_counter()
-    difference_curve(256, counts, 256, counts[::-1], ks, resamples=10_000)
-    difference = time.perf_counter() - started
-    return {"curve_seconds": round(curve, 3), "difference_seconds": round(difference, 3)}
 
 
 def time_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 512) -> dict:
@@ -210,7 +194,6 @@ def main() -> int:
             for order in ("by sample", "by problem")
             for distinct in (8, 24, 64)
         ],
-        "bootstrap": time_bootstrap(),
         "sampling": time_sampling(),
         "environment": environment(),
     }

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sage_unsloth.analysis.figures import plot_heat_maps
+from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.evaluation.metrics import (
-    Estimate,
     difference_curve,
     mean_and_deviation,
     pass_at_k_curve,
@@ -65,9 +65,7 @@ def _floor(
     names = [floor_folder(seed) for seed in config.floor_seeds]
     floor: dict[str, Any] = {}
     for title, (k, chosen) in columns.items():
-        values = [
-            pass_at_k_curve(n, counts[name][chosen], [k], resamples=1)[k].mean for name in names
-        ]
+        values = [pass_at_k_curve(n, counts[name][chosen], [k])[k].mean for name in names]
         mean, deviation = mean_and_deviation(values) if len(values) > 1 else (values[0], None)
         floor[title] = {"values": values, "mean": mean, "deviation": deviation}
     shares = [routes[name] for name in names]

@@ -1,11 +1,16 @@
-"""Whether there is a GPU, and giving its memory back."""
+"""Whether there is a GPU, which ones serve, and giving its memory back."""
 
 import functools
 import gc
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sage_unsloth.runs.stopping import Terminated
+
+OLDEST_CAPABILITY = (7, 0)
+"""The oldest compute capability that Unsloth runs on."""
+BFLOAT16_CAPABILITY = (8, 0)
+"""The oldest one that computes in bfloat16; before it, training is in float16."""
 
 
 def frees_models(function: Callable) -> Callable:
@@ -44,3 +49,50 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def sixteen_bit_dtype() -> str:
+    """The 16-bit format that this machine's GPU computes in: "float16" before compute capability
+    8.0 (a T4), where bfloat16 is emulated.
+    """
+    import torch
+
+    return "bfloat16" if torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY else "float16"
+
+
+def why_unserved(capability: tuple[int, int], arches: Iterable[str]) -> str | None:
+    """Why a card cannot be used; None where it can.
+
+    Args:
+        capability: the card's compute capability.
+        arches: what the installed PyTorch is compiled for; empty where that is not known.
+    """
+    arches = tuple(arches)
+    if capability < OLDEST_CAPABILITY:
+        return (
+            f"Unsloth needs compute capability {OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} or "
+            f"newer; this card has {capability[0]}.{capability[1]}; take another card"
+        )
+    if arches and not drives(arches, capability):
+        return (
+            f"the installed PyTorch is compiled for {' '.join(arches)}; this card has compute "
+            f"capability {capability[0]}.{capability[1]}; take another card, or an older PyTorch "
+            "that is still in the range of this package"
+        )
+    return None
+
+
+def drives(arches: Iterable[str], capability: tuple[int, int]) -> bool:
+    """Whether a PyTorch that is compiled for `arches` runs on a card.
+
+    Machine code ("sm_80") runs on cards of its major version from its minor one on; "compute_80" is
+    compiled for any newer card when it is loaded.
+    """
+    for arch in arches:
+        kind, _, digits = arch.partition("_")
+        digits = digits.rstrip("af")  # of that card, or its family, alone
+        built = int(digits[:-1]), int(digits[-1])
+        newer = built <= capability
+        if newer and (kind == "compute" or built[0] == capability[0]):
+            return True
+    return False

@@ -15,12 +15,13 @@ class Clock:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self._step: tuple[int, bool] | None = None
-        self._micro_batch = 0
+        # Of training (True) and of evaluations, which may come between two micro-batches of a step:
+        # the step of the last micro-batch, and its number in that step.
+        self._last: dict[bool, tuple[int, int]] = {}
 
     def restart(self) -> None:
         """Training begins, maybe in a step that was interrupted: its micro-batches count anew."""
-        self._step = None
+        self._last.clear()
 
     def tick(self) -> tuple[int, int, torch.Generator]:
         """The next micro-batch: its optimizer step, the number of steps, and a generator
@@ -28,10 +29,11 @@ class Clock:
         """
         state, args = self.trainer.state, self.trainer.args
         step, training = state.global_step, self.trainer.model.training
-        self._micro_batch = self._micro_batch + 1 if self._step == (step, training) else 0
-        self._step = (step, training)
+        before, number = self._last.get(training, (step, -1))
+        micro_batch = number + 1 if before == step else 0
+        self._last[training] = step, micro_batch
         process = self.trainer.accelerator.process_index
-        key = (args.seed, step, training, self._micro_batch, process)
+        key = (args.seed, step, training, micro_batch, process)
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         return step, max(state.max_steps, args.max_steps, 1), generator

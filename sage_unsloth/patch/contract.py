@@ -13,7 +13,7 @@ import torch
 
 from sage_unsloth.objective.kl import KL_ESTIMATORS, PENALTIES, UNSLOTH_K3_MAX
 from sage_unsloth.objective.loss import grpo_loss
-from sage_unsloth.patch.kernel import kernel_with
+from sage_unsloth.patch.kernel import POLICY_ONLY, kernel_with
 from sage_unsloth.patch.rewrite import Rewritten, rewritten_function, rewritten_loss
 from sage_unsloth.patch.unsloth_names import EXPECTED_PARAMETERS, FUNCTION, KERNEL, ContractError
 
@@ -37,9 +37,23 @@ def check_contract(module: types.ModuleType) -> Rewritten:
             raise ContractError(
                 f"{name} must begin with these parameters", found=found, expected=expected
             )
+    _check_switches(getattr(module, KERNEL))
     for kl_estimator in KL_ESTIMATORS:
         _check_numbers(getattr(module, KERNEL), kl_estimator)
     return Rewritten(rewritten_loss(module), rewritten_function(module))
+
+
+def _check_switches(kernel: Any) -> None:
+    """The kernel must read the settings that `kernel_with` switches off by these names: of its
+    `**kwargs` an unknown name is dropped without an error, and would switch nothing off.
+    """
+    read = {name for name in inspect.unwrap(kernel).__code__.co_consts if isinstance(name, str)}
+    if missing := sorted(POLICY_ONLY.keys() - read):
+        raise ContractError(
+            f"{KERNEL} must read these settings of the policy term",
+            found=f"none named {', '.join(missing)}",
+            expected=sorted(POLICY_ONLY),
+        )
 
 
 def _check_numbers(kernel: Any, kl_estimator: str) -> None:

@@ -20,7 +20,8 @@ through the hook stops training (`watch.py`); both raise `ContractError`.
 
 Read next: `rewrite.py`. What is called here and not needed to follow it: `settings.py` (arguments
 that contradict the trainer), `rollout_batch.py` (what is scored once for each rollout batch),
-`finite.py` (nan and inf), `scoring.py` (entropies from one pass over the logits).
+`finite.py` (nan and inf), `rollout_weights.py` (an engine that writes into the policy),
+`scoring.py` (entropies from one pass over the logits).
 """
 
 import logging
@@ -46,8 +47,10 @@ from sage_unsloth.patch.kernel import kernel_with
 from sage_unsloth.patch.loading import trainer_module
 from sage_unsloth.patch.replaced import alone, replaced, watched
 from sage_unsloth.patch.rollout_batch import rollout_signals
+from sage_unsloth.patch.rollout_weights import keep_trained_weights
 from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.settings import check_settings
+from sage_unsloth.patch.trained_with import trained_with
 from sage_unsloth.patch.unsloth_names import ContractError
 from sage_unsloth.patch.watch import Measured, guide_watch
 
@@ -101,8 +104,8 @@ def guided_kl(
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
             gradient pass.
         resume_with_changes: resume a checkpoint that was trained with another guide, penalty,
-            credit or β (each checkpoint records them); otherwise it is refused. A guide whose
-            state the checkpoint lacks begins at its first state.
+            credit, β, teacher or `shape_advantages` (each checkpoint records them); otherwise it is
+            refused. A guide whose state the checkpoint lacks begins at its first state.
 
     Raises:
         ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own,
@@ -114,6 +117,8 @@ def guided_kl(
         ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took
             a step that bypassed it.
         NotFiniteError: a number of a training step is nan or inf; see `sage_unsloth.patch.finite`.
+        ChangedWeightsError: a rollout changed a trained weight; see
+            `sage_unsloth.patch.rollout_weights`.
     """
     module = trainer_module(type(trainer))
     check_settings(trainer, guide=guide, kl_estimator=kl_estimator, credit=credit, teacher=teacher)
@@ -123,18 +128,25 @@ def guided_kl(
         guide_watch,
         trainer,
         guide=guide,
-        trained_with={
-            "guide": describe(guide),
-            "kl_estimator": kl_estimator,
-            "credit": credit,
-            "beta": trainer.beta,
-        },
+        record=trained_with(
+            trainer,
+            guide=guide,
+            kl_estimator=kl_estimator,
+            credit=credit,
+            teacher=teacher,
+            shape_advantages=shape_advantages,
+        ),
         teacher=teacher,
         resume_with_changes=resume_with_changes,
     )
     if not (ours or own_penalty or log_entropy):
         # Unsloth's own loss is the one asked for, so nothing of it is replaced.
-        with alone(), watched(trainer, watch(None, None)), finite_only(trainer):
+        with (
+            alone(),
+            watched(trainer, watch(None, None)),
+            finite_only(trainer),
+            keep_trained_weights(trainer),
+        ):
             yield
         return
     rewritten = check_contract(module)
@@ -165,6 +177,7 @@ def guided_kl(
         stack.enter_context(replaced(module, **called))
         stack.enter_context(watched(trainer, watch(hook.measured, hook.clock)))
         hook.guard = stack.enter_context(finite_only(trainer))
+        stack.enter_context(keep_trained_weights(trainer))
         hook.of_batch = stack.enter_context(
             rollout_signals(trainer, needs, groups=credit == "sequence", teacher=teacher)
         )

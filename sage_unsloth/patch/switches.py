@@ -51,3 +51,10 @@ def recompute_logits(on: bool) -> None:
 def rollout_rejection() -> str | None:
     """The rule by which Unsloth drops rollout tokens from the loss; None without one."""
     return os.environ.get("UNSLOTH_GRPO_ROLLOUT_RS") or None
+
+
+def train_in_float32() -> None:
+    """Before a trainer over a float32 model is made: no autocast, which Unsloth would otherwise
+    turn on for such a model too.
+    """
+    os.environ["UNSLOTH_MIXED_PRECISION"] = "bfloat16"

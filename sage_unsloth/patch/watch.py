@@ -1,6 +1,5 @@
 """What an open `guided_kl` measures, and the callback that acts on it after each optimizer step."""
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.settings import relied_on
+from sage_unsloth.patch.trained_with import check_resumed
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
-
-logger = logging.getLogger(__name__)
 
 STATE = "SageGuide"
 """Where a checkpoint's trainer_state.json holds the guide's state."""
@@ -57,7 +55,7 @@ def guide_watch(
     clock: Clock | None,
     *,
     guide: Guide | None,
-    trained_with: dict[str, Any],
+    record: dict[str, Any],
     teacher: Any,
     resume_with_changes: bool,
 ) -> Any:
@@ -72,7 +70,7 @@ def guide_watch(
         trainer: the trainer of the context.
         measured, clock: the hook's; None if nothing of Unsloth's loss is replaced.
         guide: as given to `guided_kl`.
-        trained_with: what a resumed checkpoint must agree in, by name.
+        record: what a resumed checkpoint must agree in, by name.
         teacher: as given to `guided_kl`.
         resume_with_changes: resume a checkpoint even if its settings differ.
     """
@@ -87,9 +85,9 @@ def guide_watch(
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             kept = state.stateful_callbacks.get(STATE)
             if state.global_step > 0 and not resume_with_changes:
-                _check_resumed(state.global_step, kept, trained_with, steered)
+                check_resumed(state.global_step, kept, record, steered)
             if steered is not None:
-                same = ((kept or {}).get("args") or trained_with)["guide"] == trained_with["guide"]
+                same = ((kept or {}).get("args") or record)["guide"] == record["guide"]
                 steered.restore(((kept or {}).get("attributes") or None) if same else None)
             if measured is not None and clock is not None:  # of a step that was interrupted
                 measured.pop_step()
@@ -133,39 +131,6 @@ def guide_watch(
         def keep(self, state: Any) -> None:
             """The trainer writes this dict into every checkpoint's trainer_state.json."""
             attributes = {} if steered is None else steered.state()
-            state.stateful_callbacks[STATE] = {"args": trained_with, "attributes": attributes}
+            state.stateful_callbacks[STATE] = {"args": record, "attributes": attributes}
 
     return GuideWatch()
-
-
-def _check_resumed(
-    step: int, kept: dict | None, trained_with: dict[str, Any], steered: SteeredGuide | None
-) -> None:
-    """Compare a checkpoint's record with what it is resumed with.
-
-    One that was written without `guided_kl`, or before it wrote records, has none.
-    """
-    if steered is not None and not (kept or {}).get("attributes"):
-        raise ValueError(
-            "a checkpoint must hold the state of the guide that it was trained with; the one of "
-            f"step {step} holds none for {steered!r}; resume with the guide that it was trained "
-            "with, or start a new run"
-        )
-    before = (kept or {}).get("args") or {}
-    if not before:
-        logger.warning(
-            "the checkpoint of step %s does not record what it was trained with; resuming with %s",
-            step,
-            trained_with["guide"],
-        )
-    changed = [
-        f"{name} was {before[name]} and is {value}"
-        for name, value in trained_with.items()
-        if name in before and before[name] != value
-    ]
-    if changed:
-        raise ValueError(
-            "a checkpoint is resumed with what it was trained with; the one of step "
-            f"{step} was trained with other settings: {'; '.join(changed)}; change these back, or "
-            "pass guided_kl(..., resume_with_changes=True)"
-        )

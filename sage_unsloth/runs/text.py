@@ -35,14 +35,19 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]|^\.", "-", name) or "-"
 
 
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable holds a secret, by its name."""
+    return _SECRET.search(variable) is not None
+
+
 def without_secrets(text: str) -> str:
     """The text with "***" for credentials in addresses and for the values of secret variables.
 
-    A variable is secret by its name (`_SECRET`). This package prints and records none itself; what
-    a hub's client puts into an error is not in its hands.
+    This package prints and records none itself; what a hub's client puts into an error is not in
+    its hands.
     """
     for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) >= 8:
+        if is_secret(name) and len(value) >= 8:
             text = text.replace(value, "***")
     return re.sub(r"(?<=://)[^\s/@]+@", "***@", text)
 

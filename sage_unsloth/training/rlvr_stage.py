@@ -43,13 +43,9 @@ from sage_unsloth.training.rlvr_checks import (
     check_prompt_lengths,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_trainer import (
-    COMPLETIONS,
-    extra_metrics,
-    make_trainer,
-    warn_if_untrained,
-)
+from sage_unsloth.training.rlvr_trainer import extra_metrics, make_trainer, warn_if_untrained
 from sage_unsloth.training.stage import (
+    COMPLETIONS,
     begin,
     check_checkpoints,
     check_rows,

@@ -20,6 +20,7 @@ from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_str
 from sage_unsloth.runs.stopping import finishing
 
 METRICS = "metrics.jsonl"
+COMPLETIONS = "completions.jsonl"
 REPLACED = ".replaced.jsonl"
 """Ends the name of a file of rows whose steps were trained again."""
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")

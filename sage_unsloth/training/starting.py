@@ -105,7 +105,13 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             f"a run must be complete before RL starts from it; {start} has no {result.name} yet; "
             "run its command again, which resumes it"
         )
-    preset = _trained_preset(run["model_path"])
+    below = _model_below(run)
+    if Path(below).is_absolute() and not Path(below).is_dir() and reference == "sft":
+        preset = model_preset(
+            str(folder / "model")
+        )  # made elsewhere, from a model of the same architecture
+    else:
+        preset = _trained_preset(below)
     if reference == "sft":
         return StartingPoint(preset, str(folder / "model"))
     if full:
@@ -113,7 +119,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             f"reference='base' is the model below an adapter; {start} trained every weight and has "
             "none; give reference='sft', which is its model"
         )
-    return StartingPoint(preset, run["model_path"], folder / "adapter")
+    return StartingPoint(preset, below, folder / "adapter")
 
 
 def merge_run(folder: Path) -> None:
@@ -125,10 +131,19 @@ def merge_run(folder: Path) -> None:
         if (folder / "model").exists():
             return
         logger.info("Merging the adapter of %s into %s.", folder, folder / "model")
-        model, tokenizer = load_policy(run["model_path"], adapter=folder / "adapter")
+        model, tokenizer = load_policy(_model_below(run), adapter=folder / "adapter")
         save_merged(model, tokenizer, folder / "model")
         del model
         release_memory()
+
+
+def _model_below(run: dict) -> str:
+    """The model that a run began with. The embedded one lies where the package is, which for a run
+    of another machine was elsewhere.
+    """
+    path = Path(run["model_path"])
+    moved = path.is_absolute() and not path.is_dir() and path.name == EMBEDDED
+    return str(data_folder() / EMBEDDED) if moved else run["model_path"]
 
 
 def _trained_preset(path: str) -> ModelPreset:

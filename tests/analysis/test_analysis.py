@@ -4,6 +4,7 @@ table of sentences.
 
 import random
 
+import numpy as np
 import pytest
 
 from sage_unsloth.analysis.patterns import (
@@ -16,6 +17,7 @@ from sage_unsloth.analysis.patterns import (
     pattern_differences,
     pattern_frequencies,
 )
+from sage_unsloth.evaluation.intervals import score_interval
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import REASONING_START
 
@@ -113,8 +115,7 @@ def test_pattern_frequency_by_hand():
     (found,) = pattern_frequencies({"m": samples()}, {"setup": "let [a-z]"})
     assert (found.model, found.pattern) == ("m", "setup")
     assert found.frequency.mean == pytest.approx((1 / 2 + 1) / 2)
-    # Two problems drawn with replacement: (.5, .5), (1, 1) and twice a mean of .75.
-    assert (found.frequency.low, found.frequency.high) == (0.5, 1.0)
+    assert found.frequency == score_interval(np.array([[0.5, 1.0]]))
     assert (found.shown, found.correct, found.problems_shown, found.problems) == (2, 3, 2, 2)
 
 

@@ -172,7 +172,7 @@ def test_the_command_leaves_what_it_says(quickstart, tmp_path, capsys):
     page = (out / "tokens.html").read_text()
     assert "SAGE-Branch, " in page and "GRPO, " not in page, "GRPO's guide changed nothing"
     assert "largest difference between SAGE-Branch and GRPO" in text
-    assert "GRPO         1.000 [1.000, 1.000]  6 of 6" in text
+    assert "GRPO         1.000 [" in text
     # A second time nothing is scored again.
     assert main(command) == 0
     assert (out / "perplexity" / "GRPO.jsonl").read_text().splitlines() == lines

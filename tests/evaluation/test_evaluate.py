@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from sage_unsloth.__main__ import main
+from sage_unsloth.evaluation import evaluator
 from sage_unsloth.evaluation.evaluator import (
     choose_engine,
     evaluate,
@@ -276,6 +277,11 @@ def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
         settings_path(again).write_text(json.dumps(recorded))
         assert main(["compare", str(file), str(again), "--out", str(tmp_path / "c")]) == 2
         assert message in capsys.readouterr().err
+    recorded["settings"] |= json.loads(settings_path(file).read_text())["settings"]
+    recorded["settings"] |= {"model": "quantised", "weight_bits": 4}
+    settings_path(again).write_text(json.dumps(recorded))
+    assert main(["compare", str(file), str(again), "--out", str(tmp_path / "c")]) == 2
+    assert "differ in weight_bits: 16 and 4" in capsys.readouterr().err
     twice = ["compare", str(file), str(file.parent), "--out", str(tmp_path / "c")]
     assert main(twice) == 0, "a file that is named twice counts once"
     assert main(["compare", str(tmp_path / "nothing")]) == 2
@@ -470,8 +476,15 @@ def test_difference_figure_is_drawn_from_its_table(tmp_path):
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_sets_of_quantised_weights_are_sets_of_their_own():
+    spec = parse_model(f"base={BASE}")
+    (plain,), (quantised,) = (evaluator._identities([spec], bits) for bits in (False, True))
+    assert "weight_bits" not in plain and quantised == plain | {"weight_bits": 4}
+
+
 def test_the_engine_chosen_here():
     assert choose_engine() in BATCH_SIZES
+    assert choose_engine(load_in_4bit=True) == "transformers"
     assert SamplingConfig().num_samples == 256
 
 
@@ -509,13 +522,15 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
     [
         (["--benchmarks", "arithmetic=some.jsonl"], "read from no file; got some.jsonl"),
         (["--engine", "vllm"], "rollouts='vllm' cannot be had"),
+        (["--engine", "vllm", "--load-in-4bit"], "4-bit evaluation draws by transformers"),
+        (["--load-in-4bit"], "load_in_4bit needs a GPU"),
         (["--train", "TRAIN"], "lacks 'problem' and has ['text']"),
         (["--models", "x=no/such-model"], "could not be loaded"),
     ],
 )
 def test_bad_requests_are_messages(adapter, tmp_path, more, message, capsys):
-    if has_gpu() and "vllm" in more:
-        pytest.skip("vLLM may run here")
+    if has_gpu() and ("vllm" in more or "--load-in-4bit" in more):
+        pytest.skip("it may run here")
     train = tmp_path / "train.jsonl"
     train.write_text('{"text": "1+1"}\n')
     more = [str(train) if word == "TRAIN" else word for word in more]
@@ -536,8 +551,8 @@ def test_the_table_fits_a_terminal(tmp_path):
     lines = report_text(report_sets(models, tmp_path)).splitlines()
     assert lines[1:4] == [
         "model        pass@1                mean ±         pass@n                n",
-        "SFT          0.300 [0.000, 0.600]  0.300 ± 0.274  0.500 [0.000, 1.000]  5",
-        "SAGE-Branch  0.300 [0.000, 0.600]  0.300 ± 0.274  0.500 [0.000, 1.000]  5",
+        "SFT          0.300 [0.001, 0.993]  0.300 ± 0.274  0.500 [0.003, 0.997]  5",
+        "SAGE-Branch  0.300 [0.001, 0.993]  0.300 ± 0.274  0.500 [0.003, 0.997]  5",
     ]
     assert lines[5:7] == [
         "model        tokens  cut    no answer",

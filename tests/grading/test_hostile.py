@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -22,12 +23,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_unsloth.grading import confinement, workers
+from sage_unsloth.grading import confinement
+from sage_unsloth.grading import worker as worker_module
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.grading.workers import LATE, Worker
+from sage_unsloth.grading.worker import LATE, Worker
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.text import file_name, log_to_terminal, markdown, printable
 
@@ -217,6 +219,7 @@ def replies(action, _):
         "list": b"[1]\\n",
         "flood": b"x" * 2**22,
         "odd": b'{"a": 1}\\n',
+        "nothing": b"",
     }[action]
     for number in range(3, 32):
         try:
@@ -284,7 +287,7 @@ def test_a_worker_that_reaches_out_is_ended_and_named(attack, action, tmp_path, 
     worker, target = attack("by_python"), tmp_path / "target"
     with caplog.at_level(logging.WARNING):
         assert worker.ask((action, str(target))) is LATE
-    assert worker.process is None and worker.deaths == 1
+    assert worker.pid is None and worker.deaths == 1
     event = {"append": "open", "os.open": "open"}.get(action, action)
     assert f"try {event}" in caplog.text
     assert [file.name for file in target.iterdir()] == ["there"]
@@ -343,20 +346,42 @@ def test_a_worker_has_none_of_its_callers_secrets(attack, monkeypatch):
         assert found["parents"] is None
 
 
+def test_root_without_a_namespace_cannot_read_its_callers_environment():
+    """As in a chroot, and in containers: no user namespace, but root's capabilities."""
+    script = """
+import os
+from sage_unsloth.grading import confinement
+kept = confinement.confine(print)
+try:
+    print(kept, len(open(f"/proc/{os.getppid()}/environ").read()))
+except PermissionError:
+    print(kept, "denied")
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.split()
+    if said[0] == "False":
+        pytest.skip("this kernel grants no landlock")
+    assert said == ["True", "denied"]
+
+
 @pytest.mark.parametrize("action", ["half", "junk", "list", "odd", "flood"])
 def test_nothing_in_the_reply_pipe_stops_or_breaks_the_caller(attack, action):
     worker = attack("replies", time_limit=1.0)
     started = time.monotonic()
     assert worker.ask((action, "")) is LATE
     assert time.monotonic() - started < 10
-    assert worker.process is None
+    assert worker.ask(("nothing", "")) is LATE, "what the one before wrote is no reply to this"
 
 
-def test_a_worker_that_died_idle_is_replaced_before_it_is_asked(attack, monkeypatch):
+def test_a_worker_that_died_idle_is_replaced_and_its_question_asked(attack, monkeypatch):
     worker = attack("environment")
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.ask(("environment", "")) is not LATE
     worker.process.kill()
     worker.process.wait()
     monkeypatch.setattr(worker.process, "poll", lambda: None)  # it dies between poll and write
+    os.kill(worker.pid, signal.SIGKILL)
     assert worker.ask(("environment", "")) is not LATE
     assert worker.deaths == 0
 
@@ -364,7 +389,7 @@ def test_a_worker_that_died_idle_is_replaced_before_it_is_asked(attack, monkeypa
 def test_limits_of_a_worker(monkeypatch):
     with Grader() as grader:
         grader.grade_many(["<SOLUTION>x+1</SOLUTION>"], ["1+x"])
-        pid = grader._workers.all[0].process.pid
+        pid = grader._workers.all[0].pid
         limits = Path(f"/proc/{pid}/limits").read_text()
     found = {line[:26].strip(): line[26:].split() for line in limits.splitlines()[1:]}
     assert found["Max file size"][:2] == ["0", "0"]
@@ -376,12 +401,13 @@ def test_limits_of_a_worker(monkeypatch):
 
 
 def test_what_a_library_says_about_an_answer_stays_in_the_worker(capfd, monkeypatch):
-    code = workers._START.replace(
+    code = worker_module._START.replace(
         "; serve(",
         "; import os, sage_unsloth.grading.mathematics as r; r.compare_math = lambda a, g: "
-        "(os.write(1, b'owned'), os.write(2, b'owned'), 'wrong')[2] if a != 'x' else None; serve(",
+        "(os.write(1, b'owned'), os.write(2, b'owned'), ['wrong', 'text'])[2] "
+        "if (a, g) not in [('x', 'x'), *r.TYPICAL] else None; serve(",
     )
-    monkeypatch.setattr(workers, "_START", code)
+    monkeypatch.setattr(worker_module, "_START", code)
     with Grader() as grader:
         assert grader.grade_many(["<SOLUTION>y</SOLUTION>"], ["y"]) == [Grade.WRONG]
     assert "owned" not in "".join(capfd.readouterr())

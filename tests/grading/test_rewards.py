@@ -1,7 +1,6 @@
 """The grader: what it accepts, what it must not, and that nothing a model writes can stop it."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_unsloth.grading import grader as rewards
-from sage_unsloth.grading import workers
-from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader, grade, own_grades
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.models.embedded import data_folder
-from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START, solution_text
+from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
 from sage_unsloth.runs.files import read_jsonl
 
 TIME_LIMIT = 1.0
@@ -84,12 +82,8 @@ NO_WORKER_WRONG = [
     (r"2 \times 10^{-19}", r"1 \times 10^{-19}"),  # math-verify rounds both to 0.000000
     ("1,000", "1"),
     ("42 dollars", "43"),
-    ("> 42", "42"),
-    (r"x \neq 42", "42"),
     ("43 = 42", "42"),
-    (r"42 \approx 42.1", "42"),
     (r"42 \text{ thousand}", "42"),
-    ("42 million", "42"),
     (r"\frac{1}{2}", "2"),
     (r"\frac12", "12"),
     (r"\frac{1}{3}", "0.333333"),
@@ -120,6 +114,7 @@ BY_WORKER = [
     (r"\left\{ 1, 2 \right\}.", r"\{1,2\}"),
 ]
 BY_WORKER_WRONG = [
+    ("4²", "42"),
     ("42 or 43", "42"),
     ("42, 43", "42"),
     ("1 00", "100"),
@@ -147,7 +142,8 @@ BY_WORKER_WRONG = [
     (r"\sqrt{118}", r"3\sqrt{13}"),
     ("1.414214", r"\sqrt{2}"),
 ]
-UNPARSABLE = ["", " ", "\n", "$$", "****", "...", "42..", "4²", "42}", "{42", "42}{", "?", "\\"]
+UNPARSABLE = ["", " ", "\n", "$$", "****", "...", "42}", "{42", "42}{", "?", "\\"]
+UNPARSABLE += ["> 42", r"x \neq 42", r"42 \approx 42.1", "42 million", "43 # 42", "not 42"]
 UNPARSABLE += ["43 \\boxed{42}", r"\boxed{43}, \boxed{42}", r"42}\boxed{"]
 UNPARSABLE += ["{" * 100_000, "9" * 2_001, "1 " * 20_000]
 # These two; the published list has more, and a slow test grades each of it.
@@ -164,55 +160,21 @@ def grader():
         yield grader
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        (solution_text("41 + 1", "42"), "42"),
-        (tagged(" 42\n"), "42"),
-        (tagged(""), ""),
-        (tagged("42") + tagged("43"), "43"),
-        (tagged("42") + SOLUTION_START + "43", "42"),
-        (SOLUTION_START + tagged("42"), "42"),
-        (tagged("42") + SOLUTION_END, "42"),
-        (SOLUTION_END + tagged("42"), "42"),
-        ("42", None),
-        ("", None),
-        (SOLUTION_START + "42", None),
-        ("42" + SOLUTION_END, None),
-        (SOLUTION_END + SOLUTION_START, None),
-        (r"\boxed{42}", None),
-    ],
-)
-def test_extract_answer(completion, answer):
-    assert extract_answer(completion) == answer
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        (r"so \boxed{1} and \boxed{ \frac{1}{2} }.", r"\frac{1}{2}"),
-        (r"\boxed{\{1\}, \}}", r"\{1\}, \}"),
-        (r"\boxed{1}" + tagged("2"), "2"),
-        (r"\boxed{1", None),
-        ("42}", None),
-        ("{42}", None),
-    ],
-)
-def test_extract_answer_from_the_last_box(completion, answer):
-    assert extract_answer(completion, boxed=True) == answer
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("-1 3/4", "-7/4"), ("1 000.5", "2001/2"), ("2e-2", "1/50"), ("\u0664\u0662", "42")]
+    [
+        (r"1\frac{3}{4}", "7/4"),
+        ("-1 3/4", "-7/4"),
+        ("1 000.5", "2001/2"),
+        ("2e-2", "1/50"),
+        ("\u0664\u0662", "42"),
+    ]
     + [
         (text, None)
         for text in (
             "1/0",
             r"\frac{1}{0}",
             r"\frac123",
-            r"1\frac{3}{4}",
             r"\frac{1.5}{2}",
             r"\frac{1}{-2}",
             "1 4/3",
@@ -234,7 +196,7 @@ def test_plain_number(text, number):
     assert plain_number(text) == (None if number is None else Fraction(number))
 
 
-@pytest.mark.parametrize("text", [r"\left\{ x \right.", "1..", "a $b$ c", r"\{1\}", "**1", "2**3"])
+@pytest.mark.parametrize("text", [r"\{1\}", "**1", "2**3", "a_{1}", r"\sqrt{2}", "a*b"])
 def test_normalise_leaves_alone_what_is_no_wrapper(text):
     assert normalise(text) == text
 
@@ -284,8 +246,8 @@ def test_unparsable(grader, answer):
     ("completion", "expected"),
     [
         ("42 " + tagged("43"), Grade.WRONG),
-        (tagged("42") + tagged("43"), Grade.WRONG),
-        (tagged("43") + " 42", Grade.WRONG),
+        (tagged("42") + tagged("43"), Grade.UNPARSABLE),
+        (tagged("43") + " 42", Grade.UNPARSABLE),
         (r"\boxed{42}", Grade.UNPARSABLE),
         ("the answer is 42", Grade.UNPARSABLE),
         (SOLUTION_START + "42", Grade.UNPARSABLE),
@@ -311,87 +273,6 @@ def test_hostile_answers_end_at_the_limit_and_the_next_is_graded(grader, answer)
     assert found is Grade.TIMED_OUT if answer == HOSTILE[0] else found is not Grade.CORRECT
     assert time.monotonic() - started < TIME_LIMIT + SLACK
     assert grader.grade_many([tagged("2+x")], ["x+2"]) == [Grade.CORRECT]
-
-
-def test_a_dead_worker_counts_as_timed_out_and_is_replaced(grader):
-    grader.grade_many([tagged("x + 1")], ["y"])
-    process = grader._workers.all[0].process
-    os.kill(process.pid, signal.SIGSTOP)  # it cannot answer before it dies
-    threading.Timer(0.2, process.kill).start()
-    assert grader.grade_many([tagged("x + 2")], ["2 + x"]) == [Grade.TIMED_OUT]
-    assert grader.grade_many([tagged("x + 3")], ["3 + x"]) == [Grade.CORRECT]
-    idle = grader._workers.all[0].process
-    idle.kill()
-    idle.wait()
-    assert grader.grade_many([tagged("x + 4")], ["4 + x"]) == [Grade.CORRECT]
-
-
-def worker_that(compare, monkeypatch):
-    """Replaces what the next workers run for each pair, after the warm-up on ("x", "x")."""
-    body = f"r.compare_math = lambda a, g: None if a == 'x' else {compare}"
-    code = workers._START.replace(
-        "; serve(", f"; import os, sage_unsloth.grading.mathematics as r; {body}; serve("
-    )
-    assert "r.compare_math" in code
-    monkeypatch.setattr(workers, "_START", code)
-
-
-def test_running_out_of_memory_counts_as_timed_out(monkeypatch):
-    worker_that("str(len(bytearray(2**30)))", monkeypatch)
-    with Grader(memory_limit_gib=0.5) as grader:
-        assert grader.grade_many([tagged("y")], ["z"]) == [Grade.TIMED_OUT]
-
-
-def test_broken_code_raises_and_is_no_grade(monkeypatch):
-    worker_that("undefined_name", monkeypatch)
-    with Grader() as grader, pytest.raises(RuntimeError, match="undefined_name"):
-        grader.grade_many([tagged("y")], ["z"])
-
-
-def test_a_worker_that_cannot_start_raises(monkeypatch):
-    monkeypatch.setattr(workers, "_START", "raise SystemExit('no such package')")
-    with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
-        grader.grade_many([tagged("y")], ["z"])
-
-
-def test_what_a_worker_prints_is_no_reply(monkeypatch):
-    worker_that("print('noise') or 'wrong'", monkeypatch)
-    with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["y"]) == [Grade.WRONG], "the stand-in's grade"
-
-
-def test_workers_are_replaced_before_they_grow_old(monkeypatch):
-    monkeypatch.setattr(workers, "QUESTIONS_PER_WORKER", 2)
-    worker_that("['wrong', 'correct'][os.getpid() == int(g)]", monkeypatch)
-    with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["0"]) == [Grade.WRONG]
-        first = str(grader._workers.all[0].process.pid)
-        twice = grader.grade_many([tagged("y"), tagged("z")], [first, first])
-    assert twice == [Grade.CORRECT, Grade.WRONG]
-
-
-def test_a_worker_whose_caller_is_gone_ends_itself():
-    script = """
-        from sage_unsloth.grading.workers import Worker
-        worker = Worker("sage_unsloth.grading.mathematics:compare_math", 0.5, 1.0)
-        worker.start()
-        print(worker.process.pid, flush=True)
-        worker.process.stdin.write('["10^{10^{10}}", "42"]\\n')
-        worker.process.stdin.flush()
-        import os; os._exit(1)
-    """
-    worker = int(run_script(script).stdout)
-    deadline = time.monotonic() + 10
-    while is_running(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def run_script(text):
@@ -452,7 +333,7 @@ def test_order_is_kept_over_two_workers():
 def test_equal_pairs_are_graded_once(grader, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        grader._workers, "ask", lambda pairs: [asked.append(p) or "wrong" for p in pairs]
+        grader._workers, "ask", lambda pairs: [asked.append(p) or ["wrong", "text"] for p in pairs]
     )
     completions = [tagged("a+b"), "other words " + tagged("a+b"), tagged("a+c")]
     for _ in range(2):
@@ -473,7 +354,7 @@ def test_grade_of_one_completion():
     assert grade(tagged(r"9^{9^{9^{9}}}"), "42", time_limit=0.3) is Grade.TIMED_OUT
 
 
-@pytest.mark.parametrize("gold", [None, "", "  ", 42, "42}", "1" * 2001, "?", r"\frac{", "hello)("])
+@pytest.mark.parametrize("gold", [None, "", "  ", 42, "1" * 2001])
 def test_a_bad_gold_raises_and_is_named(grader, gold):
     with pytest.raises(ValueError, match="gold answer must") as error:
         grader.grade_many([tagged("42")], [gold])
@@ -498,10 +379,30 @@ def test_answers_that_are_extracted_already(grader):
         assert evaluating.extract(completions[2]) == "x+1"
 
 
+def test_a_verdict_says_how_the_grade_was_reached(grader):
+    pairs = [("42", "42"), ("43", "42"), (None, "42"), ("", "42"), ("1+x", "x+1"), ("x", "x+1")]
+    verdicts = grader.judge_answers(*zip(*pairs, strict=True))
+    assert verdicts == [
+        ("correct", "number"),
+        ("wrong", "number"),
+        ("unparsable", "none"),
+        ("unparsable", "none"),
+        ("correct", "mathematics"),
+        ("wrong", "mathematics"),
+    ]
+    assert all(isinstance(verdict, Verdict) for verdict in verdicts)
+    assert [verdict.grade for verdict in verdicts] == grader.grade_answers(
+        *zip(*pairs, strict=True)
+    )
+    (late,) = grader.judge_answers([HOSTILE[0]], ["42"])
+    assert late == Verdict(Grade.TIMED_OUT, Kind.NONE)
+
+
 def test_golds_against_themselves(grader):
     assert own_grades(grader, ["42", r"\frac{1}{2}"], ["42", "0.5"]) == ["correct"] * 2
-    golds = ["42", "42}", r"\sqrt{2}", "?"]  # two are none, which alone would raise
-    assert own_grades(grader, golds, golds) == ["correct", "unparsable", "correct", "unparsable"]
+    golds = ["42", "42}", r"\sqrt{2}", "?", r"\frac{", "hello)("]  # some are text, whatever it says
+    assert own_grades(grader, golds, golds) == ["correct"] * 2 + ["correct"] * 4
+    assert own_grades(grader, ["42", ""], ["42", "  "]) == ["correct", "unparsable"]
     assert own_grades(grader, ["41"], ["42"]) == ["wrong"]
 
 
@@ -528,6 +429,9 @@ def test_the_reward_as_trl_calls_it(grader):
     assert values == [1.0, 0.0, 0.0, 0.0]
     chats = [[{"role": "assistant", "content": text}] for text in texts[:2]]
     assert reward(prompts=[[]] * 2, completions=chats, answer=["42", "42"]) == [1.0, 0.0]
+    assert reward.last_batch[0].items() >= {"extracted": "42", "kind": "number"}.items()
+    assert reward.last_batch[0]["grader"] == grader.label
+    assert reward.pop_kinds() == {"number": 2} and reward.pop_kinds() == {}
     assert reward.pop_counts() == {"correct": 2, "wrong": 2, "unparsable": 1, "timed out": 1}
     assert reward.pop_counts() == {"correct": 0, "wrong": 0, "unparsable": 0, "timed out": 0}
 
@@ -572,16 +476,18 @@ def test_every_answer_of_the_published_list_has_the_grade_it_should():
 
 def peak_gib(worker):
     """The most memory that a worker has held, GiB; 0 for one that was killed."""
-    if worker.process is None or worker.process.poll() is not None:
+    if worker.pid is None:
         return 0.0
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    status = Path(f"/proc/{worker.pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
 
 
 def test_answers_of_one_normal_form_are_compared_once(grader, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        grader._workers, "ask", lambda pairs: [asked.append(p) or "correct" for p in pairs]
+        grader._workers,
+        "ask",
+        lambda pairs: [asked.append(p) or ["correct", "text"] for p in pairs],
     )
     grader.grade_many([tagged(text) for text in ("a+d", "$a+d$", "**a+d**.")], ["d+a"] * 3)
     assert asked == [("a+d", "d+a")]
@@ -592,7 +498,9 @@ def test_another_checker_has_its_own_say():
         name="odd",
         version=3,
         packages=("math-verify", "no-such-package"),
-        plainly=lambda answer, gold: Grade.CORRECT if answer == gold[::-1] else Grade.WRONG,
+        plainly=lambda answer, gold: Verdict(
+            Grade.CORRECT if answer == gold[::-1] else Grade.WRONG, Kind.TEXT
+        ),
     )
     with Grader(checker=odd) as grader:
         assert grader.grade_many([tagged("ab"), tagged("ba")], ["ba", "ba"]) == ["correct", "wrong"]

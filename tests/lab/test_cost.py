@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.lab.cost import measurements, meter, sizes
+from sage_unsloth.lab.cost import measurements, sizes
 from sage_unsloth.lab.cost import report as cost_report
-from sage_unsloth.lab.cost.meter import timed_phases
+from sage_unsloth.lab.cost.phases import timed_phases
 from sage_unsloth.lab.cost.run import measure_costs
 from sage_unsloth.lab.cost.sizes import Size
 from sage_unsloth.lab.cost.variants import Variant, choose_variants
+from sage_unsloth.models import meter
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 NAMES = ["sage-branch", "materialised"]
@@ -170,7 +171,7 @@ def test_growth_goes_to_the_size_that_was_asked_for(monkeypatch):
 
 PEAKS = """
 import torch
-from sage_unsloth.lab.cost import meter
+from sage_unsloth.models import meter
 
 for mebibytes in (512, 128):
     with meter.measured() as found:

@@ -1,6 +1,10 @@
 """What would train another loss without a word: written signals, changed settings, other guides."""
 
+import functools
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,7 +14,9 @@ from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.protocols import describe
 from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.trained_with import describe_function, describe_teacher
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
 
 
@@ -228,6 +234,113 @@ def test_other_choices_are_refused(
     assert resumed.state.global_step == 2
 
 
+def scale(factor):
+    return lambda signals, advantages: advantages * factor
+
+
+def add(signals, advantages, amount=1.0):
+    return advantages + amount
+
+
+class Shapes:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, signals, advantages):
+        return advantages * self.factor
+
+    def method(self, signals, advantages):
+        return advantages - self.factor
+
+
+def test_a_function_is_described_by_its_name_code_and_settings():
+    texts = [
+        describe_function(function)
+        for function in (
+            None,
+            add,
+            functools.partial(add, amount=2.0),
+            functools.partial(add, amount=3.0),
+            scale(1.0),
+            scale(2.0),
+            lambda signals, advantages: advantages * 2,
+            lambda signals, advantages: advantages * 3,
+            lambda signals, advantages: [(lambda a: a * 2)(advantages)][0],
+            lambda signals, advantages: [(lambda a: a * 3)(advantages)][0],
+            Shapes(1.0),
+            Shapes(2.0),
+            Shapes(1.0).method,
+            Shapes(2.0).method,
+            torch.relu,
+        )
+    ]
+    assert len(set(texts)) == len(texts) and not any("0x" in text for text in texts)
+    assert texts[0] == "None" and texts[1].startswith("add ") and "amount=2.0" in texts[2]
+    assert describe_function(scale(2.0)) == texts[5]
+    assert describe_function(Shapes(2.0).method) == texts[-2]
+
+
+def test_a_function_is_the_same_in_another_process():
+    """A set among its constants is in another order there."""
+    code = (
+        "from sage_unsloth.patch.trained_with import describe_function as d\n"
+        "print(d(lambda s, a: a if 'x' in {'alpha', 'beta', 'gamma', 'delta'} else -a))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(found) == 1
+
+
+def test_another_function_or_teacher_is_refused(make_trainer, tmp_path):
+    """A teacher of the same class with other weights, too."""
+    from conftest import tiny_model
+
+    guide, saves = TeacherGuide(), dict(max_steps=1, save_strategy="steps", save_steps=1)
+    choices = dict(teacher=frozen(tiny_model(0.1)), shape_advantages=scale(1.5))
+    train(make_trainer(**saves), guide, **choices)
+    checkpoint = tmp_path / "out" / "checkpoint-1"
+    for name, other, message in (
+        ("shape_advantages", scale(2.5), r"shape_advantages was scale.*factor=1.5.*factor=2.5"),
+        ("shape_advantages", None, "shape_advantages was scale.* and is None"),
+        ("teacher", frozen(tiny_model(0.2)), "teacher was PeftModel.* and is PeftModel"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resume(make_trainer, checkpoint, guide, **choices | {name: other})
+    again = choices | {"teacher": frozen(tiny_model(0.1)), "shape_advantages": scale(1.5)}
+    assert resume(make_trainer, checkpoint, guide, **again).state.global_step == 2
+
+
+def test_a_teacher_that_is_an_adapter_is_told_by_its_weights(make_trainer):
+    trainer = make_trainer()
+    trainer.model.add_adapter("teacher", trainer.model.peft_config["default"])
+    before = describe_teacher(trainer, "teacher")
+    assert before.startswith("the adapter teacher ")
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            if ".default." in name:
+                weight.mul_(2)
+    assert describe_teacher(trainer, "teacher") == before
+    with torch.no_grad():
+        trainer.model.get_parameter(
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.teacher.weight"
+        ).mul_(2)
+    assert describe_teacher(trainer, "teacher") != before
+
+
+def frozen(model):
+    from sage_unsloth.patch.loading import prepare_for_cpu
+
+    return prepare_for_cpu(model).requires_grad_(False).eval()
+
+
 def test_the_same_choices_and_an_older_checkpoint_resume(make_trainer, checkpoint, caplog):
     assert resume(make_trainer, checkpoint, BranchGuide(ratio=0.3)).state.global_step == 2
     file = checkpoint / "trainer_state.json"
@@ -317,24 +430,38 @@ def test_a_step_without_a_token_does_not_move_an_adaptive_guide(make_trainer):
     assert guide.strength != 1.0
 
 
-def test_evaluations_between_steps_move_neither_noise_nor_strength(make_trainer):
-    """Weights of a run that evaluates after each step are those of a run that does not."""
-    weights, strengths = [], []
+@pytest.mark.parametrize(
+    ("make_guide", "moments"),
+    [
+        (lambda: AdaptiveGuide(TokenGuide(), target=0.05), ["on_step_end"]),
+        (lambda: RandomGuide(CosineSchedule(0.5, 0.5)), ["on_step_end"]),
+        # Between the micro-batches of a step: the second must not get the noise of the first.
+        (lambda: RandomGuide(CosineSchedule(0.5, 0.5)), ["on_substep_end", "on_step_end"]),
+    ],
+)
+def test_evaluations_move_neither_noise_nor_strength(make_trainer, make_guide, moments):
+    """Weights of a run that evaluates in between are those of a run that does not."""
+    from transformers import TrainerCallback
+
+    weights, guides = [], []
     for evaluates in (False, True):
-        guide = AdaptiveGuide(TokenGuide(), target=0.05)
-        trainer = make_trainer(max_steps=3, per_device_eval_batch_size=8)
+        trainer = make_trainer(
+            max_steps=3, per_device_eval_batch_size=8, gradient_accumulation_steps=2
+        )
+
+        def evaluate(self, args, state, control, trainer=trainer, **kwargs):
+            random = torch.get_rng_state()  # rollouts of the evaluation draw from it
+            trainer.evaluate(trainer.train_dataset.select(range(8)))
+            torch.set_rng_state(random)
+
         if evaluates:
-            from transformers import TrainerCallback
-
-            class Evaluate(TrainerCallback):
-                def on_step_end(self, args, state, control, trainer=trainer, **kwargs):
-                    random = torch.get_rng_state()  # rollouts of the evaluation draw from it
-                    trainer.evaluate(trainer.train_dataset.select(range(8)))
-                    torch.set_rng_state(random)
-
-            trainer.add_callback(Evaluate())
-        train(trainer, guide)
+            between = type("Evaluate", (TrainerCallback,), dict.fromkeys(moments, evaluate))
+            trainer.add_callback(between())
+        guides.append(make_guide())
+        train(trainer, guides[-1])
+        evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+        assert len(evaluations) == evaluates * 3 * len(moments)
         weights.append([p.detach().clone() for p in trainer.model.parameters() if p.requires_grad])
-        strengths.append(guide.strength)
-    assert strengths[0] == strengths[1] != 1.0
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    strengths = [getattr(guide, "strength", None) for guide in guides]
+    assert strengths[0] == strengths[1] != 1.0

@@ -19,6 +19,7 @@ from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.patch import unsloth_names
 from sage_unsloth.patch.contract import check_contract
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.kernel import POLICY_ONLY
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.unsloth_names import ContractError
 
@@ -457,6 +458,10 @@ def drifted(module, old, new):
             "torch.clamp(new - ref, min = -20.0, max = 20.0)",
             "compute the loss",
         ),
+        *(
+            (f'kwargs.get("{name}",', f'kwargs.get("other_{name}",', f"found none named {name},")
+            for name in POLICY_ONLY
+        ),
     ],
     ids=[
         "parameter",
@@ -467,6 +472,7 @@ def drifted(module, old, new):
         "kernel",
         "values",
         "sign",
+        *POLICY_ONLY,
     ],
 )
 def test_drift_is_refused(unsloth_module, old, new, message):

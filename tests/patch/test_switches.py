@@ -52,3 +52,8 @@ def test_memory_share_recomputation_and_rejection(environment):
     assert switches.rollout_rejection() is None
     environment["UNSLOTH_GRPO_ROLLOUT_RS"] = "token"
     assert switches.rollout_rejection() == "token"
+
+
+def test_training_in_float32_turns_autocast_off(environment):
+    switches.train_in_float32()
+    assert environment == environment | {"UNSLOTH_MIXED_PRECISION": "bfloat16"}

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import golden_loss
+import planted_bugs
 import pytest
 import torch
 
@@ -94,11 +95,36 @@ def test_every_tested_version_is_recorded():
 
 def test_the_committed_matrix_holds_or_refuses():
     matrix = json.loads((RESULTS / "versions.json").read_text())
-    outcomes = {row["versions"]["unsloth"]: row["outcome"] for row in matrix["rows"]}
+    rows = {row["name"]: row for row in matrix["rows"]}
+    not_run = rows.pop("newest vllm")
+    assert not_run["outcome"] == "not run" and not_run["beside"][0].startswith("vllm==")
+    outcomes = {row["versions"]["unsloth"]: row["outcome"] for row in rows.values()}
     assert set(outcomes) >= set(unsloth_names.TESTED_VERSIONS)
     assert any(version.startswith("2026.9.") for version in outcomes)
-    for row in matrix["rows"]:
+    assert "newest of all" in rows
+    for row in rows.values():
         assert row["outcome"] in ("holds", "refuses", "does not import"), row
         assert (row["outcome"] == "holds") is (row["failed"] == 0 and row["passed"] > 0), row
         if row["versions"]["unsloth"] in unsloth_names.TESTED_VERSIONS and not row["beside"]:
-            assert row["outcome"] == "holds"
+            assert row["outcome"] == "holds" and not row["not_met"]
+
+
+def test_the_measured_engine_changes_a_policy_and_the_guard_notices():
+    """Measured by tests/engine_lora.py with a real vLLM: alpha / r is 2 there."""
+    runs = json.loads((RESULTS / "engine_lora.json").read_text())
+    assert set(runs) >= set(unsloth_names.TESTED_VERSIONS)
+    for version, run in runs.items():
+        assert run["versions"]["unsloth_zoo"] == version
+        assert run["loads"] == [2.0, 4.0]
+        assert run["steps"]["without"] == {"factors": [2.0, 2.0], "stopped": ""}
+        assert run["steps"]["guided_kl"] == {"factors": [1.0, 1.0], "stopped": ""}
+        assert run["steps"]["digest_alone"]["factors"] == [2.0]
+        assert "changed 16 of 32" in run["steps"]["digest_alone"]["stopped"]
+
+
+def test_the_committed_bugs_are_noticed():
+    """Of tests/planted_bugs.py, each tried once."""
+    record = json.loads((RESULTS / "planted_bugs.json").read_text())
+    tried = {(row["file"], row["find"], row["replace"]): row["noticed"] for row in record["bugs"]}
+    assert tried.keys() == {(bug.file, bug.find, bug.replace) for bug in planted_bugs.BUGS}
+    assert len(tried) >= 40 and all(tried.values())

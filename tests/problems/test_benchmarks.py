@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.checkers import ROLES, roles
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.problems import arithmetic, sources
@@ -291,7 +291,9 @@ def test_golds_are_checked_before_anything_is_drawn(tmp_path):
             match=r"every gold answer of mine must be correct .*; 1 of 1 are not: mine/0: '\?'",
         ):
             check_golds(bad, grader)
-    never = Checker(name="never", version=1, plainly=lambda answer, gold: Grade.WRONG)
+    never = Checker(
+        name="never", version=1, plainly=lambda answer, gold: Verdict(Grade.WRONG, Kind.TEXT)
+    )
     with (
         Grader(checker=never) as grader,
         pytest.raises(ValueError, match=r"correct against itself; 1 of 1 are not: mine/0: '.*frac"),

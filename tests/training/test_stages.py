@@ -169,6 +169,14 @@ def test_starting_points(sft_run, rl_run, tmp_path):
     assert starting_point("qwen2.5-math-7b", "sft").model == "Qwen/Qwen2.5-Math-7B"
     with pytest.raises(ValueError, match="so RL must start from an SFT run or an RL run"):
         starting_point("qwen2.5-math-7b", "base")
+    # A run that was made on another machine: the embedded model lay elsewhere, or its own did.
+    shutil.copytree(sft_run, tmp_path / "moved")
+    run = json.loads((sft_run / "run.json").read_text())
+    for below, name in (("arithmetic-base", "arithmetic-base"), ("mine", "model")):
+        run["model_path"] = f"/content/elsewhere/{below}"
+        (tmp_path / "moved" / "run.json").write_text(json.dumps(run))
+        point = starting_point(tmp_path / "moved", "sft")
+        assert (point.preset.name, point.model) == (name, str(tmp_path / "moved" / "model"))
     for run, result in ((sft_run, "model"), (rl_run, "adapter")):
         (tmp_path / "run.json").write_text((run / "run.json").read_text())
         with pytest.raises(ValueError, match=f"must be complete .* has no {result} yet"):

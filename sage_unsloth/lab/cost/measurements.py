@@ -17,11 +17,12 @@ from typing import Any
 
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.lab.cost.meter import measured, synchronize, timed_phases
+from sage_unsloth.lab.cost.phases import timed_phases
 from sage_unsloth.lab.cost.report import BASELINE, quartiles
 from sage_unsloth.lab.cost.sizes import LOGITS_HELD, Size, fits
 from sage_unsloth.lab.cost.trainers import Place, make_batch
 from sage_unsloth.lab.cost.variants import Variant
+from sage_unsloth.models.meter import measured, synchronize
 from sage_unsloth.runs.progress import progress
 
 MIB, GIB = 2**20, 2**30

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from sage_unsloth.lab.cost.measurements import measure_growth, measure_loss, measure_steps
-from sage_unsloth.lab.cost.meter import device_name, memory_source
 from sage_unsloth.lab.cost.report import REPORT, write_report
 from sage_unsloth.lab.cost.sizes import Size
 from sage_unsloth.lab.cost.trainers import Place
 from sage_unsloth.lab.cost.variants import choose_variants
+from sage_unsloth.models.meter import device_name, memory_source
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.switches import compilation_is_on
 from sage_unsloth.runs.files import read_json

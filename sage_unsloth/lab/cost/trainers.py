@@ -16,6 +16,7 @@ from torch import Tensor
 from sage_unsloth.lab.cost.sizes import Size
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
+from sage_unsloth.models.random_weights import save_random_model
 from sage_unsloth.patch.rollout_batch import GROUPS, PREFIX
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.problems import arithmetic
@@ -32,7 +33,10 @@ class Place:
 
     def model(self, hidden: int, vocabulary: int) -> Path:
         path = self.folder / f"model-{hidden}-{vocabulary}"
-        return path if path.exists() else save_random_model(path, hidden, vocabulary)
+        if path.exists():
+            return path
+        dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+        return save_random_model(path, hidden, vocabulary, dtype=dtype)
 
     def trainer(self, size: Size, **settings: Any) -> Any:
         """Over the random model of that size."""
@@ -56,47 +60,6 @@ class Place:
             completions=64,
             length=48,
         )
-
-
-def save_random_model(folder: Path, hidden_size: int, vocab_size: int) -> Path:
-    """The folder of a Qwen2 of one layer, random, with the embedded model's tokenizer.
-
-    Raises:
-        ValueError: the hidden size is no multiple of 64, or the vocabulary is smaller than the
-            tokenizer's.
-    """
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(data_folder() / BASE_MODEL)
-    if hidden_size < 64 or hidden_size % 64:
-        raise ValueError(
-            f"the hidden size must be a multiple of 64, the size of a head; got {hidden_size}"
-        )
-    if vocab_size < len(tokenizer):
-        raise ValueError(
-            f"the vocabulary must hold the embedded tokenizer's {len(tokenizer)} tokens; got "
-            f"{vocab_size}"
-        )
-    torch.manual_seed(0)
-    heads = hidden_size // 64
-    config = Qwen2Config(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen2ForCausalLM(config)
-    if torch.cuda.is_available():
-        model = model.to(torch.bfloat16)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def make_trainer(

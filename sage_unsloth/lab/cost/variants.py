@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.lab.cost.meter import synchronize
 from sage_unsloth.lab.cost.report import BASELINE
+from sage_unsloth.models.meter import synchronize
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.protocols import Guide

@@ -10,7 +10,7 @@ import numpy as np
 
 from sage_unsloth.analysis.figures import model_style, plot_heat_maps
 from sage_unsloth.evaluation.figures import plot_pass_at_k
-from sage_unsloth.evaluation.metrics import Estimate
+from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import COLOURS, new_figure, save_figure, write_table
 from sage_unsloth.lab.evidence.claims import MATTERS
 from sage_unsloth.lab.evidence.design import BASELINE, SFT

@@ -12,9 +12,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
 
-from sage_unsloth.evaluation.metrics import Estimate
+from sage_unsloth.evaluation.intervals import Estimate, mean_squares, student_quantile
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,6 @@ class Components:
     seed: float
     problem: float
     rest: float
-
-
-def student_quantile(probability: float, freedom: float) -> float:
-    """The quantile of Student's t, for any real number of degrees of freedom > 0.
-
-    Raises:
-        ValueError: not 0.5 <= probability < 1, or freedom <= 0.
-    """
-    if not 0.5 <= probability < 1 or not freedom > 0:
-        raise ValueError(
-            f"probability must be in [.5, 1) and freedom > 0; got {probability} and {freedom}"
-        )
-    return float(student.ppf(probability, freedom))
 
 
 def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
@@ -66,7 +52,7 @@ def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
     seeds, problems = values_SP.shape
-    rows, columns, rest = _mean_squares(values_SP)
+    rows, columns, rest = mean_squares(values_SP)
     alone = [(m, size - 1) for m, size in ((rows, seeds), (columns, problems)) if size > 1]
     variance, freedom = max(alone)
     both = rows + columns - rest
@@ -95,7 +81,7 @@ def components(values_SP) -> Components:
         raise ValueError(
             f"variances of seeds and of problems need two of each; got the shape {values_SP.shape}"
         )
-    rows, columns, rest = _mean_squares(values_SP)
+    rows, columns, rest = mean_squares(values_SP)
     return Components(
         seed=max(0.0, (rows - rest) / problems),
         problem=max(0.0, (columns - rest) / seeds),
@@ -124,19 +110,6 @@ def detectable_difference(
     )
     quantiles = (student_quantile(p, seeds - 1) for p in ((1 + confidence) / 2, power))
     return sum(quantiles) * error
-
-
-def _mean_squares(values_SP: np.ndarray) -> tuple[float, float, float]:
-    """Of rows, columns and the rest; 0 for an axis of length 1."""
-    seeds, problems = values_SP.shape
-    mean = values_SP.mean()
-    by_seed, by_problem = values_SP.mean(axis=1) - mean, values_SP.mean(axis=0) - mean
-    rest = values_SP - mean - by_seed[:, None] - by_problem
-    return (
-        problems * float((by_seed**2).sum()) / max(1, seeds - 1),
-        seeds * float((by_problem**2).sum()) / max(1, problems - 1),
-        float((rest**2).sum()) / max(1, (seeds - 1) * (problems - 1)),
-    )
 
 
 def _table(values_SP) -> np.ndarray:

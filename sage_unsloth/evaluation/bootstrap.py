@@ -1,0 +1,125 @@
+"""Bootstrap intervals of values that have no bounds: of problems, and of a run's successive steps.
+
+pass@k, a share between 0 and 1, has better ones (`intervals`).
+
+Shapes: P problems, R resamples; N values in a row.
+"""
+
+import math
+
+import numpy as np
+
+from sage_unsloth.evaluation.intervals import Difference, Estimate
+
+RESAMPLED_AT_ONCE = 1_000_000  # values in memory
+
+
+def mean_interval(
+    values_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Estimate:
+    """The mean of one value for each problem, (P,), with a percentile bootstrap interval
+    (Efron, 1979).
+
+    Raises:
+        ValueError: not (P,) finite values with P >= 1; `confidence` not in (0, 1).
+    """
+    values_P = _finite_values(values_P)
+    means = resampled_means(values_P, resamples, seed)
+    return Estimate(*_mean_and_interval(values_P.mean(), means, confidence))
+
+
+def mean_difference(
+    values_a_P, values_b_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Difference:
+    """The mean of a − b over the same problems in one order, each (P,).
+
+    Raises:
+        ValueError: as `mean_interval`; or the numbers of problems differ.
+    """
+    values_a_P, values_b_P = _finite_values(values_a_P), _finite_values(values_b_P)
+    if values_a_P.shape != values_b_P.shape:
+        raise ValueError(
+            "both models must have the same problems because they are compared one by one; "
+            f"got {values_a_P.size} and {values_b_P.size} values"
+        )
+    means = resampled_means(values_a_P - values_b_P, resamples, seed)
+    interval = _mean_and_interval((values_a_P - values_b_P).mean(), means, confidence)
+    return Difference(*interval, share_above_zero=_share_above_zero(means))
+
+
+def series_interval(
+    values_N,
+    *,
+    block: int | None = None,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Estimate:
+    """The mean of N successive values of one run, by the circular block bootstrap.
+
+    Successive optimizer steps resemble each other, so values resampled one by one would give
+    intervals that are too narrow: blocks of neighbours are drawn instead, the last value being a
+    neighbour of the first (Politis and Romano, 1992). It is about the steps of this run, and says
+    nothing about another run.
+
+    Args:
+        values_N: (N,), in order.
+        block: neighbours in a block; None takes ⌈N^(1/3)⌉, and 1 is the ordinary bootstrap.
+        confidence: the share of resampled means between `low` and `high`.
+        resamples, seed: how often is drawn; equal seeds draw the same.
+
+    Returns:
+        Of one value no interval, `low` and `high` nan: it says nothing about how values differ.
+
+    Raises:
+        ValueError: as `mean_interval`; or not 1 <= block <= N.
+    """
+    values_N = _finite_values(values_N)
+    count = values_N.size
+    block = math.ceil(round(count ** (1 / 3), 9)) if block is None else block
+    if not 1 <= block <= count:
+        raise ValueError(f"block must be between 1 and the {count} values; got {block}")
+    if count == 1:
+        return Estimate(float(values_N[0]), math.nan, math.nan)
+    blocks = -(-count // block)
+    starts_RB = np.random.default_rng(seed).integers(count, size=(resamples, blocks))
+    places = (starts_RB[:, :, None] + np.arange(block)) % count
+    means = values_N[places.reshape(resamples, -1)[:, :count]].mean(axis=1)
+    return Estimate(*_mean_and_interval(values_N.mean(), means, confidence))
+
+
+def _finite_values(values) -> np.ndarray:
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
+        raise ValueError(
+            "an interval needs one finite value for each problem or step, at least one; got the "
+            f"shape {values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
+        )
+    return values
+
+
+def resampled_means(values_P: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    """Means over P problems drawn with replacement, (R,); in chunks of bounded memory."""
+    if resamples < 1:
+        raise ValueError(f"resamples must be >= 1; got {resamples}")
+    generator = np.random.default_rng(seed)
+    chunk = max(1, RESAMPLED_AT_ONCE // values_P.size)
+    means_R = np.empty(resamples)
+    for start in range(0, resamples, chunk):
+        rows = slice(start, min(start + chunk, resamples))
+        drawn_RP = generator.integers(values_P.size, size=(rows.stop - start, values_P.size))
+        means_R[rows] = values_P[drawn_RP].mean(axis=1)
+    return means_R
+
+
+def _mean_and_interval(mean, means, confidence: float) -> tuple[float, float, float]:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(mean), float(low), float(high)
+
+
+def _share_above_zero(means: np.ndarray) -> float:
+    """Ties count half, so that two equal models get .5, and a and b exchanged the complement."""
+    return float((means > 1e-12).mean() + (np.abs(means) <= 1e-12).mean() / 2)

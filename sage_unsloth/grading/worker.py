@@ -1,0 +1,215 @@
+"""One worker that runs a function of two texts, with limits on time and memory.
+
+The texts are a model's, so a worker is confined before it sees the first one (`confinement`): no
+network, no files to write, no further process, none of the caller's secrets. It is a plain
+subprocess that talks in lines of JSON (`worker_process`). A multiprocessing pool would import the
+caller's script again in each worker, PyTorch with it, and would break where the script has no
+`__main__` guard. Not for Windows.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing import connection
+from typing import Any
+
+from sage_unsloth.grading.confinement import allowed_environment
+
+QUESTIONS_PER_CHILD = 2_000  # then a fresh one, whatever it has kept
+START_LIMIT = 60.0  # seconds for a worker to import what its function needs, on a busy machine
+LONGEST_REPLY = 2**20  # bytes: a traceback at most
+# The value of a question whose child was killed for its time, or died twice.
+LATE = object()
+
+logger = logging.getLogger(__name__)
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from sage_unsloth.grading.worker_process import serve; serve(*json.loads(sys.argv[2]))"
+)
+
+
+class Worker:
+    """One worker, started by its first question.
+
+    Attributes:
+        process: the process that forks the children which answer; None where none runs.
+        pid: of the child that answers; None between two of them.
+        kept_from: "namespace" and "landlock", where the kernel grants them (`confinement`); set by
+            `start`.
+        deaths: how many children had to be killed, or died, over a question.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        time_limit: float,
+        memory_limit_gib: float,
+        typical: Sequence[tuple[str, str]] = (),
+    ):
+        self.arguments = (function, time_limit, memory_limit_gib, typical)
+        self.process: subprocess.Popen | None = None
+        self.pid: int | None = None
+        self.kept_from: tuple[str, ...] = ()
+        self.deaths = 0
+        self._asked = 0  # questions to this child
+        self._number = 0  # of the last question
+        self._questions = self._replies = self._ready = -1  # file descriptors
+
+    def start(self) -> None:
+        """Starts the process, after the end of the one before.
+
+        Raises:
+            RuntimeError: it is not ready within `START_LIMIT`.
+        """
+        self.stop()
+        self._ready, theirs = os.pipe()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-c", _START),
+                *(json.dumps(sys.path), json.dumps([*self.arguments, theirs])),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=[theirs],
+            env=allowed_environment(os.environ),
+            start_new_session=True,  # Ctrl-C is the caller's to handle
+        )
+        os.close(theirs)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._questions, self._replies = self.process.stdin.fileno(), self.process.stdout.fileno()
+        if not self._await_child():
+            self.stop()
+            raise RuntimeError(
+                f"a grading worker must start within {START_LIMIT:g} s and {self.arguments[2]:g} "
+                "GiB; it did not, and its message is on stderr; install what it misses, or raise "
+                "the limit"
+            )
+
+    def _await_child(self) -> bool:
+        """Waits until a child can be asked; whether there is one."""
+        line, deadline = b"", time.monotonic() + START_LIMIT
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not connection.wait([self._ready], left):
+                return False
+            part = os.read(self._ready, 65_536)
+            if not part:
+                return False
+            line += part
+        found = json.loads(line.splitlines()[-1])
+        self.pid, self.kept_from, self._asked = found["pid"], tuple(found["kept_from"]), 0
+        # What the child before it has written; this one has not been asked yet.
+        while connection.wait([self._replies], 0) and os.read(self._replies, 65_536):
+            pass
+        return True
+
+    def ask(self, question: tuple[str, str], time_limit: float | None = None) -> Any:
+        """The function's value for two texts, or `LATE`.
+
+        A child may lack memory for what it is asked because of what it was asked before; a library
+        may then call a text unreadable. So the question is asked again in a fresh child where one
+        died over it, and where the value is None.
+
+        Args:
+            question: the two texts.
+            time_limit: seconds; None for the worker's own.
+
+        Raises:
+            RuntimeError: the worker cannot start, or the function raised.
+        """
+        limit = self.arguments[1] if time_limit is None else time_limit
+        if self._asked >= QUESTIONS_PER_CHILD:
+            self._end_child()
+        reply = self._ask_child(question, limit)
+        if reply is None or (self._asked > 1 and reply.get("value", "") is None):
+            self._end_child()
+            reply = self._ask_child(question, limit)
+        if reply is None:
+            reply = {}
+        if "error" in reply:
+            raise RuntimeError(
+                f"comparing {question[0]!r:.300} to {question[1]!r:.300} broke:\n{reply['error']}"
+            )
+        if "value" in reply:
+            if reply.get("last"):
+                self.pid = None
+            return reply["value"]
+        if "refused" in reply:
+            logger.warning(
+                "An answer made its grading worker try %s: the worker was ended and the answer "
+                "is not graded. Please report it: %r",
+                reply["refused"],
+                question[0][:300],
+            )
+        self.deaths += 1
+        self._end_child()
+        return LATE
+
+    def _ask_child(self, question: tuple[str, str], limit: float) -> dict[str, Any] | None:
+        """The reply of the child that there is; {} if it came to none in time, None if it died."""
+        runs = self.process is not None and self.process.poll() is None
+        if not runs or (self.pid is None and not self._await_child()):
+            self.start()
+        self._number += 1
+        self._asked += 1
+        line = memoryview(json.dumps([self._number, *question]).encode() + b"\n")
+        try:
+            while line:  # a long one may go in parts
+                line = line[os.write(self._questions, line) :]
+        except BrokenPipeError:
+            return None
+        reply: dict[str, Any] = {}
+        deadline = time.monotonic() + limit
+        while reply.get("number") != self._number and "refused" not in reply:
+            received = self._read_reply(deadline)
+            if not received:
+                return received
+            reply = received
+        return reply
+
+    def _read_reply(self, deadline: float) -> dict[str, Any] | None:
+        """The next line; {} if the time is over or it is no reply, None if the child is gone."""
+        line = b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            waiting = connection.wait([self._replies, self._ready], max(left, 0))
+            if not waiting:
+                return {}
+            if self._replies not in waiting:  # another child is ready
+                self.pid = None
+                return None
+            part = os.read(self._replies, 65_536)
+            line += part
+            if not part or len(line) > LONGEST_REPLY:
+                self._end_child()
+                return {} if part else None
+        with contextlib.suppress(ValueError):
+            # One before it is of a question that the child found in the pipe, and was asked again.
+            reply = json.loads(line.splitlines()[-1])
+            return reply if isinstance(reply, dict) else {}
+        return {}
+
+    def _end_child(self) -> None:
+        """Ends the child, if one can be asked; the next one is forked meanwhile."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.pid = None
+
+    def stop(self) -> None:
+        """Kills the process and its child, if they run."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.__exit__(None, None, None)  # closes the pipes, at which a child ends
+        os.close(self._ready)
+        self.process = self.pid = None

@@ -1,0 +1,156 @@
+"""What runs in a grading worker.
+
+The worker's first process imports what the function needs, sees no text of a model, and forks the
+children that do, one after another: the next one is there some milliseconds after the one before
+was killed, has died or has grown. Importing anew would take half a second of a free processor each
+time, and so would let short answers that hang hold up a training step for minutes.
+"""
+
+import gc
+import importlib
+import json
+import logging
+import math
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from sage_unsloth.grading.confinement import ENDED, confine, leave_network
+
+RESERVE = 2**26
+"""Bytes below its memory limit at which a child is taken to have reached it.
+
+A library that catches every exception catches MemoryError too, and then says that a text which it
+had no memory to read is no mathematics.
+"""
+GROWTH = 2**26
+"""Bytes of memory by which a child may grow before another takes its place: SymPy and math-verify
+keep what they have seen."""
+
+
+def serve(
+    function: str,
+    time_limit: float,
+    memory_limit_gib: float,
+    typical: Sequence[Sequence[str]],
+    ready_pipe: int,
+) -> None:
+    """What a worker process runs.
+
+    Lines of JSON: `[number, text, text]` in, and `{"number": ..., "value": ...}`, with "error" in
+    the place of "value" for a traceback, or `{"refused": event}` out. A reply with "last" is the
+    child's last one. A child that had too little memory ends without a reply.
+
+    Args:
+        function: "module:name".
+        time_limit: seconds; a child ends itself after about twice as many.
+        memory_limit_gib: address space of a child.
+        typical: pairs that are compared before the first child is forked, so that no child has to
+            build what libraries keep: grammars, caches.
+        ready_pipe: file descriptor. Each child writes a line to it before its first question,
+            `{"pid": ..., "kept_from": [layers of confinement]}`, and closes it: what comes through
+            it was written before there was a text that could have been in the way.
+    """
+    memory_limit = int(memory_limit_gib * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    # A machine that shuts down sends it to all processes, while the caller still needs its grades;
+    # the worker ends with its pipe.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    kept_from = ["namespace"] if leave_network() else []
+    logging.disable(logging.CRITICAL)
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # what a library prints goes to stderr: only replies may reach the pipe
+    module, name = function.split(":")
+    call = getattr(importlib.import_module(module), name)
+    for question in (("x", "x"), *typical):
+        call(*question)
+    gc.freeze()  # so that the children share the memory of what is imported
+    while True:
+        child = os.fork()
+        if child == 0:
+            _run_child(call, time_limit, memory_limit, replies, ready_pipe, kept_from)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status >= 0 and status != ENDED:  # the caller is gone, or the child could not start
+            sys.exit(status)
+
+
+def _run_child(*arguments: Any) -> None:
+    """Runs `_answer` and ends the process: nothing may return into the loop that forks."""
+    status = 1
+    try:
+        _answer(*arguments)
+        status = 0
+    except MemoryError:
+        status = ENDED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _answer(
+    call: Callable[[str, str], Any],
+    time_limit: float,
+    memory_limit: int,
+    replies: IO[str],
+    ready_pipe: int,
+    kept_from: list[str],
+) -> None:
+    """Answers questions until standard input ends.
+
+    Raises:
+        MemoryError: the last question needed more memory than there was, whoever caught it.
+    """
+
+    def reply(message: dict) -> None:
+        print(json.dumps(message), file=replies, flush=True)
+
+    silence = os.open(os.devnull, os.O_RDWR)
+    os.dup2(silence, 1)
+    if confine(lambda event: reply({"refused": event})):
+        kept_from = [*kept_from, "landlock"]
+    os.write(ready_pipe, json.dumps({"pid": os.getpid(), "kept_from": kept_from}).encode() + b"\n")
+    os.close(ready_pipe)
+    os.dup2(silence, 2)  # what a library says about an answer holds the answer's text
+    os.close(silence)
+    resident_at_start, _ = _peaks()
+    for line in sys.stdin:
+        # The caller kills a late child. The alarm ends one whose caller is gone, and the limit on
+        # CPU time one that has turned the alarm off.
+        signal.setitimer(signal.ITIMER_REAL, 2 * time_limit + 1)
+        seconds = math.ceil(time.process_time() + 2 * time_limit + 1)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+        number, *question = json.loads(line)
+        try:
+            answer = {"number": number, "value": call(*question)}
+        except MemoryError:
+            raise
+        except Exception:
+            answer = {"number": number, "error": traceback.format_exc()}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resident, reserved = _peaks()
+        if reserved > memory_limit - RESERVE:
+            raise MemoryError
+        last = resident - resident_at_start > GROWTH
+        reply(answer | {"last": last})
+        if last:
+            os._exit(ENDED)
+
+
+def _peaks() -> tuple[int, int]:
+    """The most memory and the most address space that this process has had, bytes.
+
+    Where the kernel does not tell the second, as on macOS, it is 0: there a MemoryError that a
+    library has caught goes unnoticed.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
+    found = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return 1024 * int(found["VmHWM"].split()[0]), 1024 * int(found["VmPeak"].split()[0])

@@ -1,0 +1,326 @@
+"""What a notebook installs: by its card, and with as little of its image replaced as serves.
+
+    from sage_unsloth import hosted
+    hosted.install(vllm=True)
+
+Colab and Kaggle bring a PyTorch that fits their driver, and a kernel that has loaded some of their
+packages already. `choose` decides from what `look` finds; `install` runs pip. This module imports
+nothing that is not in every notebook's image, because it runs before anything is installed: it and
+`lazy_loader` come without their dependencies in the cell above.
+"""
+
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sage_unsloth.models.device import why_unserved
+from sage_unsloth.sampling.engine_choice import VLLM_CAPABILITY
+
+KEPT = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
+"""Packages of the image that pip may not replace where their versions serve."""
+VLLM_REPLACES = frozenset(KEPT) - {"numpy"}
+"""Those of `KEPT` that the vllm extra brings in versions of its own."""
+CUDA_13_DRIVER = 580
+"""The oldest NVIDIA driver for CUDA 13, with which PyTorch on PyPI is built from 2.11 on."""
+
+_TORCH = """
+import json, torch
+print("ARCHES " + json.dumps(torch._C._cuda_getArchFlags() if torch.version.cuda else None))
+"""
+
+logger = logging.getLogger(__name__)
+
+
+class InstallError(RuntimeError):
+    """The notebook's machine, or what pip said, does not allow the package to run."""
+
+
+class RestartNeededError(RuntimeError):
+    """A package that this process has loaded was replaced on the disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A GPU: its name and compute capability."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What decides what is installed.
+
+    Attributes:
+        packages: canonical names of installed distributions -> versions.
+        cards: GPUs.
+        driver: major version of NVIDIA's driver; None without one.
+        arches: what the installed PyTorch is compiled for, such as "sm_80"; empty where PyTorch is
+            absent or has no CUDA.
+    """
+
+    packages: Mapping[str, str]
+    cards: tuple[Card, ...] = ()
+    driver: int | None = None
+    arches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What pip is asked for, what it may not change, and why."""
+
+    requirements: tuple[str, ...]
+    constraints: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
+    """Install what this package needs and is not there; a second call does nothing.
+
+    Args:
+        vllm: with vLLM, where it runs.
+        say: is given each decision with its reason.
+
+    Raises:
+        InstallError: a card that cannot be used, or pip failed.
+        RestartNeededError: a package was replaced that the kernel had loaded.
+    """
+    machine = look()
+    if len(machine.cards) > 1:
+        _take_one_card(machine, say)
+    wanted = requirements()
+    lacking = [text for text in wanted if not _is_met(text, machine.packages)]
+    if lacking:
+        if vllm:
+            wanted += requirements("vllm")
+        choice = choose(machine, wanted)
+        for reason in choice.reasons:
+            say(reason)
+        say(f"Installing {', '.join(lacking)}; this takes a few minutes.")
+        _run_pip(choice)
+    replaced = _replaced()
+    if replaced:
+        raise RestartNeededError(
+            "the kernel must not mix two versions of a package; replaced after it was loaded: "
+            f"{', '.join(replaced)}; restart it (Colab: Runtime > Restart session; Kaggle: Run > "
+            "Restart & clear cell outputs), then run all cells again"
+        )
+    if lacking:
+        say("Installed; nothing that was loaded has changed, so no restart is needed.")
+
+
+def choose(machine: Machine, wanted: Iterable[str]) -> Choice:
+    """What to install on a machine.
+
+    vLLM is left out where its pinned release does not run. Of `KEPT`, each version that meets the
+    requirements is kept.
+
+    Args:
+        machine: see `look`.
+        wanted: requirements, as `requirements` gives them.
+
+    Raises:
+        InstallError: a card that Unsloth, or the PyTorch that is there, does not drive.
+    """
+    wanted, reasons = tuple(wanted), []
+    keeps_torch = _serves("torch", machine, wanted)
+    for card in machine.cards:
+        _check_card(card, machine.arches if keeps_torch else ())
+    if machine.cards and not keeps_torch and (machine.driver or 0) < CUDA_13_DRIVER:
+        raise InstallError(
+            f"PyTorch must be {_specifier('torch', wanted)}, and what pip has of it needs NVIDIA's "
+            f"driver {CUDA_13_DRIVER} or newer; got PyTorch {machine.packages.get('torch')} and "
+            f"driver {machine.driver}; take a newer image (Kaggle: Settings > Environment), or "
+            "install a PyTorch of that version for this driver first (pytorch.org)"
+        )
+    kept = set(KEPT) if keeps_torch else set(KEPT) - {"torch", "torchvision", "torchaudio"}
+    if any(Requirement(text).name == "vllm" for text in wanted):
+        reason = _why_no_vllm(machine)
+        if reason is None:
+            kept -= VLLM_REPLACES
+        else:
+            wanted = tuple(text for text in wanted if Requirement(text).name != "vllm")
+            reasons.append(f"Without vLLM (completions are drawn by transformers): {reason}.")
+    constraints = tuple(
+        f"{name}=={machine.packages[name]}"
+        for name in KEPT
+        if name in kept and _serves(name, machine, wanted)
+    )
+    reasons.append(f"Kept as they are: {', '.join(constraints) or 'nothing'}.")
+    return Choice(requirements=wanted, constraints=constraints, reasons=tuple(reasons))
+
+
+def _check_card(card: Card, arches: tuple[str, ...]) -> None:
+    reason = why_unserved(card.capability, arches)
+    if reason is not None:
+        raise InstallError(
+            f"{card.name} cannot be used: {reason} (T4 on Colab, T4 x2 on Kaggle), or none: the "
+            "embedded model needs no GPU"
+        )
+
+
+def _why_no_vllm(machine: Machine) -> str | None:
+    if not machine.cards:
+        return "there is no GPU"
+    oldest = min(machine.cards, key=lambda card: card.capability)
+    if oldest.capability < VLLM_CAPABILITY:
+        return (
+            f"the pinned release needs compute capability {VLLM_CAPABILITY[0]}."
+            f"{VLLM_CAPABILITY[1]}, and {oldest.name} has {oldest.capability[0]}."
+            f"{oldest.capability[1]}"
+        )
+    if (machine.driver or 0) < CUDA_13_DRIVER:
+        return (
+            f"its PyTorch needs NVIDIA's driver {CUDA_13_DRIVER} or newer, and this one is "
+            f"{machine.driver}"
+        )
+    return None
+
+
+def requirements(extra: str | None = None) -> tuple[str, ...]:
+    """What the installed package's metadata asks for, or what one of its extras adds."""
+    found = []
+    for text in metadata.requires("sage_unsloth") or []:
+        requirement = Requirement(text)
+        marker, requirement.marker = requirement.marker, None
+        if marker is None:
+            chosen = extra is None
+        elif "extra" in str(marker):
+            chosen = extra is not None and marker.evaluate({"extra": extra})
+        else:
+            chosen = extra is None and marker.evaluate()
+        if chosen:
+            found.append(str(requirement))
+    return tuple(found)
+
+
+def look() -> Machine:
+    """This machine's packages and cards. PyTorch is asked in a process of its own, so that the
+    kernel does not load it before it may be replaced.
+    """
+    packages = {canonicalize_name(d.name): d.version for d in metadata.distributions() if d.name}
+    cards, driver = _cards()
+    arches: tuple[str, ...] = ()
+    if cards and "torch" in packages:
+        said = subprocess.run(
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False
+        ).stdout
+        line = next((x for x in said.splitlines() if x.startswith("ARCHES ")), "ARCHES null")
+        arches = tuple((json.loads(line.removeprefix("ARCHES ")) or "").split())
+    return Machine(packages=packages, cards=cards, driver=driver, arches=arches)
+
+
+def _cards() -> tuple[tuple[Card, ...], int | None]:
+    """The cards that NVIDIA's own tool lists, and the driver's major version."""
+    query = ["--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, check=True
+        ).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return (), None
+    return parse_cards(said)
+
+
+def parse_cards(said: str) -> tuple[tuple[Card, ...], int | None]:
+    """Cards and the driver's major version from lines such as "Tesla T4, 7.5, 550.54.15"."""
+    cards, driver = [], None
+    for line in said.splitlines():
+        name, capability, version = (part.strip() for part in line.split(","))
+        major, minor = capability.split(".")
+        cards.append(Card(name=name, capability=(int(major), int(minor))))
+        driver = int(version.split(".")[0])
+    return tuple(cards), driver
+
+
+def _take_one_card(machine: Machine, say: Callable[[str], None]) -> None:
+    """Shows this process the first card alone, unless it was told which to take."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ or "torch" in sys.modules:
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    say(
+        f"{len(machine.cards)} cards: this notebook takes the first. For RL on all of them: "
+        f"!CUDA_VISIBLE_DEVICES={','.join(map(str, range(len(machine.cards))))} torchrun "
+        f"--nproc-per-node {len(machine.cards)} -m sage_unsloth train ... (never tried on GPUs)"
+    )
+
+
+def _run_pip(choice: Choice) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kept.txt"
+        file.write_text("\n".join(choice.constraints) + "\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "-c", str(file), *choice.requirements],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise InstallError(
+            f"pip must succeed; it said: {(done.stdout + done.stderr)[-2000:].strip()}; look at "
+            "docs/hosted.md for the images that were checked"
+        )
+    importlib.invalidate_caches()
+
+
+def _is_met(text: str, packages: Mapping[str, str]) -> bool:
+    requirement = Requirement(text)
+    version = packages.get(canonicalize_name(requirement.name))
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def _serves(name: str, machine: Machine, wanted: Iterable[str]) -> bool:
+    """Whether the installed version of a package meets every requirement of it."""
+    if name not in machine.packages:
+        return False
+    ours = [text for text in wanted if canonicalize_name(Requirement(text).name) == name]
+    return all(_is_met(text, machine.packages) for text in ours)
+
+
+def _specifier(name: str, wanted: Iterable[str]) -> str:
+    return next(
+        (str(r.specifier) for r in map(Requirement, wanted) if canonicalize_name(r.name) == name),
+        "of any version",
+    )
+
+
+def _loaded_versions() -> dict[str, str]:
+    """Distributions that this process has imported a module of -> their versions on the disk."""
+    top_level = {name.partition(".")[0] for name in list(sys.modules)}
+    names = {
+        name
+        for module, found in metadata.packages_distributions().items()
+        if module in top_level
+        for name in found
+    }
+    versions = {}
+    for name in names:
+        try:
+            versions[canonicalize_name(name)] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _replaced() -> list[str]:
+    """What was loaded when this module was, and has another version on the disk now."""
+    now = {canonicalize_name(d.name): d.version for d in metadata.distributions() if d.name}
+    return [
+        f"{name} {version} -> {now.get(name, 'removed')}"
+        for name, version in sorted(_LOADED.items())
+        if now.get(name) != version
+    ]
+
+
+_LOADED = _loaded_versions()

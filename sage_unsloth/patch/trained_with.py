@@ -1,0 +1,130 @@
+"""What a checkpoint records of its training, and the comparison when it is resumed."""
+
+import functools
+import hashlib
+import inspect
+import logging
+import types
+from typing import Any
+
+from sage_unsloth.objective.advantages import ShapeAdvantages
+from sage_unsloth.objective.protocols import Guide, SteeredGuide, describe
+from sage_unsloth.patch.rollout_weights import digest
+
+logger = logging.getLogger(__name__)
+
+
+def trained_with(
+    trainer: Any,
+    *,
+    guide: Guide | None,
+    kl_estimator: str,
+    credit: str,
+    teacher: Any,
+    shape_advantages: ShapeAdvantages | None,
+) -> dict[str, Any]:
+    """What a resumed checkpoint must agree in, by name; the arguments are those of `guided_kl`."""
+    return {
+        "guide": describe(guide),
+        "kl_estimator": kl_estimator,
+        "credit": credit,
+        "beta": trainer.beta,
+        "teacher": describe_teacher(trainer, teacher),
+        "shape_advantages": describe_function(shape_advantages),
+    }
+
+
+def describe_teacher(trainer: Any, teacher: Any) -> str:
+    """The teacher's name, and a digest of its weights: where they were loaded from does not count,
+    but a quantised teacher is another one.
+    """
+    if teacher is None:
+        return "None"
+    if isinstance(teacher, str):
+        name, whole, part = f"the adapter {teacher}", trainer.model, f".{teacher}."
+    else:
+        name, whole, part = type(teacher).__name__, teacher, ""
+    weights = {n: p for n, p in whole.named_parameters() if part in n}
+    return f"{name} {_short(repr(sorted(digest(weights).items())))}"
+
+
+def describe_function(function: Any) -> str:
+    """A function's name, code and settings; of any other object what `describe` says.
+
+    Settings are defaults and what a closure, a `functools.partial` or a method's object holds, as
+    far as `describe` shows it. The code is that of this version of Python.
+    """
+    if isinstance(function, functools.partial):
+        settings = describe(types.SimpleNamespace(positional=function.args, **function.keywords))
+        return f"{describe_function(function.func)} with {settings}"
+    if inspect.ismethod(function):
+        return f"{describe_function(function.__func__)} of {describe(function.__self__)}"
+    if not isinstance(function, types.FunctionType):
+        return getattr(function, "__qualname__", None) or describe(function)
+    settings = {
+        "defaults": function.__defaults__,
+        **(function.__kwdefaults__ or {}),
+        **inspect.getclosurevars(function).nonlocals,
+    }
+    body = _short(_code_text(function.__code__))
+    return f"{function.__qualname__} {body} with {describe(types.SimpleNamespace(**settings))}"
+
+
+def _code_text(code: types.CodeType) -> str:
+    """Equal for equal code in any process: a set among its constants has no order of its own."""
+    constants = [
+        _code_text(value)
+        if isinstance(value, types.CodeType)
+        else sorted(map(repr, value))
+        if isinstance(value, frozenset)
+        else value
+        for value in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, constants))
+
+
+def check_resumed(
+    step: int, kept: dict | None, now: dict[str, Any], steered: SteeredGuide | None
+) -> None:
+    """Compare a checkpoint's record with what it is resumed with.
+
+    One that was written without `guided_kl`, or before it wrote records, has none; one that was
+    written before a name was recorded is not compared in it.
+
+    Args:
+        step: of the checkpoint.
+        kept: what it holds under `watch.STATE`.
+        now: `trained_with`, now.
+        steered: the guide now, if it has a state.
+
+    Raises:
+        ValueError: something differs, or the state of the guide is missing.
+    """
+    if steered is not None and not (kept or {}).get("attributes"):
+        raise ValueError(
+            "a checkpoint must hold the state of the guide that it was trained with; the one of "
+            f"step {step} holds none for {steered!r}; resume with the guide that it was trained "
+            "with, or start a new run"
+        )
+    before = (kept or {}).get("args") or {}
+    if not before:
+        logger.warning(
+            "the checkpoint of step %s does not record what it was trained with; resuming with %s",
+            step,
+            now["guide"],
+        )
+    changed = [
+        f"{name} was {before[name]} and is {value}"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
+    if changed:
+        raise ValueError(
+            "a checkpoint is resumed with what it was trained with; the one of step "
+            f"{step} was trained with other settings: {'; '.join(changed)}; change these back, or "
+            "pass guided_kl(..., resume_with_changes=True)"
+        )
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

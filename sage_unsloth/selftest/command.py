@@ -1,0 +1,36 @@
+"""`doctor --deep`."""
+
+import argparse
+from collections.abc import Callable
+
+FILE = "selftest.json"
+
+
+def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
+    """The options of the self-test; without `--deep` the command is `act`, as before."""
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="then test this machine: losses and gradients in each number format, cost, memory, "
+        "vLLM, resuming, export; ten minutes at most, no network",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="with --deep: also what has passed before"
+    )
+    parser.add_argument(
+        "--out",
+        default=FILE,
+        help="with --deep: the record, which can be sent (default: %(default)s)",
+    )
+
+    def choose(options: argparse.Namespace) -> int:
+        if not options.deep:
+            if options.again or options.out != FILE:
+                raise ValueError("--again and --out are of the self-test; add --deep")
+            return act(options)
+        first = act(options)
+        from sage_unsloth.selftest.run import run_selftest
+
+        return 1 if run_selftest(options.out, again=options.again) or first else 0
+
+    parser.set_defaults(act=choose)

@@ -1,0 +1,117 @@
+"""The whole self-test: its table as it grows, and `selftest.json`, which a user can send."""
+
+import platform
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.record import environment
+from sage_unsloth.selftest.checks import Check, all_checks
+from sage_unsloth.selftest.command import FILE
+from sage_unsloth.selftest.findings import FAILED, NOT_RUN, STATUSES, without_places
+from sage_unsloth.selftest.process import findings_of
+
+SECONDS = 600.0  # of one call
+WIDTH = 80
+GIB = 2**30
+
+
+def run_selftest(
+    file: str | Path = FILE,
+    *,
+    again: bool = False,
+    seconds: float = SECONDS,
+    checks: Sequence[Check] | None = None,
+    print_line: Callable[[str], None] = print,
+) -> int:
+    """Run what has not passed yet, and return how many findings failed.
+
+    The file is written after each check. A second call on the same machine and versions keeps what
+    passed or is not possible here, and runs the rest.
+
+    Args:
+        file: the record.
+        again: run everything, whatever the file says.
+        seconds: after which no check is started, and one that runs is stopped.
+        checks: those to run; None all.
+        print_line: shows a line of the table.
+
+    Raises:
+        ValueError: another process writes to the file, or it holds something else.
+    """
+    file, ends = Path(file), time.monotonic() + seconds
+    checks = all_checks() if checks is None else checks
+    report: dict[str, Any] = {"machine": machine(), "environment": _environment(), "findings": []}
+    with locked(file):
+        kept = [] if again else _kept(file, report, print_line)
+        print_line(f"{'':<9}{'':<32}{'s':>6}")
+        for check in checks:
+            rows = [row for row in kept if row["check"] == check.name]
+            if not rows:
+                found = findings_of(check, ends - time.monotonic())
+                rows = [finding.row() for finding in found]
+            for row in rows:
+                _show(row, print_line)
+            report["findings"] += rows
+            write_json(file, report)
+    counts = Counter(row["status"] for row in report["findings"])
+    summary = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    print_line(f"\n{summary}; {file} can be sent: it names no path and no secret")
+    return counts[FAILED]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    import torch
+
+    from sage_unsloth.models.meter import device_name
+
+    found: dict[str, Any] = {"device": device_name(), "processor": platform.machine()}
+    if has_gpu():
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "memory_gib": round(properties.total_memory / GIB, 2),
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+            "cards": torch.cuda.device_count(),
+        }
+    return found
+
+
+def _environment() -> dict[str, Any]:
+    return without_places(environment())
+
+
+def _kept(file: Path, report: dict[str, Any], print_line: Callable[[str], None]) -> list[dict]:
+    """The rows of checks that need not run again."""
+    if not file.exists():
+        return []
+    before = read_json(file)
+    if not {"machine", "environment", "findings"} <= before.keys():
+        raise ValueError(
+            f"{file} must be the record of a self-test; it is another file; give another --out"
+        )
+
+    def same(found: dict[str, Any]) -> list[Any]:
+        return [found["machine"], *(found["environment"].get(k) for k in ("packages", "commit"))]
+
+    if same(before) != same(report):
+        print_line("Another machine or other versions than those of the record: all runs anew.")
+        return []
+    open_checks = {r["check"] for r in before["findings"] if r["status"] in (FAILED, NOT_RUN)}
+    return [row for row in before["findings"] if row["check"] not in open_checks]
+
+
+def _show(row: dict[str, Any], print_line: Callable[[str], None]) -> None:
+    seconds = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
+    print_line(f"{row['status']:<9}{row['name']:<32}{seconds:>6}")
+    for text, mark in ((row["found"], "  "), (row["remedy"], "->")):
+        for line in textwrap.wrap(text, WIDTH - 12):
+            print_line(f"{'':<9}{mark} {line}")
+            mark = "  "

@@ -1,0 +1,153 @@
+"""Checks around the loss: the contract, a run that resumes, an export."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.export.exporter import export, read_run
+from sage_unsloth.models.device import has_gpu, release_memory
+from sage_unsloth.objective.guides import TokenGuide
+from sage_unsloth.patch.contract import check_contract
+from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.runs.record import open_run
+from sage_unsloth.selftest import policy
+from sage_unsloth.selftest.decoder import decoder_of, plain_name
+from sage_unsloth.selftest.findings import FAILED, PASSED, Finding
+
+RESUMED_ALLOWED = 1e-2
+"""Of the way that the weights went, on a GPU: its sums may be formed in another order each time.
+Without a GPU the two runs are equal but for float32's last bits."""
+
+
+def contract(folder: Path) -> Iterator[Finding]:
+    """Unsloth generates its trainer, and everything that the patch relies on is there."""
+    check_contract(load_unsloth())
+    yield Finding(
+        check="",
+        name="patch contract",
+        status=PASSED,
+        found="every name, parameter and number that the patch relies on is there",
+    )
+
+
+def resumed(folder: Path) -> Iterator[Finding]:
+    """Three optimizer steps, and two that are saved and one from the checkpoint: one adapter.
+
+    The guide draws noise and follows a schedule, so that it must find its step and its generator.
+    """
+    number_format = policy.half_precision()
+    model = policy.small_model(folder / "model")
+    straight, start = _trained(model, folder / "straight", number_format)
+    _trained(model, folder / "resumed", number_format, stop_after=2)
+    checkpoint = folder / "resumed" / "checkpoint-2"
+    ended, _ = _trained(model, folder / "resumed", number_format, resume=checkpoint)
+    way = (straight - start).norm().item()
+    off = (ended - straight).norm().item() / way if way else float("nan")
+    allowed = RESUMED_ALLOWED if has_gpu() else 1e-5
+    good = off <= allowed
+    yield Finding(
+        check="",
+        name="three steps, resumed",
+        status=PASSED if good else FAILED,
+        found=f"off by {off:.1e} of the way that the weights went (allowed {allowed:.0e})",
+        remedy="" if good else "a resumed run is another one here; send selftest.json",
+        figures={"way": way, "off": off, "allowed": allowed},
+    )
+
+
+def _trained(
+    model_folder: Path,
+    folder: Path,
+    number_format: str,
+    *,
+    stop_after: int | None = None,
+    resume: Path | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The adapter after and before at most three steps, each as one vector."""
+    from transformers import TrainerCallback
+
+    class StopAfter(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop |= state.global_step == stop_after
+
+    model, tokenizer = policy.load(model_folder, number_format)
+    start = _adapter(model)
+    trainer = policy.make_trainer(
+        model,
+        tokenizer,
+        folder,
+        number_format,
+        max_steps=3,
+        learning_rate=1e-3,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    trainer.add_callback(StopAfter())
+    with guided_kl(trainer, TokenGuide()):
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    end = _adapter(trainer.model)
+    del model, trainer
+    release_memory()
+    return end, start
+
+
+def _adapter(model: Any) -> Tensor:
+    lora = (
+        p.detach().double().cpu().flatten() for n, p in model.named_parameters() if "lora_" in n
+    )
+    return torch.cat(list(lora))
+
+
+def exported(folder: Path) -> Iterator[Finding]:
+    """An adapter and its merged model: the exporter's own checks, and each merged weight against
+    W + B A · alpha / r in float64.
+    """
+    number_format = policy.half_precision()
+    path = policy.small_model(folder / "model")
+    model, tokenizer = policy.load(path, number_format)
+    run = open_run(folder / "run", {"stage": "rlvr"}, model_path=str(path))
+    model.save_pretrained(run / "adapter")
+    tokenizer.save_pretrained(run / "adapter")
+    decoder = decoder_of(model)
+    names = {plain_name(name): p for name, p in model.named_parameters() if ".lora_A" in name}
+    del model
+    release_memory()
+    for kind in ("adapter", "merged"):
+        out = export(read_run(run), kind, folder / kind)
+        yield Finding(
+            check="",
+            name=f"export, {kind}",
+            status=PASSED,
+            found="written, and its own checks passed",
+        )
+    off = _merge_error(decoder, [name.removesuffix(".lora_A") for name in names], out)
+    allowed = 2 * 2.0**-8  # one rounding to bfloat16, and one of what was loaded
+    good = off <= allowed
+    yield Finding(
+        check="",
+        name="export, merged weights",
+        status=PASSED if good else FAILED,
+        found=f"off by {off:.1e} of the largest weight (allowed {allowed:.1e})",
+        remedy="" if good else "share the adapter, not the merged model; send selftest.json",
+        figures={"error": off, "allowed": allowed},
+    )
+
+
+def _merge_error(decoder: Any, layers: list[str], folder: Path) -> float:
+    """The largest error of a weight, over the largest weight of its matrix."""
+    from safetensors.torch import load_file
+
+    found: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    worst = 0.0
+    for name in layers:
+        a, b = (decoder.adapter[f"{name}.lora_{side}"].detach() for side in "AB")
+        expected = decoder.weights[f"{name}.weight"] + b @ a * decoder.scale
+        error = (found[f"{name}.weight"].double() - expected).abs().max() / expected.abs().max()
+        worst = max(worst, error.item())
+    return worst

@@ -1,0 +1,317 @@
+"""Are planted bugs noticed? One at a time, in a copy of the repository, by the tests of its room.
+
+    python tests/planted_bugs.py [--rooms patch grading …] [--out FILE]
+
+Each bug is a text of a file, what stands in its place, and the tests that should fail then. A bug
+that is listed in the result with the same three is not tried again, so the script resumes; after
+tests were written for a survivor, `--again survivors` tries it once more. The result is
+`data/results/reliability/planted_bugs.json`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm.auto import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "data" / "results" / "reliability" / "planted_bugs.json"
+SECONDS = 900
+"""For the tests of one bug; one that makes them hang is noticed."""
+
+
+class Bug(NamedTuple):
+    """`find` occurs once in `file` (below `sage_unsloth/`); `tests` are below `tests/`."""
+
+    file: str
+    find: str
+    replace: str
+    tests: tuple[str, ...]
+
+    @property
+    def room(self) -> str:
+        return self.file.split("/")[0]
+
+
+GUIDES = ("objective/test_guides.py",)
+CREDIT = ("objective/test_sequence_credit.py",)
+GUARDS = ("patch/test_guards.py",)
+ROLLOUTS = ("patch/test_rollout_weights.py",)
+METRICS = ("evaluation/test_metrics.py",)
+SAMPLING = ("sampling/test_sampling.py",)
+REWARDS = ("grading/test_rewards.py",)
+STORAGE = ("runs/test_storage.py",)
+ANALYSIS = ("analysis/test_analysis.py",)
+PLAN = ("planning/test_plan.py", "planning/test_presets.py")
+CORPORA = ("problems/test_corpora.py",)
+EXPORT = ("export/test_export.py",)
+BUGS = [
+    # --- objective
+    Bug(
+        "objective/guides.py",
+        "noise = _normal_like(signals.policy_logps, generator)",
+        "noise = _normal_like(signals.policy_logps, None)",
+        GUIDES,
+    ),
+    Bug(
+        "objective/schedule.py",
+        "cycle = min(step // length, self.periods - 1)",
+        "cycle = step // length",
+        GUIDES,
+    ),
+    Bug(
+        "objective/kl.py",
+        "return c * (d - 0.5 * c)",
+        "return 0.5 * d * d",
+        ("objective/test_kl_estimators.py",),
+    ),
+    Bug(
+        "objective/credit.py",
+        "mean = (others @ log_guide.sum(-1)) / (others @ tokens).clamp(min=1)",
+        "mean = weights @ (log_guide.sum(-1) / tokens.clamp(min=1))",
+        CREDIT,
+    ),
+    Bug(
+        "objective/credit.py",
+        "factor = (others + 1) / others",
+        "factor = (others + 1) / others.clamp(min=2)",
+        CREDIT,
+    ),
+    Bug(
+        "objective/adaptive.py",
+        "1.0 if state is None else",
+        "self.strength if state is None else",
+        ("objective/test_adaptive.py",),
+    ),
+    Bug("objective/surprisal.py", "deviation <= 1e-6 * mean.abs()", "deviation <= 0", GUIDES),
+    Bug("objective/surprisal.py", "tril(diagonal=first)", "tril(diagonal=first - 1)", GUIDES),
+    # --- patch
+    Bug(
+        "patch/scoring.py",
+        "1 - capped.float().square()",
+        "1 - capped.float().abs()",
+        ("patch/test_scoring.py",),
+    ),
+    Bug(
+        "patch/settings.py",
+        "trainer.num_generations_eval < 2",
+        "trainer.num_generations_eval < 1",
+        CREDIT,
+    ),
+    Bug(
+        "patch/finite.py",
+        "scaler.get_scale() > 1",
+        "scaler.get_scale() >= 1",
+        ("patch/test_numbers.py",),
+    ),
+    Bug(
+        "patch/watch.py",
+        "if measured is not None and clock is not None:",
+        "if measured is None and clock is not None:",
+        ("patch/test_guards.py", "objective/test_adaptive.py", "patch/test_patch.py"),
+    ),
+    Bug(
+        "patch/trained_with.py",
+        "if name in before and before[name] != value",
+        "if name in before and type(before[name]) is not type(value)",
+        GUARDS,
+    ),
+    Bug("patch/rollout_weights.py", "name: tensor.clone() for", "name: tensor for", ROLLOUTS),
+    Bug(
+        "patch/rollout_weights.py",
+        "changed = [name for name in trained if after[name] != before[name]]",
+        "changed = [n for n in trained if 'lora_B' in n and after[n] != before[n]]",
+        ROLLOUTS,
+    ),
+    Bug(
+        "patch/resampling.py",
+        "if len({r for r in group if r == r}) < 2",
+        "if len(set(group)) < 2",
+        ("patch/test_compositions.py", "training/test_preflight.py"),
+    ),
+    # --- grading
+    Bug("grading/mathematics.py", "top >= bottom", "top > bottom", REWARDS),
+    Bug("grading/mathematics.py", "|trillion|dozen)", "|trillion)", REWARDS),
+    Bug("grading/reward.py", 'turns[-1]["content"]', 'turns[0]["content"]', REWARDS),
+    Bug(
+        "grading/reward.py",
+        'Grade(row["grade"]) for row in dropped',
+        'Grade(row["grade"]) for row in batch',
+        (*REWARDS, "patch/test_compositions.py"),
+    ),
+    # --- sampling
+    Bug(
+        "sampling/record_sets.py",
+        ' or record["gold"] != golds[record["problem_id"]]',
+        "",
+        SAMPLING,
+    ),
+    Bug(
+        "sampling/counts.py",
+        " or not samples.keys() <= set(range(num_samples))",
+        "",
+        (*SAMPLING, "evaluation/test_evaluate.py"),
+    ),
+    Bug(
+        "sampling/record_sets.py",
+        ' and record["sample"] < num_samples',
+        "",
+        SAMPLING,
+    ),
+    # --- evaluation
+    Bug(
+        "evaluation/metrics.py",
+        "+ np.arange(block)) % count",
+        "+ np.arange(block)).clip(max=count - 1)",
+        METRICS,
+    ),
+    Bug("evaluation/metrics.py", "default_rng([seed, stream])", "default_rng([seed, 0])", METRICS),
+    Bug("evaluation/metrics.py", "std(ddof=1)", "std(ddof=0)", METRICS),
+    # --- training
+    Bug(
+        "training/step_log.py",
+        "        del state.log_history[:-1]\n",
+        "",
+        ("training/test_training.py", "training/test_stages.py"),
+    ),
+    Bug(
+        "training/outcomes.py",
+        '"last": metrics[-tenth:]',
+        '"last": metrics[tenth:]',
+        ("training/test_stages.py",),
+    ),
+    Bug(
+        "training/rlvr_trainer.py",
+        "warmup_steps=round(config.warmup_ratio * config.max_steps)",
+        "warmup_steps=0",
+        ("training/test_rlvr.py",),
+    ),
+    Bug(
+        "training/rlvr_checks.py",
+        " or share % (config.micro_batch_size or 1)",
+        "",
+        ("training/test_distributed.py", "training/test_rlvr.py"),
+    ),
+    # --- runs
+    Bug("runs/checkpoints.py", ", KEPT - 1)", ", KEPT)", STORAGE),
+    Bug(
+        "runs/checkpoints.py",
+        'state["global_step"] >= state["max_steps"]',
+        'state["global_step"] > state["max_steps"]',
+        (*STORAGE, "training/test_stages.py"),
+    ),
+    Bug(
+        "runs/files.py",
+        '    elif tail:\n        file.write(b"\\n")\n',
+        "",
+        (*STORAGE, "runs/test_records.py"),
+    ),
+    # --- analysis
+    Bug("analysis/patterns.py", "re.compile(text, re.IGNORECASE)", "re.compile(text)", ANALYSIS),
+    Bug("analysis/patterns.py", "sum(any(e.search(text)", "sum(all(e.search(text)", ANALYSIS),
+    # --- planning
+    Bug("planning/memory.py", "always + max(update, rollouts)", "always + update + rollouts", PLAN),
+    Bug(
+        "planning/fitting.py",
+        "if not set(change) & set(fixed):",
+        "if change or not fixed:",
+        PLAN,
+    ),
+    # --- export
+    Bug("export/adapter_checks.py", "x[0, start:-1]", "x[0, :-1]", EXPORT),
+    Bug("export/adapter_checks.py", ' if "lora_B" in n)', ")", EXPORT),
+    # --- problems
+    Bug(
+        "problems/corpora.py",
+        'if row["problem"] not in problems]',
+        "if row not in chosen]",
+        CORPORA,
+    ),
+    Bug(
+        "problems/overlap.py",
+        "_grams(text, min(n, len(text)))",
+        "_grams(text, n)",
+        ("problems/test_benchmarks.py", "problems/test_corpora.py"),
+    ),
+]
+
+
+def try_bug(bug: Bug, copy: Path) -> dict:
+    """Plant it, run its tests, take it out again."""
+    path = copy / "sage_unsloth" / bug.file
+    source = path.read_text()
+    if source.count(bug.find) != 1:
+        raise SystemExit(f"{bug.file} must hold this once: {bug.find!r}; mend the list")
+    path.write_text(source.replace(bug.find, bug.replace))
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, *(f"tests/{test}" for test in bug.tests)],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        # 0: all passed; 1: a test failed. Anything else is no verdict.
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"pytest ended with {done.returncode}: {done.stdout[-2_000:]}")
+        by = failed[0].split()[1] if failed else None
+    except subprocess.TimeoutExpired:
+        by = "a test that hangs"
+    finally:
+        path.write_text(source)
+    seconds = round(time.perf_counter() - started)
+    return bug._asdict() | {"noticed": by is not None, "by": by, "seconds": seconds}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rooms", nargs="+", help="folders of the package (default: all)")
+    parser.add_argument("--again", choices=("survivors", "all"))
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    rows = json.loads(options.out.read_text())["bugs"] if options.out.exists() else []
+    known = {(r["file"], r["find"], r["replace"], tuple(r["tests"])): r for r in rows}
+    known = {bug: known[bug] for bug in BUGS if bug in known}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "repository"
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+        ).stdout
+        for name in filter(None, listed.decode().split("\0")):
+            if (ROOT / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                (copy / name).write_bytes((ROOT / name).read_bytes())
+        for bug in tqdm(BUGS, unit="bug"):
+            if options.rooms and bug.room not in options.rooms:
+                continue
+            again = options.again == "all" or (
+                options.again and bug in known and not known[bug]["noticed"]
+            )
+            if bug in known and not again:
+                continue
+            known[bug] = try_bug(bug, copy)
+            found = [known[bug] for bug in BUGS if bug in known]
+            noticed = sum(row["noticed"] for row in found)
+            record = {"planted": len(found), "noticed": noticed, "bugs": found}
+            options.out.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    survivors = [row for row in known.values() if not row["noticed"]]
+    print(f"{len(known) - len(survivors)} of {len(known)} planted bugs are noticed")
+    for row in survivors:
+        print(f"survived: {row['file']}: {row['find']!r} -> {row['replace']!r}")
+    return len(survivors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
