@@ -4,8 +4,8 @@
 
 Each bug is a text of a file, what stands in its place, and the tests that should fail then. A bug
 that is listed in the result with the same three is not tried again, so the script resumes; after
-tests were written for a survivor, `--again survivors` tries it once more. The result is
-`data/results/reliability/planted_bugs.json`.
+tests were written for a survivor, `--again survivors` tries it once more. At the end the tests that
+noticed a bug are run without one. The result is `data/results/reliability/planted_bugs.json`.
 """
 
 import argparse

@@ -10,8 +10,9 @@ import" (with Unsloth's own message). "FAILS" is the one that must not be: the c
 loss is wrong.
 
 `--newest` adds rows for the packages of which the index has a newer release than the environment:
-all of them together, all but torch, and torch alone. Which of them pip would install beside each other is another
-question: a row names the requirements of unsloth and unsloth_zoo that its versions do not meet.
+all of them together, all but torch, and torch alone. Which of them pip would install beside each
+other is another question: a row names the requirements of unsloth and unsloth_zoo that its versions
+do not meet.
 
 vllm is not run (it needs a GPU): its row has outcome "not run" and names what vllm's own
 requirements exclude of the environment.
