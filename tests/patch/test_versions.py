@@ -109,7 +109,7 @@ def test_the_patch_holds_on_every_python_and_on_the_oldest_torch():
     assert all(torch_range.specifier.contains(version) for version in versions)
     oldest = next(s.version for s in torch_range.specifier if s.operator == ">=")
     assert any(version.startswith(f"{oldest}.") for version in versions)
-    assert {row["python"].rpartition(".")[0] for row in rows} >= {"3.12", "3.13"}
+    assert "3.13" in {row["python"].rpartition(".")[0] for row in rows}
 
 
 def test_the_committed_matrix_holds_or_refuses():
