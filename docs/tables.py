@@ -238,6 +238,18 @@ def from_hosted() -> str:
     return markdown(["card", "kept on purpose", "replaced", "added"], cells)
 
 
+def from_selftest() -> str:
+    """What `doctor --deep` found on a CPU, and how long each row took."""
+    report = read("selftest", "cpu.json")
+    rows = []
+    for row in report["findings"]:
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
+        rows.append([row["name"], row["status"], seconds, row["found"]])
+    table, device = markdown(["row", "", "seconds", "found"], rows), report["machine"]["device"]
+    note = "while other work kept it busy. A check's imports are in the seconds of its first row."
+    return f"{table}\n\n{device}, {note}"
+
+
 def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     header = list(header)
     lines = [header, ["---"] * len(header), *rows]
@@ -262,6 +274,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "versions": from_versions,
     "python": from_pythons,
     "hosted": from_hosted,
+    "selftest": from_selftest,
 }
 
 
