@@ -6,8 +6,9 @@ a filter (too long, no numeric answer) it is left out. The rows left after each 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from sage_unsloth.grading.checker import Grade
@@ -16,6 +17,7 @@ from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import Source, check_columns, read_source
 from sage_unsloth.prompts import render_prompt, render_solution
+from sage_unsloth.runs.text import printable
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
 DAPO_MATH = Source(
@@ -24,6 +26,8 @@ DAPO_MATH = Source(
 RL_ROWS = 2_000  # Table 8 takes the first 2,000
 SFT_DATA = ("openmath", "arithmetic")
 RL_DATA = ("dapo", "arithmetic")
+NAMED = 3  # rows of each filter that are shown
+SHOWN = 60  # letters of their problems
 THINK_TAGS = ("<think>", "</think>")
 
 
@@ -36,15 +40,25 @@ class Corpus:
             source.
         counts: rows left after each filter, in order.
         provenance: where the rows are from: hub id and revision, or file and digest.
+        left_out: the problems of the first `NAMED` rows that each filter left out.
     """
 
     rows: list[dict]
     counts: dict[str, int]
     provenance: dict
+    left_out: dict[str, list[str]] = field(default_factory=dict)
 
     def table(self) -> list[dict]:
         """The counts as rows of a table."""
         return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
+
+    def named(self) -> str:
+        """The first rows that each filter left out, a line for each filter; empty for none."""
+        return "\n".join(
+            f"left out by {name}, the first: "
+            + ", ".join(repr(shorten(printable(text), SHOWN, placeholder=" …")) for text in texts)
+            for name, texts in self.left_out.items()
+        )
 
 
 def sft_corpus(
@@ -76,16 +90,16 @@ def sft_corpus(
             the counts).
     """
     found = found or sft_rows(data=data, path=path)
-    rows, counts, provenance = found.rows, dict(found.counts), found.provenance
+    rows = found.rows
+    filters = _Filters(dict(found.counts), dict(found.left_out))
     prompts = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
-    rows = [row for row, length in zip(rows, prompts, strict=True) if 2 * length <= max_length]
-    counts[f"prompt <= {max_length // 2:,} tokens"] = len(rows)
+    fits = [2 * length <= max_length for length in prompts]
+    rows = filters.keep(rows, fits, f"prompt <= {max_length // 2:,} tokens")
     names = ("problem", "solution", "answer")
     texts = [render_solution(tokenizer, *(row[name] for name in names)) for row in rows]
-    whole = _lengths(tokenizer, texts)
-    rows = [row for row, length in zip(rows, whole, strict=True) if length <= max_length]
-    counts[f"whole row <= {max_length:,} tokens"] = len(rows)
-    return _limited(rows, counts, provenance, limit)
+    fits = [length <= max_length for length in _lengths(tokenizer, texts)]
+    rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
+    return _limited(rows, filters, found.provenance, limit)
 
 
 def sft_rows(*, data: str = "openmath", path: str | Path | None = None) -> Corpus:
@@ -97,10 +111,10 @@ def sft_rows(*, data: str = "openmath", path: str | Path | None = None) -> Corpu
     _check_choice("data", data, SFT_DATA)
     if data == "arithmetic":
         rows, provenance = arithmetic.problems("sft"), {"embedded": "arithmetic, split sft"}
-        counts = {"rows": len(rows)}
+        filters = _Filters({"rows": len(rows)}, {})
     else:
         rows, provenance = read_source(OPEN_MATH_REASONING, path)
-        counts = {"rows": len(rows)}
+        filters = _Filters({"rows": len(rows)}, {})
         filtered = ("generated_solution", "expected_answer")  # empty ones are left out below
         check_columns(rows, ("problem", *filtered), may_be_empty=filtered)
         rows = [
@@ -111,9 +125,9 @@ def sft_rows(*, data: str = "openmath", path: str | Path | None = None) -> Corpu
             }
             for row in rows
         ]
-        rows = [row for row in rows if _is_number(row["answer"]) and row["solution"]]
-        counts["numeric answer, some working"] = len(rows)
-    return _limited(rows, counts, provenance, None)
+        good = [_is_number(row["answer"]) and bool(row["solution"]) for row in rows]
+        rows = filters.keep(rows, good, "numeric answer, some working")
+    return _limited(rows, filters, provenance, None)
 
 
 def rl_corpus(
@@ -142,11 +156,12 @@ def rl_corpus(
             is no text or empty, or no row is left (with the counts).
     """
     found = found or rl_rows(data=data, path=path, limit=limit)
-    rows, counts = found.rows, dict(found.counts)
+    rows = found.rows
+    filters = _Filters(dict(found.counts), dict(found.left_out))
     lengths = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
-    rows = [row for row, n in zip(rows, lengths, strict=True) if n <= max_prompt_length]
-    counts[f"prompt <= {max_prompt_length:,} tokens"] = len(rows)
-    return _limited(rows, counts, found.provenance, None)
+    fits = [length <= max_prompt_length for length in lengths]
+    rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
+    return _limited(rows, filters, found.provenance, None)
 
 
 def rl_rows(
@@ -164,14 +179,14 @@ def rl_rows(
         rows, provenance = read_source(DAPO_MATH, path)
         check_columns(rows, ("prompt", "solution"))
         rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
-    counts = {"rows": len(rows)}
+    filters = _Filters({"rows": len(rows)}, {})
     if limit is not None:
         rows = rows[:limit]
-        counts[f"first {limit:,}"] = len(rows)
+        filters.counts[f"first {limit:,}"] = len(rows)
     gradable = gradable_answers(row["answer"] for row in rows)
-    rows = [row for row in rows if row["answer"] in gradable]
-    counts["answer can be graded"] = len(rows)
-    return _limited(rows, counts, provenance, None)
+    good = [row["answer"] in gradable for row in rows]
+    rows = filters.keep(rows, good, "answer can be graded")
+    return _limited(rows, filters, provenance, None)
 
 
 def gradable_answers(answers: Iterable[str]) -> set[str]:
@@ -242,10 +257,26 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
-def _limited(
-    rows: list[dict], counts: dict[str, int], provenance: dict, limit: int | None
-) -> Corpus:
+@dataclass
+class _Filters:
+    """What filters have done so far: see `Corpus`."""
+
+    counts: dict[str, int]
+    left_out: dict[str, list[str]]
+
+    def keep(self, rows: list[dict], good: Sequence[bool], name: str) -> list[dict]:
+        """The good rows, counted; of the others the first are kept by their problems."""
+        gone = [row["problem"] for row, passes in zip(rows, good, strict=True) if not passes]
+        if gone:
+            self.left_out[name] = gone[:NAMED]
+        kept = [row for row, passes in zip(rows, good, strict=True) if passes]
+        self.counts[name] = len(kept)
+        return kept
+
+
+def _limited(rows: list[dict], filters: _Filters, provenance: dict, limit: int | None) -> Corpus:
     """The corpus of the first `limit` rows; ValueError if there are none."""
+    counts = filters.counts
     if limit is not None:
         rows = rows[:limit]
         counts[f"first {limit:,}"] = len(rows)
@@ -255,4 +286,4 @@ def _limited(
             f"at least one row must pass every filter; got none ({left}); raise the length "
             "limit, or give other data"
         )
-    return Corpus(rows=rows, counts=counts, provenance=provenance)
+    return Corpus(rows=rows, counts=counts, provenance=provenance, left_out=filters.left_out)

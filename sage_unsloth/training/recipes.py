@@ -107,6 +107,8 @@ def run_sft(
         steps = -(-len(training) // config.batch_size) * config.epochs
     _show(f"SFT of {preset.name} -> {out}\n{template}\n")
     _show(corpus.table())
+    if corpus.left_out:
+        _show(corpus.named())
     _show(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
@@ -193,6 +195,8 @@ def run_rlvr(
     tokenizer = load_tokenizer(point.model, config.template, point.adapter)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())
+    if corpus.left_out:
+        _show(corpus.named())
     _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
         config,

@@ -43,7 +43,12 @@ from sage_unsloth.training.rlvr_checks import (
     check_prompt_lengths,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_trainer import COMPLETIONS, extra_metrics, make_trainer
+from sage_unsloth.training.rlvr_trainer import (
+    COMPLETIONS,
+    extra_metrics,
+    make_trainer,
+    warn_if_untrained,
+)
 from sage_unsloth.training.stage import (
     begin,
     check_checkpoints,
@@ -278,7 +283,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
             )
     drop_teacher(trainer.model, teacher)
     if rank() == 0:
-        _warn_if_untrained(trainer.model)
+        warn_if_untrained(trainer.model)
     return trainer.model
 
 
@@ -289,14 +294,3 @@ def _preflight_engine(job: _Job, model: Any, tokenizer: Any) -> Engine:
         stops = load_stop_tokens(job.model_path, tokenizer)
         return VllmEngine.around(model.vllm_engine, tokenizer, stops)
     return TransformersEngine(model, tokenizer)
-
-
-def _warn_if_untrained(model: Any) -> None:
-    """Warn of an adapter whose B is still 0: no group had mixed rewards, or the rate is 0."""
-    sizes = [p.detach().abs().max().item() for n, p in model.named_parameters() if "lora_B" in n]
-    if sizes and max(sizes) == 0:
-        logger.warning(
-            "The adapter is still zero, so the model has not changed: look at frac_reward_zero_std "
-            "in metrics.jsonl; where it is 1, every group got one reward and there was nothing to "
-            "learn from. Easier problems or more SFT help."
-        )

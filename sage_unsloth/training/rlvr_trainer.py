@@ -1,5 +1,6 @@
 """Unsloth's GRPO trainer, configured by `RlvrConfig`, and the metrics logged beside its own."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import COMPLETIONS, common_arguments
+
+logger = logging.getLogger(__name__)
 
 FIRST_KL_MAX = 1e-3
 """Nats per token; above it, policy and reference were not one model before the first step."""
@@ -136,3 +139,14 @@ def extra_metrics(
         }
 
     return extra
+
+
+def warn_if_untrained(model: Any) -> None:
+    """Warn of an adapter whose B is still 0: no group had mixed rewards, or the rate is 0."""
+    sizes = [p.detach().abs().max().item() for n, p in model.named_parameters() if "lora_B" in n]
+    if sizes and max(sizes) == 0:
+        logger.warning(
+            "The adapter is still zero, so the model has not changed: look at frac_reward_zero_std "
+            "in metrics.jsonl; where it is 1, every group got one reward and there was nothing to "
+            "learn from. Easier problems or more SFT help."
+        )

@@ -44,6 +44,19 @@ def test_sft_rows_are_numeric_short_and_counted(tokenizer):
     assert corpus.provenance["rows"] == 51 and len(corpus.provenance["sha256"]) == 64
 
 
+def test_the_first_rows_that_a_filter_left_out_are_named(tokenizer, tmp_path):
+    rows = [open_math(problem=f"{n}*7=?", expected_answer="x" if n > 2 else "42") for n in range(9)]
+    rows += [open_math(problem="What is\n six times seven? " * 9)]
+    found = sft_corpus(tokenizer, 160, path=write(tmp_path / "rows.jsonl", rows))
+    assert found.named().splitlines() == [
+        "left out by numeric answer, some working, the first: '3*7=?', '4*7=?', '5*7=?'",
+        "left out by prompt <= 80 tokens, the first: 'What is six times seven? What is six times "
+        "seven? What is …'",
+    ]
+    path = write(tmp_path / "rl.jsonl", [{"prompt": "1+1=?", "solution": "2"}] * 2)
+    assert rl_corpus(tokenizer, 64, path=path).named() == ""
+
+
 def test_sft_length_counts_the_eos(tokenizer, tmp_path):
     working = "6*7=42;" * 9  # longer than the prompt, so that the whole row decides
     path = write(tmp_path / "one.jsonl", [open_math(generated_solution=working)])
