@@ -44,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
     try:
         with ending():
-            return options.act(options)
+            code = options.act(options)
+            sys.stdout.flush()  # whoever reads it may have gone
+            return code
     except (KeyboardInterrupt, Terminated) as stop:
         again = shlex.join(sys.argv[1:] if arguments is None else arguments)
         print(

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,11 @@ def test_settings_have_the_type_of_their_default():
         "lora": LoraSettings(rank=16, alpha=32),
     }
     assert parse_settings([], SftConfig()) == {}
+    for text in ("q_proj,v_proj", "q_proj, v_proj,", "('q_proj', 'v_proj')"):
+        lora = parse_settings([f"lora.targets={text}"], SftConfig())["lora"]
+        assert lora == LoraSettings(targets=("q_proj", "v_proj"))
+    with pytest.raises(ValueError, match="targets not empty"):
+        parse_settings(["lora.targets="], SftConfig())
 
 
 @pytest.mark.smoke
@@ -206,7 +212,35 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(words):
         [sys.executable, "-m", "sage_unsloth", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
     command.stdout.close()  # before the command has written a word
     assert command.stderr.read() == b""
     assert command.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ("beta=0", "; --set beta=0.05, or train without a guide"),
+        ("kl_estimator=k2 beta=0", "; --set beta=0.05, or train without a guide"),
+        ("epsilon=2", "epsilon must be in [0, 1]; got 2"),
+    ],
+)
+def test_a_message_of_a_command_names_its_own_options(settings, remedy, tmp_path, capsys):
+    command = ["train", "--from", "arithmetic-base", "--out", str(tmp_path / "run")]
+    assert main([*command, "--set", *settings.split()]) == 2
+    error = capsys.readouterr().err
+    assert remedy in error and "GRPOConfig" not in error
+
+
+def test_lists_and_plans_fit_80_columns(capsys):
+    for words in (
+        ["train", "--list"],
+        ["plan"],
+        ["plan", "--model", "r1-distill-qwen-7b", "--memory", "24", "--rows", "2000"],
+        ["plan", "--model", "arithmetic-base"],
+    ):
+        main(words)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80, words

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sage_unsloth.runs.files import read_json
 from sage_unsloth.sampling.counts import correct_matrix
-from sage_unsloth.sampling.record_files import read_set
+from sage_unsloth.sampling.record_files import read_set, read_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,23 @@ def record_set(
 
 
 def sets_below(folder: Path) -> list[Path]:
-    """The record sets in a folder, and in the folders in it."""
-    return sorted(f.with_suffix("").with_suffix(".jsonl") for f in folder.rglob("*.settings.json"))
+    """The record sets in a folder, and in the folders in it.
+
+    They come in the order of the folder's report, where it has one, and by their names otherwise.
+    """
+    names = sorted(folder.rglob("*.settings.json"))
+    files = [file.with_suffix("").with_suffix(".jsonl") for file in names]
+    report = folder / "report.json"
+    if not report.is_file():
+        return files
+    table = read_json(report)["table"]
+    places = {(row["benchmark"], row["model"]): place for place, row in enumerate(table)}
+
+    def place(file: Path) -> int:
+        settings = read_settings(file)["settings"]
+        return places.get((settings["benchmark"], settings["model"]), len(places))
+
+    return sorted(files, key=place)
 
 
 def read_sets(files: Sequence[Path]) -> list[tuple[dict[str, Any], list[dict]]]:

@@ -63,7 +63,7 @@ def _check_guide(guide: Guide, beta: float) -> None:
     if beta == 0.0:
         raise ValueError(
             "beta must not be 0 because the guide shapes the KL anchor, and beta = 0 drops the KL; "
-            f"got beta={beta}; set GRPOConfig(beta=0.05), or train without a guide"
+            f"got beta={beta}; set beta=0.05, or train without a guide"
         )
 
 

@@ -32,9 +32,7 @@ def add_plan(commands: Any) -> None:
         help=f"memory of the card; {', '.join(sizes)} and {largest} mean a card of that size "
         "(default: this machine's)",
     )
-    parser.add_argument(
-        "--steps", type=int, default=1000, help="optimizer steps (default: %(default)s)"
-    )
+    parser.add_argument("--steps", type=int, help="optimizer steps, in place of the preset's")
     parser.add_argument("--rows", type=int, help="rows of the training data")
     parser.add_argument(
         "--first-step-seconds", type=float, help="measured, for the time of the run"
@@ -66,11 +64,8 @@ def _plan(options: argparse.Namespace) -> int:
     model = model_preset(options.model)
     memory = memory_of_card(options.memory)
     setup = plan_setup(model, memory, **changes)
-    print(
-        full_report(
-            setup, model.name, memory, options.steps, options.rows, options.first_step_seconds
-        )
-    )
+    steps = model.rl_steps if options.steps is None else options.steps
+    print(full_report(setup, model.name, memory, steps, options.rows, options.first_step_seconds))
     if memory is not None:
         check_fits(setup, memory)
     return 0

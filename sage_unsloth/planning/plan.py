@@ -4,8 +4,10 @@
 what to change where it does not fit in fitting.py.
 """
 
+import textwrap
 from dataclasses import dataclass
 
+from sage_unsloth.figures import COLUMNS
 from sage_unsloth.planning.fitting import settled
 from sage_unsloth.planning.memory import (
     GIB,
@@ -16,6 +18,10 @@ from sage_unsloth.planning.memory import (
 from sage_unsloth.planning.presets import CARDS, MODELS
 from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.checkpoints import KEPT
+
+
+NOTES = 28
+"""The column of a memory report in which what is said of an item begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +124,7 @@ def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
         )
     if setup.use_vllm and setup.weight_bits == 4:
         lines.append("  vLLM from 0.28 needs the package vllm-bnb-plugin for 4-bit weights")
-    return "\n".join(lines)
+    return _wrapped(lines, NOTES)
 
 
 def run_report(
@@ -141,7 +147,7 @@ def run_report(
     else:
         total = duration(estimate_time(first_step_seconds, steps))
         lines.append(f"  time: {total} at {first_step_seconds:g} s a step")
-    return "\n".join(lines)
+    return _wrapped(lines, 4)
 
 
 def what_fits() -> list[dict[str, str]]:
@@ -166,6 +172,14 @@ def _settings(setup: Setup) -> str:
     bits = "full" if setup.lora_rank is None else f"{setup.weight_bits}-bit"
     rollouts = "vLLM" if setup.use_vllm else "transformers"
     return f"{bits}, {rollouts}, micro-batch {min(setup.micro_batch, setup.completions_per_step)}"
+
+
+def _wrapped(lines: list[str], indent: int) -> str:
+    """The lines, those that are longer than a terminal or a log broken and indented."""
+    return "\n".join(
+        textwrap.fill(line, COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False)
+        for line in lines
+    )
 
 
 def duration(seconds: float) -> str:

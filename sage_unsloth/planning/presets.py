@@ -27,6 +27,8 @@ class ModelPreset:
         sft_first: supervised fine-tuning comes before RL.
         max_prompt_length, max_completion_length: of RL, tokens.
         sft_max_length: prompt and solution together, tokens.
+        rl_steps: optimizer steps of RL.
+        prompts_per_step, num_generations: problems in a step of RL, completions for each.
         license: of the weights, as the hub spells it; None where it is not known.
         dtype: "bfloat16", or "float32" for the embedded model.
 
@@ -42,6 +44,9 @@ class ModelPreset:
     max_prompt_length: int = 1024
     max_completion_length: int = 1024
     sft_max_length: int = 2048
+    rl_steps: int = 1000
+    prompts_per_step: int = 1
+    num_generations: int = 8
     license: str | None = None
     dtype: str = "bfloat16"
 
@@ -152,6 +157,8 @@ _MODELS = (
         max_prompt_length=64,
         max_completion_length=48,
         sft_max_length=160,
+        rl_steps=100,
+        prompts_per_step=8,
     ),
 )
 MODELS: dict[str, ModelPreset] = {preset.name: preset for preset in _MODELS}
@@ -172,7 +179,6 @@ class CardPreset:
         load_in_4bit: quantise the weights of an adapter run.
         micro_batch: sequences in one forward and backward pass; changes speed and memory, not the
             result.
-        prompts_per_step: the paper's one.
         recompute_logits: the loss makes its logits twice instead of keeping them
             (`UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`).
         gradient_checkpointing: "unsloth" recomputes each layer and keeps its input in the
@@ -187,7 +193,6 @@ class CardPreset:
     gpu_memory_utilization: float | None = None
     load_in_4bit: bool = False
     micro_batch: int = 1
-    prompts_per_step: int = 1
     recompute_logits: bool = True
     gradient_checkpointing: str = "unsloth"
 

@@ -50,7 +50,7 @@ class Setup:
     gradient_checkpointing: str = "unsloth"
     recompute_logits: bool = False
     use_vllm: bool = False
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = 0.5
 
     def __post_init__(self) -> None:
         for name in (
@@ -94,23 +94,26 @@ def setup_for(model: ModelPreset, card: CardPreset | None = None, **changes) -> 
         architecture=model.architecture,
         max_prompt_length=model.max_prompt_length,
         max_completion_length=model.max_completion_length,
+        prompts_per_step=model.prompts_per_step,
+        num_generations=model.num_generations,
+        micro_batch=model.prompts_per_step * model.num_generations,
         lora_rank=None if full else 8,
         # Full fine-tuning keeps weights and reference in float32: in bfloat16 alone, small steps
         # are lost in rounding.
         weight_bits=32 if small or full else 16,
         optimizer_8bit=not small,
-        recompute_logits=not small,
         gradient_checkpointing="none" if small else "unsloth",
     )
     if card is not None and not small:
         settings |= dict(
             micro_batch=card.micro_batch,
-            prompts_per_step=card.prompts_per_step,
             recompute_logits=card.recompute_logits,
             gradient_checkpointing=card.gradient_checkpointing,
         )
-        if card.use_vllm and not full:
-            settings |= dict(use_vllm=True, gpu_memory_utilization=card.gpu_memory_utilization)
+        if card.gpu_memory_utilization is not None:
+            settings["gpu_memory_utilization"] = card.gpu_memory_utilization
         if card.load_in_4bit and not full:
             settings["weight_bits"] = 4
+    if card is not None and card.use_vllm and not full:
+        settings["use_vllm"] = True
     return Setup(**(settings | changes))

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.runs.files import sync, write_json
+from sage_unsloth.runs.files import set_modes, sync, write_json
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 
 SIZES = "sizes.json"
@@ -65,6 +65,7 @@ def copy_result(checkpoint: Path, folder: Path) -> None:
 def keep_newest(folder: Path, step: int) -> None:
     """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest."""
     newest = folder / f"checkpoint-{step}"
+    set_modes(newest)
     files = [file for file in newest.iterdir() if file.is_file() and file.name != SIZES]
     for path in (*files, newest, folder):
         sync(path)

@@ -57,6 +57,18 @@ def sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
+def set_modes(folder: Path) -> None:
+    """Gives the files of a folder the permissions that the user's umask gave the folder itself.
+
+    Some writers make a file under another name first, which its owner alone may read (safetensors
+    does), and rename it.
+    """
+    mode = folder.stat().st_mode & 0o666  # a folder's bits without those to enter it
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o777 != mode:
+            path.chmod(mode)
+
+
 @contextlib.contextmanager
 def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """A path to write a folder to, which gets its name once the disk has every file.
@@ -77,6 +89,7 @@ def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
+        set_modes(partial)
         for path in partial.rglob("*"):
             sync(path)
         sync(partial)

@@ -1,6 +1,7 @@
 """Progress of long loops: a bar on a terminal or in a notebook, a line now and then elsewhere."""
 
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,7 +33,7 @@ def _lines() -> type:
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             if msg is None and (
-                self.written is None or self._time() - self.written[0] >= BETWEEN_LINES
+                self.written is None or time.monotonic() - self.written[0] >= BETWEEN_LINES
             ):
                 self._write()
 
@@ -43,7 +44,7 @@ def _lines() -> type:
             super().close()
 
         def _write(self) -> None:
-            self.written = self._time(), self.n
+            self.written = time.monotonic(), self.n
             self.fp.write(f"{self}\n")
             self.fp.flush()
 

@@ -8,10 +8,12 @@ guide=BranchGuide(ratio=0.5))`.
 """
 
 import difflib
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from sage_unsloth.figures import COLUMNS
 from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.choices import UNDECIDED, check_choices
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
@@ -281,10 +283,13 @@ def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[
 
 def listing() -> str:
     """Every algorithm on two lines: what it changes against grpo, and which gradient that is."""
-    width = max(len(name) for name in ALGORITHMS)
+    width = 2 + max(len(name) for name in ALGORITHMS)
     return "\n".join(
-        f"{name:{width}}  {_changes_text(algorithm)}\n{'':{width}}  {algorithm.description}"
+        textwrap.fill(
+            text, COLUMNS, initial_indent=f"{start:{width}}", subsequent_indent=" " * width
+        )
         for name, algorithm in ALGORITHMS.items()
+        for start, text in ((name, _changes_text(algorithm)), ("", algorithm.description))
     )
 
 

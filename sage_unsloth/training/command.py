@@ -2,6 +2,9 @@
 
 import argparse
 import ast
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -33,16 +36,17 @@ def _sft(options: argparse.Namespace) -> int:
     from sage_unsloth.training.recipes import run_sft
     from sage_unsloth.training.sft_stage import SftConfig
 
-    run_sft(
-        options.out,
-        model=options.model,
-        data=options.data,
-        path=options.path,
-        limit=options.limit,
-        held_out=options.held_out,
-        smoke=options.smoke,
-        **_settings(options, SftConfig()),
-    )
+    with _naming_options(SftConfig()):
+        run_sft(
+            options.out,
+            model=options.model,
+            data=options.data,
+            path=options.path,
+            limit=options.limit,
+            held_out=options.held_out,
+            smoke=options.smoke,
+            **_settings(options, SftConfig()),
+        )
     return 0
 
 
@@ -62,7 +66,8 @@ def add_train(commands: Any) -> None:
         "--from",
         default="runs/sft",
         dest="start",
-        help="folder of an SFT run, or a preset, a model folder or a hub id (default: %(default)s)",
+        help="folder of an SFT run or, for a second stage, of an RL run; or a preset, a model "
+        "folder or a hub id (default: %(default)s)",
     )
     parser.add_argument(
         "--limit",
@@ -94,7 +99,7 @@ def _train(options: argparse.Namespace) -> int:
     from sage_unsloth.training.recipes import run_rlvr
     from sage_unsloth.training.rlvr_config import RlvrConfig
 
-    with first_process_speaks():
+    with first_process_speaks(), _naming_options(RlvrConfig()):
         run_rlvr(
             options.out,
             algorithm=options.algorithm,
@@ -147,7 +152,7 @@ def _add_stage(
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a run of seconds that only shows that everything works",
+        help="a run of half a minute that only shows that everything works",
     )
     return parser
 
@@ -156,6 +161,20 @@ def _settings(options: argparse.Namespace, defaults: Any) -> dict[str, Any]:
     """The settings that were given, by `--set` and by an option of their own."""
     template = {} if options.template is None else {"template": options.template}
     return parse_settings(options.settings, defaults) | template
+
+
+@contextmanager
+def _naming_options(defaults: Any) -> Iterator[None]:
+    """Inside, what an error says to set ("; set beta=0.05, or …") is written as the option."""
+    names = "|".join(field.name for field in fields(defaults))
+    try:
+        yield
+    except ValueError as error:
+        rule, semicolon, remedy = str(error).rpartition("; ")
+        remedy = re.sub(rf"(?<![\w.-])(set )?({names})=", r"--set \2=", remedy)
+        if semicolon and len(error.args) == 1:
+            error.args = (f"{rule}; {remedy}",)
+        raise
 
 
 def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
@@ -184,6 +203,9 @@ def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
 
 def _parse_value(name: str, text: str, default: Any) -> Any:
     """The text as a value of its default's type; where that is None, None or a whole number."""
+    if isinstance(default, tuple):  # names with commas between, in quotes and brackets or without
+        names = [name.strip("()'\" ") for name in text.split(",")]
+        return tuple(name for name in names if name)
     try:
         value = text if isinstance(default, str) else ast.literal_eval(text)
     except (ValueError, SyntaxError):

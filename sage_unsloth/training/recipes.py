@@ -24,7 +24,7 @@ from sage_unsloth.problems.corpora import (
     sft_corpus,
     sft_rows,
 )
-from sage_unsloth.runs.processes import rank
+from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.figures import plot_training
@@ -48,6 +48,7 @@ from sage_unsloth.training.stage import (
 from sage_unsloth.training.starting import (
     EMBEDDED,
     SMOKE,
+    merge_run,
     model_path,
     recorded_settings,
     rlvr_config,
@@ -144,7 +145,8 @@ def run_rlvr(
     Args:
         out: folder of the run; a second run in it resumes.
         algorithm: the name of a row of `algorithms.ALGORITHMS`, or an `Algorithm` of your own.
-        start: folder of an SFT run, or a preset's name, a model folder or a hub id.
+        start: folder of an SFT run or, for a second stage, of an RL run; or a preset's name, a
+            model folder or a hub id. `starting.starting_point` says which π_ref each has.
         data, path, limit: see `corpora.rl_corpus`; the embedded model has its own data.
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
@@ -179,12 +181,17 @@ def run_rlvr(
     found = rl_rows(data=data, path=path, limit=limit)
     check_fills_a_step(config, len(found.rows))
     if rank() == 0:
-        guide = recorded_guide(algorithm.guide)
-        check_folder(out, known_settings("rlvr", config, point.model, guide=guide))
+        known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
+        if point.unmerged:
+            del known["model"]
+        check_folder(out, known)
     _load_libraries(point.preset, standby=setup.use_vllm and has_gpu())
+    if point.unmerged and rank() == 0:
+        merge_run(point.unmerged)
+    wait_for_all()
     template = template_for(point.model, settings.get("template"), point.adapter)
     config = replace(config, template=template.template)
-    _show(f"{template}\n")
+    _show(f"{point}\n{template}\n")
     tokenizer = load_tokenizer(point.model, config.template, point.adapter)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())

@@ -113,7 +113,11 @@ def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Pat
             or recorded.get("stage") != settings["stage"]
         )
     if not begun:
-        logger.info("%s has trained no step yet, so it takes the new settings.", folder)
+        logger.info(
+            "%s has trained no step yet, so it takes the new settings; a preflight under the old "
+            "ones is deleted.",
+            folder,
+        )
         for file in folder.glob("preflight.*"):
             file.unlink()
     free = {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}

@@ -1,21 +1,27 @@
 """What a run starts from: a model, an adapter, and the settings that preset and card decide."""
 
+import logging
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.merging import save_merged
 from sage_unsloth.planning.fitting import memory_of_card, settled
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
 from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.files import read_json
+from sage_unsloth.runs.locks import locked
 from sage_unsloth.sampling.engine_choice import why_no_vllm
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.stage import METRICS
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED = BASE_MODEL  # its preset is named after its folder
 SMOKE: dict[str, dict[str, Any]] = {
@@ -46,45 +52,91 @@ class StartingPoint:
     model: str
     adapter: Path | None = None
 
+    @property
+    def unmerged(self) -> Path | None:
+        """The RL run whose adapter `merge_run` must merge before `model` is there, or None."""
+        folder = Path(self.model).parent
+        pending = (folder / "run.json").is_file() and not Path(self.model).exists()
+        return folder if pending else None
+
+    def __str__(self) -> str:
+        which = "the model that RL starts from"
+        if self.adapter is not None:
+            which = f"the model below {self.adapter}, which is trained further"
+        return f"π_ref: {self.model}, {which}"
+
 
 def starting_point(start: str | Path, reference: str) -> StartingPoint:
     """The model that RL starts from, and below it the reference.
 
-    From an SFT run with reference "sft": the merged model with a fresh adapter. With "base": the
-    model that SFT started from with SFT's adapter on it, so that π_ref is the model before SFT. A
-    model that is no SFT run is its own reference.
+    reference   start          trained                               π_ref
+    "sft"       an SFT run     a fresh adapter on its merged model   that model
+    "sft"       an RL run      a fresh adapter on its merged model   that model
+    "sft"       a model        a fresh adapter on it                 the model
+    "base"      an SFT run     its adapter                           the model before SFT
+    "base"      an RL run      its adapter                           that run's own π_ref
+    "base"      a model        (refused)
 
     Raises:
-        ValueError: not an SFT run that is complete; or reference "base" where there was no SFT.
+        ValueError: a run that is not complete, or no run of training; or reference "base" where
+            there is no adapter.
     """
     folder = Path(start)
     if not (folder / "run.json").is_file():
         if reference == "base":
             raise ValueError(
-                "reference='base' is the model before SFT, so RL must start from an SFT run; got "
-                f"{start}; give the folder of an SFT run, or reference='sft', which is the model "
-                "itself"
+                "reference='base' is the model below an adapter, so RL must start from an SFT run "
+                f"or an RL run; got {start}; give the folder of one, or reference='sft', which is "
+                "the model itself"
             )
         preset = model_preset(start)
         return StartingPoint(preset, model_path(preset))
     run = read_json(folder / "run.json")
-    if run["settings"].get("stage") != "sft":
+    stage = run["settings"].get("stage")
+    if stage not in ("sft", "rlvr"):
         raise ValueError(
-            f"RL starts from an SFT run or a model; {start} is a run of "
-            f"{run['settings'].get('stage')!r}; give another folder"
+            f"RL starts from an SFT run, an RL run or a model; {start} is a run of {stage!r}; give "
+            "another folder"
         )
-    if not (folder / "model").is_dir():
+    full = run["settings"].get("full_finetuning", False)
+    result = folder / ("model" if stage == "sft" or full else "adapter")
+    if not result.is_dir():
         raise ValueError(
-            f"SFT must be complete before RL; {start} has no model yet; run its command again, "
-            "which resumes it"
+            f"a run must be complete before RL starts from it; {start} has no {result.name} yet; "
+            "run its command again, which resumes it"
         )
-    below = run["model_path"]
-    if Path(below) == data_folder() / EMBEDDED:
-        below = EMBEDDED
-    preset = model_preset(below)
-    if reference == "base":
-        return StartingPoint(preset, model_path(preset), folder / "adapter")
-    return StartingPoint(preset, str(folder / "model"))
+    preset = _trained_preset(run["model_path"])
+    if reference == "sft":
+        return StartingPoint(preset, str(folder / "model"))
+    if full:
+        raise ValueError(
+            f"reference='base' is the model below an adapter; {start} trained every weight and has "
+            "none; give reference='sft', which is its model"
+        )
+    return StartingPoint(preset, run["model_path"], folder / "adapter")
+
+
+def merge_run(folder: Path) -> None:
+    """Makes `model/` in the folder of an RL run: the model that it started from with its adapter
+    merged, complete or not at all, for a second stage to start from.
+    """
+    run = read_json(folder / "run.json")
+    with locked(folder):
+        if (folder / "model").exists():
+            return
+        logger.info("Merging the adapter of %s into %s.", folder, folder / "model")
+        model, tokenizer = load_policy(run["model_path"], adapter=folder / "adapter")
+        save_merged(model, tokenizer, folder / "model")
+        del model
+        release_memory()
+
+
+def _trained_preset(path: str) -> ModelPreset:
+    """The preset of the model with which a chain of runs began, by the model of its last one."""
+    record = Path(path).parent / "run.json"
+    if Path(path).name == "model" and record.is_file():
+        return _trained_preset(read_json(record)["model_path"])
+    return model_preset(EMBEDDED if Path(path) == data_folder() / EMBEDDED else path)
 
 
 def model_path(preset: ModelPreset) -> str:
@@ -126,6 +178,9 @@ def rlvr_config(
     config = RlvrConfig(
         max_prompt_length=preset.max_prompt_length,
         max_completion_length=preset.max_completion_length,
+        max_steps=preset.rl_steps,
+        prompts_per_step=preset.prompts_per_step,
+        num_generations=preset.num_generations,
         full_finetuning=preset.full_finetuning,
     )
     config = replace(config, **settings)
@@ -142,6 +197,8 @@ def _decided_by_card(
 ) -> dict[str, Any]:
     """Values of `CARD_SETTINGS` with which the run fits; those given in `settings` are fixed."""
     card = nearest_card(gib)
+    if card.gpu_memory_utilization is not None and "gpu_memory_utilization" not in settings:
+        config = replace(config, gpu_memory_utilization=card.gpu_memory_utilization)
     setup = replace(
         setup_of(preset, config, gib),
         micro_batch=config.micro_batch_size or min(card.micro_batch, config.completions_per_step),
@@ -159,7 +216,7 @@ def _decided_by_card(
         "load_in_4bit": setup.weight_bits == 4,
         "micro_batch_size": math.gcd(setup.micro_batch, config.completions_per_step),
         "recompute_logits": setup.recompute_logits,
-        "gpu_memory_utilization": card.gpu_memory_utilization or config.gpu_memory_utilization,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
     }
 
 

@@ -419,6 +419,20 @@ def test_training_seeds_and_unequal_numbers_of_samples(tmp_path):
         report_sets([first, samples([[1] * 6, [0] * 6], "a")], tmp_path)
 
 
+def test_a_comparison_keeps_the_order_of_the_evaluation(evaluated, tmp_path):
+    """The first model is the one that the others are compared with."""
+    folder = tmp_path / "evaluation"
+    shutil.copytree(evaluated, folder)
+    for names in (["tuned", "base"], ["base", "tuned"]):
+        report = json.loads((folder / "report.json").read_text())
+        report["table"].sort(key=lambda row: names.index(row["model"]))
+        (folder / "report.json").write_text(json.dumps(report))
+        assert main(["compare", str(folder), "--out", str(tmp_path / "comparison")]) == 0
+        found = json.loads((tmp_path / "comparison" / "report.json").read_text())
+        assert [row["model"] for row in found["table"]] == names
+        assert list(found["differences"]["arithmetic"]) == [f"{names[1]} - {names[0]}"]
+
+
 def test_the_order_of_problems_does_not_matter(tmp_path):
     a = samples([[1, 0], [0, 0], [1, 1]], "a")
     b = samples([[1, 1], [0, 0], [1, 0]], "b")

@@ -56,6 +56,21 @@ def test_a_folder_reaches_the_disk_before_its_name_and_the_name_after(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["result"]
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_of_a_result_have_the_users_permissions(tmp_path, umask, mode):
+    """safetensors makes a file that its owner alone may read, and renames it."""
+    before = os.umask(umask)
+    try:
+        with whole_folder(tmp_path / "result") as partial:
+            (partial / "sub").mkdir(parents=True)
+            save_file({"weight": torch.ones(3)}, partial / "sub" / "model.safetensors")
+            (partial / "config.json").write_text("{}")
+    finally:
+        os.umask(before)
+    files = [file for file in (tmp_path / "result").rglob("*") if file.is_file()]
+    assert [file.stat().st_mode & 0o777 for file in files] == [mode, mode]
+
+
 def test_an_error_and_a_kill_leave_no_result(tmp_path):
     with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "result") as partial:
         partial.mkdir()

@@ -3,15 +3,19 @@ columns.
 """
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from sage_unsloth.__main__ import main
 from sage_unsloth.models.embedded import data_folder
+from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.weights import model_identity
-from sage_unsloth.planning.presets import MODELS
+from sage_unsloth.planning.fitting import plan_setup
+from sage_unsloth.planning.presets import CARDS, MODELS
 from sage_unsloth.problems.corpora import hold_out, sft_corpus
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.algorithms import get_algorithm
@@ -22,6 +26,7 @@ from sage_unsloth.training.stage import read_metrics
 from sage_unsloth.training.starting import (
     StartingPoint,
     rlvr_config,
+    setup_of,
     sft_config,
     starting_point,
 )
@@ -162,13 +167,46 @@ def test_starting_points(sft_run, rl_run, tmp_path):
     point = starting_point(sft_run, "sft")
     assert (point.preset.name, point.adapter) == ("arithmetic-base", None)
     assert starting_point("qwen2.5-math-7b", "sft").model == "Qwen/Qwen2.5-Math-7B"
-    with pytest.raises(ValueError, match="the model before SFT, so RL must start from an SFT run"):
+    with pytest.raises(ValueError, match="so RL must start from an SFT run or an RL run"):
         starting_point("qwen2.5-math-7b", "base")
-    with pytest.raises(ValueError, match="is a run of 'rlvr'; give another folder"):
-        starting_point(rl_run, "sft")
-    (tmp_path / "run.json").write_text((sft_run / "run.json").read_text())
-    with pytest.raises(ValueError, match="SFT must be complete before RL"):
+    for run, result in ((sft_run, "model"), (rl_run, "adapter")):
+        (tmp_path / "run.json").write_text((run / "run.json").read_text())
+        with pytest.raises(ValueError, match=f"must be complete .* has no {result} yet"):
+            starting_point(tmp_path, "sft")
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"command": "grid"}}))
+    with pytest.raises(ValueError, match="is a run of None; give another folder"):
         starting_point(tmp_path, "sft")
+
+
+def test_a_second_stage_of_rl_starts_from_the_first(sft_run, rl_run, tmp_path, capsys):
+    """Its reference is the first stage's result, or with reference=base the first one's own."""
+    first = shutil.copytree(rl_run, tmp_path / "first")
+    point = starting_point(first, "sft")
+    assert (point.model, point.adapter, point.unmerged) == (str(first / "model"), None, first)
+    assert point.preset is MODELS["arithmetic-base"]
+    for _ in range(2):  # the second time it is complete, and nothing is merged again
+        assert train(first, tmp_path / "second") == 0
+        assert f"π_ref: {first}/model, the model that RL starts from" in capsys.readouterr().out
+    record = json.loads((tmp_path / "second" / "run.json").read_text())
+    assert record["model_path"] == str(first / "model")
+    assert read_metrics(tmp_path / "second")[0]["kl/ref_k3"] == 0
+
+    # The merged model is the first stage's start with its adapter on.
+    adapted, tokenizer = load_policy(sft_run / "model", adapter=first / "adapter")
+    merged, before = (load_policy(path)[0] for path in (first / "model", sft_run / "model"))
+    ids = torch.tensor([tokenizer("17*6=?")["input_ids"]])
+    with torch.no_grad():
+        expected, found, old = (m(input_ids=ids).logits for m in (adapted, merged, before))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert (found - old).abs().max() > 1e-4
+
+    again = starting_point(tmp_path / "second", "base")
+    assert (again.model, again.adapter) == (str(first / "model"), tmp_path / "second" / "adapter")
+    assert again.preset is MODELS["arithmetic-base"] and again.unmerged is None
+    assert "which is trained further" in str(again)
+    assert train(tmp_path / "second", tmp_path / "third", "--set", "reference=base") == 0
+    third = json.loads((tmp_path / "third" / "run.json").read_text())
+    assert third["model_path"] == str(first / "model")
 
 
 def test_the_papers_tables_are_the_defaults_of_its_model():
@@ -202,6 +240,16 @@ def test_the_card_decides_what_is_not_given():
     assert small.micro_batch_size < large.micro_batch_size == 8
     assert rlvr_config(SEVEN_B, 14.5, micro_batch_size=2).micro_batch_size == 2
     assert not rlvr_config(SEVEN_B, 14.5, load_in_4bit=False).load_in_4bit
+
+
+@pytest.mark.parametrize("gib", [None, *(card.memory_gib for card in CARDS.values())])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_plan_and_the_training_it_is_for_agree(model, gib):
+    """Without options of either; the run's length too."""
+    config = rlvr_config(model, gib)
+    trained, planned = setup_of(model, config, gib), plan_setup(model, gib)
+    assert replace(trained, lora_targets=None) == planned
+    assert config.max_steps == model.rl_steps
 
 
 def test_a_run_that_goes_on_keeps_what_its_first_card_decided():
