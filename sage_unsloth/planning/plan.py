@@ -19,7 +19,6 @@ from sage_unsloth.planning.presets import CARDS, MODELS
 from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.checkpoints import KEPT
 
-
 NOTES = 28
 """The column of a memory report in which what is said of an item begins."""
 
