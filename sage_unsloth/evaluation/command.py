@@ -30,7 +30,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         "--benchmarks",
         nargs="+",
         required=True,
-        metavar="NAME[=FILE]",
+        metavar="NAME[=FILE[,FILE]]",
         help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, "
         "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own",
     )

@@ -45,9 +45,9 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
     Args:
         name: one of `NAMES`, TASK being any generator of reasoning-gym; or, with `path`, a name for
             a file of your own with the columns `problem` (or `question`) and `answer`.
-        path: a local copy (.jsonl, .json, .parquet; no network is used), or a folder that holds it
-            as NAME.jsonl and so on; parts of a benchmark (`aime`) are looked up there by their own
-            names.
+        path: a local copy (.jsonl, .json, .parquet; no network is used), its files in their order
+            with commas between, or a folder that holds it as NAME.jsonl and so on; parts of a
+            benchmark (`aime`) are looked up there by their own names.
 
     Raises:
         ValueError: an unknown name; a number of rows that is not the benchmark's; a row without
@@ -121,8 +121,9 @@ def _read_parts(
                 "there is none; put it there"
             )
         path = next(file for file in found if file.is_file())
-    rows, provenance = read_source(Source(hub_id="", split=""), path)
-    return [(rows, path.name, provenance)]
+    files = [path] if path.exists() else [Path(part) for part in str(path).split(",")]
+    parts = [(file.name, *read_source(Source(hub_id="", split=""), file)) for file in files]
+    return [(rows, file, provenance) for file, rows, provenance in parts]
 
 
 def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dict:

@@ -15,6 +15,9 @@ NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 class StorageError(OSError):
     """The disk does not take what a run writes; what it took before is still there."""
 
+    def __str__(self) -> str:
+        return str(self.strerror)  # without the system's number, which means nothing to a reader
+
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:

@@ -204,6 +204,23 @@ def test_every_published_count():
         assert all(isinstance(source, Source) for source in spec.sources)
 
 
+def test_a_benchmark_in_its_two_published_files(tmp_path):
+    """AIME 2025 is published as I and II; neither of them has the problems of the other."""
+    files = []
+    for part in ("I", "II"):
+        files.append(tmp_path / f"aime2025-{part}.jsonl")
+        rows = [{"question": f"{part}: {n}?", "answer": str(n)} for n in range(15)]
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load_benchmark("aime25", ",".join(map(str, files)))
+    assert [row["problem"] for row in found.rows][::15] == ["I: 0?", "II: 0?"]
+    assert len({row["id"] for row in found.rows}) == 30
+    assert [source["file"] for source in found.provenance] == [file.name for file in files]
+    with pytest.raises(ValueError, match="aime25 must have 30 problems; got 15"):
+        load_benchmark("aime25", files[0])
+    with pytest.raises(ValueError, match=r"there is none at none\.jsonl"):
+        load_benchmark("aime25", f"{files[0]},none.jsonl")
+
+
 def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
     assert load_benchmark("arithmetic").rows == arithmetic.problems("test")
     rows = [
