@@ -205,6 +205,51 @@ def from_versions() -> str:
 PACKAGES = ("unsloth", "trl", "transformers", "peft", "torch")
 
 
+def from_pythons() -> str:
+    """The patch on other versions of Python and PyTorch."""
+    header = ["", "Python", "torch", "unsloth", "found"]
+    return markdown(
+        header,
+        (
+            [
+                row["name"],
+                row["python"],
+                row["versions"]["torch"].split("+")[0],
+                row["versions"]["unsloth"],
+                f"{row['outcome']}, {row['passed']} tests pass",
+            ]
+            for row in read("reliability", "pythons.json")["rows"]
+        ),
+    )
+
+
+def from_hosted() -> str:
+    """Which packages of Colab's image are replaced, by its card."""
+    rows = read("hosted", "colab.json")["machines"]
+    cells = [
+        [
+            row["machine"],
+            ", ".join(kept.replace("==", " ") for kept in row["kept"]),
+            ", ".join(f"{name} {old} → {new}" for name, (old, new) in row["replaced"].items()),
+            str(len(row["added"])),
+        ]
+        for row in rows
+    ]
+    return markdown(["card", "kept on purpose", "replaced", "added"], cells)
+
+
+def from_selftest() -> str:
+    """What `doctor --deep` found on a CPU, and how long each row took."""
+    report = read("selftest", "cpu.json")
+    rows = []
+    for row in report["findings"]:
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
+        rows.append([row["name"], row["status"], seconds, row["found"]])
+    table, device = markdown(["row", "", "seconds", "found"], rows), report["machine"]["device"]
+    note = "while other work kept it busy. A check's imports are in the seconds of its first row."
+    return f"{table}\n\n{device}, {note}"
+
+
 def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     header = list(header)
     lines = [header, ["---"] * len(header), *rows]
@@ -227,6 +272,9 @@ SOURCES: dict[str, Callable[[], str]] = {
     "coverage": from_coverage,
     "reliability": from_reliability,
     "versions": from_versions,
+    "python": from_pythons,
+    "hosted": from_hosted,
+    "selftest": from_selftest,
 }
 
 

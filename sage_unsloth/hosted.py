@@ -209,7 +209,7 @@ def look() -> Machine:
     """This machine's packages and cards. PyTorch is asked in a process of its own, so that the
     kernel does not load it before it may be replaced.
     """
-    packages = {canonicalize_name(d.name): d.version for d in metadata.distributions() if d.name}
+    packages = _installed()
     cards, driver = _cards()
     arches: tuple[str, ...] = ()
     if cards and "torch" in packages:
@@ -295,6 +295,15 @@ def _specifier(name: str, wanted: Iterable[str]) -> str:
     )
 
 
+def _installed() -> dict[str, str]:
+    """Distributions -> versions. Of a name that is there twice, Python imports the first."""
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        if distribution.name:
+            found.setdefault(canonicalize_name(distribution.name), distribution.version)
+    return found
+
+
 def _loaded_versions() -> dict[str, str]:
     """Distributions that this process has imported a module of -> their versions on the disk."""
     top_level = {name.partition(".")[0] for name in list(sys.modules)}
@@ -304,18 +313,13 @@ def _loaded_versions() -> dict[str, str]:
         if module in top_level
         for name in found
     }
-    versions = {}
-    for name in names:
-        try:
-            versions[canonicalize_name(name)] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    installed = _installed()
+    return {name: installed[name] for name in map(canonicalize_name, names)}
 
 
 def _replaced() -> list[str]:
     """What was loaded when this module was, and has another version on the disk now."""
-    now = {canonicalize_name(d.name): d.version for d in metadata.distributions() if d.name}
+    now = _installed()
     return [
         f"{name} {version} -> {now.get(name, 'removed')}"
         for name, version in sorted(_LOADED.items())

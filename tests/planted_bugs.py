@@ -4,8 +4,8 @@
 
 Each bug is a text of a file, what stands in its place, and the tests that should fail then. A bug
 that is listed in the result with the same three is not tried again, so the script resumes; after
-tests were written for a survivor, `--again survivors` tries it once more. The result is
-`data/results/reliability/planted_bugs.json`.
+tests were written for a survivor, `--again survivors` tries it once more. At the end the tests that
+noticed a bug are run without one. The result is `data/results/reliability/planted_bugs.json`.
 """
 
 import argparse
@@ -264,13 +264,23 @@ def try_bug(bug: Bug, copy: Path) -> dict:
         # 0: all passed; 1: a test failed. Anything else is no verdict.
         if done.returncode not in (0, 1):
             raise SystemExit(f"pytest ended with {done.returncode}: {done.stdout[-2_000:]}")
-        by = failed[0].split()[1] if failed else None
+        by = failed[0].split(maxsplit=1)[1].split(" - ")[0] if failed else None
     except subprocess.TimeoutExpired:
         by = "a test that hangs"
     finally:
         path.write_text(source)
     seconds = round(time.perf_counter() - started)
     return bug._asdict() | {"noticed": by is not None, "by": by, "seconds": seconds}
+
+
+def check_unplanted(noticed_by: list[str]) -> None:
+    """The tests that noticed a bug must pass without one, or they noticed nothing."""
+    tests = sorted({test.split("[")[0] for test in noticed_by if "::" in test})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"these must pass where nothing is planted: {done.stdout[-2_000:]}")
 
 
 def main() -> int:
@@ -306,6 +316,7 @@ def main() -> int:
             noticed = sum(row["noticed"] for row in found)
             record = {"planted": len(found), "noticed": noticed, "bugs": found}
             options.out.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    check_unplanted([row["by"] for row in known.values() if row["noticed"]])
     survivors = [row for row in known.values() if not row["noticed"]]
     print(f"{len(known) - len(survivors)} of {len(known)} planted bugs are noticed")
     for row in survivors:

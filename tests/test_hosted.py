@@ -246,6 +246,10 @@ def test_a_restart_is_asked_for_only_where_a_loaded_package_changed(image):
     assert len(asked) == 2, "and again until it is restarted"
     assert "loaded 1.0 -> 2.0;" in asked[0]
 
+    older = image[0] / "older"  # as Ubuntu's own packages, behind those of the image
+    (older / "loaded-0.5.dist-info").mkdir(parents=True)
+    (older / "loaded-0.5.dist-info" / "METADATA").write_text("Name: loaded\nVersion: 0.5\n")
+    (image[1] / "older.pth").write_text(f"{older}\n")
     assert run_cell(image, INSTALL.format(loads="import loaded"), "missing>=3", "loaded>=2") == ""
 
 

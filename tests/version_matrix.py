@@ -9,9 +9,10 @@ folders of the cache, over the environment that runs this script; then the contr
 import" (with Unsloth's own message). "FAILS" is the one that must not be: the contract holds and a
 loss is wrong.
 
-`--newest` adds a row for each package of which the index has a newer release than the environment,
-and one for all of them together. Which of them pip would install beside each other is another
-question: a row names the requirements of unsloth and unsloth_zoo that its versions do not meet.
+`--newest` adds rows for the packages of which the index has a newer release than the environment:
+all of them together, all but torch, and torch alone. Which of them pip would install beside each
+other is another question: a row names the requirements of unsloth and unsloth_zoo that its versions
+do not meet.
 
 vllm is not run (it needs a GPU): its row has outcome "not run" and names what vllm's own
 requirements exclude of the environment.
@@ -104,8 +105,10 @@ def newest() -> dict[str, list[list[str]]]:
         releases = {package: latest(package) for package in packages}
         if releases[name] != importlib.metadata.version(name).partition("+")[0]:
             groups[name] = [f"{package}=={version}" for package, version in releases.items()]
-    rows = {f"newest {name}": [group] for name, group in groups.items()}
-    rows |= {"newest of all": list(groups.values())}
+    others = [group for name, group in groups.items() if name != "torch"]
+    rows = {"newest of all": list(groups.values()), "newest, without torch": others}
+    if "torch" in groups:
+        rows["newest torch"] = [groups["torch"]]
     return {name: row for name, row in rows.items() if row and row not in ROWS.values()}
 
 
@@ -184,7 +187,7 @@ def try_versions(
         if found
         else {"versions": {}, "not_met": [], "outcome": "FAILS", "message": said[-2_000:]}
     )
-    row |= {"passed": 0, "failed": 0}
+    row |= {"passed": 0, "failed": 0, "tests": tests}
     if row["outcome"] == "holds":
         compiled = [test for test in tests if test in COMPILED]
         for arguments in (tests, ["--compiled", *compiled] if compiled else []):
@@ -252,7 +255,7 @@ def main() -> int:
         )
         write_json(
             options.out,
-            {"rows": list(rows.values()), "tests": options.tests, "environment": environment()},
+            {"rows": list(rows.values()), "environment": environment()},
         )
     return sum(row["outcome"] == "FAILS" for row in rows.values())
 

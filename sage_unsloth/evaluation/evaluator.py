@@ -124,6 +124,11 @@ def evaluate(
         refuse_other_set(file, settings)
     with locked(out):
         out.mkdir(parents=True, exist_ok=True)
+        for benchmark in benchmarks:
+            with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
+                check_golds(benchmark, grader)
+        if training:
+            _report_overlap(training, benchmarks, out, show)
         missing = _count_missing(files, benchmarks, config)
         if engine == "transformers" and any(missing.values()):
             load_unsloth()  # before transformers, whose tokenizers the templates are read from
@@ -132,11 +137,6 @@ def evaluate(
         models = _with_templates(models, templates, show)
         for identity, spec in zip(identities, models, strict=True):
             identity["template"] = spec.template
-        for benchmark in benchmarks:
-            with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
-                check_golds(benchmark, grader)
-        if training:
-            _report_overlap(training, benchmarks, out, show)
         sets = _draw_sets(
             models, benchmarks, out, config, engine, load_in_4bit, identities, files, missing, show
         )

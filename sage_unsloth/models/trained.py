@@ -16,7 +16,7 @@ class Run:
         record: its `run.json`.
         model_path: the model that it started from, a folder or a hub id.
         adapter: the trained adapter's folder, or None.
-        merged: the folder of a merged or fully trained model, or None.
+        merged: the folder of SFT's merged model, or of a fully trained one, or None.
     """
 
     folder: Path
@@ -72,6 +72,8 @@ def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
             f"a run must be complete to be used; {folder} has neither adapter/ nor model/; start "
             "its command again"
         )
+    if record["settings"]["stage"] == "rlvr" and adapter is not None:
+        merged = None  # it may have been made later, for a second stage; the adapter is the result
     model_path = model_path or record.get("model_path")
     if model_path is None:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.sampling.engine_choice import why_no_vllm
-from sage_unsloth.selftest.policy import half_precision
+from sage_unsloth.selftest.policy import half_precision, has_bfloat16
 
 # Both of Unsloth's passes that leave padding out; the padded one is then what is tested.
 PADDED = {"UNSLOTH_GRPO_SEQ_PACKING": "0", "UNSLOTH_GRPO_PREFIX_GROUPER": "0"}
@@ -25,9 +25,7 @@ def _no_gpu() -> str | None:
 
 
 def _no_bfloat16() -> str | None:
-    import torch
-
-    if has_gpu() and not torch.cuda.is_bf16_supported():
+    if has_gpu() and not has_bfloat16():
         return "this card computes no bfloat16; training takes float16"
     return None
 
@@ -102,5 +100,7 @@ def all_checks() -> tuple[Check, ...]:
     if not gpu:
         # Last: its time is the compiler's.
         compiled = {"UNSLOTH_COMPILE_DISABLE": "0"}
-        checks.append(_loss("float32", ["compiled"], " compiled", environment=compiled))
+        checks.append(
+            _loss("float32", ["compiled"], " compiled", environment=compiled, seconds=150)
+        )
     return tuple(checks)

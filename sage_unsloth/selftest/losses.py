@@ -173,11 +173,11 @@ def distance(
     gradients: Mapping[str, Tensor], loss: float, wanted: Mapping[str, Tensor], wanted_loss: float
 ) -> Distance:
     """See `Distance`; a weight without a gradient is as far as can be."""
-    worst = 0.0
+    ratios = []
     for name, expected in wanted.items():
         error = gradients.get(name, torch.zeros_like(expected)) - expected
-        ratio = (error.norm() / expected.norm()).item()
-        worst = ratio if not ratio <= worst else worst  # nan stays
+        ratios.append(error.norm() / expected.norm())
+    worst = torch.stack(ratios).max().item()  # nan, if one is
     return Distance(worst, abs(loss - wanted_loss) / max(abs(wanted_loss), LOSS_SCALE))
 
 
@@ -192,10 +192,11 @@ def coefficients_of(
     names = list(expected.total)
     terms = torch.stack([torch.cat([expected.gradients[t][n] for n in names]) for t in TERMS], 1)
     whole = torch.cat([gradients.get(n, torch.zeros_like(expected.total[n])) for n in names])
-    solved = torch.linalg.lstsq(terms, whole[:, None]).solution[:, 0]
+    inverse = torch.linalg.pinv(terms)
+    solved = inverse @ whole
     error = allowed * terms.sum(1).norm()
     # Row i of the pseudo-inverse has length 1 / (orthogonal part of term i).
-    reach = torch.linalg.pinv(terms).norm(dim=1)
+    reach = inverse.norm(dim=1)
     return (
         {t: value.item() for t, value in zip(TERMS, solved, strict=True)},
         {t: min(COEFFICIENT_MAX, (error * r).item()) for t, r in zip(TERMS, reach, strict=True)},

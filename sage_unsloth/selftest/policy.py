@@ -27,13 +27,18 @@ a threshold that entropies of the small model lie around. Arguments of `BranchGu
 oracle's own."""
 
 
-def half_precision() -> str:
-    """The 16-bit format that this machine trains in; float32 without a GPU."""
+def has_bfloat16() -> bool:
+    """Whether the card computes bfloat16 itself; PyTorch emulates it on a T4."""
     import torch
 
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def half_precision() -> str:
+    """The 16-bit format that this machine trains in; float32 without a GPU."""
     if not has_gpu():
         return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+    return "bfloat16" if has_bfloat16() else "float16"
 
 
 def compute_format(number_format: str) -> str:

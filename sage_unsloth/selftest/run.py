@@ -13,7 +13,6 @@ from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
 from sage_unsloth.selftest.checks import Check, all_checks
-from sage_unsloth.selftest.command import FILE
 from sage_unsloth.selftest.findings import FAILED, NOT_RUN, STATUSES, without_places
 from sage_unsloth.selftest.process import findings_of
 
@@ -23,7 +22,7 @@ GIB = 2**30
 
 
 def run_selftest(
-    file: str | Path = FILE,
+    file: str | Path,
     *,
     again: bool = False,
     seconds: float = SECONDS,
@@ -110,7 +109,7 @@ def _kept(file: Path, report: dict[str, Any], print_line: Callable[[str], None])
 
 def _show(row: dict[str, Any], print_line: Callable[[str], None]) -> None:
     seconds = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
-    print_line(f"{row['status']:<9}{row['name']:<32}{seconds:>6}")
+    print_line(f"{row['status']:<9}{row['name']:<32}{seconds:>6}".rstrip())
     for text, mark in ((row["found"], "  "), (row["remedy"], "->")):
         for line in textwrap.wrap(text, WIDTH - 12):
             print_line(f"{'':<9}{mark} {line}")

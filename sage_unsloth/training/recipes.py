@@ -11,7 +11,7 @@ from typing import Any
 
 from sage_unsloth.figures import show_table
 from sage_unsloth.models.device import frees_models, has_gpu
-from sage_unsloth.models.embedded import settle_process
+from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
@@ -249,7 +249,7 @@ def _show_log() -> None:
 def _load_libraries(preset: ModelPreset, *, standby: bool = False) -> None:
     """Unsloth, before anything imports transformers, once the cheap checks have passed."""
     load_unsloth(standby=standby)
-    if preset.name == EMBEDDED:
+    if is_small(model_path(preset)):
         settle_process()
 
 

@@ -53,11 +53,13 @@ def test_runs_adapters_and_folders(folder):
     run(folder / "sft", "sft", str(BASE), "adapter", "model")
     run(folder / "grpo", "rlvr", "sft/model", "adapter")
     run(folder / "full", "rlvr", str(BASE), "model")
+    run(folder / "again", "rlvr", "sft/model", "adapter", "model")  # merged for a second stage
     adapter(folder / "alone", "org/model")
     for text, expected in {
         "sft": spec("sft/model"),
         "grpo": spec("sft/model", "grpo/adapter"),
         "full": spec("full/model"),
+        "again": spec("sft/model", "again/adapter"),
         "grpo/adapter": spec("sft/model", "grpo/adapter"),
         "sft/adapter": spec(BASE, "sft/adapter"),
         "alone": spec("org/model", "alone"),

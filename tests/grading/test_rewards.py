@@ -436,6 +436,14 @@ def test_the_reward_as_trl_calls_it(grader):
     assert reward.pop_counts() == {"correct": 0, "wrong": 0, "unparsable": 0, "timed out": 0}
 
 
+def test_of_several_messages_the_last_one_is_graded(grader):
+    reward = SolutionReward(grader)
+    turns = [{"role": "assistant", "content": tagged(number)} for number in ("41", "42")]
+    assert reward(prompts=[[]] * 2, completions=[turns, turns[::-1]], answer=["42"] * 2) == [1, 0]
+    assert [row["completion"] for row in reward.last_batch] == [tagged("42"), tagged("41")]
+    assert reward(prompts=[[]], completions=[[]], answer=["42"]) == [0.0]
+
+
 def test_a_data_set_without_answers(grader):
     with pytest.raises(ValueError, match="no column `answer`; rename"):
         SolutionReward(grader)(prompts=["?"], completions=[tagged("42")])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.embedded import BASE_MODEL, SMALL, data_folder, is_small
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.tokenizers import PAD_TOKEN, load_tokenizer
 from sage_unsloth.objective.guides import BranchGuide
@@ -58,6 +58,16 @@ def enlarge(folder, rows):
 @pytest.mark.smoke
 def test_a_pad_token_of_its_own_is_kept():
     assert load_tokenizer(BASE).pad_token == "<|pad|>"
+
+
+def test_one_thread_is_for_small_models_alone(tmp_path):
+    assert is_small(BASE) and not is_small("org/model")
+    for half in ("a", "b"):
+        with (tmp_path / f"{half}.safetensors").open("wb") as file:
+            file.truncate(SMALL // 2)
+    assert is_small(tmp_path)
+    (tmp_path / "c.safetensors").write_bytes(b"1")
+    assert not is_small(tmp_path)
 
 
 @pytest.mark.parametrize("pad", ["eos", "none"])

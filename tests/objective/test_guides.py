@@ -66,6 +66,15 @@ def test_token_rank_and_zscore_by_hand():
     torch.testing.assert_close(z, torch.tensor([expected]))
 
 
+def test_zscores_of_equal_surprisals_are_all_one_half():
+    """The mean of equal float32 numbers can be off by a rounding, which is no deviation."""
+    for length in (2, 7, 8, 30):
+        for logp in (-0.1, -0.3, -0.7):
+            logps = torch.full((1, length), logp)
+            weight = normalised_surprisal(logps, torch.ones_like(logps), "zscore")
+            assert (weight == 0.5).all()
+
+
 def test_token_noise_scales_with_surprisal():
     s = signals([[0.0, 5.0, 10.0]])
     guide = TokenGuide(alpha=QUIET, sigma=CosineSchedule(0.1, 0.1, decay=1.0), norm="rank")

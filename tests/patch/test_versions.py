@@ -4,17 +4,21 @@ last bit.
 
 import copy
 import json
+import tomllib
 from pathlib import Path
 
 import golden_loss
 import planted_bugs
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from sage_unsloth.patch import unsloth_names
 
 pytestmark = [pytest.mark.usefixtures("unsloth_module"), pytest.mark.compiled]
-RESULTS = Path(__file__).parents[2] / "data" / "results" / "reliability"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "data" / "results" / "reliability"
 ONE_STEP = dict(max_steps=1, gradient_accumulation_steps=1)
 
 
@@ -91,6 +95,22 @@ def test_an_upgrade_is_judged_by_its_bits(found):
 def test_every_tested_version_is_recorded():
     recorded = {record["versions"]["unsloth"] for record in golden_loss.read()}
     assert recorded >= set(unsloth_names.TESTED_VERSIONS)
+
+
+def test_the_patch_holds_on_every_python_and_on_the_oldest_torch():
+    """If it fails: python tests/python_matrix.py."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = json.loads((RESULTS / "pythons.json").read_text())["rows"]
+    for row in rows:
+        assert row["outcome"] == "holds" and row["passed"] > 0 and row["failed"] == 0, row
+        assert SpecifierSet(project["requires-python"]).contains(row["python"])
+        assert row["versions"]["unsloth"] in unsloth_names.TESTED_VERSIONS
+    (torch_range,) = (x for x in map(Requirement, project["dependencies"]) if x.name == "torch")
+    versions = {row["versions"]["torch"].split("+")[0] for row in rows}
+    assert all(torch_range.specifier.contains(version) for version in versions)
+    oldest = next(s.version for s in torch_range.specifier if s.operator == ">=")
+    assert any(version.startswith(f"{oldest}.") for version in versions)
+    assert "3.13" in {row["python"].rpartition(".")[0] for row in rows}
 
 
 def test_the_committed_matrix_holds_or_refuses():

@@ -80,12 +80,13 @@ def test_a_dropped_guide_is_found(check, monkeypatch):
 
 
 def test_a_gradient_off_by_a_thousandth_is_found(check, monkeypatch):
-    from accelerate import Accelerator
+    apply = guided._Hook.apply
 
-    backward = Accelerator.backward
-    monkeypatch.setattr(
-        Accelerator, "backward", lambda self, loss, **k: backward(self, loss * 1.001, **k)
-    )
+    def scaled(self, trainer, entropies, *arguments):
+        *before, _ = arguments  # the last: what Unsloth multiplies its gradient by
+        return apply(self, trainer, entropies, *before, 1.001)
+
+    monkeypatch.setattr(guided._Hook, "apply", scaled)
     (finding,) = check()
     assert finding.status == FAILED
     assert finding.figures["coefficients"] == pytest.approx(dict.fromkeys(TERMS, 1.001), abs=1e-4)
@@ -125,7 +126,9 @@ def test_coefficients_by_hand():
 
 def test_a_nan_never_passes():
     expected = _expected([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
-    step = Step({"completion_mask": torch.ones(1, 2)}, 1.0, {"w": torch.full((3,), torch.nan)})
+    step = Step(
+        {"completion_mask": torch.ones(1, 2)}, 1.0, {"w": torch.full((3,), torch.nan).double()}
+    )
     assert judged(step, expected, expected, 1e-7)["status"] == FAILED
     step.gradients, step.loss = expected.total, float("nan")
     assert judged(step, expected, expected, 1e-7)["status"] == FAILED

@@ -37,7 +37,7 @@ def go(tmp_path, monkeypatch):
 
     def run_checks(*checks, **options):
         lines = []
-        failures = run_selftest(checks=checks, print_line=lines.append, **options)
+        failures = run_selftest(command.FILE, checks=checks, print_line=lines.append, **options)
         return json.loads((tmp_path / "selftest.json").read_text()), lines, failures
 
     return run_checks
