@@ -121,15 +121,20 @@ def test_memory_stays_flat_whatever_a_library_keeps(function):
 
 
 def test_a_batch_of_hanging_questions_keeps_to_its_budget_and_the_others_are_answered(function):
-    workers = function("return time.sleep(60) if a == 'hang' else 'done'", count=2, time_limit=1.0)
+    body = """
+        while a == "hang":
+            pass
+        return "done"
+    """
+    workers = function(body, count=2, time_limit=1.0)
     questions = [("hang", str(number)) for number in range(60)] + [("fine", "")] * 3
     for worker in workers.all:
         worker.start()
     started = time.monotonic()
     answers = workers.ask(questions)
     seconds = time.monotonic() - started
-    # 60 x .1 s over two workers, then 4 s; with the whole limit each it would be 30 s.
-    assert seconds < 14
+    # 60 x .1 s (.3 s on a busy machine) over two workers, then 4 s; with the whole limit, 30 s.
+    assert seconds < 20
     assert answers[60:] == ["done"] * 3
     assert [answer in (LATE, CUT_SHORT) for answer in answers[:60]] == [True] * 60
     assert 8 <= answers.count(LATE) <= 10, "four seconds of two workers had the whole limit"
