@@ -9,6 +9,7 @@ expressions fill it, and asks for ordinary ones in between: none may be taken fo
 """
 
 import argparse
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -134,7 +135,7 @@ def memory(questions: int) -> dict[str, Any]:
         first = _resident(worker.pid)
         for n in range(questions):
             terms = "+".join(f"{n + k}x^{{{k}}}y" for k in range(1, 15))
-            worker.ask((terms, GOLD.replace("2", str(n + 2))))
+            worker.ask((terms, f"{n}x+y"))
             if worker.pid is not None:
                 seen.append(_resident(worker.pid))
                 children.add(worker.pid)
@@ -181,19 +182,21 @@ def main() -> None:
         "answers": options.answers,
         "workers": options.workers,
         "time limit, s": options.time_limit,
-        "through the grader": through_the_grader(
-            hanging(options.answers), options.workers, options.time_limit
-        ),
-        "workers alone": workers_alone(options.answers, options.workers, options.time_limit),
-        "memory": memory(options.questions),
-        "little memory": little_memory(12, 0.22),
         "environment": environment(),
     }
+    common = (options.workers, options.time_limit)
+    parts = {
+        "through the grader": lambda: through_the_grader(hanging(options.answers), *common),
+        "workers alone": lambda: workers_alone(options.answers, *common),
+        "memory": lambda: memory(options.questions),
+        "little memory": lambda: little_memory(6, 0.22),
+    }
     options.out.mkdir(parents=True, exist_ok=True)
-    write_json(options.out / "attack.json", result)
-    for name, found in result.items():
-        if name != "environment":
-            print(f"{name}: {found}")
+    for name, measure in parts.items():
+        before = os.getloadavg()[0]
+        result[name] = measure() | {"load of the machine before": round(before, 1)}
+        print(f"{name}: {result[name]}", flush=True)
+        write_json(options.out / "attack.json", result)
 
 
 if __name__ == "__main__":
