@@ -61,12 +61,12 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
             f"a gold answer must be 1 to {LONGEST_ANSWER} characters of text; got {gold!r:.200}; "
             "drop or repair the row"
         )
-    found = None if answer is None else spelled(answer)
-    if found is None:
-        return Verdict(Grade.UNPARSABLE, Kind.NONE)
     expected = spelled(gold)
-    if expected is None:
-        return _judged(as_text(found) == as_text(gold), Kind.TEXT)
+    if expected is None and answer and len(answer) <= LONGEST_ANSWER:
+        return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
+    found = None if answer is None else spelled(answer)
+    if found is None or expected is None:
+        return Verdict(Grade.UNPARSABLE, Kind.NONE)
     try:
         return judge(found, expected, same_plainly)
     except NeedsAlgebra:

@@ -96,7 +96,7 @@ _SPELLINGS = r"""
     GHz: GHz
 """
 UNITS: dict[str, str] = {}
-for _line in _SPELLINGS.split("\n"):
+for _line in _SPELLINGS.strip().split("\n"):
     _unit, _, _names = _line.strip().partition(": ")
     UNITS |= dict.fromkeys((_unit, *_names.split()), _unit)
 # Words that make another number, another statement or none of the number before them.
@@ -142,6 +142,8 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def _value(match: re.Match) -> Fraction | None:
+    if match.group().count("{") != match.group().count("}"):
+        return None
     whole = match["whole"] or match["units"]
     if match["top"] or match["over"]:
         top = int(match["top"] or match["over"].strip("{} "))

@@ -82,12 +82,8 @@ NO_WORKER_WRONG = [
     (r"2 \times 10^{-19}", r"1 \times 10^{-19}"),  # math-verify rounds both to 0.000000
     ("1,000", "1"),
     ("42 dollars", "43"),
-    ("> 42", "42"),
-    (r"x \neq 42", "42"),
     ("43 = 42", "42"),
-    (r"42 \approx 42.1", "42"),
     (r"42 \text{ thousand}", "42"),
-    ("42 million", "42"),
     (r"\frac{1}{2}", "2"),
     (r"\frac12", "12"),
     (r"\frac{1}{3}", "0.333333"),
@@ -118,6 +114,7 @@ BY_WORKER = [
     (r"\left\{ 1, 2 \right\}.", r"\{1,2\}"),
 ]
 BY_WORKER_WRONG = [
+    ("4²", "42"),
     ("42 or 43", "42"),
     ("42, 43", "42"),
     ("1 00", "100"),
@@ -145,7 +142,8 @@ BY_WORKER_WRONG = [
     (r"\sqrt{118}", r"3\sqrt{13}"),
     ("1.414214", r"\sqrt{2}"),
 ]
-UNPARSABLE = ["", " ", "\n", "$$", "****", "...", "42..", "4²", "42}", "{42", "42}{", "?", "\\"]
+UNPARSABLE = ["", " ", "\n", "$$", "****", "...", "42}", "{42", "42}{", "?", "\\"]
+UNPARSABLE += ["> 42", r"x \neq 42", r"42 \approx 42.1", "42 million", "43 # 42", "not 42"]
 UNPARSABLE += ["43 \\boxed{42}", r"\boxed{43}, \boxed{42}", r"42}\boxed{"]
 UNPARSABLE += ["{" * 100_000, "9" * 2_001, "1 " * 20_000]
 # These two; the published list has more, and a slow test grades each of it.
@@ -164,14 +162,19 @@ def grader():
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("-1 3/4", "-7/4"), ("1 000.5", "2001/2"), ("2e-2", "1/50"), ("\u0664\u0662", "42")]
+    [
+        (r"1\frac{3}{4}", "7/4"),
+        ("-1 3/4", "-7/4"),
+        ("1 000.5", "2001/2"),
+        ("2e-2", "1/50"),
+        ("\u0664\u0662", "42"),
+    ]
     + [
         (text, None)
         for text in (
             "1/0",
             r"\frac{1}{0}",
             r"\frac123",
-            r"1\frac{3}{4}",
             r"\frac{1.5}{2}",
             r"\frac{1}{-2}",
             "1 4/3",
@@ -193,7 +196,7 @@ def test_plain_number(text, number):
     assert plain_number(text) == (None if number is None else Fraction(number))
 
 
-@pytest.mark.parametrize("text", [r"\left\{ x \right.", "1..", "a $b$ c", r"\{1\}", "**1", "2**3"])
+@pytest.mark.parametrize("text", [r"\{1\}", "**1", "2**3", "a_{1}", r"\sqrt{2}", "a*b"])
 def test_normalise_leaves_alone_what_is_no_wrapper(text):
     assert normalise(text) == text
 
@@ -351,7 +354,7 @@ def test_grade_of_one_completion():
     assert grade(tagged(r"9^{9^{9^{9}}}"), "42", time_limit=0.3) is Grade.TIMED_OUT
 
 
-@pytest.mark.parametrize("gold", [None, "", "  ", 42, "42}", "1" * 2001, "?", r"\frac{", "hello)("])
+@pytest.mark.parametrize("gold", [None, "", "  ", 42, "1" * 2001])
 def test_a_bad_gold_raises_and_is_named(grader, gold):
     with pytest.raises(ValueError, match="gold answer must") as error:
         grader.grade_many([tagged("42")], [gold])
@@ -397,8 +400,9 @@ def test_a_verdict_says_how_the_grade_was_reached(grader):
 
 def test_golds_against_themselves(grader):
     assert own_grades(grader, ["42", r"\frac{1}{2}"], ["42", "0.5"]) == ["correct"] * 2
-    golds = ["42", "42}", r"\sqrt{2}", "?"]  # two are none, which alone would raise
-    assert own_grades(grader, golds, golds) == ["correct", "unparsable", "correct", "unparsable"]
+    golds = ["42", "42}", r"\sqrt{2}", "?", r"\frac{", "hello)("]  # some are text, whatever it says
+    assert own_grades(grader, golds, golds) == ["correct"] * 2 + ["correct"] * 4
+    assert own_grades(grader, ["42", ""], ["42", "  "]) == ["correct", "unparsable"]
     assert own_grades(grader, ["41"], ["42"]) == ["wrong"]
 
 
@@ -447,7 +451,7 @@ def test_every_answer_of_the_published_list_has_the_grade_it_should():
     Of those that no grader ends in time only "not correct" is expected, and half the limit is
     enough to see that they are stopped. `tagged_times`: the text so often, in one tag.
     """
-    assert len(ADVERSARIAL) > 140 and len({row["kind"] for row in ADVERSARIAL}) > 15
+    assert len(ADVERSARIAL) >= 600 and len({row["kind"] for row in ADVERSARIAL}) > 70
     wrong, largest = [], 0.0
     with (
         Grader(time_limit=TIME_LIMIT, memory_limit_gib=1.0, boxed=True) as patient,
