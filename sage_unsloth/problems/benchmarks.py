@@ -182,7 +182,8 @@ def _repairs_beside(name: str, path: str | Path | None) -> Path | None:
     """NAME.repairs.jsonl in the folder of a local copy."""
     if path is None:
         return None
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    first = Path(str(path).split(",")[0])  # of a benchmark in several files
+    folder = first if first.is_dir() else first.parent
     file = folder / f"{name}.repairs.jsonl"
     return file if file.is_file() else None
 
