@@ -149,6 +149,47 @@ def cell(row: dict) -> str:
     return f"{shares}; {row['width'] / width:.2g} ×" if width else f"{shares}; –"
 
 
+def from_red_team() -> str:
+    """What the grader accepts and refuses on real golds, by class, before and after its rules."""
+    before, after, large = (
+        read("grading", f"red_team_{name}.json") for name in ("before", "after", "more_golds")
+    )
+
+    def share(result: dict, family: str, found: str, of: str) -> str:
+        count = result["total"]["classes"].get(family, {})
+        return f"{count.get(found, 0):,} of {count[of]:,}" if count.get(of) else ""
+
+    rows = [
+        [
+            family,
+            *(share(r, family, "false_accepts", "wrong") for r in (before, after, large)),
+            *(share(r, family, "false_rejects", "right") for r in (before, after, large)),
+        ]
+        for family in large["total"]["classes"]
+    ]
+    rows.append(
+        [
+            "**all**",
+            *(f"**{r['total']['false_accept_rate']:.2%}**" for r in (before, after, large)),
+            *(f"**{r['total']['false_reject_rate']:.2%}**" for r in (before, after, large)),
+        ]
+    )
+    header = ["class", "wrong, accepted: before", "after", "after, more golds"]
+    header += ["right, refused: before", "after", "after, more golds"]
+    golds = {name: r["golds_tried"] for name, r in large["benchmarks"].items()}
+    lines = [
+        f"Before: {before['checker']}; after: {after['checker']}. Golds of each shape and "
+        f"benchmark: {before['per_shape']}, the same before and after; with more golds "
+        f"{large['per_shape']}: " + ", ".join(f"{name} {n}" for name, n in golds.items()) + ".",
+        "Wrong writings and keys that are right for several golds: "
+        f"{before['total']['right_for_several']} before, {after['total']['right_for_several']} "
+        f"after, {large['total']['right_for_several']} with more golds. Golds that are not right "
+        f"for themselves: {before['total']['golds_not_their_own']}, "
+        f"{after['total']['golds_not_their_own']}, {large['total']['golds_not_their_own']}.",
+    ]
+    return "\n\n".join([markdown(header, rows), *lines])
+
+
 def from_reliability() -> str:
     """What was run once and is too long for a test."""
     kills, soak, fuzz = (read("reliability", f"{name}.json") for name in ("kills", "soak", "fuzz"))
@@ -270,6 +311,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "cost": from_cost,
     "grading-speed": from_grading,
     "coverage": from_coverage,
+    "red-team": from_red_team,
     "reliability": from_reliability,
     "versions": from_versions,
     "python": from_pythons,

@@ -126,7 +126,7 @@ def evaluate(
         out.mkdir(parents=True, exist_ok=True)
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
-                check_golds(benchmark, grader)
+                _report_golds(check_golds(benchmark, grader), benchmark, out, show)
         if training:
             _report_overlap(training, benchmarks, out, show)
         missing = _count_missing(files, benchmarks, config)
@@ -215,6 +215,19 @@ def _files(
             own = own or (names.count(name) == 1 and not settings_path(shared).is_file())
             files[number, benchmark.name] = alone if own else shared
     return files
+
+
+def _report_golds(
+    listed: Sequence[dict], benchmark: Benchmark, out: Path, show: Callable[[str], object]
+) -> None:
+    """Writes and counts the golds that an answer can hardly match."""
+    if listed:
+        file = out / f"golds-{file_name(benchmark.name)}.csv"
+        write_table(file, listed)
+        show(
+            f"{benchmark.name}: {len(listed)} of {len(benchmark.rows)} golds are compared as text "
+            f"or not as their benchmark's; {file} has them, and a repair table may mend them"
+        )
 
 
 def _report_overlap(

@@ -134,7 +134,8 @@ def _beside(gold: str, rng: random.Random) -> Iterator[Writing]:
     yield Writing("another answer before it", rf"1, 2, \ldots, {gold}", False)
     for relation in (">", "<", r"\geq", r"\ll", r"\leqslant", r"\gg", r"\pm", r"\neq", "not "):
         family = "relation before it" if relation != r"\pm" else "sign before it"
-        yield Writing(family, f"{relation} {gold}", number == 0 and relation == r"\pm")
+        if number != 0 or relation != r"\pm":
+            yield Writing(family, f"{relation} {gold}", False)
     for suffix in SUFFIXES:
         text = gold + (suffix % wrong if "%" in suffix else suffix)
         yield Writing("text behind it", text, False)
@@ -204,8 +205,9 @@ def _number(gold: str, rng: random.Random) -> Iterator[Writing]:
     yield Writing("subscript, prime, degree", f"{gold}_{base}", False)
     yield Writing("subscript, prime, degree", f"{gold}'", False)
     yield Writing("subscript, prime, degree", rf"{gold}^\circ", False)
-    yield Writing("symbols behind it", f"{gold} x", zero)
-    yield Writing("symbols behind it", f"{gold} i", zero)
+    if not zero:
+        yield Writing("symbols behind it", f"{gold} x", False)
+        yield Writing("symbols behind it", f"{gold} i", False)
     yield Writing("in other brackets", f"({gold}, {gold})", False)
 
 

@@ -2,16 +2,20 @@
 
 A row: `id` (unique over all benchmarks), `problem`, `answer` (text), `source`, and where the
 benchmark has them `level` and `gold`, what its checker compares with where that is not `answer`.
+
+No benchmark is refused for its golds. One that is wrong may be repaired by a table; what is left
+that a checker cannot read is compared as text, counted and listed (`check_golds`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.checker import Checker, Grade, Kind
 from sage_unsloth.grading.checkers import REASONING_GYM, reasoning_gym_gold
 from sage_unsloth.grading.extraction import extract_answer
-from sage_unsloth.grading.grader import Grader, own_grades
+from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, plain_number
+from sage_unsloth.grading.writing import as_words
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER, Published
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
@@ -29,17 +33,22 @@ class Benchmark:
     Attributes:
         name: as `load_benchmark` was given it.
         rows: see the module.
-        provenance: where the rows are from: hub id and revision, or file and digest.
+        provenance: where the rows are from: hub id and revision, or file and digest; and what was
+            repaired.
         checker: what makes an answer right.
+        not_integers: ids of rows whose gold is no integer, where all of the benchmark's are.
     """
 
     name: str
     rows: list[dict]
     provenance: list[dict]
     checker: Checker = MATH
+    not_integers: list[str] = field(default_factory=list)
 
 
-def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
+def load_benchmark(
+    name: str, path: str | Path | None = None, repairs: str | Path | None = None
+) -> Benchmark:
     """A benchmark, its rows counted.
 
     Args:
@@ -48,11 +57,12 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
         path: a local copy (.jsonl, .json, .parquet; no network is used), its files in their order
             with commas between, or a folder that holds it as NAME.jsonl and so on; parts of a
             benchmark (`aime`) are looked up there by their own names.
+        repairs: a file of rows `id`, `gold`, `reason` that replace golds; None takes
+            NAME.repairs.jsonl beside a local copy of the name, where there is one.
 
     Raises:
         ValueError: an unknown name; a number of rows that is not the benchmark's; a row without
-            problem or answer, or with an answer that is not an integer where all must be; or see
-            `sources.read_source`.
+            problem or answer; a repair of no row; or see `sources.read_source`.
     """
     if name == "arithmetic" or name.startswith(_GYM):
         if path is not None and not Path(path).is_dir():
@@ -65,7 +75,9 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
         parts = [load_benchmark(part, path) for part in TOGETHER[name]]
         rows = [row for part in parts for row in part.rows]
         provenance = [source for part in parts for source in part.provenance]
-        return Benchmark(name=name, rows=rows, provenance=provenance)
+        odd = [found for part in parts for found in part.not_integers]
+        together = Benchmark(name=name, rows=rows, provenance=provenance, not_integers=odd)
+        return together if repairs is None else repaired(together, repairs)
     spec = _spec_of(name, path)
     parts = _read_parts(name, spec, path)
     numbered = enumerate((row, source) for rows, source, _ in parts for row in rows)
@@ -86,7 +98,13 @@ def load_benchmark(name: str, path: str | Path | None = None) -> Benchmark:
             "repeat; repair the file"
         )
     provenance = [provenance for _, _, provenance in parts]
-    return Benchmark(name=name, rows=rows, provenance=provenance, checker=spec.checker)
+    benchmark = Benchmark(name=name, rows=rows, provenance=provenance, checker=spec.checker)
+    table = repairs or _repairs_beside(name, path)
+    benchmark = benchmark if table is None else repaired(benchmark, table)
+    if not spec.integer:
+        return benchmark
+    odd = [row["id"] for row in benchmark.rows if not _is_integer(row["answer"])]
+    return replace(benchmark, not_integers=odd)
 
 
 def _spec_of(name: str, path: str | Path | None) -> Published:
@@ -141,8 +159,8 @@ def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dic
                 f"saw the columns {sorted(row)}"
             )
         answer = str(answer).strip()
-        if spec.integer:
-            answer = _integer(answer)
+        if spec.integer and _is_integer(answer):  # "025", "27.0", "1,000", as Python writes it
+            answer = str(plain_number(answer))
     except ValueError as error:
         raise ValueError(f"row {number} of {name} ({source}) {error}; repair the file") from error
     own = row.get("unique_id") or row.get("id")
@@ -155,12 +173,50 @@ def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dic
     return result | ({} if row.get("level") is None else {"level": row["level"]})
 
 
-def _integer(answer: str) -> str:
-    """An integer however it is written ("025", "27.0", "1,000"), as Python writes it."""
+def _is_integer(answer: str) -> bool:
     value = plain_number(answer)
-    if value is None or value.denominator != 1:
-        raise ValueError(f"must have an integer as its answer; got {answer!r}")
-    return str(value)
+    return value is not None and value.denominator == 1
+
+
+def _repairs_beside(name: str, path: str | Path | None) -> Path | None:
+    """NAME.repairs.jsonl in the folder of a local copy."""
+    if path is None:
+        return None
+    first = Path(str(path).split(",")[0])  # of a benchmark in several files
+    folder = first if first.is_dir() else first.parent
+    file = folder / f"{name}.repairs.jsonl"
+    return file if file.is_file() else None
+
+
+def repaired(benchmark: Benchmark, table: str | Path) -> Benchmark:
+    """The benchmark with golds replaced, and its provenance with what was replaced and why.
+
+    Args:
+        benchmark: rows with their golds as published.
+        table: rows `id`, `gold`, `reason`; the ids as the benchmark's rows have them.
+
+    Raises:
+        ValueError: a row lacks one of the three, or names no row of the benchmark.
+    """
+    rows, source = read_source(Source(hub_id="", split=""), Path(table))
+    repairs = {str(row.get("id")): row for row in rows}
+    known = {row["id"]: row for row in benchmark.rows}
+    for found, row in repairs.items():
+        if found not in known or not str(row.get("gold", "")).strip() or not row.get("reason"):
+            raise ValueError(
+                f"a repair must have the id of a row of {benchmark.name}, a `gold` and a `reason`; "
+                f"got {row!r:.200}; correct {table}"
+            )
+    done = [
+        {"id": found, "was": known[found]["answer"]} | {k: row[k] for k in ("gold", "reason")}
+        for found, row in repairs.items()
+    ]
+    new = [
+        row | {"answer": str(repairs[row["id"]]["gold"]).strip()} if row["id"] in repairs else row
+        for row in benchmark.rows
+    ]
+    provenance = [*benchmark.provenance, source | {"repairs": done}]
+    return replace(benchmark, rows=new, provenance=provenance)
 
 
 def _from_arithmetic() -> Benchmark:
@@ -206,19 +262,27 @@ def _from_reasoning_gym(name: str) -> Benchmark:
     return Benchmark(name=name, rows=rows, provenance=provenance, checker=REASONING_GYM)
 
 
-def check_golds(benchmark: Benchmark, grader: Grader) -> None:
-    """Checks every gold answer, before anything is drawn.
+def check_golds(benchmark: Benchmark, grader: Grader) -> list[dict]:
+    """The golds that an answer can hardly match, before anything is drawn; none is an error.
 
-    Raises:
-        ValueError: naming those that are not correct against themselves.
+    Returns:
+        `benchmark`, `id`, `gold` and `why` of each: "no integer", where all golds of the benchmark
+        are; "compared as text", because it is neither words nor anything that is read, so that
+        only its own text is right; "not right for itself", of a checker that refuses it.
     """
     rows = benchmark.rows
     golds = [row.get("gold", row["answer"]) for row in rows]
-    grades = own_grades(grader, [row["answer"] for row in rows], golds)
-    bad = [row for row, grade in zip(rows, grades, strict=True) if grade is not Grade.CORRECT]
-    if bad:
-        shown = "; ".join(f"{row['id']}: {row['answer']!r:.80}" for row in bad[:5])
-        raise ValueError(
-            f"every gold answer of {benchmark.name} must be correct against itself; {len(bad)} "
-            f"of {len(rows)} are not: {shown}; repair these rows, or leave them out"
-        )
+    verdicts = grader.judge_answers([row["answer"] for row in rows], golds)
+    listed = []
+    for row, verdict in zip(rows, verdicts, strict=True):
+        why = None
+        if verdict.grade is not Grade.CORRECT:
+            why = "not right for itself"
+        elif verdict.kind is Kind.TEXT and as_words(row["answer"]) is None:
+            why = "compared as text"
+        elif row["id"] in benchmark.not_integers:
+            why = "no integer"
+        if why is not None:
+            found = {"benchmark": benchmark.name, "id": row["id"], "gold": row["answer"]}
+            listed.append(found | {"why": why})
+    return listed

@@ -240,16 +240,6 @@ def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
         ("aime24", aime24(29), "aime24 must have 30 problems; got 29 from .*give the whole file"),
         ("math500-l5", math500(hard=133), "math500-l5 must have 134 problems; got 133"),
         (
-            "aime24",
-            [*aime24(29), {"problem": "P", "answer": "1/2"}],
-            "row 29 of aime24 .* integer as its answer; got '1/2'",
-        ),
-        (
-            "amc23",
-            [{"problem": "P", "answer": 2.5}],
-            "must have an integer as its answer; got '2.5'",
-        ),
-        (
             "mine",
             [{"prompt": "P", "label": "1"}],
             r"row 0 of mine .* saw the columns \['label', 'prompt'\]; repair",
@@ -279,26 +269,46 @@ def test_an_unknown_name_is_refused():
         load_benchmark("nope")
 
 
-def test_golds_are_checked_before_anything_is_drawn(tmp_path):
-    good = load_benchmark(
-        "mine", write(tmp_path / "a.jsonl", [{"problem": "P", "answer": r"\frac{1}{2}"}])
-    )
-    bad = load_benchmark("mine", write(tmp_path / "b.jsonl", [{"problem": "P", "answer": "?"}]))
+def test_no_benchmark_is_refused_for_its_golds(tmp_path):
+    answers = [r"\frac{1}{2}", "?", "an ellipse", r"\frac{", "12:30", r"\int_0^1 x dx"]
+    rows = [{"problem": "P", "answer": answer} for answer in answers]
+    benchmark = load_benchmark("mine", write(tmp_path / "a.jsonl", rows))
     with Grader() as grader:
-        check_golds(good, grader)
-        with pytest.raises(
-            ValueError,
-            match=r"every gold answer of mine must be correct .*; 1 of 1 are not: mine/0: '\?'",
-        ):
-            check_golds(bad, grader)
+        listed = check_golds(benchmark, grader)
+        own = grader.grade_answers(answers, answers)
+    assert own == ["correct"] * 6
+    assert [(row["id"], row["why"]) for row in listed] == [
+        (f"mine/{number}", "compared as text") for number in (1, 3, 4, 5)
+    ]
     never = Checker(
         name="never", version=1, plainly=lambda answer, gold: Verdict(Grade.WRONG, Kind.TEXT)
     )
-    with (
-        Grader(checker=never) as grader,
-        pytest.raises(ValueError, match=r"correct against itself; 1 of 1 are not: mine/0: '.*frac"),
-    ):
-        check_golds(good, grader)
+    with Grader(checker=never) as grader:
+        listed = check_golds(benchmark, grader)
+    assert {row["why"] for row in listed} == {"not right for itself"} and len(listed) == 6
+
+
+def test_a_gold_that_is_no_integer_is_listed(tmp_path):
+    rows = [*aime24(29), {"problem": "P", "answer": "1/2"}]
+    benchmark = load_benchmark("aime24", write(tmp_path / "a.jsonl", rows))
+    with Grader() as grader:
+        (listed,) = check_golds(benchmark, grader)
+    assert (listed["gold"], listed["why"]) == ("1/2", "no integer")
+
+
+def test_repairs_replace_golds_and_are_recorded(tmp_path):
+    rows = [{"problem": "P", "answer": "?"}, {"problem": "Q", "answer": "2"}]
+    file = write(tmp_path / "mine.jsonl", rows)
+    table = [{"id": "mine/0", "gold": r"\frac{1}{2}", "reason": "the solution ends so"}]
+    write(tmp_path / "mine.repairs.jsonl", table)
+    benchmark = load_benchmark("mine", file)
+    assert [row["answer"] for row in benchmark.rows] == [r"\frac{1}{2}", "2"]
+    assert benchmark.provenance[-1]["repairs"] == [
+        {"id": "mine/0", "was": "?", "gold": r"\frac{1}{2}", "reason": "the solution ends so"}
+    ]
+    for bad in ({"id": "mine/9", "gold": "1", "reason": "r"}, {"id": "mine/0", "gold": "1"}):
+        with pytest.raises(ValueError, match=r"a repair must have the id of a row of mine"):
+            load_benchmark("mine", file, write(tmp_path / "other.jsonl", [bad]))
 
 
 @pytest.mark.smoke

@@ -1,0 +1,212 @@
+"""The rules of docs/grading.md, over golds that nobody chose: what must be right, what must not.
+
+The writings are the red team's, whose labels know nothing of the grader. A gold that fails is kept
+as an `example`.
+"""
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sage_unsloth.grading.checker import Grade, Kind, Verdict
+from sage_unsloth.grading.expressions import canonical, symbol
+from sage_unsloth.grading.forms import Equation, Interval, Intervals, Members, Ordered, read
+from sage_unsloth.grading.mathematics import compare_math, grade_plainly
+from sage_unsloth.grading.quantities import Quantity, read_quantity
+from sage_unsloth.grading.writing import as_words, spelled
+from sage_unsloth.lab.red_team_forms import shape, value, writings
+
+
+def verdict(answer, gold):
+    """Of this process alone, without a worker's limits: what is compared here is harmless."""
+    found = grade_plainly(answer, gold)
+    return found if isinstance(found, Verdict) else compare_math(*found)
+
+
+integers = st.integers(-9999, 10**7).map(str)
+decimals = st.decimals(-999, 999, places=3, allow_nan=False).map(lambda d: f"{d:f}")
+powers = st.builds(lambda a, b: f"{a / 100:.2f}e{b}", st.integers(100, 999), st.integers(-30, 30))
+fractions = st.builds(lambda a, b: rf"\frac{{{a}}}{{{b}}}", st.integers(1, 99), st.integers(2, 99))
+money = st.integers(1, 9999).map(lambda n: rf"\${n}")
+degrees = st.integers(1, 359).map(lambda n: rf"{n}^\circ")
+nouns = st.builds(lambda n, w: f"{n} {w}", st.integers(2, 999), st.sampled_from(["apples", "feet"]))
+choices = st.sampled_from([rf"\text{{({c})}}" for c in "ABCDE"])
+words = st.sampled_from(["ellipse", "Evelyn", "east", "parabola", "Tuesday"]).map(
+    lambda word: rf"\text{{{word}}}"
+)
+bases = st.builds(lambda n, b: f"{n}_{b}", st.integers(10, 66666).map(oct), st.just(8)).map(
+    lambda text: text.removeprefix("0o")
+)
+numbers = st.lists(st.integers(-99, 99), min_size=2, max_size=5, unique=True)
+lists = numbers.map(lambda found: ", ".join(map(str, found)))
+points = numbers.map(lambda found: f"({', '.join(map(str, found))})")
+halves = st.integers(-99, 99).map(lambda n: rf"({n}, \infty)")
+ranges = st.builds(lambda a, b: f"[{a}, {a + b})", st.integers(-99, 99), st.integers(1, 99))
+GOLDS = st.one_of(
+    integers, decimals, powers, fractions, money, degrees, nouns, choices, words, bases, lists,
+    points, halves, ranges,
+)  # fmt: skip
+
+
+@given(GOLDS, st.integers(0, 10**6))
+@example("0", 0)
+@example("1.00e-7", 1)
+@settings(deadline=None, max_examples=60)
+def test_right_writings_are_right_and_wrong_ones_are_not(gold, seed):
+    failures, decided = [], 0
+    for writing in writings(gold, random.Random(seed)):
+        found = grade_plainly(writing.text, gold)
+        if not isinstance(found, Verdict):
+            continue  # algebra has its own tests
+        decided += 1
+        if (found.grade is Grade.CORRECT) != writing.right:
+            failures.append((writing, found))
+    assert not failures
+    assert decided >= 20
+
+
+separators = st.text("#?;:|&~@!,._=<> \n", max_size=5) | st.sampled_from(
+    [r"\cup", r"\notin", r"\neq", " or ", " and ", r"\text{ or }", r"\to", r"\quad", "not", "vs"]
+)
+
+
+@given(st.integers(0, 10**4), st.integers(200, 999), separators)
+@settings(deadline=None, max_examples=400)
+def test_no_number_opens_what_stands_behind_another(gold, other, separator):
+    if str(other) in str(gold):
+        return
+    answer = f"{other}{separator}{gold}"
+    if value(answer.strip()) == gold:
+        return
+    assert verdict(answer, str(gold)).grade is not Grade.CORRECT
+
+
+@given(st.fractions(-99, 99, max_denominator=99), st.integers(1, 10**9))
+@settings(deadline=None, max_examples=200)
+def test_there_is_no_tolerance(number, large):
+    near = number + Fraction(1, 10**9 + large)
+    for unit in ("", " m", r"\text{ J}"):
+        answer = f"{near.numerator}/{near.denominator}{unit}" if near > 0 else "0.0" + unit
+        right = Fraction(0) == number and near <= 0
+        gold = f"{number.numerator}/{number.denominator}"
+        assert (verdict(answer, gold).grade is Grade.CORRECT) == right
+
+
+@given(st.text(max_size=40), st.sampled_from(["42", r"\text{(C)}", "1,-2", r"3\sqrt{13}", "(2,4)"]))
+@settings(deadline=None, max_examples=400)
+def test_no_text_makes_the_rules_raise(text, gold):
+    found = grade_plainly(text, gold)
+    assert isinstance(found, Verdict) or len(found) == 2
+
+
+KINDS = [
+    ("42", "42", Kind.NUMBER),
+    ("18 eggs", "18", Kind.QUANTITY),
+    ("C)", r"\text{(C)}", Kind.CHOICE),
+    ("an ellipse", r"\text{ellipse}", Kind.TEXT),
+    ("-2 and 1", "1,-2", Kind.SET),
+    ("(1, 2, 3)", "(1,2,3)", Kind.TUPLE),
+    ("x > 2", r"(2,\infty)", Kind.INTERVAL),
+    ("2x - y + 3 = 0", "y = 2x + 3", Kind.EQUATION),
+    (r"\sqrt{117}", r"3\sqrt{13}", Kind.MATHEMATICS),
+    ("6^2 + 6", "42", Kind.MATHEMATICS),
+    (r"\int_0^1 x dx", r"\int_0^1 x dx", Kind.TEXT),
+]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("answer", "gold", "kind"), KINDS)
+def test_the_kind_of_a_comparison(answer, gold, kind):
+    assert verdict(answer, gold) == Verdict(Grade.CORRECT, kind)
+
+
+EXPRESSIONS = [  # the gold, what is equal, what is not
+    ("3R^2", ["3 R R", r"3 \cdot R^{2}"], ["3r^2", "3R^3", "3R_2", "3R^2 x"]),
+    ("x_1 + y'", ["y' + x_{1}", r"y^{\prime}+x_1"], ["x_2 + y'", "x_1 + y", "x_1 + y''"]),
+    (r"\frac{1}{\sqrt{2}} c", [r"\frac{\sqrt2}{2}c", "c/√2"], ["0.7071 c", r"\frac{C}{\sqrt{2}}"]),
+    ("2.2 \\tau", [r"\frac{11}{5}\tau", "2.20 τ"], [r"\ln(9) \tau", "2.2 t"]),
+    ("e^{-2t}", ["exp(-2t)", r"\frac{1}{e^{2t}}"], ["e^{2t}", "E^{-2t}"]),
+    ("-2+2 \\sqrt{3} i", ["2i\\sqrt{3} - 2", r"-2 + 2\sqrt{3}\mathrm{i}"], ["-2 + 2\\sqrt{3}"]),
+    (r"\hbar \omega(v+1 / 2)-E", [r"\hbar\omega v + \hbar\omega/2 - E"], ["2", "1/2"]),
+    (r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}", [r"(E_1 + 2E_2)/3"], ["2/3", r"\frac{2}{3} E_2"]),
+    ("\\frac{1}{m} t", ["t/m"], [r"\frac{1}{m}", "m/t"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "equal", "other"), EXPRESSIONS)
+def test_expressions_by_their_letters(gold, equal, other):
+    assert [verdict(answer, gold).grade for answer in equal] == ["correct"] * len(equal)
+    assert "correct" not in [verdict(answer, gold).grade for answer in other]
+
+
+@pytest.mark.parametrize(
+    ("gold", "other"),
+    [
+        (r"\frac{dM}{dt}=k M^{6}", r"\frac{dM}{dt}=0"),
+        ("y^{\\prime}+r y-r x(t)=0", "0=0"),
+        ("m \\frac{d v}{d t}+b v=f", "m+b=f"),
+        ("X_{d}=125-1.25 P", "X_{d}=125"),
+    ],
+)
+def test_differential_equations_are_no_zeros(gold, other):
+    assert verdict(gold, gold) == (Grade.CORRECT, Kind.EQUATION)
+    left, right = gold.split("=")
+    assert verdict(f"{right} = {left}", gold).grade is Grade.CORRECT
+    assert verdict(other, gold).grade is not Grade.CORRECT
+    assert verdict("0", gold).grade is not Grade.CORRECT
+
+
+@pytest.mark.smoke
+def test_forms_by_hand():
+    assert read("1 \\pm \\sqrt{19}") == Members(("1 + \\sqrt{19}", "1 - \\sqrt{19}"))
+    assert read("(1, f(2, 3))") == Ordered(("1", "f(2, 3)"))
+    assert read("[0, 1)") == Intervals((Interval("0", "1", True, False),))
+    assert read("x > 2") == Intervals((Interval("2", r"\infty", False, False),), "x")
+    assert read("x = 58,500") == Equation(("x", "58,500"))
+    assert (
+        read("(2, \\infty]") == Ordered(("2", r"\infty")) or read("(2, \\infty]") == "(2, \\infty]"
+    )
+    assert read("x + 1") == "x + 1"
+
+
+@pytest.mark.smoke
+def test_spelling_by_hand():
+    assert spelled("The answer is $\\boxed{42}$.") == "42"
+    assert spelled("½") == r"\frac{1}{2}"
+    assert spelled("90°") == spelled(r"90^{\circ}") == r"90^\circ"
+    assert spelled("4\u200b2") == "42"
+    assert spelled("42}") is spelled("43 \\fbox{42}") is spelled("") is None
+    assert as_words(r"\text{ The East }") == "east" and as_words("x") is None
+    assert read_quantity("13.1 K") == Quantity(Fraction(131, 10), "K")
+    assert read_quantity("5 square inches") == read_quantity(r"5 \text{ in}^2")
+    assert read_quantity("42 dozen") is None
+
+
+@pytest.mark.smoke
+def test_canonical_expressions_by_hand():
+    assert canonical("0.25x") == rf"\frac{{1}}{{4}}{symbol('x')}"
+    assert canonical(r"\sqrt2 + \frac12") == r"\sqrt{2}+\frac{1}{2}"
+    assert canonical("R") != canonical("r") and canonical("x_1") != canonical("x_2")
+    for refused in (
+        "43 42",
+        "43 # 42",
+        r"\int x",
+        "a = b",
+        "1, 2",
+        "words",
+        "",
+        "2 +",
+        "(1",
+        "x 2",
+    ):
+        assert canonical(refused) is None, refused
+
+
+def test_shapes_of_golds():
+    golds = {"18": "number", r"\$36": "quantity", r"\text{(C)}": "choice", "52_8": "base",
+             r"(2,\infty)": "interval", "(2,4)": "tuple", "1,-2": "list", "y = 2x": "equation",
+             r"\text{east}": "word", r"3\sqrt{13}": "mathematics", "8:15": "other"}  # fmt: skip
+    assert {gold: shape(gold) for gold in golds} == golds
