@@ -173,7 +173,7 @@ def from_versions() -> str:
         passed = f", {row['passed']} tests pass" if row["passed"] else ""
         said = f": {row['message'].partition('. Try')[0][:200]}" if row["message"] else ""
         name = row["name"] + (f" ({beside['vllm']})" if "vllm" in beside else "")
-        not_met = sorted({bound for text in row["not_met"] for bound in broken(text, row)})
+        not_met = sorted({bound for text in row.get("not_met", []) for bound in broken(text, row)})
         cell = ", ".join(f"`{bound}`" for bound in not_met)
         rows.append([name, *versions, f"{row['outcome']}{passed}{said}", cell])
     return markdown(header, rows) + f"\n\nTried on {matrix['environment']['date'][:10]}."
