@@ -96,7 +96,12 @@ BUGS = [
         "self.strength if state is None else",
         ("objective/test_adaptive.py",),
     ),
-    Bug("objective/surprisal.py", "deviation <= 1e-6 * mean.abs()", "deviation <= 0", GUIDES),
+    Bug(
+        "objective/surprisal.py",
+        "deviation <= 1e-6 * mean.abs()",
+        "deviation <= 0",
+        ("objective/test_guides.py::test_zscores_of_equal_surprisals_are_all_one_half",),
+    ),
     Bug("objective/surprisal.py", "tril(diagonal=first)", "tril(diagonal=first - 1)", GUIDES),
     # --- patch
     Bug(
@@ -148,7 +153,12 @@ BUGS = [
     # --- grading
     Bug("grading/mathematics.py", "top >= bottom", "top > bottom", REWARDS),
     Bug("grading/mathematics.py", "|trillion|dozen)", "|trillion)", REWARDS),
-    Bug("grading/reward.py", 'turns[-1]["content"]', 'turns[0]["content"]', REWARDS),
+    Bug(
+        "grading/reward.py",
+        'turns[-1]["content"]',
+        'turns[0]["content"]',
+        ("grading/test_rewards.py::test_of_several_messages_the_last_one_is_graded",),
+    ),
     Bug(
         "grading/reward.py",
         'Grade(row["grade"]) for row in dropped',
