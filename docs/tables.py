@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from sage_unsloth import quickstart
 from sage_unsloth.lab.cost import report as cost_report
 from sage_unsloth.lab.evidence import text as evidence_text
@@ -236,11 +238,19 @@ def from_versions() -> str:
         beside = dict(release.split("==") for release in row["beside"])
         versions = [row["versions"].get(name, "") for name in PACKAGES]
         passed = f", {row['passed']} tests pass" if row["passed"] else ""
-        said = f": {row['message'][:160]}" if row["message"] else ""
+        said = f": {row['message'].partition('. Try')[0][:200]}" if row["message"] else ""
         name = row["name"] + (f" ({beside['vllm']})" if "vllm" in beside else "")
-        not_met = ", ".join(f"`{text}`" for text in row["not_met"])
-        rows.append([name, *versions, f"{row['outcome']}{passed}{said}", not_met])
+        not_met = sorted({bound for text in row.get("not_met", []) for bound in broken(text, row)})
+        cell = ", ".join(f"`{bound}`" for bound in not_met)
+        rows.append([name, *versions, f"{row['outcome']}{passed}{said}", cell])
     return markdown(header, rows) + f"\n\nTried on {matrix['environment']['date'][:10]}."
+
+
+def broken(requirement: str, row: dict) -> list[str]:
+    """The bounds of a requirement that the row's versions are outside of."""
+    wanted = Requirement(requirement)
+    here = row["versions"].get(wanted.name)
+    return [f"{wanted.name}{s}" for s in wanted.specifier if here is None or not s.contains(here)]
 
 
 PACKAGES = ("unsloth", "trl", "transformers", "peft", "torch")

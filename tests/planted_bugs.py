@@ -41,16 +41,23 @@ class Bug(NamedTuple):
 
 GUIDES = ("objective/test_guides.py",)
 CREDIT = ("objective/test_sequence_credit.py",)
-GUARDS = ("patch/test_guards.py",)
 ROLLOUTS = ("patch/test_rollout_weights.py",)
-METRICS = ("evaluation/test_metrics.py",)
+SEEDS = ("evaluation/test_metrics.py::test_seeds_of_two_models_are_drawn_independently",)
+DEVIATION = ("evaluation/test_metrics.py::test_mean_and_deviation_by_hand",)
 SAMPLING = ("sampling/test_sampling.py",)
 REWARDS = ("grading/test_rewards.py",)
-STORAGE = ("runs/test_storage.py",)
+KEPT = (
+    "runs/test_storage.py::test_the_two_newest_are_kept_and_their_sizes_say_that_the_disk_has_them",
+)
 ANALYSIS = ("analysis/test_analysis.py",)
 PLAN = ("planning/test_plan.py", "planning/test_presets.py")
-CORPORA = ("problems/test_corpora.py",)
-EXPORT = ("export/test_export.py",)
+PARITY = (
+    "export/test_export.py::test_parity_of_an_exact_merge_is_exact",
+    "export/test_export.py::test_parity_refuses_a_model_without_the_adapter",
+    "export/test_export.py::test_parity_warns_when_rounding_eats_the_training",
+    "export/test_export.py::test_parity_is_of_the_answer_alone",
+)
+ZEROS = ("export/test_export.py::test_an_adapter_of_zeros_is_refused_and_leaves_nothing",)
 BUGS = [
     # --- objective
     Bug(
@@ -89,7 +96,12 @@ BUGS = [
         "self.strength if state is None else",
         ("objective/test_adaptive.py",),
     ),
-    Bug("objective/surprisal.py", "deviation <= 1e-6 * mean.abs()", "deviation <= 0", GUIDES),
+    Bug(
+        "objective/surprisal.py",
+        "deviation <= 1e-6 * mean.abs()",
+        "deviation <= 0",
+        ("objective/test_guides.py::test_zscores_of_equal_surprisals_are_all_one_half",),
+    ),
     Bug("objective/surprisal.py", "tril(diagonal=first)", "tril(diagonal=first - 1)", GUIDES),
     # --- patch
     Bug(
@@ -102,25 +114,28 @@ BUGS = [
         "patch/settings.py",
         "trainer.num_generations_eval < 2",
         "trainer.num_generations_eval < 1",
-        CREDIT,
+        ("objective/test_sequence_credit.py::test_an_evaluation_of_single_completions_is_refused",),
     ),
     Bug(
         "patch/finite.py",
         "scaler.get_scale() > 1",
         "scaler.get_scale() >= 1",
-        ("patch/test_numbers.py",),
+        (
+            "patch/test_numbers.py"
+            "::test_gradients_that_the_scaling_of_fp16_overflows_are_left_to_the_scaler",
+        ),
     ),
     Bug(
         "patch/watch.py",
         "if measured is not None and clock is not None:",
         "if measured is None and clock is not None:",
-        ("patch/test_guards.py", "objective/test_adaptive.py", "patch/test_patch.py"),
+        ("patch/test_guards.py::test_a_step_that_was_interrupted_gets_its_own_noise_again",),
     ),
     Bug(
         "patch/trained_with.py",
         "if name in before and before[name] != value",
         "if name in before and type(before[name]) is not type(value)",
-        GUARDS,
+        ("patch/test_guards.py::test_other_choices_are_refused",),
     ),
     Bug("patch/rollout_weights.py", "name: tensor.clone() for", "name: tensor for", ROLLOUTS),
     Bug(
@@ -133,12 +148,17 @@ BUGS = [
         "patch/resampling.py",
         "if len({r for r in group if r == r}) < 2",
         "if len(set(group)) < 2",
-        ("patch/test_compositions.py", "training/test_preflight.py"),
+        ("patch/test_compositions.py::test_dead_groups_by_hand",),
     ),
     # --- grading
     Bug("grading/mathematics.py", "top >= bottom", "top > bottom", REWARDS),
     Bug("grading/mathematics.py", "|trillion|dozen)", "|trillion)", REWARDS),
-    Bug("grading/reward.py", 'turns[-1]["content"]', 'turns[0]["content"]', REWARDS),
+    Bug(
+        "grading/reward.py",
+        'turns[-1]["content"]',
+        'turns[0]["content"]',
+        ("grading/test_rewards.py::test_of_several_messages_the_last_one_is_graded",),
+    ),
     Bug(
         "grading/reward.py",
         'Grade(row["grade"]) for row in dropped',
@@ -169,52 +189,57 @@ BUGS = [
         "evaluation/metrics.py",
         "+ np.arange(block)) % count",
         "+ np.arange(block)).clip(max=count - 1)",
-        METRICS,
+        ("evaluation/test_metrics.py::test_series_interval_draws_blocks_of_neighbours",),
     ),
-    Bug("evaluation/metrics.py", "default_rng([seed, stream])", "default_rng([seed, 0])", METRICS),
-    Bug("evaluation/metrics.py", "std(ddof=1)", "std(ddof=0)", METRICS),
+    Bug("evaluation/metrics.py", "default_rng([seed, stream])", "default_rng([seed, 0])", SEEDS),
+    Bug("evaluation/metrics.py", "std(ddof=1)", "std(ddof=0)", DEVIATION),
     # --- training
     Bug(
         "training/step_log.py",
         "        del state.log_history[:-1]\n",
         "",
-        ("training/test_training.py", "training/test_stages.py"),
+        ("training/test_training.py",),
     ),
     Bug(
         "training/outcomes.py",
         '"last": metrics[-tenth:]',
         '"last": metrics[tenth:]',
-        ("training/test_stages.py",),
+        ("training/test_stages.py::test_a_course_is_the_first_and_the_last_tenth",),
     ),
     Bug(
         "training/rlvr_trainer.py",
         "warmup_steps=round(config.warmup_ratio * config.max_steps)",
         "warmup_steps=0",
-        ("training/test_rlvr.py",),
+        ("training/test_rlvr.py::test_every_other_setting_reaches_trainer_adapter_and_unsloth",),
     ),
     Bug(
         "training/rlvr_checks.py",
         " or share % (config.micro_batch_size or 1)",
         "",
-        ("training/test_distributed.py", "training/test_rlvr.py"),
+        ("training/test_distributed.py::test_what_several_processes_cannot_do_is_refused",),
     ),
     # --- runs
-    Bug("runs/checkpoints.py", ", KEPT - 1)", ", KEPT)", STORAGE),
+    Bug("runs/checkpoints.py", ", KEPT - 1)", ", KEPT)", KEPT),
     Bug(
         "runs/checkpoints.py",
         'state["global_step"] >= state["max_steps"]',
         'state["global_step"] > state["max_steps"]',
-        (*STORAGE, "training/test_stages.py"),
+        ("runs/test_records.py",),
     ),
     Bug(
         "runs/files.py",
         '    elif tail:\n        file.write(b"\\n")\n',
         "",
-        (*STORAGE, "runs/test_records.py"),
+        ("runs/test_records.py",),
     ),
     # --- analysis
     Bug("analysis/patterns.py", "re.compile(text, re.IGNORECASE)", "re.compile(text)", ANALYSIS),
-    Bug("analysis/patterns.py", "sum(any(e.search(text)", "sum(all(e.search(text)", ANALYSIS),
+    Bug(
+        "analysis/patterns.py",
+        "sum(any(e.search(text)",
+        "sum(all(e.search(text)",
+        ("analysis/test_analysis.py::test_any_expression_of_a_pattern_shows_it",),
+    ),
     # --- planning
     Bug("planning/memory.py", "always + max(update, rollouts)", "always + update + rollouts", PLAN),
     Bug(
@@ -224,20 +249,20 @@ BUGS = [
         PLAN,
     ),
     # --- export
-    Bug("export/adapter_checks.py", "x[0, start:-1]", "x[0, :-1]", EXPORT),
-    Bug("export/adapter_checks.py", ' if "lora_B" in n)', ")", EXPORT),
+    Bug("export/adapter_checks.py", "x[0, start:-1]", "x[0, :-1]", PARITY),
+    Bug("export/adapter_checks.py", ' if "lora_B" in n)', ")", ZEROS),
     # --- problems
     Bug(
         "problems/corpora.py",
         'if row["problem"] not in problems]',
         "if row not in chosen]",
-        CORPORA,
+        ("problems/test_corpora.py::test_held_out_rows_share_no_problem_with_training",),
     ),
     Bug(
         "problems/overlap.py",
         "_grams(text, min(n, len(text)))",
         "_grams(text, n)",
-        ("problems/test_benchmarks.py", "problems/test_corpora.py"),
+        ("problems/test_benchmarks.py::test_overlap_by_hand",),
     ),
 ]
 

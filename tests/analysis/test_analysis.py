@@ -177,6 +177,12 @@ def test_dynamics_by_hand():
         dynamics({"GRPO": rows, "nothing": []})
 
 
+def test_any_expression_of_a_pattern_shows_it():
+    records = [record("a", i, text) for i, text in enumerate(("let x", "Denote y", "x = y"))]
+    (found,) = pattern_frequencies({"m": records}, {"setup": ["let", "denote"]})
+    assert (found.shown, found.correct) == (2, 3)
+
+
 def graded(counts, n=4):
     """Problems p0, p1 and so on; of problem i the last counts[i] of n samples are correct; in
     reverse order of samples.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from sage_unsloth.__main__ import main
 from sage_unsloth.export.adapter_checks import (
+    Answers,
     check_adapter,
     check_effect,
     check_parity,
@@ -165,6 +167,23 @@ def test_parity_refuses_a_model_without_the_adapter(run):
     base, _ = load_policy(BASE)
     with pytest.raises(ValueError, match="must answer as base and adapter do"):
         check_parity(base, answers)
+
+
+def test_parity_is_of_the_answer_alone():
+    """Logits inside the prompt choose no token of the answer; those after the last choose none."""
+    ids, prompt_length = torch.zeros(1, 6, dtype=torch.long), 3
+    torch.manual_seed(0)
+    base, expected = torch.randn(1, 6, 8), torch.randn(1, 6, 8)
+    found = expected.clone()
+    found[:, : prompt_length - 1] += 100 * torch.randn(1, prompt_length - 1, 8)
+    found[:, -1] += 100 * torch.randn(1, 8)
+
+    class Merged(torch.nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return SimpleNamespace(logits=found)
+
+    answers = Answers([ids], [prompt_length - 1], [expected], [base])
+    assert check_parity(Merged(), answers) == {"agreement": 1.0, "distance": 0.0}
 
 
 def test_parity_warns_when_rounding_eats_the_training(run, tmp_path, caplog):

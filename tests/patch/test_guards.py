@@ -465,3 +465,23 @@ def test_evaluations_move_neither_noise_nor_strength(make_trainer, make_guide, m
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     strengths = [getattr(guide, "strength", None) for guide in guides]
     assert strengths[0] == strengths[1] != 1.0
+
+
+def test_a_step_that_was_interrupted_gets_its_own_noise_again(make_trainer):
+    """Training stops between two micro-batches of a step and begins once more, in one context."""
+    seeds = []
+
+    class Records(RandomGuide):
+        def log_guide(self, signals, *, step, max_steps, generator=None):
+            seeds.append((step, generator.initial_seed()))
+            if len(seeds) == 1:
+                raise KeyboardInterrupt
+            return super().log_guide(signals, step=step, max_steps=max_steps, generator=generator)
+
+    trainer = make_trainer(max_steps=1, gradient_accumulation_steps=2)
+    with guided_kl(trainer, Records()):
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        trainer.train()
+    interrupted, first, second = seeds
+    assert interrupted == first != second and second[0] == 0

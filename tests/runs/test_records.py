@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sage_unsloth.runs import record as records
+from sage_unsloth.runs.checkpoints import is_last
 from sage_unsloth.runs.files import append_jsonl, read_jsonl, write_json
 from sage_unsloth.runs.locks import HeldError, locked
 from sage_unsloth.runs.record import environment, open_run
@@ -331,3 +332,10 @@ def test_a_disk_that_fills_up_keeps_every_row_before(tmp_path):
     assert [row["step"] for row in read_jsonl(path)] == list(range(written + 1))
     append_jsonl(path, [{"step": -1}])  # after space was made
     assert [row["step"] for row in read_jsonl(path)] == [*range(written + 1), -1]
+
+
+def test_nothing_is_left_to_train_after_the_last_step(tmp_path):
+    assert not is_last(None)
+    for step, last in ((2, False), (3, True), (4, True)):
+        write_json(tmp_path / "trainer_state.json", {"global_step": step, "max_steps": 3})
+        assert is_last(tmp_path) is last

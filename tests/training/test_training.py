@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.runs.stopping import Stop
 from sage_unsloth.training.stage import (
     check_checkpoints,
     check_rows,
@@ -15,6 +16,7 @@ from sage_unsloth.training.stage import (
     check_trained,
     read_metrics,
 )
+from sage_unsloth.training.step_log import StepLog
 
 
 def test_metrics_after_a_resume_count_once(tmp_path):
@@ -129,3 +131,27 @@ def test_a_result_without_a_step_is_refused(tmp_path):
     with pytest.raises(ValueError, match="train again"):
         check_trained(run_folder(tmp_path, 0, 1), tmp_path / "adapter")
     check_trained(run_folder(tmp_path, 1, 1), tmp_path / "adapter")
+
+
+def test_rows_are_on_disk_and_the_trainer_keeps_the_last_alone(tmp_path):
+    """It would write all of them into each checkpoint, more with every step."""
+    from transformers import TrainerControl, TrainerState
+
+    log = StepLog(tmp_path / "metrics.jsonl", "test", Stop(), lambda step, row: {"extra": step})
+    state, control = TrainerState(max_steps=3), TrainerControl()
+    log.on_train_begin(None, state, control)
+    for step in (1, 2, 3):
+        log.on_step_begin(None, state, control)
+        state.global_step = step
+        logs = {"loss": f"{step / 2}"}
+        state.log_history.append(logs)
+        log.on_log(None, state, control, logs=logs)
+    log.on_log(None, state, control, logs={"train_runtime": 1.0})
+    log.on_train_end(None, state, control)
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["loss"], row["extra"]) for row in rows] == [
+        (1, 0.5, 1),
+        (2, 1.0, 2),
+        (3, 1.5, 3),
+    ]
+    assert [entry["step"] for entry in state.log_history] == [3]
