@@ -10,8 +10,6 @@ nothing that is not in every notebook's image, because it runs before anything i
 """
 
 import importlib
-import json
-import logging
 import os
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sage_unsloth.models.device import why_unserved
+from sage_unsloth.models.device import Card, compiled_for, nvidia_cards, why_unserved
 from sage_unsloth.sampling.engine_choice import VLLM_CAPABILITY
 
 KEPT = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
@@ -34,13 +32,6 @@ VLLM_REPLACES = frozenset(KEPT) - {"numpy"}
 CUDA_13_DRIVER = 580
 """The oldest NVIDIA driver for CUDA 13, with which PyTorch on PyPI is built from 2.11 on."""
 
-_TORCH = """
-import json, torch
-print("ARCHES " + json.dumps(torch._C._cuda_getArchFlags() if torch.version.cuda else None))
-"""
-
-logger = logging.getLogger(__name__)
-
 
 class InstallError(RuntimeError):
     """The notebook's machine, or what pip said, does not allow the package to run."""
@@ -48,14 +39,6 @@ class InstallError(RuntimeError):
 
 class RestartNeededError(RuntimeError):
     """A package that this process has loaded was replaced on the disk."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """A GPU: its name and compute capability."""
-
-    name: str
-    capability: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,42 +189,11 @@ def requirements(extra: str | None = None) -> tuple[str, ...]:
 
 
 def look() -> Machine:
-    """This machine's packages and cards. PyTorch is asked in a process of its own, so that the
-    kernel does not load it before it may be replaced.
-    """
+    """This machine's packages and cards, without loading PyTorch, which may be replaced yet."""
     packages = _installed()
-    cards, driver = _cards()
-    arches: tuple[str, ...] = ()
-    if cards and "torch" in packages:
-        said = subprocess.run(
-            [sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False
-        ).stdout
-        line = next((x for x in said.splitlines() if x.startswith("ARCHES ")), "ARCHES null")
-        arches = tuple((json.loads(line.removeprefix("ARCHES ")) or "").split())
+    cards, driver = nvidia_cards()
+    arches = compiled_for() if cards and "torch" in packages else ()
     return Machine(packages=packages, cards=cards, driver=driver, arches=arches)
-
-
-def _cards() -> tuple[tuple[Card, ...], int | None]:
-    """The cards that NVIDIA's own tool lists, and the driver's major version."""
-    query = ["--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(
-            ["nvidia-smi", *query], capture_output=True, text=True, check=True
-        ).stdout
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        return (), None
-    return parse_cards(said)
-
-
-def parse_cards(said: str) -> tuple[tuple[Card, ...], int | None]:
-    """Cards and the driver's major version from lines such as "Tesla T4, 7.5, 550.54.15"."""
-    cards, driver = [], None
-    for line in said.splitlines():
-        name, capability, version = (part.strip() for part in line.split(","))
-        major, minor = capability.split(".")
-        cards.append(Card(name=name, capability=(int(major), int(minor))))
-        driver = int(version.split(".")[0])
-    return tuple(cards), driver
 
 
 def _take_one_card(machine: Machine, say: Callable[[str], None]) -> None:

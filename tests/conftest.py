@@ -205,6 +205,8 @@ LONGEST = (
     "test_patch_estimators.py",
     "test_kills.py",
     "test_stages.py",
+    "test_moved_run.py",
+    "test_hosted.py",
     "test_quickstart.py",
     "test_compositions.py",
     "test_rollout_batch.py",

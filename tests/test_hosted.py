@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sage_unsloth import hosted
+from sage_unsloth.models import device
 from sage_unsloth.models.device import drives
 
 ROOT = Path(__file__).parents[1]
@@ -101,8 +102,8 @@ def test_drives():
 
 def test_cards_are_read_as_nvidia_prints_them():
     said = "Tesla T4, 7.5, 550.54.15\nTesla T4, 7.5, 550.54.15\n"
-    assert hosted.parse_cards(said) == (T4.cards * 2, 550)
-    assert hosted.parse_cards("") == ((), None)
+    assert device.parse_cards(said) == (T4.cards * 2, 550)
+    assert device.parse_cards("") == ((), None)
 
 
 # --- what pip would do to Colab's image -----------------------------------------------------------

@@ -2,8 +2,12 @@
 
 import functools
 import gc
+import json
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from sage_unsloth.runs.stopping import Terminated
 
@@ -11,6 +15,19 @@ OLDEST_CAPABILITY = (7, 0)
 """The oldest compute capability that Unsloth runs on."""
 BFLOAT16_CAPABILITY = (8, 0)
 """The oldest one that computes in bfloat16; before it, training is in float16."""
+
+_TORCH = """
+import json, torch
+print("ARCHES " + json.dumps(torch._C._cuda_getArchFlags() if torch.version.cuda else None))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A GPU: its name and compute capability."""
+
+    name: str
+    capability: tuple[int, int]
 
 
 def frees_models(function: Callable) -> Callable:
@@ -96,3 +113,36 @@ def drives(arches: Iterable[str], capability: tuple[int, int]) -> bool:
         if newer and (kind == "compute" or built[0] == capability[0]):
             return True
     return False
+
+
+def nvidia_cards() -> tuple[tuple[Card, ...], int | None]:
+    """The cards that NVIDIA's own tool lists, and the driver's major version."""
+    query = ["--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, check=True
+        ).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return (), None
+    return parse_cards(said)
+
+
+def parse_cards(said: str) -> tuple[tuple[Card, ...], int | None]:
+    """Cards and the driver's major version from lines such as "Tesla T4, 7.5, 550.54.15"."""
+    cards, driver = [], None
+    for line in said.splitlines():
+        name, capability, version = (part.strip() for part in line.split(","))
+        major, minor = capability.split(".")
+        cards.append(Card(name=name, capability=(int(major), int(minor))))
+        driver = int(version.split(".")[0])
+    return tuple(cards), driver
+
+
+def compiled_for() -> tuple[str, ...]:
+    """What the installed PyTorch is compiled for, such as "sm_80"; empty without CUDA. It is asked
+    in a process of its own, so that this one does not load it.
+    """
+    command = [sys.executable, "-c", _TORCH]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    line = next((x for x in said.splitlines() if x.startswith("ARCHES ")), "ARCHES null")
+    return tuple((json.loads(line.removeprefix("ARCHES ")) or "").split())
