@@ -23,6 +23,7 @@ COMMANDS = (
     ("evaluation.command", "add_evaluate"),
     ("evaluation.command", "add_compare"),
     ("analysis.command", "add_analyze"),
+    ("analysis.regrade_command", "add_regrade"),
     ("lab.evidence.command", "add_benchmark"),
     ("lab.grid_command", "add_grid"),
     ("planning.command", "add_plan"),

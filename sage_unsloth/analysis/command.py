@@ -54,6 +54,12 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         metavar="FOLDER",
         help="local copies of the benchmarks, for the texts of the problems",
     )
+    parser.add_argument(
+        "--kind",
+        metavar="KIND",
+        help="write the completions whose answers were compared so to kind_KIND.jsonl, and show "
+        "the last ones; number, text, mathematics and so on, as in the table of kinds",
+    )
     parser.set_defaults(act=_analyze)
 
 
@@ -72,6 +78,7 @@ def _analyze(options: argparse.Namespace) -> int:
         responses=options.responses,
         page=options.page,
         data=options.data,
+        kind=options.kind,
     )
     print(_written(out, before))
     next_step = _next_step(options, patterns, runs=bool(result["runs"]))
@@ -110,7 +117,8 @@ def _written(out: Path, before: dict[Path, tuple[int, int]]) -> str:
     made = sorted(
         name
         for name in after
-        if name.endswith((".png", ".html", ".csv", ".json")) and not name.endswith(".baseline.json")
+        if name.endswith((".png", ".html", ".csv", ".json", ".jsonl"))
+        and not name.endswith(".baseline.json")
     )
     new = [name for name in made if after[name] != earlier.get(name)]
     old = [name for name in made if name not in new]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.analysis import figures
+from sage_unsloth.analysis import figures, kinds
 from sage_unsloth.analysis.patterns import (
     CASE_RULE,
     Case,
@@ -68,6 +68,7 @@ def analyze(
     responses: int = 64,
     page: bool = False,
     data: str | Path | None = None,
+    kind: str | None = None,
 ) -> dict[str, Any]:
     """Analyse what is in `paths`: show tables, write figures, pages and `analysis.json` to `out`.
 
@@ -82,6 +83,8 @@ def analyze(
         page: whether to score the case studies' completions under the runs that had a guide, for
             `tokens.html`.
         data: folder of local copies of the benchmarks, for the texts of the problems.
+        kind: a kind of comparison (`grading.Kind`) whose completions are written to
+            `kind_NAME.jsonl`; None writes none.
 
     Returns:
         What `analysis.json` holds.
@@ -98,6 +101,8 @@ def analyze(
             raise ValueError(f"--responses must be >= 1; got {responses}")
         sources = find_sources(paths)
         _check_sources(sources, against, scores=bool(page or baseline))
+        if kind is not None:
+            kinds.check_kind(kind)
         out.mkdir(parents=True, exist_ok=True)
         result: dict[str, Any] = {
             "runs": {name: str(folder) for name, folder in sources.runs.items()},
@@ -114,7 +119,10 @@ def analyze(
                 folder=out if len(sources.samples) == 1 else out / file_name(name),
             )
             one.folder.mkdir(exist_ok=True)
-            found: dict[str, Any] = {"patterns": _analyze_patterns(one, patterns)}
+            found: dict[str, Any] = {
+                "kinds": kinds.of_samples(name, samples),
+                "patterns": _analyze_patterns(one, patterns),
+            }
             result["benchmarks"][name] = found
             curves = pass_at_k_curves(name, samples)
             held_out = held_out or curves
@@ -130,6 +138,9 @@ def analyze(
                 found["tokens"] = _write_token_page(one, sources, cases)
         if sources.runs:
             result["dynamics"] = _analyze_dynamics(sources.runs, held_out, out)
+            result["kinds"] = kinds.of_runs(sources.runs)
+        if kind is not None:
+            result["completions"] = kinds.write_completions(sources, kind, out)
         result["environment"] = environment()
         write_json(out / "analysis.json", result)
         return result

@@ -1,5 +1,6 @@
 """Record sets on disk as tables of counts, and what makes them comparable."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ class Comparable:
 
     def __init__(self) -> None:
         self.golds: dict[tuple[str, str], tuple[str, Path]] = {}
-        self.alike: dict[str, tuple[dict, Path]] = {}
+        self.alike: dict[str, tuple[dict, list[str], Path]] = {}
         self.weights: dict[tuple, Path] = {}
 
     def add(self, file: Path, settings: dict[str, Any], records: Sequence[dict]) -> None:
@@ -98,19 +99,24 @@ class Comparable:
         self, file: Path, settings: dict[str, Any], records: Sequence[dict]
     ) -> None:
         benchmark = settings["benchmark"]
-        how = {
-            "engine": settings["engine"],
-            "sampling": settings["sampling"],
-            "grader": sorted({record.get("grader", "none") for record in records}),
-        }
-        before, other = self.alike.setdefault(benchmark, (how, file))
+        how = {"engine": settings["engine"], "sampling": settings["sampling"]}
+        graders = sorted({record.get("grader", "none") for record in records})
+        before, graders_before, other = self.alike.setdefault(benchmark, (how, graders, file))
         different = [name for name in how if how[name] != before[name]]
         if different:
             found = "; ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
             raise ValueError(
-                f"sets on {benchmark} must be drawn and graded alike to be compared; {other} and "
-                f"{file} differ in {found}; another grader is mended by running evaluate on each "
-                "again, which grades without drawing"
+                f"sets on {benchmark} must be drawn alike to be compared; {other} and {file} "
+                f"differ in {found}; draw one of them again, in another folder"
+            )
+        both = list(dict.fromkeys([*graders_before, *graders]))
+        if len(both) > 1:
+            files = [str(one) for one in dict.fromkeys((other, file))]
+            raise ValueError(
+                f"sets on {benchmark} must be graded alike to be compared; the lines of "
+                f"{' and '.join(files)} were graded by {' and by '.join(both)}; "
+                "grade them again, which draws nothing: python -m sage_unsloth regrade "
+                f"{shlex.join(files)}"
             )
 
     def _check_golds(self, file: Path, benchmark: str, records: Sequence[dict]) -> None:

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     MATHEMATICS = "mathematics"  # by algebra
     ROLES = "roles"  # of knights and knaves
     SCORER = "scorer"  # the task's own
+    REFUSED = "refused"  # unread, because computing it may take for ever (`cost`)
     NONE = "none"  # there was nothing to compare, or no time
 
 

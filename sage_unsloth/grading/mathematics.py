@@ -19,6 +19,7 @@ from sage_unsloth.grading.comparison import (
     same_plainly,
     without_unit,
 )
+from sage_unsloth.grading.cost import costs_too_much
 from sage_unsloth.grading.expressions import canonical
 from sage_unsloth.grading.forms import (
     Based,
@@ -69,6 +70,8 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     try:
         return judge(found, expected, same_plainly)
     except NeedsAlgebra:
+        if costs_too_much(found, expected):
+            return Verdict(Grade.WRONG, Kind.REFUSED)
         return found, expected
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.checker import Grade, Kind
 from sage_unsloth.grading.grader import Grader
 
 Turns = str | list[dict]
@@ -17,8 +17,8 @@ class SolutionReward:
         required_columns: of the data set, which the function reads; `guided_kl` refuses a data set
             without them.
         grader: grades the completions.
-        last_batch: `prompt`, `completion`, `answer` and `grade` of each completion of the last
-            call.
+        last_batch: `prompt`, `completion`, `answer`, `extracted`, `grade`, `kind` and `grader` of
+            each completion of the last call.
     """
 
     __name__ = "solution_reward"  # TRL names the metric after it
@@ -28,6 +28,7 @@ class SolutionReward:
         self.grader = grader
         self.last_batch: list[dict] = []
         self._counts: Counter[Grade] = Counter()
+        self._kinds: Counter[Kind] = Counter()  # of correct answers
 
     def __call__(
         self,
@@ -52,20 +53,25 @@ class SolutionReward:
                 "rename the column that holds them"
             )
         texts = [_text(completion) for completion in completions]
-        grades = self.grader.grade_many(texts, answer)
-        self._counts.update(grades)
+        extracted = [self.grader.extract(text) for text in texts]
+        verdicts = self.grader.judge_answers(extracted, answer)
+        self._counts.update(verdict.grade for verdict in verdicts)
+        self._kinds.update(v.kind for v in verdicts if v.grade is Grade.CORRECT)
         self.last_batch = [
             {
                 "prompt": None if prompt is None else _text(prompt),
                 "completion": text,
                 "answer": gold,
-                "grade": grade.value,
+                "extracted": found,
+                "grade": verdict.grade.value,
+                "kind": verdict.kind.value,
+                "grader": self.grader.label,
             }
-            for prompt, text, gold, grade in zip(
-                prompts or [None] * len(texts), texts, answer, grades, strict=True
+            for prompt, text, gold, found, verdict in zip(
+                prompts or [None] * len(texts), texts, answer, extracted, verdicts, strict=True
             )
         ]
-        return [float(grade is Grade.CORRECT) for grade in grades]
+        return [float(verdict.grade is Grade.CORRECT) for verdict in verdicts]
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
         """Takes completions that are not trained on out of the counts.
@@ -75,12 +81,20 @@ class SolutionReward:
             batch: becomes `last_batch`.
         """
         self._counts.subtract(Grade(row["grade"]) for row in dropped)
+        self._kinds.subtract(Kind(row["kind"]) for row in dropped if row["grade"] == Grade.CORRECT)
         self.last_batch = batch
 
     def pop_counts(self) -> dict[str, int]:
         """How many completions got each grade since the last call; every grade has a key."""
         counts, self._counts = self._counts, Counter()
         return {grade.value: counts[grade] for grade in Grade}
+
+    def pop_kinds(self) -> dict[str, int]:
+        """How many correct completions were so by each kind of comparison since the last call;
+        kinds without any are left out.
+        """
+        kinds, self._kinds = self._kinds, Counter()
+        return {kind.value: count for kind, count in kinds.items() if count}
 
 
 def _text(turns: Turns) -> str:

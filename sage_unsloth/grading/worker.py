@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.confinement import allowed_environment
@@ -24,6 +25,8 @@ from sage_unsloth.grading.confinement import allowed_environment
 QUESTIONS_PER_CHILD = 2_000  # then a fresh one, whatever it has kept
 START_LIMIT = 60.0  # seconds for a worker to import what its function needs, on a busy machine
 LONGEST_REPLY = 2**20  # bytes: a traceback at most
+PATIENCE = 3
+"""A limit in CPU seconds ends after so many times as long at the latest, on a busy machine."""
 # The value of a question whose child was killed for its time, or died twice.
 LATE = object()
 
@@ -111,7 +114,7 @@ class Worker:
             pass
         return True
 
-    def ask(self, question: tuple[str, str], time_limit: float | None = None) -> Any:
+    def ask(self, question: tuple[str, str], cpu_limit: float | None = None) -> Any:
         """The function's value for two texts, or `LATE`.
 
         A child may lack memory for what it is asked because of what it was asked before; a library
@@ -120,18 +123,18 @@ class Worker:
 
         Args:
             question: the two texts.
-            time_limit: seconds; None for the worker's own.
+            cpu_limit: seconds that the child may compute, where the system tells; None for the
+                worker's own limit, which is of time.
 
         Raises:
             RuntimeError: the worker cannot start, or the function raised.
         """
-        limit = self.arguments[1] if time_limit is None else time_limit
         if self._asked >= QUESTIONS_PER_CHILD:
             self._end_child()
-        reply = self._ask_child(question, limit)
+        reply = self._ask_child(question, cpu_limit)
         if reply is None or (self._asked > 1 and reply.get("value", "") is None):
             self._end_child()
-            reply = self._ask_child(question, limit)
+            reply = self._ask_child(question, cpu_limit)
         if reply is None:
             reply = {}
         if "error" in reply:
@@ -153,7 +156,9 @@ class Worker:
         self._end_child()
         return LATE
 
-    def _ask_child(self, question: tuple[str, str], limit: float) -> dict[str, Any] | None:
+    def _ask_child(
+        self, question: tuple[str, str], cpu_limit: float | None
+    ) -> dict[str, Any] | None:
         """The reply of the child that there is; {} if it came to none in time, None if it died."""
         runs = self.process is not None and self.process.poll() is None
         if not runs or (self.pid is None and not self._await_child()):
@@ -167,13 +172,36 @@ class Worker:
         except BrokenPipeError:
             return None
         reply: dict[str, Any] = {}
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + (self.arguments[1] if cpu_limit is None else cpu_limit)
+        latest, computed = deadline, self._computed()
+        if cpu_limit is not None and computed is not None:
+            latest += (PATIENCE - 1) * cpu_limit
         while reply.get("number") != self._number and "refused" not in reply:
             received = self._read_reply(deadline)
             if not received:
-                return received
+                left = self._cpu_left(cpu_limit, computed)
+                if received is None or left <= 0 or deadline >= latest:
+                    return received
+                deadline = min(latest, deadline + left)
+                continue
             reply = received
         return reply
+
+    def _computed(self) -> float | None:
+        """CPU seconds of the child so far; None where the system does not tell."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def _cpu_left(self, cpu_limit: float | None, before: float | None) -> float:
+        """CPU seconds that are left of the limit; 0 where there is none, or nothing is known."""
+        now = self._computed()
+        if cpu_limit is None or before is None or now is None:
+            return 0.0
+        return cpu_limit - (now - before)
 
     def _read_reply(self, deadline: float) -> dict[str, Any] | None:
         """The next line; {} if the time is over or it is no reply, None if the child is gone."""

@@ -1,6 +1,7 @@
 """Several workers behind one queue, and how long a batch of questions may hold them up."""
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -50,8 +51,8 @@ class Workers:
     def ask(self, questions: Iterable[tuple[str, str]]) -> list[Any]:
         r"""The values, in order; `LATE` or `CUT_SHORT` where a question has none.
 
-        Of n questions all are asked with a short limit first, so that none waits behind those that
-        hang:
+        Of n questions all are asked with a short limit of CPU time first, so that none waits behind
+        those that hang, and a busy machine makes none late:
 
             min(`QUICK` time limits, `BATCH_LIMITS` / 2 time limits * workers / n),
 
@@ -68,11 +69,11 @@ class Workers:
         half = BATCH_LIMITS / 2 * self.time_limit * len(self.all)
         share = half / max(1, len(questions))
         if share >= self.time_limit:
-            return self._ask_all(questions, self.time_limit, half)
+            return self._ask_all(questions, None, half)
         quick = min(self.time_limit, max(LEAST, min(share, QUICK * self.time_limit)))
         values = self._ask_all(questions, quick)
         late = [i for i, value in enumerate(values) if value is LATE]
-        again = self._ask_all([questions[i] for i in late], self.time_limit, half)
+        again = self._ask_all([questions[i] for i in late], None, half)
         for i, value in zip(late, again, strict=True):
             values[i] = value
         cut_short = sum(value is CUT_SHORT for value in again)
@@ -91,7 +92,7 @@ class Workers:
         return values
 
     def _ask_all(
-        self, questions: Sequence[tuple[str, str]], limit: float, most: float = float("inf")
+        self, questions: Sequence[tuple[str, str]], cpu_limit: float | None, most: float = math.inf
     ) -> list[Any]:
         """The values, in order; `CUT_SHORT` once `most` seconds of workers went to late ones."""
         idle: SimpleQueue[Worker] = SimpleQueue()
@@ -102,11 +103,11 @@ class Workers:
         def ask(question: tuple[str, str]) -> Any:
             worker = idle.get()
             try:
-                value = worker.ask(question, limit) if sum(late) < most else CUT_SHORT
+                value = worker.ask(question, cpu_limit) if sum(late) < most else CUT_SHORT
             finally:
                 idle.put(worker)
             if value is LATE:
-                late.append(limit)
+                late.append(self.time_limit)
             return value
 
         with ThreadPoolExecutor(len(self.all)) as threads:

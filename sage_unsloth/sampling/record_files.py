@@ -6,7 +6,8 @@ A set is a .jsonl file, with `.settings.json` beside it. One line is one complet
     model, benchmark, problem_id, sample    sample counts from 0
     seed          of this completion's own random stream (`record_sets.sample_seed`)
     completion, num_tokens, finish_reason   without EOS; "stop" (by EOS) or "length"
-    extracted, gold, grade, grader          what was compared, the grade, the checker and versions
+    extracted, gold, grade, kind, grader    what was compared, the grade, how it was reached, and
+                                            checker, versions and rules of extraction
 
 A later line with the same problem and sample replaces the fields that it names: that is how a set
 is graded again without drawing anything. More samples, or some of the problems, belong to the same

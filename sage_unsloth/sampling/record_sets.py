@@ -18,6 +18,7 @@ from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.grading_records import grade_records, is_stale, regraded_line
 from sage_unsloth.sampling.record_files import open_set, set_settings
 
 
@@ -73,9 +74,8 @@ def sample_and_grade(
             (`model_identity`).
         provenance: where the rows are from; kept beside the settings, and free to change as long as
             the prompts do not.
-        checker: grades; records of another checker or version are graded again first.
-        boxed: where there is no solution tag, the last box is graded, as befits an evaluation; RL
-            rewards the tag alone.
+        checker: grades; records of another grader or version are graded again first.
+        boxed: take answers by the rules of evaluation; else by those of training (`extraction`).
         bar: a tqdm bar over completions to advance; None makes one.
 
     Returns:
@@ -83,7 +83,7 @@ def sample_and_grade(
 
     Raises:
         ValueError: the file belongs to another set, or another process writes to it; or see
-            `Grader.grade_answers`.
+            `Grader.judge_answers`.
         EngineError: the engine failed; a second run resumes from there.
         KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM, after the batch in flight
             (`stopping.finishing`).
@@ -171,7 +171,7 @@ def _draw(
 
 def _grade_and_append(path: Path, records: list[dict], grader: Grader) -> None:
     try:
-        _grade(records, [record["gold"] for record in records], grader)
+        grade_records(records, [record["gold"] for record in records], grader)
     except Exception:
         append_jsonl(path, records)  # what was drawn is kept, and graded when the set is resumed
         raise
@@ -179,33 +179,13 @@ def _grade_and_append(path: Path, records: list[dict], grader: Grader) -> None:
 
 
 def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: Grader) -> None:
-    """Grades every record whose checker, versions or gold are not today's, on disk and in memory.
-
-    A record of a batch that was drawn but not graded has no checker at all.
-    """
+    """Grades every record whose grader or gold is not today's, on disk and in memory."""
     golds = {row["id"]: gold_of(row) for row in rows}
-    label = grader.label
     stale = [
         record
         for record in records
-        if record["problem_id"] in golds
-        and (record.get("grader") != label or record["gold"] != golds[record["problem_id"]])
+        if record["problem_id"] in golds and is_stale(record, grader, golds[record["problem_id"]])
     ]
-    if not stale:
-        return
-    _grade(stale, [golds[record["problem_id"]] for record in stale], grader)
-    names = ("problem_id", "sample", "extracted", "gold", "grade", "grader")
-    append_jsonl(path, [{name: record[name] for name in names} for record in stale])
-
-
-def _grade(records: Sequence[dict], golds: Sequence[str], grader: Grader) -> None:
-    """Adds to each record the answer that was extracted, its gold, the grade, and by what."""
-    answers = [grader.extract(record["completion"]) for record in records]
-    grades = grader.grade_answers(answers, golds)
-    for record, answer, gold, grade in zip(records, answers, golds, grades, strict=True):
-        record |= {
-            "extracted": answer,
-            "gold": gold,
-            "grade": grade.value,
-            "grader": grader.label,
-        }
+    if stale:
+        grade_records(stale, [golds[record["problem_id"]] for record in stale], grader)
+        append_jsonl(path, map(regraded_line, stale))

@@ -11,6 +11,7 @@ from sage_unsloth.grading.checker import Grade
 from sage_unsloth.problems.corpora import spread
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.kinds import count_kinds, kinds_text
 from sage_unsloth.sampling.record_sets import sample_and_grade
 
 REPORT = "preflight.json"
@@ -80,7 +81,8 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
 def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -> dict[str, float]:
     """Sample a group for each of `config.preflight_prompts` rows, and warn if the signal is small.
 
-    Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`. Training is not
+    Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`; the latter also has
+    the `kinds` of comparison (`sampling.kinds`). Training is not
     changed by it: the trainer seeds its own streams afterwards.
 
     Args:
@@ -111,7 +113,8 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
     )
     found = signal(records)
     warnings = remedies(found, config.max_completion_length)
-    write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings})
+    kinds = count_kinds(records)
+    write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings, "kinds": kinds})
     logger.info(
         "Preflight, %d prompts x %d: solved %.0f %%, in format %.0f %%, truncated %.0f %%, dead "
         "groups %.0f %%, %.0f tokens.",
@@ -123,6 +126,7 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
         100 * found["dead_groups"],
         found["mean_tokens"],
     )
+    logger.info("Preflight, how answers reached their grade: %s.", kinds_text(kinds))
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
     return found

@@ -11,9 +11,8 @@ from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.stage import common_arguments
+from sage_unsloth.training.stage import COMPLETIONS, common_arguments
 
-COMPLETIONS = "completions.jsonl"
 FIRST_KL_MAX = 1e-3
 """Nats per token; above it, policy and reference were not one model before the first step."""
 
@@ -107,8 +106,9 @@ def make_trainer(
 def extra_metrics(
     config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """What a step's row gets beside the trainer's metrics: counts of grades. The function returned
-    also samples completions into their file, and stops a run whose first KL is not 0.
+    """What a step's row gets beside the trainer's metrics: counts of grades, and of correct answers
+    by kind (`grading.Kind`; a kind that a step lacks has no key). The function returned also
+    samples completions into their file, and stops a run whose first KL is not 0.
     """
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
@@ -127,6 +127,12 @@ def extra_metrics(
             if rank() == 0:
                 append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
         counts = gathered([reward.pop_counts()])
-        return {f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]}
+        kinds = gathered([reward.pop_kinds()])
+        return {
+            f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]
+        } | {
+            f"reward/correct by {kind}": sum(of_one.get(kind, 0) for of_one in kinds)
+            for kind in dict.fromkeys(kind for of_one in kinds for kind in of_one)
+        }
 
     return extra

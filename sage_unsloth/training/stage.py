@@ -19,6 +19,7 @@ from sage_unsloth.runs.record import open_run
 from sage_unsloth.runs.stopping import finishing
 
 METRICS = "metrics.jsonl"
+COMPLETIONS = "completions.jsonl"
 TRACKERS = ("none", "tensorboard", "trackio", "wandb")
 # What may change when a run is resumed, because no result depends on it.
 FREE_SETTINGS = (

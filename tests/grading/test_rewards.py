@@ -429,6 +429,9 @@ def test_the_reward_as_trl_calls_it(grader):
     assert values == [1.0, 0.0, 0.0, 0.0]
     chats = [[{"role": "assistant", "content": text}] for text in texts[:2]]
     assert reward(prompts=[[]] * 2, completions=chats, answer=["42", "42"]) == [1.0, 0.0]
+    assert reward.last_batch[0].items() >= {"extracted": "42", "kind": "number"}.items()
+    assert reward.last_batch[0]["grader"] == grader.label
+    assert reward.pop_kinds() == {"number": 2} and reward.pop_kinds() == {}
     assert reward.pop_counts() == {"correct": 2, "wrong": 2, "unparsable": 1, "timed out": 1}
     assert reward.pop_counts() == {"correct": 0, "wrong": 0, "unparsable": 0, "timed out": 0}
 

@@ -121,15 +121,20 @@ def test_memory_stays_flat_whatever_a_library_keeps(function):
 
 
 def test_a_batch_of_hanging_questions_keeps_to_its_budget_and_the_others_are_answered(function):
-    workers = function("return time.sleep(60) if a == 'hang' else 'done'", count=2, time_limit=1.0)
+    body = """
+        while a == "hang":
+            pass
+        return "done"
+    """
+    workers = function(body, count=2, time_limit=1.0)
     questions = [("hang", str(number)) for number in range(60)] + [("fine", "")] * 3
     for worker in workers.all:
         worker.start()
     started = time.monotonic()
     answers = workers.ask(questions)
     seconds = time.monotonic() - started
-    # 60 x .1 s over two workers, then 4 s; with the whole limit each it would be 30 s.
-    assert seconds < 14
+    # 60 x .1 s (.3 s on a busy machine) over two workers, then 4 s; with the whole limit, 30 s.
+    assert seconds < 20
     assert answers[60:] == ["done"] * 3
     assert [answer in (LATE, CUT_SHORT) for answer in answers[:60]] == [True] * 60
     assert 8 <= answers.count(LATE) <= 10, "four seconds of two workers had the whole limit"
@@ -201,14 +206,10 @@ def test_what_a_worker_prints_is_no_reply(monkeypatch):
         assert grader.grade_many([tagged("y")], ["y"]) == [Grade.WRONG], "the stand-in's grade"
 
 
-def test_children_are_replaced_before_they_grow_old(monkeypatch):
+def test_children_are_replaced_before_they_grow_old(function, monkeypatch):
     monkeypatch.setattr(worker_module, "QUESTIONS_PER_CHILD", 2)
-    worker_that("[['wrong', 'correct'][os.getpid() == int(g)], 'text']", monkeypatch)
-    with Grader() as grader:
-        assert grader.grade_many([tagged("1+1")], ["0"]) == [Grade.WRONG]
-        first = str(grader._workers.all[0].pid)
-        twice = grader.grade_many([tagged("1+1"), tagged("2+1")], [first, first])
-    assert twice == [Grade.CORRECT, Grade.WRONG]
+    pids = function("return str(os.getpid())").ask([("y", "")] * 5)
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 1]
 
 
 def test_a_worker_whose_caller_is_gone_ends_itself():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracle import entropy_threshold, train_and_check
 
-from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.checker import Grade, Kind, Verdict
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
@@ -291,9 +291,14 @@ def test_two_rollout_batches_in_one_step(make_trainer):
 class HashGrader:
     """Grades by chance, as the lottery does."""
 
-    def grade_many(self, completions, answers):
-        graded = (chance(*pair) for pair in zip(completions, answers, strict=True))
-        return [Grade.CORRECT if right else Grade.WRONG for right in graded]
+    label = "chance"
+
+    def extract(self, completion):
+        return completion
+
+    def judge_answers(self, extracted, answers):
+        graded = (chance(*pair) for pair in zip(extracted, answers, strict=True))
+        return [Verdict(Grade.CORRECT if right else Grade.WRONG, Kind.TEXT) for right in graded]
 
 
 def test_counts_and_completions_are_of_what_is_trained_on(make_trainer):

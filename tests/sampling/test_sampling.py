@@ -78,6 +78,7 @@ def test_records_hold_what_was_sampled_and_its_grade(records, engine):
             "gold",
             "extracted",
             "grade",
+            "kind",
             "grader",
         ]
         assert record["gold"] == answers[record["problem_id"]]
@@ -238,7 +239,7 @@ def test_a_set_is_graded_again_without_drawing(tmp_path):
     assert path.stat().st_size > size, "the file only grows"
     assert [r["completion"] for r in after] == [r["completion"] for r in before]
     assert after[0]["grade"] == "correct" and before[0]["grade"] == "wrong"
-    assert {r["grader"] for r in after} == {newer.label}
+    assert {r["grader"] for r in after} == {f"{newer.label}, evaluation extraction 2"}
     lines = read_jsonl(path)
     assert len(lines) == 48 and set(lines[-1]) == {
         "problem_id",
@@ -246,6 +247,7 @@ def test_a_set_is_graded_again_without_drawing(tmp_path):
         "extracted",
         "gold",
         "grade",
+        "kind",
         "grader",
     }
     size = path.stat().st_size
@@ -351,7 +353,7 @@ def test_what_was_drawn_is_kept_where_grading_fails(tmp_path, monkeypatch):
         raise RuntimeError("a worker does not start")
 
     path, table = tmp_path / "samples.jsonl", Table()
-    monkeypatch.setattr(Grader, "grade_answers", broken)
+    monkeypatch.setattr(Grader, "judge_answers", broken)
     with pytest.raises(RuntimeError, match="does not start"):
         draw(CONFIG, table, ROWS, path)
     kept = read_samples(path)
