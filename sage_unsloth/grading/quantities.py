@@ -16,7 +16,7 @@ _DIGITS = r"""
     )
 """
 _NUMBER = re.compile(r"(?P<sign>[+-]?)\s*" + _DIGITS, re.VERBOSE | re.IGNORECASE)
-_MONEY = re.compile(r"(?P<sign>[+-]?)\s*(?:\\\$|USD|US\$|\$)\s*(?=[\d.\\])")
+_MONEY = re.compile(r"(?P<sign>[+-]?)\s*(?:\\\$|USD|US\$|\$)\s*(?=-?[\d.\\])")
 
 # One name for each spelling of a unit; beside these, any nouns.
 _SPELLINGS = r"""
