@@ -154,7 +154,9 @@ def from_red_team() -> str:
     lines = [
         f"Before: {before['checker']}; after: {after['checker']}. Golds of each shape and "
         f"benchmark: {before['per_shape']}, the same before and after; with more golds "
-        f"{large['per_shape']}: " + ", ".join(f"{name} {n}" for name, n in golds.items()) + ".",
+        f"{large['per_shape']}, by an earlier state of the rules and the generator: "
+        + ", ".join(f"{name} {n}" for name, n in golds.items())
+        + ".",
         "Wrong writings and keys that are right for several golds: "
         f"{before['total']['right_for_several']} before, {after['total']['right_for_several']} "
         f"after, {large['total']['right_for_several']} with more golds. Golds that are not right "

@@ -16,7 +16,7 @@ _DIGITS = r"""
     )
 """
 _NUMBER = re.compile(r"(?P<sign>[+-]?)\s*" + _DIGITS, re.VERBOSE | re.IGNORECASE)
-_MONEY = re.compile(r"(?P<sign>[+-]?)\s*(?:\\\$|USD|US\$|\$)\s*(?=[\d.\\])")
+_MONEY = re.compile(r"(?P<sign>[+-]?)\s*(?:\\\$|USD|US\$|\$)\s*(?=-?[\d.\\])")
 
 # One name for each spelling of a unit; beside these, any nouns.
 _SPELLINGS = r"""
@@ -200,12 +200,12 @@ def read_unit(text: str, *, apart: bool = True) -> str | None:
     text = re.sub(r"\s+\^", "^", text)
     text = re.sub(r"\\mu\s*", "μ", text).replace(r"\AA", "Å")
     text = re.sub(r"\^\s*\{?\s*(-?\d)\s*\}?", r"^\1", text)
-    parts = re.split(r"\s*(/|\\cdot|\*|-(?=[a-z])|\s)\s*", text.strip())
+    parts = re.split(r"\s*(/|\\cdot|\*|\s)\s*", text.strip())
     if len(parts) > 13:
         return None
     names = []
     for part in parts:
-        if part in ("", " ", r"\cdot", "*", "-"):
+        if part in ("", " ", r"\cdot", "*"):
             continue
         if part == "/":
             names.append("/")
@@ -227,7 +227,7 @@ def read_unit(text: str, *, apart: bool = True) -> str | None:
 def _unit_name(word: str) -> str | None:
     if word in UNITS:
         return UNITS[word]
-    if word.lower() in NOT_UNITS:
+    if not NOT_UNITS.isdisjoint(word.lower().split("-")):
         return None
     if word.lower() in UNITS and len(word) > 2:
         return UNITS[word.lower()]

@@ -270,7 +270,7 @@ def test_hostile_answers_end_at_the_limit_and_the_next_is_graded(grader, answer)
     start_worker(grader)
     started = time.monotonic()
     found = grader.grade_many([tagged(answer)], ["42"])[0]
-    assert found is Grade.TIMED_OUT if answer == HOSTILE[0] else found is not Grade.CORRECT
+    assert found is not Grade.CORRECT
     assert time.monotonic() - started < TIME_LIMIT + SLACK
     assert grader.grade_many([tagged("2+x")], ["x+2"]) == [Grade.CORRECT]
 
@@ -351,7 +351,7 @@ def test_the_cache_forgets_the_least_recently_used(monkeypatch):
 
 def test_grade_of_one_completion():
     assert grade(tagged("(x+1)^2"), "x^2+2x+1") is Grade.CORRECT
-    assert grade(tagged(r"9^{9^{9^{9}}}"), "42", time_limit=0.3) is Grade.TIMED_OUT
+    assert grade(tagged(r"9^{9^{9^{9}}}"), "42", time_limit=0.3) is Grade.WRONG, "refused early"
 
 
 @pytest.mark.parametrize("gold", [None, "", "  ", 42, "1" * 2001])
@@ -395,7 +395,7 @@ def test_a_verdict_says_how_the_grade_was_reached(grader):
         *zip(*pairs, strict=True)
     )
     (late,) = grader.judge_answers([HOSTILE[0]], ["42"])
-    assert late == Verdict(Grade.TIMED_OUT, Kind.NONE)
+    assert late == Verdict(Grade.WRONG, Kind.REFUSED)
 
 
 def test_golds_against_themselves(grader):
@@ -432,7 +432,7 @@ def test_the_reward_as_trl_calls_it(grader):
     assert reward.last_batch[0].items() >= {"extracted": "42", "kind": "number"}.items()
     assert reward.last_batch[0]["grader"] == grader.label
     assert reward.pop_kinds() == {"number": 2} and reward.pop_kinds() == {}
-    assert reward.pop_counts() == {"correct": 2, "wrong": 2, "unparsable": 1, "timed out": 1}
+    assert reward.pop_counts() == {"correct": 2, "wrong": 3, "unparsable": 1, "timed out": 0}
     assert reward.pop_counts() == {"correct": 0, "wrong": 0, "unparsable": 0, "timed out": 0}
 
 

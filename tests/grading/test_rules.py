@@ -53,6 +53,7 @@ GOLDS = st.one_of(
 
 @given(GOLDS, st.integers(0, 10**6))
 @example("0", 0)
+@example("-1", 0)  # "$-1"
 @example("1.00e-7", 1)
 @settings(deadline=None, max_examples=60)
 def test_right_writings_are_right_and_wrong_ones_are_not(gold, seed):

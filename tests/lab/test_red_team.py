@@ -18,9 +18,8 @@ def test_golds_are_sampled_by_shape():
 
 @pytest.mark.smoke
 def test_values_by_hand():
-    assert [value(text) for text in ("18", "1,800", "-0.5", "2e3", r"\frac34", r"-\frac{1}{2}")] == [
-        18, 1800, -0.5, 2000, 0.75, -0.5,
-    ]  # fmt: skip
+    texts = ("18", "1,800", "-0.5", "2e3", r"\frac34", r"-\frac{1}{2}")
+    assert [value(text) for text in texts] == [18, 1800, -0.5, 2000, 0.75, -0.5]
     assert value("3x") is value("") is value("east") is None
 
 
