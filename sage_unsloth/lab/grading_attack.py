@@ -3,9 +3,8 @@ r"""Measures what answers that hang can cost: `python -m sage_unsloth.lab.gradin
 A batch of different answers, each of which would take minutes or for ever, with ordinary answers
 among them, is graded by two workers. `through the grader` is what happens in a run: most are
 refused before a worker sees them. `workers alone` puts all of them to the workers, as if no rule
-refused any: that is the budget of a batch (`grading.workers`). `memory` puts many large expressions
-to one worker and looks at its memory after each. `little memory` gives a worker so little that
-expressions fill it, and asks for ordinary ones in between: none may be taken for unreadable.
+refused any: that is the budget of a batch (`grading.workers`). `memory` puts many different expressions
+to one worker and looks at its memory after each.
 """
 
 import argparse
@@ -150,21 +149,6 @@ def memory(questions: int) -> dict[str, Any]:
     }
 
 
-def little_memory(rounds: int, memory_limit_gib: float) -> dict[str, Any]:
-    """Ordinary questions between such as fill the memory; what became of either."""
-    worker = Worker(FUNCTION, 10.0, memory_limit_gib, TYPICAL)
-    filling, ordinary = Counter(), Counter()
-    try:
-        for n in range(rounds):
-            value = worker.ask((f"(x+y+z+a+{n})^{{25}}(x-y+b)^{{25}}", f"x^{{2}}+{n}"))
-            filling["late or out of memory" if value is LATE else "ended"] += 1
-            value = worker.ask((rf"x+\sqrt{{{4 * n + 8}}}", rf"2\sqrt{{{n + 2}}}+x"))
-            ordinary["late" if value is LATE else "none" if value is None else value[0]] += 1
-    finally:
-        worker.stop()
-    return {"GiB": memory_limit_gib, "filling": dict(filling), "ordinary": dict(ordinary)}
-
-
 def _resident(pid: int | None) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     return round(int(status.partition("VmRSS:")[2].split()[0]) / 1024, 1)
@@ -189,7 +173,6 @@ def main() -> None:
         "through the grader": lambda: through_the_grader(hanging(options.answers), *common),
         "workers alone": lambda: workers_alone(options.answers, *common),
         "memory": lambda: memory(options.questions),
-        "little memory": lambda: little_memory(6, 0.22),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for name, measure in parts.items():
