@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from sage_unsloth.evaluation.intervals import paired_interval, score_interval
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.record import environment
 
 Chances = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -174,7 +174,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    cases = tqdm(all_cases(options.evaluations), desc="cases")
+    cases = progress(all_cases(options.evaluations), desc="cases")
     rows = [label | row for label, run in cases for row in run()]
     result = {"evaluations": options.evaluations, "rows": rows, "environment": environment()}
     write_json(options.out / "coverage.json", result)
