@@ -23,7 +23,6 @@ OUT = ROOT / "data" / "results" / "reliability" / "pythons.json"
 ROWS = {
     "as on Colab": ("3.13", "2.11.0"),
     "3.13, the newest torch": ("3.13", "2.14.1"),
-    "3.12, the oldest torch": ("3.12", "2.11.0"),
 }
 """Name -> Python and torch."""
 TESTS = [
