@@ -3,8 +3,8 @@ r"""Measures what answers that hang can cost: `python -m sage_unsloth.lab.gradin
 A batch of different answers, each of which would take minutes or for ever, with ordinary answers
 among them, is graded by two workers. `through the grader` is what happens in a run: most are
 refused before a worker sees them. `workers alone` puts all of them to the workers, as if no rule
-refused any: that is the budget of a batch (`grading.workers`). `memory` puts many different expressions
-to one worker and looks at its memory after each.
+refused any: that is the budget of a batch (`grading.workers`). `memory` puts many different
+expressions to one worker and looks at its memory after each.
 """
 
 import argparse
