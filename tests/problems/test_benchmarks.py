@@ -280,6 +280,10 @@ def test_no_benchmark_is_refused_for_its_golds(tmp_path):
     assert [(row["id"], row["why"]) for row in listed] == [
         (f"mine/{number}", "compared as text") for number in (1, 3, 4, 5)
     ]
+    long = [{"problem": "P", "answer": "x + " * 600 + "x"}]  # longer than an answer may be
+    with Grader() as grader:
+        (found,) = check_golds(load_benchmark("long", write(tmp_path / "b.jsonl", long)), grader)
+    assert found["why"] == "not right for itself"
     never = Checker(
         name="never", version=1, plainly=lambda answer, gold: Verdict(Grade.WRONG, Kind.TEXT)
     )
