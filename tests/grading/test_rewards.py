@@ -354,7 +354,7 @@ def test_grade_of_one_completion():
     assert grade(tagged(r"9^{9^{9^{9}}}"), "42", time_limit=0.3) is Grade.WRONG, "refused early"
 
 
-@pytest.mark.parametrize("gold", [None, "", "  ", 42, "1" * 2001])
+@pytest.mark.parametrize("gold", [None, "", "  ", 42])
 def test_a_bad_gold_raises_and_is_named(grader, gold):
     with pytest.raises(ValueError, match="gold answer must") as error:
         grader.grade_many([tagged("42")], [gold])
