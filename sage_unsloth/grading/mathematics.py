@@ -75,6 +75,16 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
         return found, expected
 
 
+def only_its_text(gold: str, verdict: Verdict) -> bool:
+    """Whether a gold is neither words nor anything that is read, so that only its own text matches.
+
+    Args:
+        gold: the gold answer.
+        verdict: on it, against itself.
+    """
+    return verdict.kind is Kind.TEXT and as_words(gold) is None
+
+
 def compare_math(answer: str, gold: str) -> Verdict:
     """Compares two texts in one spelling, in a worker, with math-verify for their parts.
 

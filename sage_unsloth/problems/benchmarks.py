@@ -10,12 +10,11 @@ that a checker cannot read is compared as text, counted and listed (`check_golds
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sage_unsloth.grading.checker import Checker, Grade, Kind
+from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.checkers import REASONING_GYM, reasoning_gym_gold
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader
-from sage_unsloth.grading.mathematics import MATH, plain_number
-from sage_unsloth.grading.writing import as_words
+from sage_unsloth.grading.mathematics import MATH, only_its_text, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER, Published
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
@@ -278,7 +277,7 @@ def check_golds(benchmark: Benchmark, grader: Grader) -> list[dict]:
         why = None
         if verdict.grade is not Grade.CORRECT:
             why = "not right for itself"
-        elif verdict.kind is Kind.TEXT and as_words(row["answer"]) is None:
+        elif only_its_text(row["answer"], verdict):
             why = "compared as text"
         elif row["id"] in benchmark.not_integers:
             why = "no integer"

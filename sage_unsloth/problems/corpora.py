@@ -12,8 +12,8 @@ from textwrap import shorten
 from typing import Any
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.grading.grader import Grader, own_grades
-from sage_unsloth.grading.mathematics import normalise, plain_number
+from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.mathematics import normalise, only_its_text, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import Source, check_columns, read_source
 from sage_unsloth.prompts import render_prompt, render_solution
@@ -190,15 +190,18 @@ def rl_rows(
 
 
 def gradable_answers(answers: Iterable[str]) -> set[str]:
-    """Those that are correct against themselves.
+    """Those that are correct against themselves, in more than one writing.
 
-    Any other would never be rewarded, or end the run that meets it.
+    Any other would never be rewarded, or hardly ever.
     """
-    answers = list(set(answers))
+    answers = [answer for answer in set(answers) if answer.strip()]
     with Grader() as grader:
-        grades = own_grades(grader, answers, answers)
-    graded = zip(answers, grades, strict=True)
-    return {answer for answer, grade in graded if grade is Grade.CORRECT}
+        verdicts = grader.judge_answers(answers, answers)
+    return {
+        answer
+        for answer, verdict in zip(answers, verdicts, strict=True)
+        if verdict.grade is Grade.CORRECT and not only_its_text(answer, verdict)
+    }
 
 
 def spread(rows: Sequence[dict], count: int) -> list[dict]:

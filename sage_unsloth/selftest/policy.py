@@ -133,7 +133,7 @@ def _load_by_transformers(path: Path, dtype: Any, in_4bit: bool) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, **options)
     torch.manual_seed(SEED)  # of A
     lora = LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=list(LORA_TARGETS), task_type="CAUSAL_LM"

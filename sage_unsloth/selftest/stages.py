@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.export.exporter import export, read_run
+from sage_unsloth.export.exporter import export
 from sage_unsloth.models.device import has_gpu, release_memory
+from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import TokenGuide
 from sage_unsloth.patch.contract import check_contract
 from sage_unsloth.patch.guided import guided_kl

@@ -614,6 +614,10 @@ def test_a_model_card_says_what_it_is_given_and_does_nothing():
             "AutoModelForCausalLM.from_pretrained",
             "AutoTokenizer.from_pretrained",
             "PeftModel.from_pretrained",
+            "tokenizer.apply_chat_template",
+            "model.generate",
+            "tokenizer.decode",
+            "print",
         }
         text = re.sub(r"(?<!\\)`[^`]*`", "", body.replace(f"```python\n{code}\n```\n", ""))
         assert not re.search(r"(?<!\\)[<`]|(?<!\\)\]\(javascript|\n\|[^\n]*[^ \\]\|[^ \n]", text)

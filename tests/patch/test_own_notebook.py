@@ -101,7 +101,7 @@ def published_trainer(folder, **added):
 
 def test_what_is_refused_says_what_to_set(tmp_path):
     for added, remedy in (
-        ({}, r"set GRPOConfig\(beta=0\.05\)"),
+        ({}, r"set beta=0\.05"),
         ({"beta": 0.05}, r"set GRPOConfig\(use_bias_correction_kl=False\)"),
     ):
         trainer = published_trainer(tmp_path, **added)

@@ -3,6 +3,7 @@ and split, against the oracle.
 """
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -85,10 +86,14 @@ def test_nothing_of_the_trainer_stays_replaced(make_trainer):
     assert {name: getattr(zoo, name) for name in scorers} == before
 
 
-def test_a_guide_of_the_policy_replaces_nothing_of_the_rollout(make_trainer):
+def test_a_guide_of_the_policy_scores_nothing_of_the_rollout(make_trainer):
+    """All that is around it is the digest of the weights (`rollout_weights`)."""
     trainer = make_trainer()
     with guided_kl(trainer, BranchGuide()):
-        assert "_generate_and_score_completions" not in vars(trainer)
+        around = vars(trainer)["_generate_and_score_completions"]
+        assert around.__module__ == "sage_unsloth.patch.rollout_weights"
+        plain = inspect.getclosurevars(around).nonlocals["roll_out"]
+        assert plain == type(trainer)._generate_and_score_completions.__get__(trainer)
 
 
 # --- the scorers ---
