@@ -60,14 +60,15 @@ def record_set(
 def sets_below(folder: Path) -> list[Path]:
     """The record sets in a folder, and in the folders in it.
 
-    They come in the order of the folder's report, where it has one, and by their names otherwise.
+    They come in the order of an evaluation's report, where the folder has one, and by their names
+    otherwise.
     """
     names = sorted(folder.rglob("*.settings.json"))
     files = [file.with_suffix("").with_suffix(".jsonl") for file in names]
     report = folder / "report.json"
     if not report.is_file():
         return files
-    table = read_json(report)["table"]
+    table = read_json(report).get("table", [])  # other reports have none
     places = {(row["benchmark"], row["model"]): place for place, row in enumerate(table)}
 
     def place(file: Path) -> int:

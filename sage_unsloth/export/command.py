@@ -34,7 +34,7 @@ def add_export(commands: Any) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from sage_unsloth.export.exporter import export, is_export
-    from sage_unsloth.export.hub import push
+    from sage_unsloth.export.hub import find_token, push
     from sage_unsloth.models.trained import read_run
 
     hub = options.to == "hub"
@@ -42,10 +42,12 @@ def _export(options: argparse.Namespace) -> int:
     out = Path(options.out or Path(options.run) / ("export-hub" if hub else f"export-{kind}"))
     if hub and options.repo_id is None:
         raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
+    if hub:
+        find_token()
     # After a push that failed, the same command pushes the export that is there.
     if not (hub and is_export(out, kind, options.repo_id)):
         run = read_run(options.run, options.model)
-        report = None if options.report is None else json.loads(Path(options.report).read_text())
+        report = None if options.report is None else _read_report(options.report)
         export(
             run,
             kind,
@@ -59,3 +61,17 @@ def _export(options: argparse.Namespace) -> int:
     if hub:
         print(push(out, options.repo_id, private=not options.public))
     return 0
+
+
+def _read_report(path: str) -> dict:
+    """An evaluation's report.json, for the model card."""
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        report = None
+    if not isinstance(report, dict) or "pass_at_k" not in report:
+        raise ValueError(
+            "--report must be the report.json of an evaluation, which holds `pass_at_k`; got "
+            f"{path}; `python -m sage_unsloth evaluate` writes one into its --out"
+        )
+    return report

@@ -35,12 +35,10 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
                 "again with --base-id and its id"
             )
     import httpx
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    token = get_token()
-    if token is None:
-        raise ValueError("pushing needs a token; found none; run `hf auth login`, or set HF_TOKEN")
+    token = find_token()
     api = HfApi()
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
@@ -60,3 +58,17 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
             f"export stays in {folder}: start the same command again"
         ) from None
     return f"https://huggingface.co/{repo_id}"
+
+
+def find_token() -> str:
+    """The token of the hub's own client.
+
+    Raises:
+        ValueError: it has none.
+    """
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is None:
+        raise ValueError("pushing needs a token; found none; run `hf auth login`, or set HF_TOKEN")
+    return token

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
@@ -26,6 +27,10 @@ SETTINGS = (
     "weight_decay",
     "beta",
     "kl_estimator",
+    "credit",
+    "reference",
+    "scale_rewards",
+    "full_finetuning",
     "use_bias_correction_kl",
     "loss_type",
     "epsilon",
@@ -108,9 +113,13 @@ def model_card(
     noun, library = KINDS[kind]
     rl = settings.get("stage") == "rlvr"
     how = "reinforcement learning with verifiable rewards" if rl else "supervised fine-tuning"
+    below = Path(record.get("model_path", ""))
+    before = ""
+    if rl and below.name == "model":  # the merged result of an earlier run
+        before = f" after an earlier stage (the run {_code(below.parent.name)})"
     parts = [
         _header(base, license, library, rl),
-        f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how} with "
+        f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how}{before} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to ask it\n\n"

@@ -31,7 +31,13 @@ from sage_unsloth.grading.forms import (
     infinite,
     read,
 )
-from sage_unsloth.grading.quantities import Quantity, plain_number, read_quantity, same_quantity
+from sage_unsloth.grading.quantities import (
+    NAMES,
+    Quantity,
+    plain_number,
+    read_quantity,
+    same_quantity,
+)
 from sage_unsloth.grading.writing import as_words, spelled, unwrap
 
 __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number", "unwrap"]
@@ -61,7 +67,7 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
             f"a gold answer must be text with a character in it; got {gold!r:.200}; drop or repair "
             "the row"
         )
-    expected = spelled(gold)
+    expected = spelled(_LETTER_UNIT.sub(_named, gold))
     if expected is None and answer and len(answer) <= LONGEST_ANSWER:
         return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
     found = None if answer is None else spelled(answer)
@@ -73,6 +79,15 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
         if costs_too_much(found, expected):
             return Verdict(Grade.WRONG, Kind.REFUSED)
         return found, expected
+
+
+# A unit that a gold sets as text, which in one spelling would look like a variable.
+_LETTER_UNIT = re.compile(r"(?<=[\d}])[\s~]*\\(?:text|mathrm|mbox|textrm)\s*\{\s*([A-Za-z])\s*\}")
+
+
+def _named(match: re.Match) -> str:
+    name = NAMES.get(match[1])
+    return match[0] if name is None else f" {name}"
 
 
 def only_its_text(gold: str, verdict: Verdict) -> bool:

@@ -99,6 +99,8 @@ UNITS: dict[str, str] = {}
 for _line in _SPELLINGS.strip().split("\n"):
     _unit, _, _names = _line.strip().partition(": ")
     UNITS |= dict.fromkeys((_unit, *_names.split()), _unit)
+NAMES = {unit: name for name, unit in reversed(UNITS.items()) if len(unit) == 1 < len(name)}
+"""Units of one letter -> the first of their names."""
 # Words that make another number, another statement or none of the number before them.
 _OTHER_WORDS = """
     less more fewer greater least most under over above below between nearly almost approximately

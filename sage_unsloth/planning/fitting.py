@@ -138,8 +138,16 @@ def memory_of_card(memory: float | None) -> float | None:
     Args:
         memory: GiB; the nominal size of a card in `CARDS` (24, say) becomes what such a card
             reports (22.0). None asks this machine.
+
+    Raises:
+        ValueError: `memory` is not > 0.
     """
     if memory is not None:
+        if memory <= 0:
+            raise ValueError(
+                f"the memory of a card must be > 0 GiB; got {memory:g}; leave --memory out to ask "
+                "this machine"
+            )
         card = CARDS.get(f"{memory:g}")
         return memory if card is None else card.memory_gib
     import torch

@@ -49,6 +49,7 @@ def run_selftest(
     report: dict[str, Any] = {"machine": machine(), "environment": _environment(), "findings": []}
     with locked(file):
         kept = [] if again else _kept(file, report, print_line)
+        print_line(f"Self-test: at most {seconds / 60:.0f} minutes; Ctrl-C keeps what is done.\n")
         print_line(f"{'':<9}{'':<32}{'s':>6}")
         for check in checks:
             rows = [row for row in kept if row["check"] == check.name]

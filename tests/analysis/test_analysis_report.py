@@ -98,6 +98,7 @@ def quickstart(unsloth_module, tmp_path):
         write_set(run / "samples" / f"{model.lower()}.jsonl", model, correct)
     write_run(run / "grpo", touched=0.0)
     write_run(run / "sage-branch")
+    (run / "report.json").write_text('{"pass_at_k": {}}')
     (run / "sft").mkdir()
     append_jsonl(run / "sft" / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
     write_set(run / "grpo" / "preflight.jsonl", "policy", [0, 0, 0], benchmark="preflight")
@@ -106,6 +107,7 @@ def quickstart(unsloth_module, tmp_path):
 
 
 def test_sources_of_a_quickstart(quickstart):
+    assert "table" not in json.loads((quickstart / "report.json").read_text())
     found = find_sources([quickstart, quickstart / "grpo"])
     assert {name: folder.name for name, folder in found.runs.items()} == {
         "GRPO": "grpo",

@@ -617,3 +617,23 @@ def test_what_a_killed_merge_left_is_not_mixed_in(run, tmp_path):
 def test_the_command_says_what_a_gguf_needs(run, tmp_path, capsys):
     assert main(["export", str(run.folder), "--to", "gguf", "--out", str(tmp_path / "gguf")]) == 2
     assert "needs a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{}", "no json", None])
+def test_a_report_for_the_card_is_one_of_an_evaluation(tmp_path, capsys, content):
+    report = tmp_path / "report.json"
+    if content is not None:
+        report.write_text(content)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {}, "model_path": "m"}))
+    command = ["export", str(tmp_path), "--to", "adapter", "--report", str(report)]
+    assert main(command) == 2
+    assert "--report must be the report.json of an evaluation" in capsys.readouterr().err
+
+
+def test_a_push_without_a_token_is_refused_before_anything_is_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert main(["export", str(tmp_path), "--to", "hub", "--repo-id", "me/it"]) == 2
+    assert "pushing needs a token" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sage_unsloth.grading.checker import Grade, Kind, Verdict
 from sage_unsloth.grading.expressions import canonical, symbol
 from sage_unsloth.grading.forms import Equation, Interval, Intervals, Members, Ordered, read
+from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import compare_math, grade_plainly
 from sage_unsloth.grading.quantities import Quantity, read_quantity
 from sage_unsloth.grading.writing import as_words, spelled
@@ -211,3 +212,21 @@ def test_shapes_of_golds():
              r"(2,\infty)": "interval", "(2,4)": "tuple", "1,-2": "list", "y = 2x": "equation",
              r"\text{east}": "word", r"3\sqrt{13}": "mathematics", "8:15": "other"}  # fmt: skip
     assert {gold: shape(gold) for gold in golds} == golds
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        (r"5 \text{ m}", ["5", "5 m", "5 meters", "5 metres", r"5\text{ meters}"], ["5 s", "5m^2"]),
+        (r"13.1 \text{ J}", ["13.1", "13.1 joules", r"13.1\ \mathrm{J}"], ["13.1 N"]),
+        (r"5 \mathrm{ m}^2", ["5", "5 m^2", "5 square meters"], ["5 m"]),
+        (r"\frac{1}{2}\text{ s}", ["0.5", "1/2 seconds"], ["1/2 h"]),
+        ("5 m", ["5 m"], ["5", "5 n"]),  # without markup it is a variable
+    ],
+)
+def test_a_unit_of_one_letter_that_is_set_as_text_is_a_unit(gold, right, wrong):
+    with Grader() as grader:
+        verdicts = {
+            text: grader.judge_answers([text], [gold])[0].grade for text in (gold, *right, *wrong)
+        }
+    assert {text for text, found in verdicts.items() if found == "correct"} == {gold, *right}
