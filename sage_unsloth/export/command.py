@@ -44,10 +44,10 @@ def _export(options: argparse.Namespace) -> int:
         raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
     if hub:
         find_token()
+    report = None if options.report is None else _read_report(options.report)
     # After a push that failed, the same command pushes the export that is there.
     if not (hub and is_export(out, kind, options.repo_id)):
         run = read_run(options.run, options.model)
-        report = None if options.report is None else _read_report(options.report)
         export(
             run,
             kind,

@@ -624,8 +624,6 @@ def test_a_report_for_the_card_is_one_of_an_evaluation(tmp_path, capsys, content
     report = tmp_path / "report.json"
     if content is not None:
         report.write_text(content)
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {}, "model_path": "m"}))
     command = ["export", str(tmp_path), "--to", "adapter", "--report", str(report)]
     assert main(command) == 2
     assert "--report must be the report.json of an evaluation" in capsys.readouterr().err
