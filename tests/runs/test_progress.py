@@ -57,3 +57,9 @@ def test_a_line_is_written_once(monkeypatch):
 def test_a_terminal_has_its_bar(monkeypatch):
     text = three_steps(monkeypatch, terminal=True)
     assert "\rSFT: 100%|##########| 3/3" in text or "\rSFT: 100%|██████████| 3/3" in text
+
+
+def test_a_package_of_notebooks_makes_no_notebook():
+    import ipykernel.kernelbase  # noqa: F401
+
+    assert not module._in_notebook()
