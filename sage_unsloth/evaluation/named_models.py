@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from sage_unsloth.evaluation.loading import ModelSpec
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.embedded import located
 from sage_unsloth.models.trained import read_run
 from sage_unsloth.models.weights import adapter_config
 from sage_unsloth.planning.presets import MODELS
@@ -56,8 +56,7 @@ def find_model(path: str) -> tuple[str, str | None]:
             an adapter whose base cannot be found.
     """
     if path in MODELS:
-        hub_id = MODELS[path].hub_id
-        return (str(data_folder() / BASE_MODEL) if hub_id == BASE_MODEL else hub_id), None
+        return located(MODELS[path].hub_id), None
     folder = Path(path)
     if not folder.is_dir():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:

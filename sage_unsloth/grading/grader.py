@@ -1,9 +1,9 @@
 r"""Grades the answer inside a completion's solution tag.
 
-What is inside the tag is graded and nothing else. Two plainly written numbers are compared exactly,
-in this process; everything else goes to math-verify, both sides wrapped in `\boxed{}`, in a worker
-process that is killed when it runs out of time (`workers`). math-verify's own limits are signals:
-they fail off the main thread, and they cannot stop a power tower.
+What is inside the tag is graded and nothing else. What takes no algebra (numbers, units, words) is
+compared in this process; what does goes to math-verify in a worker process that is killed when it
+runs out of time (`workers`). math-verify's own limits are signals: they fail off the main thread,
+and they cannot stop a power tower.
 """
 
 import os

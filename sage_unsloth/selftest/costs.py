@@ -18,7 +18,7 @@ from sage_unsloth.planning.architecture import architecture_of
 from sage_unsloth.planning.memory import memory_plan
 from sage_unsloth.planning.setup import Setup
 from sage_unsloth.selftest import policy
-from sage_unsloth.selftest.findings import FAILED, NOT_HERE, PASSED, Finding
+from sage_unsloth.selftest.findings import NOT_HERE, Finding
 
 MIB = 2**20
 TIME_ALLOWED, MEMORY_ALLOWED = 1.5, 1.25
@@ -82,7 +82,6 @@ def _ratios(plain: Costs, guided: Costs) -> Iterator[Finding]:
     yield _ratio("guided step, time", times, TIME_ALLOWED, "s", 1.0)
     if plain.peak is None or guided.peak is None:
         yield Finding(
-            check="",
             name="guided step, memory",
             status=NOT_HERE,
             found="peak memory is measured on a GPU or on Linux",
@@ -95,13 +94,12 @@ def _ratios(plain: Costs, guided: Costs) -> Iterator[Finding]:
 def _ratio(name: str, pair: list[float], allowed: float, unit: str, one: float) -> Finding:
     ratio = pair[1] / pair[0]
     good = ratio <= allowed
-    return Finding(
-        check="",
+    return Finding.of(
+        good,
         name=name,
-        status=PASSED if good else FAILED,
         found=f"{ratio:.2f} times the plain one's {pair[0] / one:.3g} {unit}"
         + ("" if good else f" (allowed {allowed:g})"),
-        remedy="" if good else "let nothing else use the machine and repeat; send selftest.json",
+        remedy="let nothing else use the machine and repeat; send selftest.json",
         figures={"plain": pair[0] / one, "guided": pair[1] / one, "unit": unit, "ratio": ratio},
     )
 
@@ -214,9 +212,7 @@ def _plan(model: Any, costs: Costs, length: int) -> Iterator[Finding]:
         yield _item(name, planned[name], costs.held[name], good)
     if not gpu:
         for name in ("activations and logits", "KV cache"):
-            yield Finding(
-                check="", name=f"plan, {name}", status=NOT_HERE, found="needs a GPU to be measured"
-            )
+            yield Finding(name=f"plan, {name}", status=NOT_HERE, found="needs a GPU to be measured")
         return
     estimates: dict[str, tuple[float, Callable[[], int]]] = {
         # A phase that took more than planned is what a run dies of; less is only waste.
@@ -231,11 +227,10 @@ def _plan(model: Any, costs: Costs, length: int) -> Iterator[Finding]:
 
 
 def _item(name: str, planned: float, found: float, good: bool) -> Finding:
-    return Finding(
-        check="",
+    return Finding.of(
+        good,
         name=f"plan, {name}",
-        status=PASSED if good else FAILED,
         found=f"{planned / MIB:.3g} MiB planned, {found / MIB:.3g} measured",
-        remedy="" if good else "leave the card that much more room; send selftest.json",
+        remedy="leave the card that much more room; send selftest.json",
         figures={"planned_bytes": planned, "measured_bytes": found},
     )

@@ -19,7 +19,7 @@ class Finding:
     """One row.
 
     Attributes:
-        check: of which check.
+        check: of which check; the process around it fills it in.
         name: what was looked at.
         status: one of `STATUSES`.
         found: one sentence.
@@ -28,13 +28,21 @@ class Finding:
         figures: what was measured, for a reader of the file.
     """
 
-    check: str
+    check: str = ""
     name: str
     status: str
     found: str
     remedy: str = ""
     seconds: float | None = None
     figures: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, good: bool, *, name: str, found: str, remedy: str, figures: dict[str, Any]
+    ) -> "Finding":
+        """What was measured and is `good`, or else failed, with its remedy."""
+        status, remedy = (PASSED, "") if good else (FAILED, remedy)
+        return cls(name=name, status=status, found=found, remedy=remedy, figures=figures)
 
     def row(self) -> dict[str, Any]:
         """As it is written, without the paths and secrets of this machine."""

@@ -86,7 +86,6 @@ def guided_loss(folder: Path, number_format: str, ways: Sequence[str]) -> Iterat
         plain = expected_step(rounded, step.inputs, **settings)
         finding = judged(step, expected, plain, torch.finfo(computed).eps / 2)
         yield Finding(
-            check="",
             name=f"loss, {number_format}, {way}",
             **finding | {"figures": finding["figures"] | _paths_taken(model)},
         )

@@ -17,7 +17,7 @@ from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.sampling.engine_choice import check_calls
 from sage_unsloth.selftest import policy
 from sage_unsloth.selftest.decoder import decoder_of
-from sage_unsloth.selftest.findings import FAILED, PASSED, Finding
+from sage_unsloth.selftest.findings import PASSED, Finding
 from sage_unsloth.selftest.oracle import score, to_completion_layout
 
 STEPS = 2
@@ -58,33 +58,30 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
     changed = _train(trainer, pad, steps)
     name = "vLLM with standby" if standby else "vLLM"
     yield Finding(
-        check="",
         name=f"{name}, settings",
         status=PASSED,
         found=f"each call of {len(steps)} steps was told temperature, top-p, length, no pad token",
     )
     good = len(steps) == STEPS and all(s["policy"] <= NEAR * s["base"] for s in steps)
-    yield Finding(
-        check="",
+    yield Finding.of(
+        good,
         name=f"{name}, log-probs",
-        status=PASSED if good else FAILED,
         found="; ".join(
             f"step {i}: {s['policy']:.1e} nats from the policy, {s['base']:.1e} from the model "
             "without adapter"
             for i, s in enumerate(steps, 1)
         ),
-        remedy="" if good else "set rollouts=transformers; send selftest.json",
+        remedy="set rollouts=transformers; send selftest.json",
         figures={"steps": steps},
     )
     good = changed == 0
-    yield Finding(
-        check="",
+    yield Finding.of(
+        good,
         name=f"{name}, adapter",
-        status=PASSED if good else FAILED,
         found="loading it into vLLM leaves it as it was"
         if good
         else f"loading it into vLLM changed it by {changed:.1e}",
-        remedy="" if good else "set rollouts=transformers; send selftest.json",
+        remedy="set rollouts=transformers; send selftest.json",
         figures={"changed": changed},
     )
 

@@ -17,7 +17,7 @@ from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.selftest import policy
 from sage_unsloth.selftest.decoder import decoder_of, plain_name
-from sage_unsloth.selftest.findings import FAILED, PASSED, Finding
+from sage_unsloth.selftest.findings import PASSED, Finding
 
 RESUMED_ALLOWED = 1e-2
 """Of the way that the weights went, on a GPU: its sums may be formed in another order each time.
@@ -28,7 +28,6 @@ def contract(folder: Path) -> Iterator[Finding]:
     """Unsloth generates its trainer, and everything that the patch relies on is there."""
     check_contract(load_unsloth())
     yield Finding(
-        check="",
         name="patch contract",
         status=PASSED,
         found="every name, parameter and number that the patch relies on is there",
@@ -50,12 +49,11 @@ def resumed(folder: Path) -> Iterator[Finding]:
     off = (ended - straight).norm().item() / way if way else float("nan")
     allowed = RESUMED_ALLOWED if has_gpu() else 1e-5
     good = off <= allowed
-    yield Finding(
-        check="",
+    yield Finding.of(
+        good,
         name="three steps, resumed",
-        status=PASSED if good else FAILED,
         found=f"off by {off:.1e} of the way that the weights went (allowed {allowed:.0e})",
-        remedy="" if good else "a resumed run is another one here; send selftest.json",
+        remedy="a resumed run is another one here; send selftest.json",
         figures={"way": way, "off": off, "allowed": allowed},
     )
 
@@ -120,7 +118,6 @@ def exported(folder: Path) -> Iterator[Finding]:
     for kind in ("adapter", "merged"):
         out = export(read_run(run), kind, folder / kind)
         yield Finding(
-            check="",
             name=f"export, {kind}",
             status=PASSED,
             found="written, and its own checks passed",
@@ -128,12 +125,11 @@ def exported(folder: Path) -> Iterator[Finding]:
     off = _merge_error(decoder, [name.removesuffix(".lora_A") for name in names], out)
     allowed = 2 * 2.0**-8  # one rounding to bfloat16, and one of what was loaded
     good = off <= allowed
-    yield Finding(
-        check="",
+    yield Finding.of(
+        good,
         name="export, merged weights",
-        status=PASSED if good else FAILED,
         found=f"off by {off:.1e} of the largest weight (allowed {allowed:.1e})",
-        remedy="" if good else "share the adapter, not the merged model; send selftest.json",
+        remedy="share the adapter, not the merged model; send selftest.json",
         figures={"error": off, "allowed": allowed},
     )
 

@@ -48,7 +48,7 @@ def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
 
 
 def check_golds(rows: Sequence[dict]) -> None:
-    """A gold that cannot be graded would end the run at the step that draws its row."""
+    """A gold without a plain spelling is right for its own text at most, so it teaches nothing."""
     for number, row in enumerate(rows):
         if normalise(row["answer"]) is None:
             raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu, release_memory
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder, located
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.planning.fitting import memory_of_card, settled
@@ -107,9 +107,8 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
         )
     below = _model_below(run)
     if Path(below).is_absolute() and not Path(below).is_dir() and reference == "sft":
-        preset = model_preset(
-            str(folder / "model")
-        )  # made elsewhere, from a model of the same architecture
+        # Made elsewhere, from a model of the same architecture.
+        preset = model_preset(str(folder / "model"))
     else:
         preset = _trained_preset(below)
     if reference == "sft":
@@ -156,7 +155,7 @@ def _trained_preset(path: str) -> ModelPreset:
 
 def model_path(preset: ModelPreset) -> str:
     """Folder or hub id of a preset; the embedded model lies with the project's data."""
-    return str(data_folder() / EMBEDDED) if preset.name == EMBEDDED else preset.hub_id
+    return located(preset.hub_id)
 
 
 def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
