@@ -26,15 +26,14 @@ SOURCES = sorted((HERE / "src").glob("*.py"))
 SMOKE = {
     "00_quickstart": "SMOKE = True\nOUT = '00_quickstart'",
     "01_sft": f"""from pathlib import Path
-SMOKE = True
-MODEL = 'arithmetic-base'
 OUT = Path('01_sft')
-DATA_FILE = {str(DATA / "openmathreasoning-mini.jsonl")!r}""",
+DATA, DATA_FILE = 'openmath', {str(DATA / "openmathreasoning-mini.jsonl")!r}
+MAX_STEPS, BATCH_SIZE, SAVE_STEPS, HELD_OUT = 2, 4, 1, 4""",
     "02_rlvr": f"""from pathlib import Path
-SMOKE = True
-START = Path('01_sft')
+MODEL = Path('01_sft/model')
 OUT = Path('02_rlvr')
-DATA_FILE = {str(DATA / "dapo-math-17k.jsonl")!r}""",
+DATA, DATA_FILE = 'dapo', {str(DATA / "dapo-math-17k.jsonl")!r}
+MAX_STEPS, PROMPTS_PER_STEP, NUM_GENERATIONS, MICRO_BATCH, SAVE_STEPS = 2, 2, 4, 4, 1""",
     "03_pass_at_k": """from pathlib import Path
 SMOKE = True
 TRAINED = Path('00_quickstart')

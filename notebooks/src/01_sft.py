@@ -50,39 +50,228 @@ assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
 # ## Parameters
-# Without a GPU the embedded model is trained, which takes a minute; with one, Qwen2.5-Math-7B.
-# `OUT` is below the place that this machine keeps: Google Drive on Colab once you mount it (`from
-# google.colab import drive; drive.mount("/content/drive")`), `/kaggle/working` on Kaggle, `runs`
-# elsewhere.
+# One cell decides everything below: the settings of Table 7 where there is a GPU, and those of the
+# embedded model, which trains in a minute, where there is none. `RUNS` is the place that this
+# machine keeps: Google Drive on Colab once you mount it (`from google.colab import drive;
+# drive.mount("/content/drive")`), `/kaggle/working` on Kaggle, `runs` elsewhere.
 
 # %% tags=["parameters"]
 from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.embedded import located
 from sage_unsloth.runs.record import runs_folder
 
-MODEL = "qwen2.5-math-7b" if has_gpu() else "arithmetic-base"  # a preset, a folder or a hub id
-# a local copy of OpenMathReasoning-mini (.jsonl, .json, .parquet) where the hub is out of reach
-DATA_FILE = None
-OUT = runs_folder() / "sft"  # a second run with the same folder resumes, or shows the finished run
-SMOKE = False  # True: seconds, and only shows that everything works
-SETTINGS = {}  # fields of SftConfig, such as {"max_length": 1024, "load_in_4bit": True}
+GPU = has_gpu()
+RUNS = runs_folder()
+OUT = RUNS / "sft"  # run all cells again with the same folder: training resumes, or is only shown
+MODEL = "Qwen/Qwen2.5-Math-7B" if GPU else located("arithmetic-base")  # a hub id, or a folder
+LOAD_IN_4BIT = False  # True on a GPU of 16 GB
+DATA = "openmath" if GPU else "arithmetic"
+DATA_FILE = None  # a local copy of OpenMathReasoning-mini where the hub is out of reach
+HELD_OUT = 32  # rows for the comparison before and after
+MAX_LENGTH = 2048 if GPU else 160  # tokens of a row: prompt, working, answer, EOS
+MAX_STEPS, EPOCHS = (-1, 2) if GPU else (40, 2)  # -1: as many as the epochs take
+BATCH_SIZE = 1 if GPU else 16
+LEARNING_RATE = 2e-4 if GPU else 5e-4
+SAVE_STEPS = 100  # optimizer steps between checkpoints
+SEED = 3407
+
+# %% [markdown]
+# ## Model
+# On a GPU `load_policy` is Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
+# without one, transformers and peft. Either way the tokenizer gets the chat template of
+# `docs/prompts.md`, and a pad token that is not its EOS: Unsloth finds the end of a completion by
+# the pad token. Change `targets` to put the adapter elsewhere. After a finished run the cell loads
+# what was trained.
+
+# %%
+from sage_unsloth import load_unsloth
+
+load_unsloth()  # before trl, transformers and peft
+from sage_unsloth.models.loading import LoraSettings, load_policy
+from sage_unsloth.runs.checkpoints import last_checkpoint, trained_adapter
+
+done = trained_adapter(OUT)  # of an earlier run of this notebook, if it came to its end
+model, tokenizer = load_policy(
+    MODEL,
+    lora=LoraSettings(
+        rank=8,
+        alpha=16,
+        targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    ),
+    adapter=done,
+    max_length=MAX_LENGTH,
+    load_in_4bit=LOAD_IN_4BIT,
+    seed=SEED,
+)
+model.print_trainable_parameters()
+
+# %% [markdown]
+# ## Data
+# A row is kept where its answer is a number, its prompt takes at most half of `MAX_LENGTH`, and all
+# of it fits, its end-of-sequence token included: a model that never saw the end of a solution never
+# ends one. The table counts what each filter leaves. For data of your own, make `corpus.rows` a
+# list of `{"problem": …, "solution": …, "answer": …}`.
+
+# %%
+from sage_unsloth.figures import show_table
+from sage_unsloth.problems.corpora import hold_out, sft_corpus
+
+corpus = sft_corpus(tokenizer, MAX_LENGTH, data=DATA, path=DATA_FILE)
+rows, held_out = hold_out(corpus.rows, min(HELD_OUT, len(corpus.rows) // 4))
+show_table(corpus.table())
+print(f"{len(rows):,} rows to train on, {len(held_out)} held out")
+
+# %% [markdown]
+# The system prompt asks for the working between `<start_working_out>` and `<end_working_out>` and
+# for the answer between `<SOLUTION>` and `</SOLUTION>`; the solution is written so. TRL's trainer
+# takes rows of `prompt` and `completion`.
+
+# %%
+from datasets import Dataset
+
+from sage_unsloth.prompts import prompt_messages, solution_text
+
+dataset = Dataset.from_list(
+    [
+        {
+            "prompt": prompt_messages(row["problem"]),
+            "completion": [
+                {"role": "assistant", "content": solution_text(row["solution"], row["answer"])}
+            ],
+        }
+        for row in rows
+    ]
+)
+print(
+    tokenizer.apply_chat_template(dataset[0]["prompt"] + dataset[0]["completion"], tokenize=False)
+)
+
+# %% [markdown]
+# ## Before
+# Four completions of each held-out problem at temperature 1, from the model as it is: the adapter's
+# B is still 0. What was drawn stays on disk and is not drawn again.
+
+# %%
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_sets import sample_and_grade
+
+(OUT / "held-out").mkdir(parents=True, exist_ok=True)
+sampling = SamplingConfig(
+    num_samples=4,
+    temperature=1.0,
+    max_completion_length=MAX_LENGTH // 2,
+    batch_size=8 if GPU else 128,
+    seed=SEED,
+)
+engine = TransformersEngine(model, tokenizer)
+before = OUT / "held-out" / "before.jsonl"
+if done is None:
+    sample_and_grade(
+        sampling, engine, held_out, before, model="before", benchmark="held-out", boxed=False
+    )
+
+# %% [markdown]
+# ## Configuration
+# TRL's own `SFTConfig`: add or change any of its fields here.
+
+# %%
+from trl import SFTConfig
+
+args = SFTConfig(
+    output_dir=str(OUT / "checkpoints"),
+    max_steps=MAX_STEPS,
+    num_train_epochs=EPOCHS,
+    per_device_train_batch_size=BATCH_SIZE,
+    gradient_accumulation_steps=1,
+    learning_rate=LEARNING_RATE,
+    warmup_steps=5,
+    lr_scheduler_type="linear",
+    weight_decay=0.01,
+    max_length=MAX_LENGTH,
+    completion_only_loss=True,  # the prompt is given, not learned
+    packing=False,
+    save_steps=SAVE_STEPS,
+    save_total_limit=None,  # `train` below keeps the two newest checkpoints
+    logging_steps=1,
+    disable_tqdm=True,  # `train` below has a bar of its own
+    report_to="none",  # "tensorboard", "trackio" or "wandb"
+    seed=SEED,
+    optim="adamw_8bit" if GPU else "adamw_torch",
+    bf16=None if GPU else False,
+    use_cpu=not GPU,
+    gradient_checkpointing=False,  # on a GPU Unsloth's own is in the model
+    dataloader_pin_memory=GPU,
+)
+
+# %% [markdown]
+# ## Trainer
+# `sft_trainer_class()` is `trl.SFTTrainer`, Unsloth's version of it on a GPU; without one, the same
+# with the model's own loss, since TRL computes it in a kernel for GPUs. The trainer gets a copy of
+# the tokenizer, because it sets padding in its own. What the first row is trained on must end in
+# EOS:
+
+# %%
+import copy
+
+from sage_unsloth.training.sft_stage import sft_trainer_class
+
+trainer = sft_trainer_class()(
+    model=model, processing_class=copy.deepcopy(tokenizer), train_dataset=dataset, args=args
+)
+labels = trainer.data_collator([trainer.train_dataset[0]])["labels"][0]
+learned = tokenizer.decode(labels[labels != -100])
+print(learned)
+assert learned.endswith(tokenizer.eos_token), "the row was cut: raise MAX_LENGTH"
 
 # %% [markdown]
 # ## Train
-# Rows are kept where the answer is a number, the prompt is at most half of `max_length`, and the
-# whole row fits, its end-of-sequence token included: a model that never saw the end of a solution
-# never ends one. The table counts what each filter leaves.
+# `train` is `trainer.train()` with every step's metrics in `metrics.jsonl` before the next one, a
+# plot that grows, and an end that saves first when you interrupt the kernel. If the runtime
+# disconnects, run all cells again: it resumes from the newest complete checkpoint.
 
 # %%
-from sage_unsloth.training.recipes import run_sft
+from sage_unsloth.models.merging import save_merged
+from sage_unsloth.training.live import LivePlot
+from sage_unsloth.training.stage import train
 
-table = run_sft(OUT, model=MODEL, path=DATA_FILE, smoke=SMOKE, **SETTINGS)
+if done is None:
+    trainer.add_callback(LivePlot())
+    train(trainer, OUT, "SFT", resume=last_checkpoint(OUT / "checkpoints"))
+    trainer.model.save_pretrained(OUT / "adapter")
 
 # %% [markdown]
-# ## See that it worked
+# ## Look
+# The same problems again, with the trained adapter:
 # - *In format* should be near 1 after SFT: what is not in the solution tag cannot be rewarded.
 # - *Right* should be neither 0 nor 1: RL learns from problems that are solved sometimes.
-# - *Cut* completions never ended. If there are many, the rows are too long for `max_length`, or
+# - *Cut* completions never ended. If there are many, the rows are too long for `MAX_LENGTH`, or
 #   there were too few of them.
+
+# %%
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.training.preflight import signal
+
+after = OUT / "held-out" / "after.jsonl"
+sample_and_grade(
+    sampling, engine, held_out, after, model="after", benchmark="held-out", boxed=False
+)
+names = {"format_rate": "in format", "solve_rate": "right", "truncation_rate": "cut"}
+found = {path.stem: signal(read_jsonl(path)) for path in (before, after)}
+show_table(
+    [
+        {"model": f"{stem} SFT"} | {title: f"{shares[name]:.3f}" for name, title in names.items()}
+        for stem, shares in found.items()
+    ]
+)
+
+# %% [markdown]
+# One problem before and after, and the loss:
+
+# %%
+for path in (before, after):
+    first = read_jsonl(path)[0]
+    print(f"{path.stem} SFT ({first['grade']}, answer {first['gold']}):")
+    print(f"{first['completion'][:400]}\n")
 
 # %%
 import matplotlib.pyplot as plt
@@ -97,17 +286,34 @@ axis.grid(alpha=0.25)
 figure.savefig(OUT / "training.png", dpi=130)
 
 # %% [markdown]
-# The same held-out problem before and after:
-
-# %%
-from sage_unsloth.runs.files import read_jsonl
-
-for name in ("before", "after"):
-    first = read_jsonl(OUT / "held-out" / f"{name}.jsonl")[0]
-    print(f"{name} SFT ({first['grade']}, answer {first['gold']}): {first['completion'][:400]}\n")
+# ## When something goes wrong
+#
+# | what you see | what to do |
+# |---|---|
+# | the filters leave few rows | raise `MAX_LENGTH`, as far as the card allows |
+# | out of memory | `LOAD_IN_4BIT = True`, or a smaller `MAX_LENGTH`; restart the kernel |
+# | many completions are cut, few in format | more steps; look at the rows: do they end? |
+# | the loss jumps | a smaller `LEARNING_RATE` |
+# | after a disconnect it starts anew | there was no checkpoint yet: a smaller `SAVE_STEPS` |
 
 # %% [markdown]
+# ## Merge
+# The adapter is merged into its base. RL starts from this model and its reference π_ref, "adapter
+# off", is this model too. The folder is an ordinary model: transformers loads it.
+
+# %%
+if not (OUT / "model").exists():
+    save_merged(trainer.model, tokenizer, OUT / "model")
+print(*sorted(path.name for path in (OUT / "model").iterdir()))
+
+# %% [markdown]
+# ## The same as one command
+# ```
+# python -m sage_unsloth sft --model qwen2.5-math-7b --out runs/sft
+# python -m sage_unsloth sft --model arithmetic-base --out runs/sft      # without a GPU
+# ```
+# It also plans, checks the folder, and records settings, versions and digests in `run.json`, so
+# that `train --from runs/sft` and `export` know where the model is from.
+#
 # ## Next
-# `02_rlvr.ipynb` trains on from here, by any algorithm of the table; from the command line,
-# `python -m sage_unsloth train --algorithm sage-branch --from runs/sft --out runs/sage-branch`. To
-# take the model elsewhere: `python -m sage_unsloth export runs/sft --to merged`.
+# `02_rlvr.ipynb` trains on from here by reinforcement learning.

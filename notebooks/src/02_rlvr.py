@@ -16,13 +16,12 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
 #
-# **At the end you have** a trained adapter of the algorithm you chose, every step's metrics,
-# samples of graded completions, and the next command. Run it once for each algorithm: data order
-# and seeds are the same, so only the algorithm differs.
+# **At the end you have** a trained adapter, every step's metrics, samples of graded completions,
+# and have seen each part that you may want to change: model, data, reward, guide, configuration.
 #
 # **Cost.** 1,000 steps of 8 completions with Qwen2.5-Math-7B on one GPU: **not measured**, no GPU
-# has run this yet. The plan below computes the memory before anything is loaded, and the first step
-# tells the time. The run in this file is the embedded model on a CPU.
+# has run this yet; the first step tells the time. The run in this file is the embedded model on a
+# CPU, about four minutes. It needs what `01_sft` left.
 #
 # If the runtime disconnects, run all cells again: training resumes from the last checkpoint, with
 # the same guide, data order and random state.
@@ -51,26 +50,311 @@ assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
 # ## Parameters
+# One cell decides everything below: Table 8 where there is a GPU, and the settings of the embedded
+# model, which trains in four minutes, where there is none. Change a guide, a reward or any field
+# of TRL's `GRPOConfig` in its own cell further down.
 
 # %% tags=["parameters"]
+from sage_unsloth.models.device import has_gpu
 from sage_unsloth.runs.record import runs_folder
 
-ALGORITHM = "sage-branch"  # a row of the table below
-# Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
-RUNS = runs_folder()
-START = RUNS / "sft"  # the SFT run of 01_sft; or a preset, a model folder or a hub id
-OUT = RUNS / ALGORITHM  # a second run with the same folder resumes, or shows the finished run
-# a local copy of DAPO-Math-17k-Processed (.jsonl, .json, .parquet) where the hub is out of reach
-DATA_FILE = None
-SMOKE = False  # True: seconds, and only shows that everything works
-SETTINGS = {}  # fields of RlvrConfig, such as {"max_steps": 200, "reference": "base"}
+GPU = has_gpu()
+RUNS = runs_folder()  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, else "runs"
+MODEL = RUNS / "sft" / "model"  # what 01_sft left; or a hub id, or a folder
+OUT = RUNS / "sage-branch"  # run all cells again: training resumes, or is only shown
+LOAD_IN_4BIT = False  # True on a GPU of 16 GB
+ROLLOUTS = "auto"  # "vllm" where it runs, else "transformers"
+DATA = "dapo" if GPU else "arithmetic"
+DATA_FILE = None  # a local copy of DAPO-Math-17k-Processed where the hub is out of reach
+MAX_PROMPT, MAX_COMPLETION = (1024, 1024) if GPU else (64, 48)  # tokens
+MAX_STEPS = 1000 if GPU else 100
+PROMPTS_PER_STEP, NUM_GENERATIONS = (1, 8) if GPU else (8, 8)  # problems, completions of each
+MICRO_BATCH = 8 if GPU else 64  # completions in the loss at a time: fewer take less memory
+LEARNING_RATE = 5e-6 if GPU else 2e-3
+MIN_P = 0.01 if GPU else 0.0
+BETA = 0.05  # of the KL term
+SAVE_STEPS = 50 if GPU else 20  # optimizer steps between checkpoints
+SEED = 3407
 
 # %% [markdown]
-# ## The algorithms
-# Each row is GRPO with a few settings changed. `grpo-no-kl` drops the anchor, the `sage-*` rows
-# shape it, and the `bnpo` and `dapo` rows change how token losses are averaged. `k3`,
-# differentiated as a loss, pulls towards π_ref like the *forward* KL; the rows named after a KL say
-# which gradient they really have.
+# What a run of this size needs of a card's memory, and what to change where it does not fit:
+# `python -m sage_unsloth plan --model qwen2.5-math-7b`.
+#
+# ## Model
+# On a GPU `load_policy` is Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
+# without one, transformers and peft. The reference π_ref of the KL is this model with the adapter
+# off, so the policy starts as π_ref. After a finished run the cell loads what was trained.
+
+# %%
+from sage_unsloth import load_unsloth
+from sage_unsloth.sampling.engine_choice import choose_rollouts, generation_arguments
+
+rollouts = choose_rollouts(ROLLOUTS, load_in_4bit=LOAD_IN_4BIT)
+load_unsloth(standby=rollouts == "vllm")  # before trl, transformers and peft
+from sage_unsloth.models.loading import LoraSettings, load_policy
+from sage_unsloth.runs.checkpoints import last_checkpoint, trained_adapter
+
+done = trained_adapter(OUT)  # of an earlier run of this notebook, if it came to its end
+model, tokenizer = load_policy(
+    MODEL,
+    lora=LoraSettings(
+        rank=8,
+        alpha=16,
+        targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    ),
+    adapter=done,
+    max_length=MAX_PROMPT + MAX_COMPLETION,
+    load_in_4bit=LOAD_IN_4BIT,
+    use_vllm=rollouts == "vllm",
+    seed=SEED,
+)
+
+# %% [markdown]
+# ## Data
+# Problems whose answer can be graded and whose prompt fits. TRL wants a column `prompt`; every
+# other column is passed to the rewards by its name. For data of your own, make `rows` a list of
+# `{"problem": …, "answer": …}` and add the columns that your rewards read.
+
+# %%
+from datasets import Dataset
+
+from sage_unsloth.figures import show_table
+from sage_unsloth.problems.corpora import rl_corpus
+from sage_unsloth.prompts import prompt_messages, render_prompt
+
+corpus = rl_corpus(tokenizer, MAX_PROMPT, data=DATA, path=DATA_FILE)
+show_table(corpus.table())
+rows = corpus.rows
+dataset = Dataset.from_list(
+    [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
+)
+print(render_prompt(tokenizer, rows[0]["problem"]))
+
+# %% [markdown]
+# ## Reward
+# 1 for a right answer between the solution tags, else 0, graded in worker processes that can be
+# killed (`docs/grading.md`). A reward of your own is a function with TRL's signature; `tidy` is
+# one, and is not used until you put it into `rewards`.
+
+# %%
+from sage_unsloth import Grader, SolutionReward
+
+solution = SolutionReward(Grader())
+
+
+def tidy(completions, **columns):
+    """.1 for a completion with nothing behind its solution."""
+    texts = [completion[-1]["content"] for completion in completions]
+    return [0.1 * text.rstrip().endswith("</SOLUTION>") for text in texts]
+
+
+rewards = [solution]  # [solution, tidy] adds them up
+for answer in (rows[0]["answer"], "7", "no idea"):
+    turns = [[{"role": "assistant", "content": f"…<SOLUTION>{answer}</SOLUTION>"}]]
+    print(answer, [reward(completions=turns, answer=[rows[0]["answer"]]) for reward in rewards])
+
+# %% [markdown]
+# ## Guide
+# The KL anchor is q·π_ref. `BranchGuide` has q_t = 1 + ratio · max(0, H_t − threshold), at most
+# 1.4: a stronger pull to π_ref where the policy is undecided. `TokenGuide()`, `RandomGuide()` and
+# any object with `needs` and `log_guide` take its place; `None` is plain GRPO.
+
+# %%
+from sage_unsloth import BranchGuide
+
+guide = BranchGuide(ratio=0.3, threshold=1.2)
+
+# %% [markdown]
+# ## Look before you train
+# Completions as training will sample them. Groups whose completions all get one reward teach
+# nothing; many of them call for easier problems, more SFT or more completions of a prompt.
+
+# %%
+from sage_unsloth.problems.corpora import spread
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.preflight import signal
+
+few = [{"id": f"look-{i}"} | row for i, row in enumerate(spread(rows, min(16, len(rows))))]
+sampling = SamplingConfig(
+    num_samples=NUM_GENERATIONS,
+    temperature=1.0,
+    min_p=MIN_P,
+    max_completion_length=MAX_COMPLETION,
+    batch_size=MICRO_BATCH,
+    seed=SEED,
+)
+OUT.mkdir(parents=True, exist_ok=True)
+look = OUT / "look.jsonl"  # drawn once, by the model as it was before training
+if done is None and last_checkpoint(OUT / "checkpoints") is None:
+    engine = TransformersEngine(model, tokenizer)
+    sample_and_grade(sampling, engine, few, look, model="start", benchmark="look", boxed=False)
+
+# %%
+from sage_unsloth.runs.files import read_jsonl
+
+records = read_jsonl(look)
+show_table([{name: f"{share:.2f}" for name, share in signal(records).items()}])
+
+# %% [markdown]
+# Where would the guide act? Each dot is a token of these completions: its entropy H_t and the q_t
+# that the guide gives it. To the left of the threshold q is 1, and the KL is GRPO's own.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+from sage_unsloth.analysis.traces import trace
+
+problems = {row["id"]: row["problem"] for row in few}
+traces = [
+    trace("", model, tokenizer, guide, problems[record["problem_id"]], record)
+    for record in records[:: max(1, len(records) // 24)]
+    if record["completion"] and guide is not None
+]
+entropies = np.concatenate([one.entropies for one in traces])
+q = np.exp(np.concatenate([one.log_guides for one in traces]))
+figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
+axis.scatter(entropies, q, s=8, alpha=0.4, color="#0072B2", linewidths=0)
+axis.set(
+    xlabel="entropy of the policy before a token (nats)",
+    ylabel="q",
+    title=f"{len(q):,} tokens; the guide touches {(q != 1).mean():.1%} of them",
+)
+axis.grid(alpha=0.25)
+figure.savefig(OUT / "guide.png", dpi=130)
+
+# %% [markdown]
+# ## Configuration
+# TRL's own `GRPOConfig`, as Unsloth generates it. What is marked **!** is a default that would
+# quietly train something else. (A pad token that is sampled ends its completion for Unsloth.)
+
+# %%
+from trl import GRPOConfig
+
+completions_per_step = PROMPTS_PER_STEP * NUM_GENERATIONS
+args = GRPOConfig(
+    output_dir=str(OUT / "checkpoints"),
+    max_steps=MAX_STEPS,
+    per_device_train_batch_size=MICRO_BATCH,
+    gradient_accumulation_steps=completions_per_step // MICRO_BATCH,  # ! Unsloth: 2
+    num_generations=NUM_GENERATIONS,
+    max_completion_length=MAX_COMPLETION,
+    learning_rate=LEARNING_RATE,
+    warmup_steps=round(0.1 * MAX_STEPS),
+    lr_scheduler_type="linear",
+    weight_decay=0.01,
+    beta=BETA,  # ! 0: no KL term, and a guide is refused
+    loss_type="grpo",  # ! "dapo"
+    use_bias_correction_kl=False,  # ! True: another estimator of the KL than the paper's
+    epsilon=0.2,
+    epsilon_high=0.2,
+    num_iterations=1,
+    scale_rewards="group",  # advantages are divided by the deviation of a group's rewards
+    mask_truncated_completions=False,
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=MIN_P or None,
+    use_vllm=rollouts == "vllm",
+    vllm_importance_sampling_mode="token_truncate",  # ! weighs whole completions
+    vllm_importance_sampling_clip_max=2.0,
+    generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),  # ! draws pad tokens
+    logging_steps=1,
+    disable_tqdm=True,  # `train` below has a bar of its own
+    save_steps=SAVE_STEPS,
+    save_total_limit=None,  # `train` below keeps the two newest checkpoints
+    report_to="none",  # "tensorboard", "trackio" or "wandb"
+    seed=SEED,
+    optim="adamw_8bit" if GPU else "adamw_torch",
+    bf16=None if GPU else False,
+    use_cpu=not GPU,
+    gradient_checkpointing=False,  # on a GPU Unsloth's own is in the model
+    dataloader_pin_memory=GPU,
+)
+
+# %% [markdown]
+# ## Trainer
+# `trl.GRPOTrainer` is Unsloth's generated class by now. Had it copied the adapter as the reference,
+# π_ref would not be the model that you start from.
+
+# %%
+from trl import GRPOTrainer
+
+trainer = GRPOTrainer(
+    model=model,
+    processing_class=tokenizer,
+    reward_funcs=rewards,
+    train_dataset=dataset,
+    args=args,
+)
+assert "ref" not in model.peft_config, "π_ref must be the model with the adapter off"
+
+# %% [markdown]
+# ## Train
+# `guided_kl` puts the guide into Unsloth's loss while it is open. `train` is `trainer.train()` with
+# every step's metrics in `metrics.jsonl` before the next one, and an end that saves first when you
+# interrupt the kernel. The plot grows while it runs. If the runtime disconnects, run all cells
+# again: guide, data order and random state resume as they were.
+
+# %%
+from sage_unsloth import guided_kl
+from sage_unsloth.training.live import LivePlot
+from sage_unsloth.training.rlvr_trainer import log_grades
+from sage_unsloth.training.stage import read_metrics, train
+
+if done is None:
+    trainer.add_callback(LivePlot())
+    resume = last_checkpoint(OUT / "checkpoints")
+    graded = log_grades(OUT, solution, sample_steps=25)  # counts, and completions to look at
+    with guided_kl(trainer, guide):
+        train(trainer, OUT, "SAGE-Branch", resume=resume, extra=graded)
+    trainer.model.save_pretrained(OUT / "adapter")
+metrics = read_metrics(OUT)
+assert abs(metrics[0]["kl/ref_k3"]) < 1e-3, "policy and π_ref were not one model at the start"
+
+# %% [markdown]
+# ## See that it worked
+# - The reward climbs. Flat? Look at *dead groups*.
+# - The KL starts at 0 and grows slowly. A jump means that the learning rate is too high.
+# - The loss says nothing: it starts near 0 and stays there, since advantages of a group sum to 0.
+# - Entropy that falls to 0 means the policy has stopped exploring; the guide is there to slow that.
+
+# %%
+from IPython.display import Image
+
+from sage_unsloth.training.figures import plot_training
+from sage_unsloth.training.outcomes import course
+
+show_table(course(metrics))
+Image(plot_training({"SAGE-Branch": metrics}, OUT / "training.png", f"seed {SEED}"))
+
+# %% [markdown]
+# Completions of the last step that was sampled:
+
+# %%
+sampled = read_jsonl(OUT / "completions.jsonl")
+for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
+    print(f"{row['grade']:<11} answer {row['answer']:<6} {row['completion'][:300]}")
+
+# %% [markdown]
+# ## When something goes wrong
+#
+# | what you see | what to do |
+# |---|---|
+# | `frac_reward_zero_std` near 1 | easier problems, more SFT, or more `NUM_GENERATIONS` |
+# | `completions/clipped_ratio` high | cut completions count as wrong: raise `MAX_COMPLETION` |
+# | `kl/ref_k3` jumps, reward falls | a smaller `LEARNING_RATE`, or a larger `BETA` |
+# | `sage/share_touched` is 0 | a lower threshold of the guide (see the plot above) |
+# | out of memory | a smaller `MICRO_BATCH`, `LOAD_IN_4BIT = True`; restart the kernel |
+# | `ContractError` | not a tested Unsloth: `python -m sage_unsloth doctor` |
+#
+# ## The same as one command
+# ```
+# python -m sage_unsloth train --algorithm sage-branch --from runs/sft --out runs/sage-branch
+# ```
+# trains the same weights, and also plans, refuses what cannot fit, samples a preflight, writes
+# completions and `run.json`. Its other algorithms (`train --list`):
 
 # %% tags=["reproduced"]
 from sage_unsloth.training.algorithms import listing
@@ -78,48 +362,6 @@ from sage_unsloth.training.algorithms import listing
 print(listing())
 
 # %% [markdown]
-# ## Train
-# What is printed, in order: rows left after each filter; the plan, what it needs and whether that
-# fits the card; a preflight on 32 prompts (how many are solved, in format, cut; groups whose
-# completions all got one reward teach nothing); then a bar with reward and KL. Everything is in
-# `metrics.jsonl` at the end of its step.
-
-# %%
-from sage_unsloth.training.recipes import run_rlvr
-
-metrics = run_rlvr(OUT, algorithm=ALGORITHM, start=START, path=DATA_FILE, smoke=SMOKE, **SETTINGS)
-
-# %% [markdown]
-# ## See that it worked
-# - The reward climbs. Flat? Look at *dead groups*: near 1, there is nothing to learn from; take
-#   easier problems, more SFT, or more completions a prompt.
-# - The KL starts at 0 (the run stops if it does not) and grows slowly. A jump means that the
-#   learning rate is too high.
-# - The loss itself says nothing: it starts near 0 and stays there, since advantages of a group sum
-#   to 0.
-# - Entropy that falls to 0 means the policy has stopped exploring; that is what the guide is there
-#   to slow.
-
-# %%
-from IPython.display import Image
-
-Image(OUT / "training.png")
-
-# %% [markdown]
-# What the policy wrote at the last sampled step:
-
-# %%
-from sage_unsloth.runs.files import read_jsonl
-
-rows = read_jsonl(OUT / "completions.jsonl")
-for row in [row for row in rows if row["step"] == rows[-1]["step"]][:4]:
-    print(
-        f"step {row['step']}  {row['grade']:<11} answer {row['answer']:<6} "
-        f"{row['completion'][:300]}"
-    )
-
-# %% [markdown]
 # ## Next
-# Run this notebook again with another `ALGORITHM`, `"grpo"` above all, and compare them on held-out
-# problems in `03_pass_at_k.ipynb`: training reward alone cannot show what was lost. To take the
-# model elsewhere: `python -m sage_unsloth export runs/sage-branch --to merged`.
+# Run this notebook again with `guide = None` and another `OUT`, and compare the two on held-out
+# problems in `03_pass_at_k.ipynb`: training reward alone cannot show what was lost.

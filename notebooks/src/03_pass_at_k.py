@@ -103,21 +103,84 @@ for benchmark in benchmarks:
     )
 
 # %% [markdown]
-# ## Draw and grade
-# Every completion has a seed of its own, made from the problem and the number of the sample. So
-# stop this cell when you like: the next run draws what is missing, and more samples later are added
-# to these.
+# ## Step by step: two models
+# **Draw.** The prompt is the training prompt, and every completion has a random stream of its own,
+# made from the problem and the number of the sample: two models answer a problem from the same
+# stream. What is drawn is on disk, batch by batch.
+
+# %%
+from dataclasses import replace
+
+from sage_unsloth.evaluation.named_models import parse_model
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.record_sets import sample_and_grade
+
+models = [parse_model(text) for text in MODELS]
+config = SamplingConfig(num_samples=SAMPLES, **SAMPLING)
+few, rows = replace(config, num_samples=min(8, SAMPLES)), benchmarks[0].rows
+(OUT / "steps").mkdir(parents=True, exist_ok=True)
+records = {}
+for spec in models[-2:]:
+    engine = TransformersEngine(*load_policy(spec.path, adapter=spec.adapter))
+    file = OUT / "steps" / f"{spec.name}.jsonl"
+    records[spec.name] = sample_and_grade(
+        few, engine, rows, file, model=spec.name, benchmark="steps"
+    )
+
+# %% [markdown]
+# **Grade.** Each record has its answer, the gold and the grade, so that a grade can be looked at,
+# and changed by better rules without drawing again.
+
+# %%
+shown = ("problem_id", "sample", "completion", "extracted", "gold", "grade")
+for name, found in records.items():
+    print(name, {field: found[0][field] for field in shown}, sep="\n")
+
+# %% [markdown]
+# **Count.** Of the n samples of a problem c are right. pass@k = 1 − C(n−c, k) / C(n, k) is the
+# chance that k samples drawn from the n include a right one:
+
+# %%
+from math import comb
+
+from sage_unsloth import pass_at_k
+from sage_unsloth.sampling.counts import correct_matrix
+
+n, k = few.num_samples, min(4, few.num_samples)
+counts = {name: correct_matrix(found).sum(1) for name, found in records.items()}
+for name, c in counts.items():
+    first = int(c[0])
+    print(f"{name}: {first} of {n} right on {rows[0]['problem']} so pass@{k} there is", end=" ")
+    print(
+        f"{1 - comb(n - first, k) / comb(n, k):.3f}, and {pass_at_k(n, c, k).mean():.3f} over all"
+    )
+
+# %% [markdown]
+# **Compare.** Both models answered the same problems, and what makes a problem hard for both
+# cancels in the difference: the interval of the difference is what to look at.
+
+# %%
+from sage_unsloth.evaluation.metrics import paired_difference, pass_at_k_interval
+
+(first, a), (second, b) = counts.items()
+for name, c in counts.items():
+    found = pass_at_k_interval(n, c, k)
+    print(f"{name:12} pass@{k} {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]")
+found = paired_difference(n, b, n, a, k)
+print(f"{second} - {first}: {found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
+
+# %% [markdown]
+# ## All models in one call
+# The same for every model, benchmark and k. Stop this cell when you like: the next run draws what
+# is missing, and more samples later are added to these.
 
 # %%
 import time
 
 from sage_unsloth.evaluation.evaluator import choose_engine, evaluate
-from sage_unsloth.evaluation.named_models import parse_model
 from sage_unsloth.evaluation.report_text import report_text
-from sage_unsloth.sampling.engines import SamplingConfig
 
-models = [parse_model(text) for text in MODELS]
-config = SamplingConfig(num_samples=SAMPLES, **SAMPLING)
 started = time.perf_counter()
 report = evaluate(
     models,

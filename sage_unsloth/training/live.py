@@ -20,11 +20,13 @@ from sage_unsloth.training.figures import moving_average
 from sage_unsloth.training.rows import numbers
 from sage_unsloth.training.stage import METRICS
 
+LOSS = "loss (nats per token)"  # of SFT; in RL it says nothing, since advantages sum to 0
 PANELS = {
     "mean reward": ("reward",),
     "KL to the reference (nats)": ("kl/ref_k3", "kl"),
     "mean token entropy (nats)": ("sage/entropy", "entropy"),
     "held-out pass@1": ("eval/pass@1",),
+    LOSS: ("loss",),
 }
 """Title of a panel -> the metrics that it may show, of which the first that was logged is drawn."""
 
@@ -90,8 +92,10 @@ class LivePlot:
 
 def live_figure(rows: Sequence[Mapping[str, Any]], window: int = 9) -> bytes | None:
     """The PNG of `PANELS` over `rows`, each with `step`; None where no panel has a value."""
-    panels = {}
+    panels, is_rl = {}, any("reward" in row for row in rows)
     for title, metrics in PANELS.items():
+        if title == LOSS and is_rl:
+            continue
         shown = next((m for m in metrics if any(_is_number(row.get(m)) for row in rows)), None)
         if shown is not None:
             panels[title] = [

@@ -34,7 +34,15 @@ def test_a_panel_for_each_metric_that_was_logged():
     )
     assert size(one)[0] == size(two)[0] and size(four)[1] == 2 * size(two)[1]
     assert one != two
-    assert live_figure([{"step": 1, "loss": 0.3}]) is None and live_figure([]) is None
+    assert live_figure([{"step": 1, "text": "0.3"}]) is None and live_figure([]) is None
+
+
+def test_the_loss_is_drawn_for_sft_alone():
+    losses = [{"step": s, "loss": 0.3 / s} for s in (1, 2)]
+    rewards = [{"step": s, "reward": 0.1 * s} for s in (1, 2)]
+    assert live_figure(losses) is not None
+    both = [loss | reward for loss, reward in zip(losses, rewards, strict=True)]
+    assert live_figure(both) == live_figure(rewards)
 
 
 def test_the_anchor_kl_of_unsloth_is_drawn_where_the_plain_one_is_not_logged():
