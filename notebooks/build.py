@@ -6,10 +6,12 @@ python notebooks/build.py --smoke --to DIR   # execute at smoke size into DIR, t
                                              # time it resumes
 
 A notebook is checked for its cells, and for the outputs of those that are tagged `reproduced`:
-cells that need no cell before them, and print what code alone decides.
+cells that need no cell before them, and print what code alone decides. `--smoke` also compares the
+outline of every cell's outputs with the committed one (`outline`).
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from nbclient import NotebookClient
 HERE = Path(__file__).parent
 DATA = HERE.resolve().parent / "data" / "smoke"
 SOURCES = sorted((HERE / "src").glob("*.py"))
+
+NUMBER = r"[-+]?\d[\d,]*\.?\d*"
 
 # What each notebook is given at smoke size; they run in one folder, in order, as a user would run
 # them.
@@ -94,6 +98,32 @@ def shown(cell: nbformat.NotebookNode) -> list[str]:
     return found
 
 
+def outline(cell: nbformat.NotebookNode) -> list[str]:
+    """What stays of a cell's outputs whatever was trained, on how many rows: their kinds and, but
+    in a cell that is tagged `data`, the lines of text with # in the place of numbers, each once.
+    """
+    kinds = {
+        "text" if output.output_type == "stream" else ", ".join(sorted(output.data))
+        for output in cell.outputs
+    }
+    if "data" in cell.metadata.get("tags", []):
+        return sorted(kinds)
+    text = "".join(o.text for o in cell.outputs if o.output_type == "stream")
+    lines = [" ".join(re.sub(NUMBER, "#", line).split()) for line in text.splitlines()]
+    return sorted(kinds | {line for line in lines if re.search("[a-z]", line)})
+
+
+def differing_outlines(smoke: nbformat.NotebookNode, committed: nbformat.NotebookNode) -> list[str]:
+    """The lines and kinds of output that one of the two has and the other lacks."""
+    cells = [cell for cell in smoke.cells if cell["id"] != "injected-parameters"]
+    return [
+        f"cell {number}: {line}"
+        for number, (one, other) in enumerate(zip(cells, committed.cells, strict=True))
+        if one.cell_type == "code"
+        for line in sorted(set(outline(one)) ^ set(outline(other)))
+    ]
+
+
 def is_stale(source: Path) -> bool:
     """Whether the committed notebook has other cells than its source, or outputs that today's code
     would not print.
@@ -154,10 +184,14 @@ def main() -> int:
             options.to.mkdir(parents=True, exist_ok=True)
             for attempt in ("first", "second"):
                 notebook = with_parameters(from_source(source), SMOKE[source.stem])
-                nbformat.write(
-                    execute(notebook, options.to), options.to / f"{source.stem}-{attempt}.ipynb"
-                )
+                execute(notebook, options.to)
+                nbformat.write(notebook, options.to / f"{source.stem}-{attempt}.ipynb")
                 print(f"{source.stem}: executed ({attempt} time)")
+                if attempt == "first":
+                    committed = nbformat.read(HERE / f"{source.stem}.ipynb", 4)
+                    different = differing_outlines(notebook, committed)
+                    stale += [f"{source.stem}.ipynb"] * bool(different)
+                    print(*different, sep="\n", end="\n" * bool(different), file=sys.stderr)
         else:
             target = HERE / f"{source.stem}.ipynb"
             nbformat.write(execute(from_source(source), HERE.parent), target)

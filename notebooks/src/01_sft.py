@@ -58,6 +58,7 @@ assert doctor.run() == 0, "see the remedies above"
 # %% tags=["parameters"]
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import located
+from sage_unsloth.prompts import prompt_format
 from sage_unsloth.runs.record import runs_folder
 
 GPU = has_gpu()
@@ -65,6 +66,7 @@ RUNS = runs_folder()
 OUT = RUNS / "sft"  # run all cells again with the same folder: training resumes, or is only shown
 MODEL = "Qwen/Qwen2.5-Math-7B" if GPU else located("arithmetic-base")  # a hub id, or a folder
 LOAD_IN_4BIT = False  # True on a GPU of 16 GB
+PROMPT = prompt_format(tags=["project"])  # or "think-answer", "boxed", four tags of your own
 DATA = "openmath" if GPU else "arithmetic"
 DATA_FILE = None  # a local copy of OpenMathReasoning-mini where the hub is out of reach
 HELD_OUT = 32  # rows for the comparison before and after
@@ -102,6 +104,7 @@ model, tokenizer = load_policy(
     max_length=MAX_LENGTH,
     load_in_4bit=LOAD_IN_4BIT,
     seed=SEED,
+    prompt=PROMPT,
 )
 model.print_trainable_parameters()
 
@@ -122,22 +125,20 @@ show_table(corpus.table())
 print(f"{len(rows):,} rows to train on, {len(held_out)} held out")
 
 # %% [markdown]
-# The system prompt asks for the working between `<start_working_out>` and `<end_working_out>` and
-# for the answer between `<SOLUTION>` and `</SOLUTION>`; the solution is written so. TRL's trainer
-# takes rows of `prompt` and `completion`.
+# The system prompt names the tags of working and answer, and the solution is written so. TRL's
+# trainer takes rows of `prompt` and `completion`; the chat template adds the system prompt where a
+# conversation has none.
 
 # %%
 from datasets import Dataset
 
-from sage_unsloth.prompts import prompt_messages, solution_text
+from sage_unsloth.prompts import turns_of
 
 dataset = Dataset.from_list(
     [
         {
-            "prompt": prompt_messages(row["problem"]),
-            "completion": [
-                {"role": "assistant", "content": solution_text(row["solution"], row["answer"])}
-            ],
+            "prompt": turns_of(row),
+            "completion": [{"role": "assistant", "content": PROMPT.taught(row)}],
         }
         for row in rows
     ]
@@ -156,6 +157,7 @@ from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
 
 (OUT / "held-out").mkdir(parents=True, exist_ok=True)
+training = {"boxed": False, "prompt": PROMPT}  # answers are read as in training
 sampling = SamplingConfig(
     num_samples=4,
     temperature=1.0,
@@ -167,7 +169,7 @@ engine = TransformersEngine(model, tokenizer)
 before = OUT / "held-out" / "before.jsonl"
 if done is None:
     sample_and_grade(
-        sampling, engine, held_out, before, model="before", benchmark="held-out", boxed=False
+        sampling, engine, held_out, before, model="before", benchmark="held-out", **training
     )
 
 # %% [markdown]
@@ -252,9 +254,7 @@ from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.preflight import signal
 
 after = OUT / "held-out" / "after.jsonl"
-sample_and_grade(
-    sampling, engine, held_out, after, model="after", benchmark="held-out", boxed=False
-)
+sample_and_grade(sampling, engine, held_out, after, model="after", benchmark="held-out", **training)
 names = {"format_rate": "in format", "solve_rate": "right", "truncation_rate": "cut"}
 found = {path.stem: signal(read_jsonl(path)) for path in (before, after)}
 show_table(

@@ -56,6 +56,7 @@ assert doctor.run() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
 from sage_unsloth.models.device import has_gpu
+from sage_unsloth.prompts import prompt_format
 from sage_unsloth.runs.record import runs_folder
 
 GPU = has_gpu()
@@ -64,6 +65,7 @@ MODEL = RUNS / "sft" / "model"  # what 01_sft left; or a hub id, or a folder
 OUT = RUNS / "sage-branch"  # run all cells again: training resumes, or is only shown
 LOAD_IN_4BIT = False  # True on a GPU of 16 GB
 ROLLOUTS = "auto"  # "vllm" where it runs, else "transformers"
+PROMPT = prompt_format(tags=["project"])  # as in 01_sft
 DATA = "dapo" if GPU else "arithmetic"
 DATA_FILE = None  # a local copy of DAPO-Math-17k-Processed where the hub is out of reach
 MAX_PROMPT, MAX_COMPLETION = (1024, 1024) if GPU else (64, 48)  # tokens
@@ -107,6 +109,7 @@ model, tokenizer = load_policy(
     load_in_4bit=LOAD_IN_4BIT,
     use_vllm=rollouts == "vllm",
     seed=SEED,
+    prompt=PROMPT,
 )
 
 # %% [markdown]
@@ -120,26 +123,24 @@ from datasets import Dataset
 
 from sage_unsloth.figures import show_table
 from sage_unsloth.problems.corpora import rl_corpus
-from sage_unsloth.prompts import prompt_messages, render_prompt
+from sage_unsloth.prompts import render_prompt, turns_of
 
 corpus = rl_corpus(tokenizer, MAX_PROMPT, data=DATA, path=DATA_FILE)
 show_table(corpus.table())
 rows = corpus.rows
-dataset = Dataset.from_list(
-    [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
-)
+dataset = Dataset.from_list([{"prompt": turns_of(row), "answer": row["answer"]} for row in rows])
 print(render_prompt(tokenizer, rows[0]["problem"]))
 
 # %% [markdown]
 # ## Reward
-# 1 for a right answer between the solution tags, else 0, graded in worker processes that can be
-# killed (`docs/grading.md`). A reward of your own is a function with TRL's signature; `tidy` is
+# 1 for a right answer between the tags of the solution, else 0, graded in worker processes that can
+# be killed (`docs/grading.md`). A reward of your own is a function with TRL's signature; `tidy` is
 # one, and is not used until you put it into `rewards`.
 
 # %%
 from sage_unsloth import Grader, SolutionReward
 
-solution = SolutionReward(Grader())
+solution = SolutionReward(Grader(prompt=PROMPT))
 
 
 def tidy(completions, **columns):
@@ -150,7 +151,7 @@ def tidy(completions, **columns):
 
 rewards = [solution]  # [solution, tidy] adds them up
 for answer in (rows[0]["answer"], "7", "no idea"):
-    turns = [[{"role": "assistant", "content": f"…<SOLUTION>{answer}</SOLUTION>"}]]
+    turns = [[{"role": "assistant", "content": PROMPT.solution_text("…", answer)}]]
     print(answer, [reward(completions=turns, answer=[rows[0]["answer"]]) for reward in rewards])
 
 # %% [markdown]
@@ -188,7 +189,8 @@ OUT.mkdir(parents=True, exist_ok=True)
 look = OUT / "look.jsonl"  # drawn once, by the model as it was before training
 if done is None and last_checkpoint(OUT / "checkpoints") is None:
     engine = TransformersEngine(model, tokenizer)
-    sample_and_grade(sampling, engine, few, look, model="start", benchmark="look", boxed=False)
+    names = {"model": "start", "benchmark": "look"}
+    sample_and_grade(sampling, engine, few, look, **names, boxed=False, prompt=PROMPT)
 
 # %%
 from sage_unsloth.runs.files import read_jsonl
