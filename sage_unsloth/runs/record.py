@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from sage_unsloth.runs.files import read_json, write_json
 
@@ -25,7 +26,7 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
-LATER = {"template": "project"}
+LATER: dict[str, Any] = {"template": "project", "advantages": "grpo", "entropy_coef": 0.0}
 """Settings that earlier versions did not record, and what they ran with."""
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
 
 
 def _differences(
-    recorded: dict, current: dict, absent: Mapping[str, str] | None = None
+    recorded: dict, current: dict, absent: Mapping[str, Any] | None = None
 ) -> list[str]:
     """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself.
 
