@@ -27,6 +27,7 @@ END_TOKENS = (
     "<|eos|>", "<eos>", "<end_of_turn>", "<|endofturn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<pad>", "<|pad|>",
 )  # fmt: skip
+FENCE, PYTHON = "`" * 3, ("python", "python3", "py")
 _WORKING_STARTS, _WORKING_ENDS = (REASONING_START, "<think>"), (REASONING_END, "</think>")
 _MARKS = re.compile(
     "|".join(
@@ -105,3 +106,36 @@ def closing_brace(text: str, start: int) -> int | None:
         if depth == 0 and match.group() == "}":
             return match.start()
     return None
+
+
+def last_block(completion: str) -> str | None:
+    """The last block of Python behind the working (between lines "```python" and "```"), or None.
+
+    None also where the text has a solution tag, which alone could hold the answer, or ends within
+    a block.
+    """
+    text = completion.translate(_NO_WIDTH)
+    for mark in _WORKING_ENDS:
+        text = text[text.rfind(mark) + len(mark) :] if mark in text else text
+    if any(mark in text for mark in (*_WORKING_STARTS, SOLUTION_START, SOLUTION_END)):
+        return None
+    found, lines, is_python = None, None, False
+    for line in text.splitlines():
+        fence = line.strip()
+        if lines is None:
+            if fence.startswith(FENCE):
+                lines, is_python = [], fence[len(FENCE) :].strip().lower() in PYTHON
+        elif fence == FENCE:
+            found, lines = ("\n".join(lines) if is_python else found), None
+        else:
+            lines.append(line)
+    return None if lines is not None else found
+
+
+def unfenced(text: str) -> str:
+    """What is inside a block of code, where the text is one block and nothing else."""
+    first, _, rest = text.strip().partition("\n")
+    inside, _, last = rest.rpartition("\n")
+    if not first.startswith(FENCE) or last.strip() != FENCE or FENCE in inside:
+        return text
+    return inside
