@@ -136,6 +136,7 @@ def run_rlvr(
     memory: float | None = None,
     smoke: bool = False,
     force: bool = False,
+    callbacks: Sequence[Any] = (),
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -151,6 +152,7 @@ def run_rlvr(
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
         force: train also where the preflight finds nothing to learn from; `smoke` implies it.
+        callbacks: see `rlvr`.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -206,6 +208,7 @@ def run_rlvr(
         algorithm.guide,
         algorithm.name,
         adapter=point.adapter,
+        callbacks=callbacks,
         force=force or smoke,
     )
     metrics = read_metrics(out)

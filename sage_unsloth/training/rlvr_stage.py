@@ -69,6 +69,8 @@ def rlvr(
     name: str = "GRPO",
     adapter: str | Path | None = None,
     *,
+    held_out: Sequence[dict] | None = None,
+    callbacks: Sequence[Any] = (),
     force: bool = False,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
@@ -87,6 +89,10 @@ def rlvr(
         name: on the progress bar.
         adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
             `config.reference="base"`.
+        held_out: rows for the held-out curve (`config.eval_steps`); None holds `config.eval_rows`
+            of `rows` out. Rows to train on with the same problem are left out.
+        callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are no
+            part of the recorded settings, so they must not change what is trained.
         force: train also where the preflight finds nothing to learn from.
 
     Raises:
@@ -114,7 +120,9 @@ def rlvr(
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
-    job = _Job(config, model_path, rows, Path(folder), guide, name, adapter, rollouts, force)
+    job = _Job(
+        config, model_path, rows, Path(folder), guide, name, adapter, rollouts, callbacks, force
+    )
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
@@ -149,6 +157,7 @@ class _Job:
     name: str
     adapter: str | Path | None
     rollouts: str
+    callbacks: Sequence[Any]
     force: bool
 
     @property
@@ -275,6 +284,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 folder,
                 job.name,
                 resume=resume,
+                callbacks=job.callbacks,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)

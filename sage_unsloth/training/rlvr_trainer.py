@@ -113,6 +113,7 @@ def extra_metrics(
     by kind (`grading.Kind`; a kind that a step lacks has no key). The function returned also
     samples completions into their file, and stops a run whose first KL is not 0.
     """
+    graded = log_grades(folder, reward, config.sample_steps)
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
         # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
@@ -125,7 +126,24 @@ def extra_metrics(
                 "the folder of the model changed while it was loaded, or is this Unsloth not one "
                 "of the tested versions (python -m sage_unsloth doctor)?"
             )
-        if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
+        return graded(step, logs)
+
+    return extra
+
+
+def log_grades(
+    folder: Path, reward: SolutionReward, sample_steps: int
+) -> Callable[[int, dict], dict[str, Any]]:
+    """The part of `extra_metrics` that concerns grades: `stage.train` takes it as `extra`.
+
+    Args:
+        folder: gets `completions.jsonl`.
+        reward: graded the completions.
+        sample_steps: optimizer steps between samples of completions; 0 writes none.
+    """
+
+    def graded(step: int, logs: dict) -> dict[str, Any]:
+        if sample_steps and (step == 1 or step % sample_steps == 0):
             batch = gathered(reward.last_batch)
             if rank() == 0:
                 append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
@@ -138,7 +156,7 @@ def extra_metrics(
             for kind in dict.fromkeys(kind for of_one in kinds for kind in of_one)
         }
 
-    return extra
+    return graded
 
 
 def warn_if_untrained(model: Any) -> None:

@@ -20,7 +20,7 @@ from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.prompts import prompt_messages, solution_text
-from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
+from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.training.stage import (
@@ -123,9 +123,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
     resume = last_checkpoint(checkpoints)
-    # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to
-    # train.
-    trained = adapter if adapter.exists() else resume if is_last(resume) else None
+    trained = trained_adapter(folder)  # where it is there, only the merge is left
     if trained is None:
         check_checkpoints(folder, resume, config.save_steps)
     model, tokenizer = load_policy(
@@ -176,7 +174,7 @@ def _trainer(
             for row in rows
         ]
     )
-    trainer = _trainer_class()(
+    trainer = sft_trainer_class()(
         model=model,
         processing_class=tokenizer,
         train_dataset=data,
@@ -199,7 +197,7 @@ def _trainer(
     return trainer
 
 
-def _trainer_class() -> type:
+def sft_trainer_class() -> type:
     """`trl`'s SFT trainer; without a GPU one that takes the model's own loss, since TRL 1.15
     computes it in a Triton kernel.
     """
