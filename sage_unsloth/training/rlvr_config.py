@@ -6,7 +6,7 @@ from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.planning.presets import PAPER_BETA
-from sage_unsloth.prompts import TEMPLATES
+from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
@@ -59,6 +59,7 @@ class RlvrConfig:
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
+        prompt: what the prompts say, and the tags by which an answer is found.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn
             from; 0 skips it.
         log_entropy: log the policy's entropy also without a guide that needs it, so that runs can
@@ -104,6 +105,7 @@ class RlvrConfig:
     full_finetuning: bool = False
     load_in_4bit: bool = False
     template: str = "project"
+    prompt: PromptFormat = PROJECT_PROMPT
     preflight_prompts: int = 32
     log_entropy: bool = True
     save_steps: int = 50

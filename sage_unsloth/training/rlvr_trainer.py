@@ -7,15 +7,18 @@ from typing import Any
 
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.prompts import prompt_messages
+from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
+from sage_unsloth.sampling.record_sets import gold_of
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import COMPLETIONS, common_arguments
 
 logger = logging.getLogger(__name__)
 
+OURS = ("id", "problem", "messages", "answer", "gold")
+"""Columns of a row that rewards get in another form, or not at all."""
 FIRST_KL_MAX = 1e-3
 """Nats per token; above it, policy and reference were not one model before the first step."""
 
@@ -39,9 +42,7 @@ def make_trainer(
     from datasets import Dataset
 
     generated: Any = trl  # its trainer and arguments are Unsloth's, which have fields of their own
-    data = Dataset.from_list(
-        [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
-    )
+    data = Dataset.from_list([trainer_row(row) for row in rows])
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
     parts = None  # as Unsloth finds best for the memory there is
@@ -104,6 +105,14 @@ def make_trainer(
         }
         check_calls(trainer.vllm_generation.llm, expected)
     return trainer
+
+
+def trainer_row(row: dict) -> dict[str, Any]:
+    """A row as the trainer and the rewards get it: `prompt`, `answer`, which is the verifier's
+    gold, and the row's other columns.
+    """
+    answer = {"answer": gold_of(row)} if "answer" in row else {}
+    return {"prompt": turns_of(row)} | answer | {k: row[k] for k in row if k not in OURS}
 
 
 def extra_metrics(
