@@ -91,13 +91,13 @@ class Assert:
             return False
 
     def _collect(self, node: ast.AST) -> None:
-        own = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if own and node.func.id not in FUNCTIONS:
-            arguments = tuple(_evaluate(item, {}) for item in node.args)
-            by_name = {str(word.arg): _evaluate(word.value, {}) for word in node.keywords}
-            self._nodes.append(node)
-            self.calls.append(Call(node.func.id, arguments, by_name))
-            return
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
+                arguments = tuple(_evaluate(item, {}) for item in node.args)
+                by_name = {str(word.arg): _evaluate(word.value, {}) for word in node.keywords}
+                self._nodes.append(node)
+                self.calls.append(Call(name, arguments, by_name))
+                return
         for child in ast.iter_child_nodes(node):
             self._collect(child)
 

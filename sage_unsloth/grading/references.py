@@ -85,6 +85,7 @@ def source_digest(function: Callable[..., Any]) -> str:
         try:
             content = inspect.getsource(own if inspect.isroutine(own) else type(own)).encode()
         except (OSError, TypeError):
-            code = (own if inspect.isroutine(own) else type(own).__call__).__code__
+            routine: Any = own if inspect.isroutine(own) else type(own).__call__
+            code = routine.__code__
             content = code.co_code + repr((code.co_consts, code.co_names)).encode()
     return hashlib.sha256(content).hexdigest()[:16]

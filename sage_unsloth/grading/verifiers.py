@@ -119,7 +119,7 @@ def _number(tolerance: str) -> Checker:
             f"{tolerance!r}"
         )
     return Checker(
-        name="number" if value == 0 else f"number within {float(value):g}",
+        name="number" if value == 0 else f"number:{tolerance}",
         version=1,
         plainly=partial(_check_number, value),
     )
