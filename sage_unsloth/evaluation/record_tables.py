@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.runs.files import read_json
+from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.record_files import read_set, read_settings
 
+TEXTS = "problems.json"  # beside the record sets of a benchmark
 EXAMPLE = 4_000  # characters that are kept of a completion to be read
 
 
@@ -89,6 +90,21 @@ def _examples(records: Sequence[dict]) -> dict[str, dict[str, dict]]:
                 "left_out": max(0, len(text) - EXAMPLE),
             }
     return dict(found)
+
+
+def keep_texts(file: Path, texts: Mapping[str, str]) -> None:
+    """Writes the problems' texts beside a record set, for its readers; those there before stay."""
+    path = file.parent / TEXTS
+    before = read_json(path) if path.is_file() else {}
+    if not texts.items() <= before.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, before | dict(texts))
+
+
+def read_texts(file: Path) -> dict[str, str]:
+    """The problems' texts beside a record set: problem -> text; empty where there are none."""
+    path = file.parent / TEXTS
+    return read_json(path) if path.is_file() else {}
 
 
 def sets_below(folder: Path) -> list[Path]:

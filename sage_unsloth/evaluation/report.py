@@ -1,20 +1,21 @@
 """Reports on record sets: pass@k with intervals, paired differences, coverage, tables and figures.
 
 `report_sets` leaves `report.json`, `table.csv`, `pass_at_k.png` and `differences.png` (a CSV beside
-each), `coverage.csv`.
+each), `coverage.csv`, and all of it as one page to read, `comparison.html`.
 
 Shapes: P problems, N samples per problem, S training seeds of one model.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sage_unsloth.evaluation.comparison_page import comparison_page
 from sage_unsloth.evaluation.figures import plot_differences, plot_pass_at_k
 from sage_unsloth.evaluation.metrics import (
     Difference,
@@ -30,6 +31,7 @@ from sage_unsloth.evaluation.record_tables import (
     RecordSet,
     in_order,
     read_sets,
+    read_texts,
     record_set,
     seed_counts,
     sets_below,
@@ -44,7 +46,7 @@ from sage_unsloth.evaluation.sample_logs import (
 )
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.files import write_json, write_text
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
 
@@ -79,8 +81,11 @@ def compare(
     """
     files, found = find_sets(paths)
     ours = [
-        record_set(records, settings["model"], settings["benchmark"], settings["sampling"])
-        for settings, records in read_sets(files)
+        replace(
+            record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
+            texts=read_texts(file),
+        )
+        for file, (settings, records) in zip(files, read_sets(files), strict=True)
     ]
     sets = ours + log_sets(
         [read_log(path, name) for path, name in found.items()], ours, logs or ReadingOptions()
@@ -115,7 +120,7 @@ def find_sets(paths: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str |
             )
         else:
             sets += files
-    return sets, logs
+    return list(dict.fromkeys(file.resolve() for file in sets)), logs
 
 
 def report_sets(
@@ -167,7 +172,9 @@ def report_sets(
         "environment": environment(),
     }
     _write_tables(out, table, coverage)
-    _draw_figures(out, curves, differences, against, _conditions(sets, table))
+    note = _conditions(sets, table)
+    _draw_figures(out, curves, differences, against, note)
+    write_text(out / "comparison.html", comparison_page(result, groups, note))
     write_json(out / "report.json", result)
     return result
 

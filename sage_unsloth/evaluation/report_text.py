@@ -8,6 +8,9 @@ from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import table_text
 
 MUCH_CUT = 0.1  # share of completions that reached the length limit
+READING = (
+    "[ ]: 95 %, over problems (and training seeds, where there are several), paired for differences"
+)
 
 
 def report_text(result: Mapping[str, Any]) -> str:
@@ -44,8 +47,7 @@ def report_text(result: Mapping[str, Any]) -> str:
         lines.append(f"solved at least once in {found['samples']} samples: {solved}")
         lines += [*graders_lines(rows), ""]
     lines.append(
-        "[ ]: 95 %, over problems (and training seeds, where there are several), paired for "
-        "differences; the percentage: of the t distribution. ±: sample deviation over parts of "
+        f"{READING}; the percentage: of the t distribution. ±: sample deviation over parts of "
         "the samples or over training seeds, which says nothing about other problems."
     )
     return "\n".join(lines)
