@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from browser import HOSTILE, browse  # noqa: F401
+from browser import HOSTILE
 
 from sage_unsloth.analysis.patterns import Case
 from sage_unsloth.analysis.token_page import TokenTrace, case_page, case_table, escape, token_page

@@ -5,7 +5,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from browser import HOSTILE, browse  # noqa: F401
+from browser import HOSTILE
 
 from sage_unsloth.evaluation.comparison_page import CASES, NAMES, TEXT, choose_cases
 from sage_unsloth.evaluation.curves_svg import graph
@@ -138,12 +138,12 @@ def test_a_page_is_bounded(tmp_path):
 
 def hostile_page(folder):
     """A page all of whose names and texts are hostile."""
-    names = {f"p{i}": HOSTILE[i] for i in range(3)}
+    names = ("p0", "p1", "p2")
     sets = []
     for model, correct in (("</title><script>1</script>", A), ('"><img onerror=1 src=x>', B)):
         one = samples(model, correct, benchmark="<b>", write=lambda p, s: "".join(HOSTILE))
-        one = replace(one, texts={problem: "".join(HOSTILE) for problem in names})
-        sets.append(replace(one, golds={problem: HOSTILE[4] for problem in names}))
+        one = replace(one, texts=dict.fromkeys(names, "".join(HOSTILE)))
+        sets.append(replace(one, golds=dict.fromkeys(names, HOSTILE[4])))
     return page_of(sets, folder)
 
 
@@ -160,13 +160,13 @@ def test_hostile_text_adds_no_element(tmp_path):
 
 def test_a_page_loads_nothing(tmp_path):
     page = hostile_page(tmp_path)
-    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
-    assert policy[1] == "default-src 'none'; style-src 'unsafe-inline'"
-    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     assert "url(" not in style and "@import" not in style
 
 
-def test_a_browser_shows_it_and_runs_nothing(browse, tmp_path):  # noqa: F811
+def test_a_browser_shows_it_and_runs_nothing(browse, tmp_path):
     page = hostile_page(tmp_path)
     file = tmp_path / "page.html"
     # Without the policy that forbids scripts, so that the escaping alone is tried.
@@ -177,7 +177,7 @@ def test_a_browser_shows_it_and_runs_nothing(browse, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_it_is_legible_in_dark_and_light(browse, tmp_path, width):  # noqa: F811
+def test_it_is_legible_in_dark_and_light(browse, tmp_path, width):
     from matplotlib.image import imread
 
     page_of([samples("a", A), samples("b", B)], tmp_path)
