@@ -155,9 +155,7 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
     )
 
 
-def _start(
-    out: Path, worker: str, number: int, *arguments: str
-) -> tuple[subprocess.Popen, Path]:
+def _start(out: Path, worker: str, number: int, *arguments: str) -> tuple[subprocess.Popen, Path]:
     """A worker and its log; it ends itself when this process ends and so closes its input."""
     log = out / "workers" / f"worker-{number}.log"
     log.parent.mkdir(exist_ok=True)

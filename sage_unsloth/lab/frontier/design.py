@@ -94,9 +94,7 @@ class Method:
     def runs(self, seed: int) -> list[FrontierRun]:
         if not self.strengths:
             return [FrontierRun(self.algorithm, "", None, seed)]
-        return [
-            FrontierRun(self.algorithm, self.setting, value, seed) for value in self.strengths
-        ]
+        return [FrontierRun(self.algorithm, self.setting, value, seed) for value in self.strengths]
 
 
 def configured(run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
@@ -185,9 +183,7 @@ class FrontierConfig:
         """Seed by seed, so that the complete seeds always make a whole frontier."""
         return [run for seed in self.seeds for one in self.parsed() for run in one.runs(seed)]
 
-    def training(
-        self, run: FrontierRun, settings: RlvrConfig
-    ) -> tuple[RlvrConfig, Guide | None]:
+    def training(self, run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
         return configured(run, settings)
 
 

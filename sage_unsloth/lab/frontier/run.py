@@ -11,9 +11,7 @@ from sage_unsloth.planning.plan import duration
 WORKER = "sage_unsloth.lab.frontier.worker"
 
 
-def frontier(
-    out: str | Path, config: FrontierConfig, workers: int | None = None
-) -> dict[str, Any]:
+def frontier(out: str | Path, config: FrontierConfig, workers: int | None = None) -> dict[str, Any]:
     """Run or resume a frontier in the folder `out`, and return what `report.json` holds.
 
     The folder is a benchmark's: records, report, figures, and a folder for each run.
