@@ -1,7 +1,6 @@
 """What a frontier runs: methods, the strengths of each, training seeds, and the problems."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from sage_unsloth.lab.evidence.tasks import Task, get_task
@@ -94,9 +93,7 @@ class Method:
     def runs(self, seed: int) -> list[FrontierRun]:
         if not self.strengths:
             return [FrontierRun(self.algorithm, "", None, seed)]
-        return [
-            FrontierRun(self.algorithm, self.setting, value, seed) for value in self.strengths
-        ]
+        return [FrontierRun(self.algorithm, self.setting, value, seed) for value in self.strengths]
 
 
 def configured(run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
@@ -185,13 +182,11 @@ class FrontierConfig:
         """Seed by seed, so that the complete seeds always make a whole frontier."""
         return [run for seed in self.seeds for one in self.parsed() for run in one.runs(seed)]
 
-    def training(
-        self, run: FrontierRun, settings: RlvrConfig
-    ) -> tuple[RlvrConfig, Guide | None]:
+    def training(self, run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
         return configured(run, settings)
 
 
-def seeds(problems: str, count: int, first: int | None = None) -> Sequence[int]:
+def seeds(problems: str, count: int, first: int | None = None) -> tuple[int, ...]:
     """Training seeds of the pilot, from 101, or of the verdict, from 201."""
     first = {"pilot": 101, "fresh": 201}[problems] if first is None else first
     return tuple(range(first, first + count))
