@@ -72,6 +72,8 @@ class Method:
         if not (found := _SPEC.fullmatch(text)):
             raise ValueError(f"a method must be {form}; got {text!r}")
         row, setting = get_algorithm(found[1]), found[2] or "beta"
+        if row.guide is not None and "teacher_logps" in row.guide.needs:
+            raise ValueError(f"a frontier has no teacher, which {found[1]} needs; leave it out")
         try:
             given = tuple(float(value) for value in (found[3] or "").split(",") if value)
         except ValueError as error:
@@ -150,6 +152,8 @@ class FrontierConfig:
             raise ValueError(
                 f"--problems must be one of {', '.join(PROBLEMS)}; got {self.problems!r}"
             )
+        if self.problems == "fresh" and self.task != "arithmetic":
+            raise ValueError(f"fresh problems are of arithmetic alone; got --task {self.task!r}")
         self.load_task()
         texts = tuple(Method.parse(text).text() for text in self.methods or DEFAULT)
         object.__setattr__(self, "methods", texts)
