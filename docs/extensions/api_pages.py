@@ -36,9 +36,7 @@ def pages() -> dict[str, str]:
         page = room.split(".")[0]
         cell = f"{{py:obj}}`{name} <sage_unsloth.{page}.{name}>`" if page else f"`{name}`"
         rows.append(f"| {cell} | {f'[{page}]({page}.md)' if page else 'its version, a text'} |")
-    intro = (
-        "The names that most need, `from sage_unsloth import …`. Each is described in its room."
-    )
+    intro = "The names that most need, `from sage_unsloth import …`. Each is described in its room."
     table = "\n".join(["| name | room |", "|---|---|", *rows])
     found = {"root": f"# sage_unsloth\n\n{intro}\n\n{table}\n"}
     for name in [*rooms(), *MODULES]:
