@@ -1,7 +1,6 @@
 """What the pages show runs: Python blocks are executed, commands parse, the site builds."""
 
 import ast
-import contextlib
 import importlib.util
 import os
 import re
@@ -74,13 +73,11 @@ def check_command(parser, words: list[str], capsys) -> None:
     if "-m" in words and words[words.index("-m") + 1].startswith("sage_unsloth"):
         at = words.index("-m") + 1
         assert importlib.util.find_spec(words[at]), words
-        # `--help` ends the process as well, with 0; a wrong option with 2.
         if words[at] == "sage_unsloth":
-            with contextlib.suppress(SystemExit) as _:
-                try:
-                    parser.parse_args(words[at + 1 :])
-                except SystemExit as end:
-                    assert not end.code, f"{shlex.join(words)}: {capsys.readouterr().err[-300:]}"
+            try:
+                parser.parse_args(words[at + 1 :])
+            except SystemExit as end:  # 0 after --help
+                assert not end.code, f"{shlex.join(words)}: {capsys.readouterr().err[-300:]}"
     script = next((word for word in words if word.endswith(".py")), None)
     if script and words[0].endswith("python"):
         assert (ROOT / script).exists(), script
