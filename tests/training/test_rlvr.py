@@ -5,7 +5,6 @@ the notebooks call.
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
