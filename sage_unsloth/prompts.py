@@ -179,9 +179,9 @@ def prompt_format(
     words = tuple(tags or ("project",))
     if len(words) == 1 and words[0] in TAGS:
         words = TAGS[words[0]]
-        reasoning, solution = words[:2] or None, words[2:] or None
+        reasoning, solution = _pair(words[:2]), _pair(words[2:])
     elif len(words) in (2, 4):
-        reasoning, solution = words[:-2] or None, words[-2:]
+        reasoning, solution = _pair(words[:-2]), _pair(words[-2:])
     else:
         raise ValueError(
             f"tags must be one of {', '.join(TAGS)}, or two tags around the answer, or four around "
@@ -191,6 +191,10 @@ def prompt_format(
     return PromptFormat(
         system=None if system == "none" else text, reasoning=reasoning, solution=solution
     )
+
+
+def _pair(tags: Sequence[str]) -> Pair | None:
+    return (tags[0], tags[1]) if tags else None
 
 
 def recorded_format(settings: Mapping[str, Any]) -> PromptFormat:

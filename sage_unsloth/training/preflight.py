@@ -9,7 +9,7 @@ from typing import Any
 
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.problems.corpora import spread
+from sage_unsloth.problems.held_out import spread
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.kinds import count_kinds, kinds_text

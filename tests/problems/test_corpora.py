@@ -9,7 +9,8 @@ import pytest
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.problems.corpora import hold_out, rl_corpus, sft_corpus, without_think_tags
+from sage_unsloth.problems.corpora import rl_corpus, sft_corpus, without_think_tags
+from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.problems.sources import Source, read_file, read_source
 
 SMOKE = data_folder() / "smoke"
