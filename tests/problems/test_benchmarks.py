@@ -248,7 +248,7 @@ def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
         ("mine", [{"problem": " ", "answer": "1"}], "needs text in `problem`"),
         ("mine", [{"problem": "P", "solution": "no box"}], "needs text"),
         ("mine", [{"problem": "P", "answer": "1", "id": 7}] * 2, "2 rows, 1 ids repeat"),
-        ("mine", [], "0 rows"),
+        ("mine", [], "must have rows"),
         (
             "knights-and-knaves",
             [{"quiz": "Q"}],
