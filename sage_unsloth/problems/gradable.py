@@ -17,7 +17,7 @@ def gradable(rows: Sequence[dict], checker: Checker = MATH) -> list[bool]:
 
 def _is_gold(gold: str, checker: Checker) -> bool:
     try:
-        checker.plainly(None, gold)
+        checker.check_gold(gold)
     except ValueError:
         return False
     return True

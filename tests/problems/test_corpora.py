@@ -229,7 +229,9 @@ def test_without_a_network_the_error_names_the_way_out():
     source = Source(
         hub_id="open-r1/DAPO-Math-17k-Processed", config="en", split="train", revision="main"
     )
-    with pytest.raises(ValueError, match=r"could not be: .*; check the name and the network, or give a"):
+    with pytest.raises(
+        ValueError, match=r"could not be: .*; check the name and the network, or give a"
+    ):
         read_source(source)
 
 
