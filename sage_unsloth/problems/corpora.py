@@ -20,13 +20,7 @@ from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpus import Corpus, Filters, limited
 from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.gradable import gradable_answers as gradable_answers
-from sage_unsloth.problems.gym import (
-    PREFIX,
-    REASONING_GYM_ITEMS,
-    REASONING_GYM_SEED,
-    TRAINING_SEED,
-    gym_rows,
-)
+from sage_unsloth.problems.gym import PREFIX, training_rows
 from sage_unsloth.problems.own_data import read_own
 from sage_unsloth.problems.sources import Source, check_columns, read_source
 from sage_unsloth.prompts import (
@@ -205,7 +199,7 @@ def rl_rows(
         check_columns(rows, ("prompt", "solution"))
         rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
     elif data.startswith(PREFIX):
-        rows, kept, provenance = _gym_training(data, limit or RL_ROWS, verifier)
+        rows, kept, provenance = training_rows(data, limit or RL_ROWS, verifier is None)
         verifier = verifier or REASONING_GYM
     else:
         where = {"needed" if answered else "optional": ("answer",)}
@@ -258,18 +252,6 @@ def _asked_for(
             f"the hub; got {data!r}, and there is no such file; check the name"
         )
     return data, path, columns
-
-
-def _gym_training(
-    name: str, size: int, verifier: Checker | None
-) -> tuple[list[dict], dict[str, list[bool]], dict]:
-    """Items of a task that its evaluation does not ask."""
-    rows, provenance = gym_rows(name, size, TRAINING_SEED)
-    asked = {row["problem"] for row in gym_rows(name, REASONING_GYM_ITEMS, REASONING_GYM_SEED)[0]}
-    names = ("problem", "answer", *(("gold",) if verifier is None else ()))
-    new = [row["problem"] not in asked for row in rows]
-    rows = [{key: row[key] for key in names} for row in rows]
-    return rows, {f"not among the {REASONING_GYM_ITEMS} that evaluate asks": new}, provenance
 
 
 def _own_sft_rows(data: str, columns: Columns, prompt: PromptFormat) -> Corpus:

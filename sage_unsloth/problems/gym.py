@@ -5,7 +5,7 @@ from sage_unsloth.runs.record import package_version
 
 PREFIX = "reasoning-gym:"
 REASONING_GYM_ITEMS, REASONING_GYM_SEED = 100, 3407  # of an evaluation
-TRAINING_ITEMS, TRAINING_SEED = 2_000, 1
+TRAINING_SEED = 1
 
 
 def gym_rows(name: str, size: int, seed: int) -> tuple[list[dict], dict]:
@@ -52,3 +52,20 @@ def gym_rows(name: str, size: int, seed: int) -> tuple[list[dict], dict]:
         )
     provenance = {"package": f"reasoning-gym {version}", "task": task, "seed": seed, "rows": size}
     return rows, provenance
+
+
+def training_rows(
+    name: str, size: int, own_scorer: bool
+) -> tuple[list[dict], dict[str, list[bool]], dict]:
+    """Items to train on: rows, whether each passes a filter, by its name, and provenance.
+
+    Args:
+        name, size: see `gym_rows`.
+        own_scorer: rows have the `gold` of the task's own scorer.
+    """
+    rows, provenance = gym_rows(name, size, TRAINING_SEED)
+    asked = {row["problem"] for row in gym_rows(name, REASONING_GYM_ITEMS, REASONING_GYM_SEED)[0]}
+    new = [row["problem"] not in asked for row in rows]
+    columns = ("problem", "answer", *(("gold",) if own_scorer else ()))
+    rows = [{column: row[column] for column in columns} for row in rows]
+    return rows, {f"not among the {REASONING_GYM_ITEMS} that evaluate asks": new}, provenance

@@ -183,7 +183,9 @@ def run_rlvr(
     """
     _show_log()
     asked = get_rewards(rewards)
-    checker = verifier and get_verifier(verifier, allow_unconfined=allow_unconfined)
+    checker = None
+    if verifier is not None:
+        checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
     algorithm = algorithm.with_settings(settings)

@@ -167,7 +167,7 @@ def test_bad_sft_rows_are_named(tokenizer, tmp_path, changes, message):
 
 
 def test_unknown_data_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="data must be one of dapo, arithmetic, .*; got 'gsm'"):
+    with pytest.raises(ValueError, match=r"data must be one of dapo, arithmetic, .*; got 'gsm'"):
         rl_corpus(tokenizer, 64, data="gsm")
 
 
@@ -229,9 +229,7 @@ def test_without_a_network_the_error_names_the_way_out():
     source = Source(
         hub_id="open-r1/DAPO-Math-17k-Processed", config="en", split="train", revision="main"
     )
-    with pytest.raises(
-        ValueError, match=r"could not be: .*; check the name and the network, or give a"
-    ):
+    with pytest.raises(ValueError, match=r"could not be: .*; check the name and the network"):
         read_source(source)
 
 
