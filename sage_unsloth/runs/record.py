@@ -28,7 +28,14 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
-LATER = {"template": "project"} | asdict(PROJECT_PROMPT)
+LATER = {
+    "template": "project",
+    "eval_steps": 0,
+    "eval_samples": 4,
+    "eval_rows": 64,
+    "best_by": "pass@1",
+    "patience": 0,
+} | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 
 logger = logging.getLogger(__name__)

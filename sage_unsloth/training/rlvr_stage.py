@@ -149,18 +149,18 @@ def rlvr(
     check_processes(config)
     rollouts = _choose_rollouts(config)
     job = _Job(
-        config,
-        model_path,
-        rows,
-        Path(folder),
-        guide,
-        name,
-        adapter,
-        rollouts,
-        callbacks,
-        force,
-        verifier,
-        asked,
+        config=config,
+        model_path=model_path,
+        rows=rows,
+        folder=Path(folder),
+        guide=guide,
+        name=name,
+        adapter=adapter,
+        rollouts=rollouts,
+        callbacks=callbacks,
+        force=force,
+        verifier=verifier,
+        rewards=asked,
     )
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
