@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
+from sage_unsloth.objective.advantage_rules import GRPO, advantage_rule
 from sage_unsloth.problems.corpora import spread
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
@@ -25,27 +28,30 @@ SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_g
 logger = logging.getLogger(__name__)
 
 
-def signal(records: Sequence[dict]) -> dict[str, float]:
+def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
     """Shares that say whether a group-relative advantage has anything to work with.
 
     Args:
         records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`, and
             `reward` where that is not whether the grade is correct; equally many of each problem.
+        advantages: the rule, see `objective.advantage_rules`.
 
     Returns:
         `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in
         it), `truncation_rate` (no EOS), each of completions; `dead_groups`, the share of problems
-        whose completions all got one reward, and so teach nothing; `mean_tokens` of a completion.
+        whose completions all get the advantage 0 (under "grpo": those with equal rewards);
+        `mean_tokens` of a completion.
 
     Raises:
         ValueError: no records.
     """
     if not records:
         raise ValueError("a preflight needs at least one completion; got none")
-    groups: dict[Any, set[float]] = {}
+    groups: dict[Any, list[float]] = {}
     for record in records:
-        reward = record.get("reward", record["grade"] == Grade.CORRECT)
-        groups.setdefault(record["problem_id"], set()).add(reward)
+        reward = float(record.get("reward", record["grade"] == Grade.CORRECT))
+        groups.setdefault(record["problem_id"], []).append(reward)
+    taught = advantage_rule(advantages).teaches(torch.tensor(list(groups.values())))
     n = len(records)
     return {
         "solve_rate": sum(record["grade"] == Grade.CORRECT for record in records) / n,
@@ -53,7 +59,7 @@ def signal(records: Sequence[dict]) -> dict[str, float]:
         "parsed_rate": sum(record["grade"] in (Grade.CORRECT, Grade.WRONG) for record in records)
         / n,
         "truncation_rate": sum(record["finish_reason"] != "stop" for record in records) / n,
-        "dead_groups": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
+        "dead_groups": (~taught).float().mean().item(),
         "mean_tokens": sum(record["num_tokens"] for record in records) / n,
     }
 
@@ -76,8 +82,8 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
         often = found.get("solve_rate", 0) >= 0.5
         direction = "harder problems" if often else "easier problems or more SFT"
         result.append(
-            f"{found['dead_groups']:.0%} of the groups got one and the same reward and teach "
-            f"nothing: take {direction}, or raise num_generations"
+            f"{found['dead_groups']:.0%} of the groups teach nothing, as those of one and the same "
+            f"reward do: take {direction}, or raise num_generations"
         )
     return result
 
@@ -96,9 +102,12 @@ def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -
     """
     if found["dead_groups"] < 1:
         return
+    rule = "one and the same reward"
+    if config.advantages != GRPO:
+        rule = f"rewards of which advantages={config.advantages!r} makes 0"
     fact = (
-        "a run learns from groups whose completions got different rewards; of the preflight's "
-        f"groups of {config.num_generations} every one got one and the same reward"
+        "a run learns from groups whose completions get different advantages; of the preflight's "
+        f"groups of {config.num_generations} every one got {rule}"
     )
     if "solve_rate" in found:
         fact += f" ({found['solve_rate']:.0%} of the completions are right)"
@@ -161,7 +170,7 @@ def preflight(
     )
     if reward is not None and reward.weights is not None:
         _add_rewards(records, reward, chosen, engine.tokenizer)
-    found = signal(records)
+    found = signal(records, config.advantages)
     if verifier is UNGRADED:
         found = {name: value for name, value in found.items() if name not in OF_ANSWERS}
     warnings = remedies(found, config.max_completion_length)

@@ -320,6 +320,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 kl_estimator=config.kl_estimator,
                 credit=config.credit,
                 teacher=teacher,
+                advantages=config.advantages,
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),

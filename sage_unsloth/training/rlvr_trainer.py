@@ -75,6 +75,7 @@ def make_trainer(
             num_iterations=1,
             mask_truncated_completions=False,
             scale_rewards=config.scale_rewards,
+            entropy_coef=config.entropy_coef,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
             top_entropy_quantile=config.top_entropy_quantile,
             temperature=config.temperature,
