@@ -21,7 +21,9 @@ from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
+from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.overlap import overlap
+from sage_unsloth.problems.published import PUBLISHED, TOGETHER
 from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
@@ -38,12 +40,26 @@ from sage_unsloth.sampling.record_sets import asked_in, sample_and_grade
 
 logger = logging.getLogger(__name__)
 
+KNOWN = (*PUBLISHED, *TOGETHER)
 Key = tuple[int, str]
 """A model by its number, since training seeds share a name, and a benchmark by its name."""
 
 
+def check_columns_are_used(texts: Sequence[str], columns: Columns) -> None:
+    """Refuses `--columns` and the like where no benchmark is a file of one's own."""
+    own = [text for text in texts if "=" in text and text.partition("=")[0] not in KNOWN]
+    if columns and not own:
+        raise ValueError(
+            "--columns, --answer-pattern and --split are for problems of your own, NAME=FILE with "
+            f"a name of yours; got {' '.join(texts)}, whose columns are known; leave them out"
+        )
+
+
 def parse_benchmark(
-    text: str, data: str | Path | None = None, problems: int | None = None
+    text: str,
+    data: str | Path | None = None,
+    problems: int | None = None,
+    columns: Columns | None = None,
 ) -> Benchmark:
     """`NAME`, from the hub or the folder `data`, or `NAME=FILE`.
 
@@ -51,12 +67,13 @@ def parse_benchmark(
         text: see above.
         data: folder of local copies.
         problems: keep the first so many; None keeps all.
+        columns: how problems of one's own are read.
 
     Raises:
         ValueError: as `load_benchmark`; or `problems` < 1.
     """
     name, _, file = text.partition("=")
-    benchmark = load_benchmark(name, file or data)
+    benchmark = load_benchmark(name, file or data, columns=columns)
     if problems is None:
         return benchmark
     if problems < 1:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.text import markdown, printable
 
 SETTINGS = (
@@ -124,9 +124,7 @@ def model_card(
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to ask it\n\n"
         + _example(kind, loads_from or name, loads_on, settings.get("max_completion_length", 512)),
-        "The chat template in the tokenizer adds the system prompt of the training where a "
-        "conversation has none: without it the model was not trained to answer. The answer is "
-        f"between `{SOLUTION_START}` and `{SOLUTION_END}`.",
+        _prompt_text(recorded_format(settings)),
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
     averages = final_metrics(metrics)
@@ -148,6 +146,24 @@ def model_card(
         "## Licence\n\n" + _license_text(base, license),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _prompt_text(prompt: PromptFormat) -> str:
+    """What the template does, and where the answer is; a system prompt of one's own as it is."""
+    where = r"in its last `\boxed{}`"
+    if prompt.solution is not None:
+        where = f"between `{prompt.solution[0]}` and `{prompt.solution[1]}`"
+    told = (
+        "The chat template in the tokenizer adds the system prompt of the training where a "
+        "conversation has none: without it the model was not trained to answer."
+    )
+    if prompt.system is None:
+        told = "It was trained without a system prompt of this package."
+    text = f"{told} The answer is {where}."
+    if prompt.system in (None, PROJECT_PROMPT.system):
+        return text
+    lines = [f"    {printable(line)}" for line in prompt.system.splitlines()]
+    return "\n".join([f"{text} The system prompt:\n", *lines])
 
 
 def _header(base: str, license: str | None, library: str | None, rl: bool) -> str:
