@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from sage_unsloth.evaluation.metrics import pass_at_k, powers_of_two
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.tokenizers import load_stop_tokens
 from sage_unsloth.models.trained import write_readme
@@ -39,8 +41,6 @@ from sage_unsloth.sampling.record_files import read_settings, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.held_out_schedule import best_metric, is_due, is_exhausted
 from sage_unsloth.training.policy_engine import policy_engine
-from sage_unsloth.training.preflight import VLLM_BATCH
-from sage_unsloth.training.preflight import signal as shares_of
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rows import (
     METRICS,
@@ -70,6 +70,7 @@ class HeldOut:
         trainer: of the run.
         tokenizer: not the trainer's own; goes to `best/` with the adapter.
         model_path: the model below the adapter.
+        verifier: what makes an answer right.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class HeldOut:
         trainer: Any,
         tokenizer: Any,
         model_path: str | Path,
+        verifier: Checker = MATH,
     ) -> None:
+        self.verifier = verifier
         self.config, self.rows, self.folder = config, rows, folder
         self.trainer, self.tokenizer = trainer, tokenizer
         self.stops = load_stop_tokens(model_path, tokenizer)
@@ -176,7 +179,9 @@ class HeldOut:
                 model=f"step {step}",
                 benchmark="held-out",
                 identity={"policy": policy},
+                checker=self.verifier,
                 boxed=False,
+                prompt=self.config.prompt,
                 bar=quiet,
             )
         seconds = time.perf_counter() - started
@@ -228,7 +233,7 @@ def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
         top_p=config.top_p,
         min_p=config.min_p,
         max_completion_length=config.max_completion_length,
-        batch_size=VLLM_BATCH if vllm else batch,
+        batch_size=BATCH_SIZES["vllm"] if vllm else batch,
         grade_seconds=config.grade_seconds,
         seed=config.seed,
     )
@@ -246,14 +251,14 @@ def held_out_metrics(records: Sequence[dict]) -> dict[str, float]:
     """
     correct_PN = correct_matrix(records)
     samples, correct_P = correct_PN.shape[1], correct_PN.sum(axis=1)
-    shares = shares_of(records)
+    n = len(records)
     return {
         f"eval/pass@{k}": float(np.mean(pass_at_k(samples, correct_P, k)))
         for k in powers_of_two(samples)
     } | {
-        "eval/format": shares["format_rate"],
-        "eval/cut": shares["truncation_rate"],
-        "eval/tokens": shares["mean_tokens"],
+        "eval/format": sum(record["extracted"] is not None for record in records) / n,
+        "eval/cut": sum(record["finish_reason"] != "stop" for record in records) / n,
+        "eval/tokens": sum(record["num_tokens"] for record in records) / n,
     }
 
 

@@ -14,7 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 def split_rows(
-    config: RlvrConfig, rows: Sequence[dict], held_out: Sequence[dict] | None = None
+    config: RlvrConfig,
+    rows: Sequence[dict],
+    held_out: Sequence[dict] | None = None,
+    *,
+    graded: bool = True,
 ) -> tuple[list[dict], list[dict]]:
     """(training rows, held-out rows); without evaluations all rows are to train on.
 
@@ -22,12 +26,13 @@ def split_rows(
         config: `eval_rows` are held out of `rows`, at most a quarter, at even distances.
         rows: dicts with `problem` and `answer`.
         held_out: the held-out rows, where they are given; each gets an `id` if it has none.
+        graded: whether answers are checked.
 
     Rows with the problem of a held-out one are not trained on, which is logged.
 
     Raises:
-        ValueError: held-out rows and no evaluation; too few rows; a row without a problem or an
-            answer, or with the id of another.
+        ValueError: held-out rows and no evaluation, or no answers that are checked; too few rows; a
+            row without a problem or an answer, or with the id of another.
     """
     if not config.eval_steps:
         if held_out is not None:
@@ -36,6 +41,12 @@ def split_rows(
                 f"none; got {len(held_out)} rows; set eval_steps=50, say, or give none"
             )
         return list(rows), []
+    if not graded:
+        raise ValueError(
+            "pass@k on held-out rows counts right answers, for which rewards without the checked "
+            f"answer do not look; got eval_steps={config.eval_steps}; set eval_steps=0, or add the "
+            "checked answer to the rewards"
+        )
     if held_out is None:
         count = min(config.eval_rows, len(rows) // LARGEST_SHARE)
         if count == 0:
