@@ -355,6 +355,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 resume=resume,
                 callbacks=job.callbacks,
                 held_out=held_out,
+                report_to=config.report_to,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, 
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.training.rows import METRICS
+from sage_unsloth.training.trackers import Tracked
 
 if TYPE_CHECKING:
     from sage_unsloth.training.held_out import HeldOut
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 COMPLETIONS = "completions.jsonl"
 REPLACED = ".replaced.jsonl"
 """Ends the name of a file of rows whose steps were trained again."""
-TRACKERS = ("none", "tensorboard", "trackio", "wandb")
+OURS = ("tensorboard", "wandb")
+TRACKERS = ("none", *OURS, "trackio")
 # What may change when a run is resumed, because no result depends on it.
 FREE_SETTINGS = (
     "save_steps",
@@ -245,7 +246,7 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
     arguments = {
         "output_dir": str(folder / "checkpoints"),
         "logging_steps": 1,
-        "report_to": report_to,
+        "report_to": report_to if report_to == "trackio" else "none",  # the others: `trackers`
         "run_name": folder.name,
         "save_strategy": "steps",
         "save_steps": save_steps,
@@ -260,8 +261,6 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
     }
     if not has_gpu():
         arguments |= {"bf16": False, "fp16": False}
-    if report_to == "tensorboard":
-        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     return arguments
 
 
@@ -273,6 +272,7 @@ def train(
     resume: Path | None,
     callbacks: Sequence[Any] = (),
     held_out: "HeldOut | None" = None,
+    report_to: str = "none",
     extra: Callable[[int, dict], dict] = lambda step, logs: {},
 ) -> None:
     """Run `trainer.train()`, with every step's metrics on disk before the next step.
@@ -288,6 +288,7 @@ def train(
         resume: checkpoint to resume from.
         callbacks: the caller's own, told of each step once its row is on disk.
         held_out: evaluates between the steps, and may end the run before its last one.
+        report_to: a tracker, one of `TRACKERS`.
         extra: called with the step and the trainer's metrics before they are written, in every
             process; what it returns is written beside them.
 
@@ -309,7 +310,8 @@ def train(
     with finishing("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra, held_out)
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
-        for callback in (keeper(), *callbacks):
+        own = [Tracked(report_to, folder, folder / COMPLETIONS)] if report_to in OURS else []
+        for callback in (keeper(), *own, *callbacks):
             trainer.add_callback(callback)
         if held_out is not None:
             trainer.add_callback(EvaluatesFirst(log, held_out, trainer))

@@ -66,6 +66,7 @@ class StepLog(TrainerCallback):
         self.path, self.name, self.stop, self.extra = path, name, stop, extra
         self.held_out = held_out
         self.before_first: list[dict[str, Any]] = []  # written with the row of the first step
+        self.ending = False
         self.bar: Any = None
         self.first_step = 0
         self.started = 0.0
@@ -84,8 +85,8 @@ class StepLog(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.agree()
-        if self.stop.asked is not None:
+        self.ending = self.agree()
+        if self.ending:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
@@ -106,7 +107,7 @@ class StepLog(TrainerCallback):
         del state.log_history[:-1]
         row = {"step": state.global_step, "seconds": round(seconds, 3)} | numbers(logs)
         row |= self.extra(state.global_step, row)
-        if self.held_out is not None:
+        if self.held_out is not None and not self.ending:  # the run that resumes evaluates first
             row |= self.held_out.after(state.global_step)
             if self.is_over():
                 control.should_save = control.should_training_stop = True
@@ -132,13 +133,14 @@ class StepLog(TrainerCallback):
         if self.held_out is not None:
             self.held_out.report()
 
-    def agree(self) -> None:
-        """All processes end once one of them is asked to; a signal that arrives meanwhile is not
-        lost.
+    def agree(self) -> bool:
+        """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
+        is not lost.
         """
         asked = [signum for signum in gathered([self.stop.asked]) if signum is not None]
         if asked:
             self.stop.asked = asked[0]
+        return bool(asked)
 
     def take(self, row: dict[str, Any]) -> None:
         """A row of an evaluation alone. A run has begun once it has trained a step, so the one
@@ -187,5 +189,6 @@ class EvaluatesFirst(TrainerCallback):
             for callback in self.trainer.callback_handler.callbacks:
                 callback.on_log(args, state, control, logs=dict(row))
         if self.log.is_over() or state.global_step >= state.max_steps:
-            self.log.on_train_end(args, state, control)
+            for callback in self.trainer.callback_handler.callbacks:
+                callback.on_train_end(args, state, control)
             raise NothingLeftError
