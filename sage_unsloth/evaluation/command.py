@@ -1,8 +1,10 @@
 """The commands `evaluate` and `compare`."""
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sage_unsloth.grading.command import add_verifier
 from sage_unsloth.prompts import TEMPLATES
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
@@ -93,6 +95,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--train", metavar="FILE", help="training set to look for in the benchmarks"
     )
+    add_verifier(parser)
     _add_against(parser)
     parser.set_defaults(act=_evaluate)
 
@@ -101,6 +104,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation import evaluator
     from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.evaluation.report_text import report_text
+    from sage_unsloth.grading.verifiers import get_verifier
 
     if options.smoke:
         _shorten(options)
@@ -116,9 +120,16 @@ def _evaluate(options: argparse.Namespace) -> int:
         batch_size=options.batch or BATCH_SIZES[engine],
         seed=options.seed,
     )
+    benchmarks = [
+        evaluator.parse_benchmark(text, options.data, options.problems)
+        for text in options.benchmarks
+    ]
+    if options.verifier is not None:
+        checker = get_verifier(options.verifier, allow_unconfined=options.allow_unconfined)
+        benchmarks = [replace(benchmark, checker=checker) for benchmark in benchmarks]
     result = evaluator.evaluate(
         models,
-        [evaluator.parse_benchmark(t, options.data, options.problems) for t in options.benchmarks],
+        benchmarks,
         options.out,
         config,
         engine=engine,

@@ -13,6 +13,7 @@ from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
@@ -131,6 +132,8 @@ def evaluate(
         out.mkdir(parents=True, exist_ok=True)
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
+                if benchmark.checker is not MATH:
+                    grader.check_workers()
                 _report_golds(check_golds(benchmark, grader), benchmark, out, show)
         if training:
             _report_overlap(training, benchmarks, out, show)

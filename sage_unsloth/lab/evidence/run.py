@@ -184,7 +184,7 @@ def _watch(out: Path, task: Task, runs: Sequence[Any], workers: list) -> None:
     steps = task.rlvr.max_steps
     try:
         with progress(
-            total=steps * max(1, len(runs)), desc="benchmark" if runs else "SFT", unit="step"
+            total=steps * max(1, len(runs)), desc="runs" if runs else "SFT", unit="step"
         ) as bar:
             while any(process.poll() is None for process, _ in workers):
                 finished = [run for run in runs if result_path(out, run).exists()]
