@@ -134,10 +134,11 @@ def model_index(
         dataset = {"name": row["benchmark"], "type": source.get("hub_id") or row["benchmark"]}
         dataset |= {k: source[k] for k in ("config", "split", "revision") if source.get(k)}
         curve = report["pass_at_k"][row["benchmark"]][row["model"]]
+        drawn = _conditions(row, report)
         metrics = [
             {
                 "type": f"pass@{k}",
-                "name": f"pass@{k}, percent, {_conditions(row, report)}, {_interval(curve[str(k)])}",
+                "name": f"pass@{k}, percent, {drawn}, {_interval(curve[str(k)])}",
                 "value": _percent(curve[str(k)]["mean"]),
             }
             for k in dict.fromkeys((1, row["samples"]))

@@ -38,7 +38,8 @@ def write_inspect_log(file: Path, out: Path, texts: Mapping[str, str]) -> Path:
     settings = recorded["settings"]
     log = inspect_log(recorded, records, texts, datetime.fromtimestamp(file.stat().st_mtime, UTC))
     stamp = log["eval"]["created"].replace(":", "-").replace("+", "-")
-    name = f"{stamp}_{file_name(settings['benchmark'])}_{log['eval']['task_id']}.json"
+    task = file_name(settings["benchmark"]).replace("_", "-")  # "_" parts the name
+    name = f"{stamp}_{task}_{recorded['run']}.json"
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / name, log)
     return out / name
@@ -92,7 +93,7 @@ def inspect_log(
             "run_id": recorded["run"],
             "created": created,
             "task": settings["benchmark"],
-            "task_id": f"{file_name(model)}-{recorded['run']}".replace("_", "-"),
+            "task_id": recorded["run"],
             "task_version": 0,
             "dataset": {
                 "name": settings["benchmark"],
@@ -105,7 +106,7 @@ def inspect_log(
             "config": {"epochs": count, "epochs_reducer": ["mean"]},
             "packages": {k: v for k, v in environment.get("packages", {}).items() if v},
             "metadata": {"settings": settings, "provenance": recorded.get("provenance", [])},
-            "scorers": [{"name": SCORER}],
+            "scorers": [{"name": SCORER, "metrics": [{"name": "inspect_ai/accuracy"}]}],
         },
         "plan": {"name": "plan", "steps": [{"solver": "generate"}], "config": config},
         "results": {

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.evaluation.hub_results import eval_results, named_model, write_eval_results
 from sage_unsloth.export.adapter_checks import (
     ADAPTER_FILES,
     check_adapter,
@@ -16,7 +17,6 @@ from sage_unsloth.export.adapter_checks import (
     check_parity,
     greedy_answers,
 )
-from sage_unsloth.evaluation.hub_results import eval_results, named_model, write_eval_results
 from sage_unsloth.export.model_card import model_card
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
