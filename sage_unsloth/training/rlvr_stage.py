@@ -34,7 +34,8 @@ from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
+from sage_unsloth.sampling.engines import Engine, TransformersEngine
+from sage_unsloth.sampling.vllm_engine import VllmEngine
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
