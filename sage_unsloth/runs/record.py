@@ -6,10 +6,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.runs.files import read_json, write_json
 
 PACKAGES = (
@@ -25,7 +28,16 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
-LATER = {"template": "project"}
+LATER: dict[str, Any] = {
+    "template": "project",
+    "eval_steps": 0,
+    "eval_samples": 4,
+    "eval_rows": 64,
+    "best_by": "pass@1",
+    "patience": 0,
+    "advantages": "grpo",
+    "entropy_coef": 0.0,
+} | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 
 logger = logging.getLogger(__name__)
@@ -145,7 +157,7 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
 
 
 def _differences(
-    recorded: dict, current: dict, absent: Mapping[str, str] | None = None
+    recorded: dict, current: dict, absent: Mapping[str, Any] | None = None
 ) -> list[str]:
     """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself.
 

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sage_unsloth.grading.mathematics import normalise
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.mathematics import MATH, normalise
+from sage_unsloth.grading.total_reward import UNGRADED
+from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.processes import world_size
-from sage_unsloth.sampling.record_sets import prompt_ids
+from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 
@@ -47,19 +51,36 @@ def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
         )
 
 
-def check_golds(rows: Sequence[dict]) -> None:
-    """A gold without a plain spelling is right for its own text at most, so it teaches nothing."""
+def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
+    """A gold without a plain spelling is right for its own text at most, so it teaches nothing.
+
+    One for another verifier must be a gold of its kind.
+    """
     for number, row in enumerate(rows):
-        if normalise(row["answer"]) is None:
+        if verifier is UNGRADED:
+            return
+        if verifier is not MATH:
+            try:
+                verifier.check_gold(gold_of(row))
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from None
+        elif normalise(row["answer"]) is None:
             raise ValueError(
                 f"a gold answer must be text that can be graded; row {number} has "
                 f"{row['answer']!r:.100}; drop or repair the row"
             )
 
 
+def check_verifier(verifier: Checker) -> None:
+    """Starts a worker of a verifier that is not the default one, to see that it can."""
+    if verifier is not MATH:
+        with Grader(checker=verifier) as grader:
+            grader.check_workers()
+
+
 def check_prompt_lengths(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
     """A prompt over the limit would push the end of its completion out of what is scored."""
-    lengths = [len(prompt_ids(tokenizer, row["problem"])) for row in rows]
+    lengths = [len(prompt_ids(tokenizer, turns_of(row))) for row in rows]
     longer = [number for number, length in enumerate(lengths) if length > limit]
     if longer:
         raise ValueError(

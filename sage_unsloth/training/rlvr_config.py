@@ -3,14 +3,16 @@
 from dataclasses import dataclass, field
 
 from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.planning.presets import PAPER_BETA
-from sage_unsloth.prompts import TEMPLATES
+from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
 SCALE_REWARDS = ("group", "batch", "none")
+BEST_BY = ("pass@1", "pass@k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,12 @@ class RlvrConfig:
         scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the
             prompt's rewards ("group", as in the paper), of the step's ("batch"), or nothing
             ("none").
+        advantages: what makes advantages of a group's rewards: "grpo", the trainer's own, another
+            rule of `objective.advantage_rules` with its settings ("pkpo,k=4"), or
+            "module:function" for one of your own; with another than "grpo", `scale_rewards` has no
+            effect.
+        entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
+            of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
         epsilon, epsilon_high: clip range of the importance ratio.
         max_resamples: times that a rollout batch's groups without a signal are sampled again for
             other prompts (`dynamic_sampling`, with the cost of each); 0 never does.
@@ -59,6 +67,7 @@ class RlvrConfig:
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
+        prompt: what the prompts say, and the tags by which an answer is found.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn
             from; 0 skips it.
         log_entropy: log the policy's entropy also without a guide that needs it, so that runs can
@@ -66,9 +75,17 @@ class RlvrConfig:
         save_steps: optimizer steps between checkpoints.
         sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0
             writes none.
+        eval_steps: optimizer steps between evaluations on held-out rows, beside those before the
+            first and after the last step; 0 makes none.
+        eval_samples: completions of each held-out row, sampled as in training.
+        eval_rows: rows held out of those to train on, with every other row of the same problem;
+            not used where held-out rows are given.
+        best_by: "pass@1" or "pass@k", at k = eval_samples: by which of them `best/` is chosen.
+        patience: training ends after so many evaluations in a row without a better one; 0 never.
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
             case.
         grade_seconds: time limit for grading one answer.
+        reward_seconds: time limit of one call of a reward function of your own.
         lora: the adapter.
         seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's
             stream has a seed of its own, which Unsloth sets to 0 at every start.
@@ -90,6 +107,8 @@ class RlvrConfig:
     teacher: str = ""
     loss_type: str = "grpo"
     scale_rewards: str = "group"
+    advantages: str = GRPO
+    entropy_coef: float = 0.0
     epsilon: float = 0.2
     epsilon_high: float = 0.2
     max_resamples: int = 0
@@ -104,12 +123,19 @@ class RlvrConfig:
     full_finetuning: bool = False
     load_in_4bit: bool = False
     template: str = "project"
+    prompt: PromptFormat = PROJECT_PROMPT
     preflight_prompts: int = 32
     log_entropy: bool = True
     save_steps: int = 50
     sample_steps: int = 25
+    eval_steps: int = 0
+    eval_samples: int = 4
+    eval_rows: int = 64
+    best_by: str = "pass@1"
+    patience: int = 0
     report_to: str = "none"
     grade_seconds: float = 5.0
+    reward_seconds: float = 60.0
     lora: LoraSettings = field(default_factory=LoraSettings)
     seed: int = 3407
 
@@ -121,6 +147,7 @@ class RlvrConfig:
             ("scale_rewards", SCALE_REWARDS),
             ("reference", REFERENCES),
             ("template", TEMPLATES),
+            ("best_by", BEST_BY),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -129,6 +156,7 @@ class RlvrConfig:
         check_choices(
             guide=None, beta=self.beta, kl_estimator=self.kl_estimator, credit=self.credit
         )
+        check_rule(self.advantages, self.num_generations)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):
@@ -147,11 +175,23 @@ class RlvrConfig:
             "learning_rate",
             "temperature",
             "save_steps",
+            "eval_samples",
+            "eval_rows",
             "grade_seconds",
+            "reward_seconds",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
-        for name in ("beta", "preflight_prompts", "sample_steps", "weight_decay", "max_resamples"):
+        for name in (
+            "beta",
+            "entropy_coef",
+            "preflight_prompts",
+            "sample_steps",
+            "weight_decay",
+            "max_resamples",
+            "eval_steps",
+            "patience",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
         for name, low, high in (
@@ -168,6 +208,11 @@ class RlvrConfig:
             raise ValueError(
                 "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and 1 "
                 f"is all of them; got {self.top_entropy_quantile}"
+            )
+        if self.patience and not self.eval_steps:
+            raise ValueError(
+                "patience counts evaluations, of which eval_steps=0 makes none; got "
+                f"patience={self.patience}; set eval_steps=50, say, or patience=0"
             )
         if self.num_generations < 2:
             raise ValueError(

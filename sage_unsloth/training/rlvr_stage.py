@@ -8,14 +8,23 @@ random state; a folder with other settings is refused.
 import copy
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader, grading_workers
-from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.grading.reward_functions import (
+    Reward,
+    check_columns_of,
+    get_rewards,
+    recorded_rewards,
+)
+from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
@@ -42,9 +51,15 @@ from sage_unsloth.training.rlvr_checks import (
     check_golds,
     check_processes,
     check_prompt_lengths,
+    check_verifier,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_trainer import extra_metrics, make_trainer, warn_if_untrained
+from sage_unsloth.training.rlvr_trainer import (
+    extra_metrics,
+    make_trainer,
+    trainer_row,
+    warn_if_untrained,
+)
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     begin,
@@ -70,7 +85,11 @@ def rlvr(
     name: str = "GRPO",
     adapter: str | Path | None = None,
     *,
+    held_out: Sequence[dict] | None = None,
+    callbacks: Sequence[Any] = (),
     force: bool = False,
+    verifier: Checker | str | Callable[[str, str], Any] = MATH,
+    rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -80,7 +99,8 @@ def rlvr(
     Args:
         config: settings.
         model_path: folder or hub id of the model below the adapter.
-        rows: dicts with `problem` and `answer`.
+        rows: dicts with `problem` (or `messages`, a conversation), `answer`, and `gold` where the
+            verifier compares with something else; other columns are passed to rewards.
         folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
             `checkpoints/` while training, `metrics.jsonl`, a row each optimizer step,
             `completions.jsonl` and `preflight.json`.
@@ -88,10 +108,19 @@ def rlvr(
         name: on the progress bar.
         adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
             `config.reference="base"`.
+        held_out: rows for the held-out curve (`config.eval_steps`); None holds `config.eval_rows`
+            of `rows` out. Rows to train on with the same problem are left out.
+        callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are no
+            part of the recorded settings, so they must not change what is trained.
         force: train also where the preflight finds nothing to learn from.
+        verifier: what makes an answer right, as `verifiers.get_verifier` takes it.
+        rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
+            for the checked answer alone. Where they lack it, rows need no `answer`.
 
     Raises:
-        ValueError: a row lacks a column or a value; fewer rows than a step takes; every group of
+        ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
+            or returns something else than finite numbers; a verifier that its workers cannot run;
+            a row lacks a column or a value; fewer rows than a step takes; every group of
             the preflight is dead; a guide with β = 0; settings that contradict
             each other, or the number of processes; a folder of another run.
         ContractError: see `guided_kl`.
@@ -104,18 +133,36 @@ def rlvr(
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
-    check_rows(rows, ("problem", "answer"))
+    asked, verifier = get_rewards(rewards), get_verifier(verifier)
+    if all(reward.function is not None for reward in asked):
+        verifier = UNGRADED
+    check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
+    check_columns_of(asked, trainer_row(rows[0]))
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
             "reference='base' trains on an adapter against the model without it, and "
             f"reference='sft' trains a fresh one; got reference={config.reference!r} with "
             f"adapter={adapter}; give both, or neither"
         )
-    check_golds(rows)
+    check_golds(rows, verifier)
+    check_verifier(verifier)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
-    job = _Job(config, model_path, rows, Path(folder), guide, name, adapter, rollouts, force)
+    job = _Job(
+        config=config,
+        model_path=model_path,
+        rows=rows,
+        folder=Path(folder),
+        guide=guide,
+        name=name,
+        adapter=adapter,
+        rollouts=rollouts,
+        callbacks=callbacks,
+        force=force,
+        verifier=verifier,
+        rewards=asked,
+    )
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
@@ -150,7 +197,10 @@ class _Job:
     name: str
     adapter: str | Path | None
     rollouts: str
+    callbacks: Sequence[Any]
     force: bool
+    verifier: Checker
+    rewards: tuple[Reward, ...]
 
     @property
     def max_length(self) -> int:
@@ -176,6 +226,10 @@ def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
+    if (rewards := recorded_rewards(job.rewards)) is not None:
+        settings["rewards"] = rewards
+    if job.verifier not in (MATH, UNGRADED):
+        settings["verifier"] = job.verifier.label
     if job.adapter is not None:
         settings["adapter"] = model_identity(job.model_path, job.adapter)["adapter"]
     if job.config.teacher:
@@ -200,7 +254,7 @@ def _rlvr(job: _Job) -> Path:
     switches.recompute_logits(config.recompute_logits)
     load_unsloth(standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
-    tokenizer = load_tokenizer(job.model_path, config.template, job.adapter)
+    tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
     check_prompt_lengths(tokenizer, job.rows, config.max_prompt_length)
     model, tokenizer = load_policy(
         job.model_path,
@@ -213,6 +267,7 @@ def _rlvr(job: _Job) -> Path:
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,
+        prompt=config.prompt,
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
@@ -249,12 +304,14 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
             max_length=job.max_length,
             load_in_4bit=config.load_in_4bit,
         )
-    with Grader(grading_workers(), config.grade_seconds) as grader:
+    judge = {"checker": job.verifier, "prompt": config.prompt}
+    with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
+        reward = TotalReward(job.rewards, grader, config.reward_seconds)
         if resume is None and config.preflight_prompts and rank() == 0:
             engine = _preflight_engine(job, model, tokenizer)
-            check_signal(preflight(config, engine, job.rows, folder), config, force=job.force)
+            found = preflight(config, engine, job.rows, folder, job.verifier, reward)
+            check_signal(found, config, force=job.force)
         wait_for_all()
-        reward = SolutionReward(grader)
         with without_known_lines(gpu=has_gpu()):
             trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
         with (
@@ -264,6 +321,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 kl_estimator=config.kl_estimator,
                 credit=config.credit,
                 teacher=teacher,
+                advantages=config.advantages,
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),
@@ -276,6 +334,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 folder,
                 job.name,
                 resume=resume,
+                callbacks=job.callbacks,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.prompts import prompt_messages
+from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
+from sage_unsloth.sampling.record_sets import gold_of
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import COMPLETIONS, common_arguments
 
 logger = logging.getLogger(__name__)
 
+OURS = ("id", "problem", "messages", "answer", "gold")
+"""Columns of a row that rewards get in another form, or not at all."""
 FIRST_KL_MAX = 1e-3
 """Nats per token; above it, policy and reference were not one model before the first step."""
 
@@ -26,7 +30,7 @@ def make_trainer(
     tokenizer: Any,
     rows: Sequence[dict],
     folder: Path,
-    reward: SolutionReward,
+    reward: TotalReward,
     rollouts: str,
 ) -> Any:
     """The trainer, with every setting explicit; `rollouts` is "vllm" or "transformers".
@@ -39,9 +43,7 @@ def make_trainer(
     from datasets import Dataset
 
     generated: Any = trl  # its trainer and arguments are Unsloth's, which have fields of their own
-    data = Dataset.from_list(
-        [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
-    )
+    data = Dataset.from_list([trainer_row(row) for row in rows])
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
     parts = None  # as Unsloth finds best for the memory there is
@@ -51,7 +53,7 @@ def make_trainer(
     trainer = generated.GRPOTrainer(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=[reward],
+        reward_funcs=list(reward.functions),
         train_dataset=data,
         args=generated.GRPOConfig(
             max_steps=config.max_steps,
@@ -64,6 +66,7 @@ def make_trainer(
             warmup_steps=round(config.warmup_ratio * config.max_steps),
             weight_decay=config.weight_decay,
             beta=config.beta,
+            reward_weights=reward.weights,
             loss_type=config.loss_type,
             # Explicit, because Unsloth fills in what is None by loss type, and TRL's defaults have
             # changed before.
@@ -72,6 +75,7 @@ def make_trainer(
             num_iterations=1,
             mask_truncated_completions=False,
             scale_rewards=config.scale_rewards,
+            entropy_coef=config.entropy_coef,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
             top_entropy_quantile=config.top_entropy_quantile,
             temperature=config.temperature,
@@ -106,13 +110,22 @@ def make_trainer(
     return trainer
 
 
+def trainer_row(row: dict) -> dict[str, Any]:
+    """A row as the trainer and the rewards get it: `prompt`, `answer`, which is the verifier's
+    gold, and the row's other columns.
+    """
+    answer = {"answer": gold_of(row)} if "answer" in row else {}
+    return {"prompt": turns_of(row)} | answer | {k: row[k] for k in row if k not in OURS}
+
+
 def extra_metrics(
-    config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
+    config: RlvrConfig, guide: Guide | None, folder: Path, reward: TotalReward
 ) -> Callable[[int, dict], dict[str, Any]]:
     """What a step's row gets beside the trainer's metrics: counts of grades, and of correct answers
     by kind (`grading.Kind`; a kind that a step lacks has no key). The function returned also
     samples completions into their file, and stops a run whose first KL is not 0.
     """
+    graded = log_grades(folder, reward, config.sample_steps)
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
         # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
@@ -125,20 +138,44 @@ def extra_metrics(
                 "the folder of the model changed while it was loaded, or is this Unsloth not one "
                 "of the tested versions (python -m sage_unsloth doctor)?"
             )
-        if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
+        return graded(step, logs)
+
+    return extra
+
+
+def log_grades(
+    folder: Path, reward: SolutionReward | TotalReward, sample_steps: int
+) -> Callable[[int, dict], dict[str, Any]]:
+    """The part of `extra_metrics` that concerns grades: `stage.train` takes it as `extra`.
+
+    Args:
+        folder: gets `completions.jsonl`.
+        reward: graded the completions; of rewards of one's own the mean is logged too.
+        sample_steps: optimizer steps between samples of completions; 0 writes none.
+    """
+
+    def graded(step: int, logs: dict) -> dict[str, Any]:
+        if sample_steps and (step == 1 or step % sample_steps == 0):
             batch = gathered(reward.last_batch)
             if rank() == 0:
                 append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
         counts = gathered([reward.pop_counts()])
         kinds = gathered([reward.pop_kinds()])
-        return {
-            f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]
-        } | {
-            f"reward/correct by {kind}": sum(of_one.get(kind, 0) for of_one in kinds)
-            for kind in dict.fromkeys(kind for of_one in kinds for kind in of_one)
-        }
+        sums = gathered([reward.pop_sums()]) if isinstance(reward, TotalReward) else [{}]
+        means = {}
+        for name in sums[0]:
+            total, count = (sum(of_one[name][i] for of_one in sums) for i in (0, 1))
+            means[f"reward/{name}"] = total / count if count else None
+        return (
+            means
+            | {f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]}
+            | {
+                f"reward/correct by {kind}": sum(of_one.get(kind, 0) for of_one in kinds)
+                for kind in dict.fromkeys(kind for of_one in kinds for kind in of_one)
+            }
+        )
 
-    return extra
+    return graded
 
 
 def warn_if_untrained(model: Any) -> None:
