@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/tables/`, which the README and the site link to or include.
+"""Writes the tables of `docs/tables/`, which the pages of `docs/` link to or include.
 
     python docs/tables.py            # write all of them anew
     python docs/tables.py --check    # fail where a file is not what code and data give today
@@ -8,7 +8,9 @@ A table follows from the code (algorithms, theory, what fits) or from a committe
 """
 
 import argparse
+import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -44,7 +46,7 @@ def from_plan() -> str:
 
 
 def from_theory() -> str:
-    """π(y*) where each objective, and each loss, comes to rest on the tree of Theorem 4.3."""
+    """Where each objective, and each loss, comes to rest on the tree of Theorem 4.3."""
     case, tree, reference = tree_example()
     log_guide = edge_guide(tree, guide_table(tree, BranchGuide(), reference, reference), reference)
     log_guide = log_guide.log()
@@ -332,23 +334,34 @@ SOURCES: dict[str, Callable[[], str]] = {
 }
 
 
+def page(name: str) -> str:
+    """A table as a page: its title is the first sentence of the docstring that makes it."""
+    table = SOURCES[name]
+    arguments = table.args if isinstance(table, partial) else ()
+    made_by = table.func if isinstance(table, partial) else table
+    sentence = re.split(r"\.\s", inspect.cleandoc(made_by.__doc__ or name) + "\n")[0]
+    title = ": ".join([" ".join(sentence.split()), *arguments])
+    # A page that includes the table begins at its fifth line.
+    return f"{NOTE}\n\n# {title}\n\n{table()}\n"
+
+
 def stale(folder: Path = TABLES) -> list[str]:
     """Names of the tables whose file is not what code and data give today; files that no table
     belongs to.
     """
     found = [
         name
-        for name, table in SOURCES.items()
+        for name in SOURCES
         if not (file := folder / f"{name}.md").exists()
-        or file.read_text(encoding="utf-8") != f"{NOTE}\n\n{table()}\n"
+        or file.read_text(encoding="utf-8") != page(name)
     ]
     return found + sorted(file.stem for file in folder.glob("*.md") if file.stem not in SOURCES)
 
 
 def write(folder: Path = TABLES) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in SOURCES.items():
-        (folder / f"{name}.md").write_text(f"{NOTE}\n\n{table()}\n", encoding="utf-8")
+    for name in SOURCES:
+        (folder / f"{name}.md").write_text(page(name), encoding="utf-8")
 
 
 def main() -> int:

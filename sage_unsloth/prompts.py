@@ -1,47 +1,255 @@
 """The tags, the system prompt and the chat template, for training, evaluation and grading alike.
 
 So the prompt that a model is evaluated on is, byte for byte, the one that it was trained on.
-Wording and template follow the paper's two stages. The system prompt names the tags; the template
-around it is the project's or the model's own (`TEMPLATES`, `models.templates`).
+Wording and template follow the paper's two stages; a `PromptFormat` has others. The system prompt
+names the tags; the template around it is the project's or the model's own (`TEMPLATES`,
+`models.templates`). The system prompt has one place, the tokenizer's chat template, which adds it
+to a conversation that has none.
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 REASONING_START = "<start_working_out>"
 REASONING_END = "<end_working_out>"
 SOLUTION_START = "<SOLUTION>"
 SOLUTION_END = "</SOLUTION>"
-
-SYSTEM_PROMPT = (
-    "You are given a problem.\n"
-    "Think about the problem and provide your working out.\n"
-    f"Place it between {REASONING_START} and {REASONING_END}.\n"
-    f"Then, provide your solution between {SOLUTION_START}{SOLUTION_END}"
-)
-
+END_TOKENS = (
+    "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>",
+    "<|eos|>", "<eos>", "<end_of_turn>", "<|endofturn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<pad>", "<|pad|>",
+)  # fmt: skip
+"""Tokens by which models end a turn; written out in a completion, they end what is read of it."""
+BOX = r"\boxed{"
 TEMPLATES = ("project", "model")
-"""Whose chat template makes the prompts: the project's `CHAT_TEMPLATE`, or the model's own."""
+"""Whose chat template makes the prompts: the project's, or the model's own."""
+TAGS = {
+    "project": (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END),
+    "think-answer": ("<think>", "</think>", "<answer>", "</answer>"),
+    "think-boxed": ("<think>", "</think>"),
+    "boxed": (),
+}
+"""Tags by the name of the pair: those of the working, then those of the answer; without the latter
+the answer is in a box."""
 
-# Before any template: a conversation without a system turn gets the project's, so that a saved
-# model answers in plain transformers as it was trained to.
-DEFAULT_SYSTEM = (
-    "{% if not messages or messages[0]['role'] != 'system' %}"
-    "{% set messages = [{'role': 'system', 'content': "
-    + json.dumps(SYSTEM_PROMPT)
-    + "}] + messages %}{% endif %}"
-)
+Pair = tuple[str, str]
+Turns = Sequence[Mapping[str, str]]
 
-TURNS = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{{ message['content'] }}"
-    "{% else %}{{ message['content'] + eos_token }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '" + REASONING_START + "' }}{% endif %}"
-)
-"""The project's turns: each ends in EOS but the user's, and an answer begins in its opened tag."""
 
-CHAT_TEMPLATE = DEFAULT_SYSTEM + TURNS
+def system_text(reasoning: Pair | None, solution: Pair | None) -> str:
+    """The system prompt that asks for these tags, in the words of the paper's."""
+    lines = [
+        "You are given a problem.",
+        "Think about the problem and provide your working out.",
+    ]
+    if reasoning is not None:
+        lines.append(f"Place it between {reasoning[0]} and {reasoning[1]}.")
+    place = rf"in {BOX}}}" if solution is None else f"between {solution[0]}{solution[1]}"
+    return "\n".join([*lines, f"Then, provide your solution {place}"])
+
+
+SYSTEM_PROMPT = system_text((REASONING_START, REASONING_END), (SOLUTION_START, SOLUTION_END))
+
+
+BEHIND_A_BOX = " \n\t$.*)]\\"
+"""Characters that may follow a box: the end of a formula or of a sentence, bold, white space."""
+
+
+def _check_tags(tags: Sequence[str]) -> None:
+    """Tags must be told from each other, from a box and from the end of a turn.
+
+    Raises:
+        ValueError: with the tag, and what is wrong with it.
+    """
+    remedy = "give others, such as <think> </think> <answer> </answer>"
+    for tag in tags:
+        if not isinstance(tag, str) or not tag.strip() or tag != tag.strip():
+            raise ValueError(
+                f"a tag must be text without white space around it; got {tag!r}; {remedy}"
+            )
+        if not tag.isprintable() or any(sign.isspace() for sign in tag):
+            raise ValueError(
+                f"a tag must be one word of signs that can be seen; got {tag!r}; {remedy}"
+            )
+    if len(set(tags)) < len(tags):
+        raise ValueError(f"tags must differ from each other; got {' '.join(tags)}; {remedy}")
+    for tag in tags:
+        for other in (*tags, BOX, *END_TOKENS):
+            if tag != other and (tag in other or other in tag):
+                raise ValueError(
+                    "a tag must not be part of another one, of a box or of an end token; got "
+                    f"{tag!r} and {other!r}; {remedy}"
+                )
+        if tag in END_TOKENS or tag == BOX:
+            raise ValueError(f"a tag must be no box and no end token; got {tag!r}; {remedy}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    r"""What a model is told, and how it marks its answer; the defaults are the paper's.
+
+    Attributes:
+        system: the system prompt; None for none of ours, so that a model's own template may put
+            its default.
+        reasoning: the tags around the working; None for none.
+        solution: the tags around the answer; None for a `\boxed{}`.
+    """
+
+    system: str | None = SYSTEM_PROMPT
+    reasoning: Pair | None = (REASONING_START, REASONING_END)
+    solution: Pair | None = (SOLUTION_START, SOLUTION_END)
+
+    def __post_init__(self) -> None:
+        if self.system is not None and not self.system.strip():
+            raise ValueError(
+                "a system prompt must have text; got an empty one; give 'none' (system=None) to "
+                "ask without a system prompt"
+            )
+        for name, pair in (("reasoning", self.reasoning), ("solution", self.solution)):
+            if pair is not None and (isinstance(pair, str) or len(pair) != 2):
+                raise ValueError(f"{name} must be an opening and a closing tag; got {pair!r}")
+        _check_tags(self.tags)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags: of the working, then of the answer."""
+        return (*(self.reasoning or ()), *(self.solution or ()))
+
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        """The marks of the answer that the system prompt does not name."""
+        marks = self.solution or (r"\boxed",)
+        return tuple(mark for mark in marks if mark not in (self.system or ""))
+
+    def solution_text(self, working: str, answer: str) -> str:
+        """The assistant's turn as SFT teaches it; the chat template adds the EOS token behind it.
+
+        Where the answer is boxed and the working, without tags of its own, ends in this box, it is
+        written as it is; other boxes of such a working lose their `\\boxed`.
+        """
+        if self.reasoning is not None:
+            working = f"{self.reasoning[0]}{working}{self.reasoning[1]}"
+        if self.solution is not None:
+            return f"{working}{self.solution[0]}{answer}{self.solution[1]}"
+        box = rf"{BOX}{answer}}}"
+        if self.reasoning is not None:
+            return working + box
+        if working.count(BOX) == 1 and working.rstrip(BEHIND_A_BOX).endswith(box):
+            return working
+        return f"{working.replace(BOX, '{')}\n{box}"
+
+    def taught(self, row: Mapping[str, str]) -> str:
+        """The assistant's turn of an SFT row: its `solution` and `answer` between the tags; without
+        an `answer` the `solution` as it is.
+        """
+        if "answer" in row:
+            return self.solution_text(row["solution"], row["answer"])
+        return row["solution"]
+
+    def options(self) -> list[str]:
+        """The words of a command that ask for this format; none for the project's."""
+        if self == PROJECT_PROMPT:
+            return []
+        names = [name for name, tags in TAGS.items() if tags == self.tags]
+        words = ["--tags", *(names or self.tags)]
+        if self.system != system_text(self.reasoning, self.solution):
+            words += ["--system-prompt", "none" if self.system is None else self.system]
+        return words
+
+
+PROJECT_PROMPT = PromptFormat()
+
+
+def prompt_format(
+    system: str | None = None, tags: Sequence[str] | None = None
+) -> PromptFormat | None:
+    """The format by a person's words; None where nothing is asked for.
+
+    Args:
+        system: the system prompt; "none" for none; None for the one that asks for the tags.
+        tags: a name of `TAGS`, or the two tags of the answer, or the four of working and answer.
+
+    Raises:
+        ValueError: another number of tags or an unknown name; or see `PromptFormat`.
+    """
+    if system is None and not tags:
+        return None
+    words = tuple(tags or ("project",))
+    if len(words) == 1 and words[0] in TAGS:
+        words = TAGS[words[0]]
+        reasoning, solution = words[:2] or None, words[2:] or None
+    elif len(words) in (2, 4):
+        reasoning, solution = words[:-2] or None, words[-2:]
+    else:
+        raise ValueError(
+            f"tags must be one of {', '.join(TAGS)}, or two tags around the answer, or four around "
+            f"working and answer; got {' '.join(words)}"
+        )
+    text = system_text(reasoning, solution) if system is None else system
+    return PromptFormat(
+        system=None if system == "none" else text, reasoning=reasoning, solution=solution
+    )
+
+
+def recorded_format(settings: Mapping[str, Any]) -> PromptFormat:
+    """The format in the settings of a run or a record set; older ones had the project's alone."""
+    found = settings.get("prompt")
+    if found is None:
+        return PROJECT_PROMPT
+    pairs = {name: found[name] and tuple(found[name]) for name in ("reasoning", "solution")}
+    return PromptFormat(system=found["system"], **pairs)
+
+
+# --- chat templates -------------------------------------------------------------------------------
+
+
+def system_part(system: str | None) -> str:
+    """What goes before any template: a conversation without a system turn gets this one.
+
+    So a saved model answers in plain transformers as it was trained to.
+    """
+    if system is None:
+        return ""
+    return (
+        "{% if not messages or messages[0]['role'] != 'system' %}"
+        "{% set messages = [{'role': 'system', 'content': "
+        + json.dumps(system, ensure_ascii=False)
+        + "}] + messages %}{% endif %}"
+    )
+
+
+def turns_part(reasoning: Pair | None) -> str:
+    """The project's turns: each ends in EOS but the user's, and an answer begins in its opened
+    tag.
+    """
+    opened = "" if reasoning is None else "{{ " + _jinja(reasoning[0]) + " }}"
+    return (
+        "{% for message in messages %}"
+        "{% if message['role'] == 'user' %}{{ message['content'] }}"
+        "{% else %}{{ message['content'] + eos_token }}{% endif %}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}" + opened + "{% endif %}"
+    )
+
+
+def _jinja(text: str) -> str:
+    """A text between single quotes, as a template writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def project_template(prompt: PromptFormat) -> str:
+    """The project's chat template in this format."""
+    return system_part(prompt.system) + turns_part(prompt.reasoning)
+
+
+DEFAULT_SYSTEM = system_part(SYSTEM_PROMPT)
+TURNS = turns_part((REASONING_START, REASONING_END))
+CHAT_TEMPLATE = project_template(PROJECT_PROMPT)
+
+
+# --- conversations --------------------------------------------------------------------------------
 
 
 def prompt_messages(problem: str) -> list[dict[str, str]]:
@@ -49,25 +257,35 @@ def prompt_messages(problem: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": problem}]
 
 
+def turns_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The conversation that asks a row's problem: its `messages`, or its `problem` as a user's
+    turn. The chat template adds the system prompt where it has no system turn.
+    """
+    messages = row.get("messages")
+    if messages is None:
+        return [{"role": "user", "content": row["problem"]}]
+    return [dict(message) for message in messages]
+
+
 def solution_text(working: str, answer: str) -> str:
-    """The assistant's turn as SFT teaches it; the chat template adds the EOS token behind it."""
-    return f"{REASONING_START}{working}{REASONING_END}{SOLUTION_START}{answer}{SOLUTION_END}"
+    """`PromptFormat.solution_text` in the project's format."""
+    return PROJECT_PROMPT.solution_text(working, answer)
 
 
-def render_solution(tokenizer: Any, problem: str, working: str, answer: str) -> str:
-    """The text that SFT trains on: the conversation that asks `problem`, and its solution."""
-    solution = {"role": "assistant", "content": solution_text(working, answer)}
-    return tokenizer.apply_chat_template([*prompt_messages(problem), solution], tokenize=False)
+def render_solution(tokenizer: Any, turns: str | Turns, solution: str) -> str:
+    """The text that SFT trains on: the conversation that asks, and the assistant's turn."""
+    answer = {"role": "assistant", "content": solution}
+    return tokenizer.apply_chat_template([*_turns(turns), answer], tokenize=False)
 
 
-def render_prompt(tokenizer: Any, problem: str) -> str:
+def render_prompt(tokenizer: Any, problem: str | Turns) -> str:
     """The text that generation continues, by the tokenizer's chat template.
 
     The project's template ends in the opened working-out tag.
 
     Args:
         tokenizer: with its template chosen (`models.tokenizers.prepare_tokenizer`).
-        problem: the user's turn.
+        problem: the user's turn, or a whole conversation.
 
     Raises:
         ValueError: the tokenizer has no EOS token, which the template puts after the system
@@ -79,5 +297,11 @@ def render_prompt(tokenizer: Any, problem: str) -> str:
             "it; got None; set tokenizer.eos_token"
         )
     return tokenizer.apply_chat_template(
-        prompt_messages(problem), add_generation_prompt=True, tokenize=False
+        _turns(problem), add_generation_prompt=True, tokenize=False
     )
+
+
+def _turns(turns: str | Turns) -> list[dict[str, str]]:
+    if isinstance(turns, str):
+        return turns_of({"problem": turns})
+    return [dict(turn) for turn in turns]

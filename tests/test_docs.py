@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "data" / "results"
-PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+    *(ROOT / "docs").rglob("*.md"),
+]
 spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
@@ -89,7 +92,13 @@ def test_the_readme_links_every_notebook_and_every_table_is_linked():
     assert {f"{name}.md" for name in tables.SOURCES} <= linked
 
 
+def test_the_readme_is_short():
+    readme = PAGES[0].read_text()
+    assert len(readme.splitlines()) <= 200 and len(readme.split()) <= 1600
+
+
 def test_the_tree_has_every_room():
-    tree = (ROOT / "README.md").read_text().split("```\nsage_unsloth/\n")[1].split("```")[0]
+    tree = (ROOT / "docs" / "architecture.md").read_text()
+    tree = tree.split("```\nsage_unsloth/\n")[1].split("```")[0]
     rooms = {path.parent.name for path in (ROOT / "sage_unsloth").glob("*/__init__.py")}
     assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == rooms

@@ -15,11 +15,13 @@ from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
+from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.overlap import overlap
+from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_choice import choose_rollouts
@@ -31,7 +33,7 @@ from sage_unsloth.sampling.record_files import (
     set_settings,
     settings_path,
 )
-from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.sampling.record_sets import asked_in, sample_and_grade
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,9 @@ def evaluate(
     """
     out = Path(out)
     _check_request(models, benchmarks, against)
+    models = [
+        replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
+    ]
     identities = _identities(models, load_in_4bit)
     files = _files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
@@ -170,7 +175,8 @@ def _identities(models: Sequence[ModelSpec], load_in_4bit: bool) -> list[dict[st
             check_adapter_fits(spec.path, spec.adapter)
         device = "cuda" if has_gpu() else "cpu"
         quantised = {"weight_bits": 4} if load_in_4bit else {}
-        identities.append(model_identity(spec.path, spec.adapter) | {"device": device} | quantised)
+        identity = model_identity(spec.path, spec.adapter) | {"device": device} | quantised
+        identities.append(identity | asked_in(spec.prompt or PROJECT_PROMPT))
     return identities
 
 
@@ -181,7 +187,7 @@ def _with_templates(
     found = []
     for number, spec in enumerate(models):
         wanted = known.get(number, spec.template)
-        choice = template_for(spec.path, wanted, spec.adapter)
+        choice = template_for(spec.path, wanted, spec.adapter, spec.prompt)
         show(f"{spec.name}: {choice}")
         found.append(replace(spec, template=choice.template))
     return found
@@ -296,6 +302,7 @@ def _draw_sets(
                     identity=identities[number],
                     provenance=benchmark.provenance,
                     checker=benchmark.checker,
+                    prompt=spec.prompt or PROJECT_PROMPT,
                     bar=bar,
                 )
                 sets[number, benchmark.name] = record_set(

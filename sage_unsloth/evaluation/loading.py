@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from sage_unsloth.problems.benchmarks import Benchmark
+from sage_unsloth.prompts import PromptFormat, turns_of
 from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEngine, VllmEngine
 from sage_unsloth.sampling.record_sets import EngineError, prompt_ids
 
@@ -22,12 +23,14 @@ class ModelSpec:
         adapter: LoRA folder to put on it.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
+        prompt: the format that it is asked in; None takes what `templates.choose_format` says.
     """
 
     name: str
     path: str
     adapter: str | None = None
     template: str | None = None
+    prompt: PromptFormat | None = None
 
 
 class IdleEngine:
@@ -75,15 +78,16 @@ def load_engines(
     load = _load_vllm if kind == "vllm" else partial(_load_transformers, load_in_4bit)
     for path, numbers in groups.items():
         tokenizers = {
-            n: load_tokenizer(path, models[n].template, models[n].adapter) for n in numbers
+            n: load_tokenizer(path, models[n].template, models[n].adapter, models[n].prompt)
+            for n in numbers
         }
         busy = [n for n in numbers if any(missing[n, benchmark.name] for benchmark in benchmarks)]
         for number in numbers:
             if number not in busy:
                 yield number, IdleEngine(kind, tokenizers[number])
         if busy:
-            problems = [row["problem"] for benchmark in benchmarks for row in benchmark.rows]
-            lengths = [len(prompt_ids(tokenizers[n], text)) for n in busy for text in problems]
+            problems = [turns_of(row) for benchmark in benchmarks for row in benchmark.rows]
+            lengths = [len(prompt_ids(tokenizers[n], turns)) for n in busy for turns in problems]
             length = max(lengths) + config.max_completion_length
             for number, engine in load(path, {n: models[n] for n in busy}, length):
                 engine.tokenizer = tokenizers[number]  # vLLM has one for all adapters
@@ -124,6 +128,7 @@ def _load_transformers(
                 max_length=length,
                 load_in_4bit=load_in_4bit,
                 template=spec.template,
+                prompt=spec.prompt,
             )
             engine = TransformersEngine(*policy)
             del policy

@@ -8,15 +8,18 @@ from sage_unsloth.models.embedded import located
 from sage_unsloth.models.trained import read_run
 from sage_unsloth.models.weights import adapter_config
 from sage_unsloth.planning.presets import MODELS
+from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.runs.files import read_json
 
 
-def parse_model(text: str, template: str | None = None) -> ModelSpec:
+def parse_model(
+    text: str, template: str | None = None, prompt: PromptFormat | None = None
+) -> ModelSpec:
     """`NAME=MODEL` or `NAME=MODEL+ADAPTER`; each may be the folder of a run (`find_model`).
 
     Args:
         text: see above.
-        template: see `ModelSpec`.
+        template, prompt: see `ModelSpec`.
 
     Raises:
         ValueError: another form, a name with other signs than letters, digits, ".", "-", "_", or
@@ -39,7 +42,7 @@ def parse_model(text: str, template: str | None = None) -> ModelSpec:
             "model below them, or one of the two"
         )
     adapter = own if adapter is None else find_adapter(adapter)
-    return ModelSpec(name=name, path=path, adapter=adapter, template=template)
+    return ModelSpec(name=name, path=path, adapter=adapter, template=template, prompt=prompt)
 
 
 def find_model(path: str) -> tuple[str, str | None]:

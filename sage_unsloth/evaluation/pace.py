@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sage_unsloth.problems.benchmarks import Benchmark
+from sage_unsloth.prompts import turns_of
 from sage_unsloth.sampling.engines import Completion, Engine, SamplingConfig
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
 
@@ -24,7 +25,7 @@ def estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, missi
     count = min(config.batch_size, -(-missing // PROBE_SHARE))
     rows = [benchmark.rows[i * len(benchmark.rows) // count] for i in range(count)]
     seeds = [sample_seed(config.seed, row["id"], 0) for row in rows]
-    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row in rows]
+    prompts = [prompt_ids(engine.tokenizer, turns_of(row)) for row in rows]
     limit = min(PROBE_TOKENS, config.max_completion_length)
     # What is loaded and compiled with the first token of a process is no pace.
     engine.draw(prompts[:1], seeds[:1], replace(config, max_completion_length=1))

@@ -23,6 +23,7 @@ from sage_unsloth.models.merging import save_merged
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import Run
 from sage_unsloth.planning.presets import MODELS
+from sage_unsloth.prompts import recorded_format
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.training.stage import METRICS, read_metrics
@@ -148,8 +149,9 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
     if run.merged is not None:
         shutil.copytree(run.merged, folder)
         # Under the template of the run, as it is today: an earlier one had no system prompt.
-        template = run.record["settings"].get("template", "project")
-        load_tokenizer(folder, template).save_pretrained(folder)
+        settings = run.record["settings"]
+        template, prompt = settings.get("template", "project"), recorded_format(settings)
+        load_tokenizer(folder, template, prompt=prompt).save_pretrained(folder)
         return {"copied from the run": "model/"}
     assert run.adapter is not None, "`read_run` finds an adapter, a model, or both"
     largest = check_adapter(run.adapter)

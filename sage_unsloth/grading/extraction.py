@@ -13,27 +13,22 @@ behind an end token that is written out is not read: the model has ended there.
                  tag at all, the last `\boxed{}`: models that were not trained here answer so.
 
 Inside a tag, characters of no width and end tokens at its end are no part of the answer.
+
+The tags are those of a `PromptFormat`. Where its answers are boxed, there are no solution tags:
+
+    training     One `\boxed{}` in the answer's part, complete, and nothing behind it but the end of
+                 a formula or a sentence (`BEHIND_A_BOX`), white space and end tokens.
+    evaluation   The last `\boxed{}`.
 """
 
+import functools
 import re
 
-from sage_unsloth.prompts import REASONING_END, REASONING_START, SOLUTION_END, SOLUTION_START
+from sage_unsloth.prompts import BEHIND_A_BOX, BOX, END_TOKENS, PROJECT_PROMPT, PromptFormat
 
 VERSION = 2
 """Changes whenever another answer may be taken from the same completion; 1 took the last complete
 tag, wherever it stood."""
-END_TOKENS = (
-    "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>",
-    "<|eos|>", "<eos>", "<end_of_turn>", "<|endofturn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "<pad>", "<|pad|>",
-)  # fmt: skip
-_WORKING_STARTS, _WORKING_ENDS = (REASONING_START, "<think>"), (REASONING_END, "</think>")
-_MARKS = re.compile(
-    "|".join(
-        re.escape(mark)
-        for mark in (*_WORKING_STARTS, *_WORKING_ENDS, SOLUTION_START, SOLUTION_END, *END_TOKENS)
-    )
-)
 _ENDS = re.compile("(?:" + "|".join(map(re.escape, END_TOKENS)) + r"|\s)+")
 # Soft hyphen, joiners, marks of direction, invisible operators, byte order mark, variant selector.
 _NO_WIDTH = dict.fromkeys(
@@ -41,7 +36,23 @@ _NO_WIDTH = dict.fromkeys(
 )
 
 
-def extract_answer(completion: str, *, boxed: bool = False) -> str | None:
+_OTHERS = ("<think>", "</think>")  # the tags of other models' working
+
+
+@functools.lru_cache(maxsize=64)
+def _marks(prompt: PromptFormat) -> tuple[dict[str, str], re.Pattern[str]]:
+    """What each mark of a format does, and the pattern that finds them all."""
+    marks = dict.fromkeys(END_TOKENS, "end")
+    if prompt.solution is not None:
+        marks |= {prompt.solution[0]: "opens", prompt.solution[1]: "closes"}
+    for start, end in {_OTHERS, prompt.reasoning or _OTHERS}:
+        marks |= {start: "starts working", end: "ends working"}
+    return marks, re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+
+
+def extract_answer(
+    completion: str, *, boxed: bool = False, prompt: PromptFormat = PROJECT_PROMPT
+) -> str | None:
     r"""The stripped text of a completion's answer, or None where it gives none.
 
     An empty tag is the answer "".
@@ -49,37 +60,43 @@ def extract_answer(completion: str, *, boxed: bool = False) -> str | None:
     Args:
         completion: the text, without the prompt.
         boxed: the rules of evaluation, by which a box can be an answer; else those of training.
+        prompt: whose tags mark working and answer.
     """
+    meanings, pattern = _marks(prompt)
     text = completion.translate(_NO_WIDTH)
-    tags: list[tuple[int, int]] = []  # of the texts inside complete tags
+    tags: list[tuple[int, int, int]] = []  # complete ones: begin and end of the inside, and end
     first = opened = marks = 0  # where the answer's part begins; the open tag's text, 0 for none
     end, working = len(text), False
-    for found in _MARKS.finditer(text):
-        mark = found.group()
-        if mark in _WORKING_ENDS:
+    for found in pattern.finditer(text):
+        meaning = meanings[found.group()]
+        if meaning == "ends working":
             tags, first, opened, marks, working = [], found.end(), 0, 0, False
-        elif mark in _WORKING_STARTS:
+        elif meaning == "starts working":
             working = True
-        elif mark == SOLUTION_START:
+        elif meaning == "opens":
             opened, marks = found.end(), marks + 1
-        elif mark == SOLUTION_END:
+        elif meaning == "closes":
             marks += 1
             if opened:
-                tags.append((opened, found.start()))
+                tags.append((opened, found.start(), found.end()))
             opened = 0
         elif not opened:  # the end, where it is no end token inside a tag
             end = found.start()
             break
     if working:
         return None
+    if prompt.solution is None:
+        if boxed:
+            return _last_box(text[first:end])
+        return None if _without_ends(text[end:]) else _only_box(text[first:end])
     if not boxed:
-        if marks != 2 or len(tags) != 1 or _without_ends(text[tags[0][1] + len(SOLUTION_END) :]):
+        if marks != 2 or len(tags) != 1 or _without_ends(text[tags[0][2] :]):
             return None
     elif marks == 0:
         return _last_box(text[first:end])
     elif opened or not tags:
         return None
-    return _without_ends(text[slice(*tags[-1])]).strip()
+    return _without_ends(text[slice(*tags[-1][:2])]).strip()
 
 
 def _without_ends(text: str) -> str:
@@ -95,6 +112,15 @@ def _last_box(text: str) -> str | None:
     brace = text.rfind(r"\boxed{") + len(r"\boxed")
     end = closing_brace(text, brace) if text[brace : brace + 1] == "{" else None
     return None if end is None else text[brace + 1 : end].strip()
+
+
+def _only_box(text: str) -> str | None:
+    """The inside of a text's only box, which nothing but `BEHIND_A_BOX` follows."""
+    text = text.rstrip(BEHIND_A_BOX)
+    brace = text.find(BOX) + len(BOX) - 1
+    if text.count(BOX) != 1 or closing_brace(text, brace) != len(text) - 1:
+        return None
+    return text[brace + 1 : -1].strip()
 
 
 def closing_brace(text: str, start: int) -> int | None:

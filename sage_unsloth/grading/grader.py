@@ -15,7 +15,7 @@ from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, V
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.workers import CUT_SHORT, LATE, Workers
-from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
+from sage_unsloth.prompts import PROJECT_PROMPT, SOLUTION_END, SOLUTION_START, PromptFormat
 
 CACHED_PAIRS = 65_536
 # Of answers for which a batch had no time; compared by identity, because it is not remembered.
@@ -38,6 +38,7 @@ class Grader:
         memory_limit_gib: address space of one worker, which needs about .1 GiB.
         boxed: take answers out of completions by the rules of evaluation (`extraction`).
         checker: what makes an answer right.
+        prompt: whose tags mark the answer in a completion.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Grader:
         memory_limit_gib: float = 1.0,
         boxed: bool = False,
         checker: Checker = MATH,
+        prompt: PromptFormat = PROJECT_PROMPT,
     ):
-        self.boxed, self.checker = boxed, checker
+        self.boxed, self.checker, self.prompt = boxed, checker, prompt
         self._workers = Workers(
             checker.compare, workers, time_limit, memory_limit_gib, checker.typical
         )
@@ -72,7 +74,7 @@ class Grader:
 
     def extract(self, completion: str) -> str | None:
         """The answer inside a completion that this grader grades, or None where there is none."""
-        return extract_answer(completion, boxed=self.boxed)
+        return extract_answer(completion, boxed=self.boxed, prompt=self.prompt)
 
     def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
         """`grade_many` for answers that `extract` has taken out of their completions."""

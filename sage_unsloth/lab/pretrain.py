@@ -1,6 +1,7 @@
 """Pretrain the tiny base model on the arithmetic corpus, on a CPU.
 
     python -m sage_unsloth.lab.pretrain --out data/arithmetic-base
+    python -m sage_unsloth.lab.pretrain --problems fresh --seed 3408 --out data/arithmetic-fresh
 
 A plain loop: documents are drawn afresh for every batch, the loss is the cross-entropy of the text
 behind the prompt, AdamW with warmup and a linear decay to 0. The model, its tokenizer and
@@ -16,6 +17,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sage_unsloth.evaluation.metrics import pass_at_k
-from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems import arithmetic, arithmetic_fresh
 from sage_unsloth.runs.files import whole_folder, write_json
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.sampling.counts import correct_matrix
@@ -52,6 +54,7 @@ class PretrainConfig:
     num_heads: int = 4
     num_key_value_heads: int = 2
     num_samples: int = 64  # samples per problem in the final measurement
+    problems: str = "first"  # the drawing of the problems: "first", or "fresh"
 
 
 def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
@@ -75,9 +78,12 @@ def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
     )
 
 
-def batch(tokenizer, rng: random.Random, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    tokenizer, rng: random.Random, size: int, pairs: Sequence[tuple[int, int]] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`input_ids` and `labels`, both (B, T), of `size` new documents; -100 masks the rest."""
-    contexts, texts = zip(*(arithmetic.document(tokenizer, rng) for _ in range(size)), strict=True)
+    documents = [arithmetic.document(tokenizer, rng, pairs) for _ in range(size)]
+    contexts, texts = zip(*documents, strict=True)
     prompts, targets = tokenizer(list(contexts)).input_ids, tokenizer(list(texts)).input_ids
     rows = [
         (prompt + target, [-100] * len(prompt) + target)
@@ -108,9 +114,10 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
         optimizer,
         lambda step: min((step + 1) / config.warmup, (config.steps - step) / config.steps),
     )
+    pairs = arithmetic_fresh.pretraining_pairs() if config.problems == "fresh" else ()
     bar = progress(range(config.steps), desc="pretrain")
     for _ in bar:
-        input_ids, labels = batch(tokenizer, rng, config.batch_size)
+        input_ids, labels = batch(tokenizer, rng, config.batch_size, pairs)
         loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -121,14 +128,15 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
     return model.eval()
 
 
-def measure(model, tokenizer, num_samples: int, seed: int) -> dict[str, float]:
-    """On the test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the share with
+def measure(
+    model, tokenizer, num_samples: int, seed: int, rows: Sequence[dict]
+) -> dict[str, float]:
+    """On the rows of a test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the share with
     an answer in tags.
     """
     config = SamplingConfig(
         num_samples=num_samples, max_completion_length=64, batch_size=512, seed=seed
     )
-    rows = arithmetic.problems("test")
     engine = TransformersEngine(model, tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "samples.jsonl"
@@ -170,16 +178,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--steps", type=int, default=PretrainConfig.steps, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=PretrainConfig.seed)
+    parser.add_argument(
+        "--problems", choices=("first", "fresh"), default="first", help="the drawing to learn"
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     torch.set_num_threads(options.threads)
-    config = PretrainConfig(steps=options.steps, seed=options.seed)
+    config = PretrainConfig(steps=options.steps, seed=options.seed, problems=options.problems)
     tokenizer = arithmetic.build_tokenizer()
     started = time.perf_counter()
     model = train(config, tokenizer)
     seconds = round(time.perf_counter() - started)
-    result = measure(model, tokenizer, config.num_samples, config.seed)
+    drawing = arithmetic_fresh if config.problems == "fresh" else arithmetic
+    result = measure(model, tokenizer, config.num_samples, config.seed, drawing.problems("test"))
     logger.info("base on the test split: %s", result)
     report = {
         "config": dataclasses.asdict(config),

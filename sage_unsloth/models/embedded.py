@@ -6,6 +6,8 @@ from sage_unsloth.models.device import has_gpu
 
 BASE_MODEL = "arithmetic-base"
 """Its folder in `data_folder()`, and the name of its preset."""
+FRESH_MODEL = "arithmetic-fresh"
+"""The folder of the base of `problems.arithmetic_fresh`."""
 SMALL = 32 << 20  # bytes of weights
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
-from sage_unsloth.models.templates import choose_template
+from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
+from sage_unsloth.prompts import PromptFormat
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -55,6 +56,7 @@ def load_policy(
     gpu_memory_utilization: float = 0.5,
     seed: int = 3407,
     template: str | None = None,
+    prompt: PromptFormat | None = None,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer, ready for Unsloth's trainers.
 
@@ -75,12 +77,13 @@ def load_policy(
         seed: of the fresh adapter's A.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
+        prompt: the format of the prompts; None takes what `templates.choose_format` says.
 
     Raises:
         ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an
             adapter of another shape or for another model; weights in pickles; a tokenizer without
-            EOS or a token to pad with; a model that cannot be found; a template that the model was
-            not trained with, or does not have.
+            EOS or a token to pad with; a model that cannot be found; a template or a prompt that
+            the model was not trained with, or a template that it does not have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
@@ -118,8 +121,9 @@ def load_policy(
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
-    choice = choose_template(path, tokenizer, stops, template, adapter)
-    tokenizer = prepare_tokenizer(tokenizer, model.config, stops, path, choice.template)
+    prompt = choose_format(path, prompt, adapter)
+    choice = choose_template(path, tokenizer, stops, template, adapter, prompt)
+    tokenizer = prepare_tokenizer(tokenizer, model.config, stops, path, choice.template, prompt)
     model.generation_config.eos_token_id = stops
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer

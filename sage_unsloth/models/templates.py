@@ -1,6 +1,7 @@
-"""Whose chat template makes a model's prompts: the project's, or the model's own.
+"""Whose chat template makes a model's prompts, the project's or the model's own, and what they say.
 
-Either way the system prompt is the project's, because it says where the answer goes.
+Either way the system prompt is that of the format (`prompts.PromptFormat`), because it says where
+the answer goes.
 """
 
 from dataclasses import dataclass
@@ -8,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.prompts import (
-    CHAT_TEMPLATE,
     DEFAULT_SYSTEM,
-    SOLUTION_END,
-    SYSTEM_PROMPT,
+    PROJECT_PROMPT,
     TEMPLATES,
     TURNS,
-    prompt_messages,
+    PromptFormat,
+    project_template,
+    recorded_format,
     render_prompt,
     render_solution,
+    system_part,
+    turns_part,
 )
 from sage_unsloth.runs.files import read_json
+
+MARK = "what this turn says"
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ def choose_template(
     stops: list[int],
     wanted: str | None = None,
     adapter: str | Path | None = None,
+    prompt: PromptFormat = PROJECT_PROMPT,
 ) -> TemplateChoice:
     """The template of a model's prompts.
 
@@ -53,6 +59,7 @@ def choose_template(
         stops: the tokens that end its completions (`tokenizers.stop_tokens`).
         wanted: one of `prompts.TEMPLATES`, or None.
         adapter: the LoRA folder that will be put on the model.
+        prompt: the format of the prompts (`choose_format`).
 
     Raises:
         ValueError: an unknown template; one that the model was not trained with; "model" where it
@@ -60,7 +67,7 @@ def choose_template(
     """
     if wanted is not None:
         check_template(wanted)
-    trained, recorded = _training(path, adapter)
+    trained, recorded = _training(path, adapter)[0], recorded_template(path, adapter)
     if recorded is not None:
         if wanted not in (None, recorded):
             raise ValueError(
@@ -72,14 +79,14 @@ def choose_template(
     if wanted == "project":
         return TemplateChoice("project", "as asked for")
     own = _own(tokenizer)
-    if own is not None and own.endswith(TURNS):
+    if own is not None and own.endswith((TURNS, turns_part(prompt.reasoning))):
         return TemplateChoice("project", f"{path} carries it")
     if wanted == "model":
-        _check_own(tokenizer, path)
+        _check_own(tokenizer, path, prompt)
         return TemplateChoice("model", "as asked for")
     if own is None:
         return TemplateChoice("project", f"{path} has none of its own")
-    if not _takes_system_turn(tokenizer):
+    if not _takes_system_turn(tokenizer, prompt):
         return TemplateChoice("project", f"that of {path} takes no system turn")
     if not set(turn_end(tokenizer)) & set(stops):
         return TemplateChoice(
@@ -97,39 +104,74 @@ def check_template(template: str) -> None:
 
 def recorded_template(path: str | Path, adapter: str | Path | None = None) -> str | None:
     """The template with which a model or its adapter was trained here; None for any other model."""
-    return _training(path, adapter)[1]
+    settings = _training(path, adapter)[1]
+    # Before templates could be chosen, every run had the project's.
+    return None if settings is None else settings.get("template", "project")
 
 
-def put_template(tokenizer: Any, template: str, path: str | Path) -> None:
-    """Gives the tokenizer its chat template, which adds the project's system prompt where a
+def choose_format(
+    path: str | Path, wanted: PromptFormat | None = None, adapter: str | Path | None = None
+) -> PromptFormat:
+    """The format of a model's prompts: that of its training here or before its export, else the one
+    that is asked for, else the project's.
+
+    Raises:
+        ValueError: the model was trained with another one than is asked for.
+    """
+    trained, settings = _training(path, adapter)
+    if settings is None:
+        return wanted or PROJECT_PROMPT
+    recorded = recorded_format(settings)
+    if wanted not in (None, recorded):
+        raise ValueError(
+            "a model is asked with the prompt that it was trained with; "
+            f"{trained} was trained with {recorded}, and {wanted} is asked for; leave "
+            "--system-prompt and --tags out (prompt=None)"
+        )
+    return recorded
+
+
+def put_template(
+    tokenizer: Any, template: str, path: str | Path, prompt: PromptFormat = PROJECT_PROMPT
+) -> None:
+    """Gives the tokenizer its chat template, which adds the format's system prompt where a
     conversation has none.
 
     Raises:
-        ValueError: "model" where the tokenizer has none, or one without a system turn.
+        ValueError: "model" where the tokenizer has none, or one without a system turn; or a tag is
+            a special token, which is taken out of completions before they are read.
     """
+    special = [tag for tag in prompt.tags if tag in tokenizer.all_special_tokens]
+    if special:
+        raise ValueError(
+            "a tag must be no special token, because these are taken out of completions before "
+            f"their answers are read; {path} has {special[0]!r} as one; give other --tags"
+        )
     if template == "project":
-        tokenizer.chat_template = CHAT_TEMPLATE
+        tokenizer.chat_template = project_template(prompt)
         return
-    _check_own(tokenizer, path)
-    own = tokenizer.get_chat_template()
-    tokenizer.chat_template = DEFAULT_SYSTEM + own.removeprefix(DEFAULT_SYSTEM)
+    _check_own(tokenizer, path, prompt)
+    own, system = tokenizer.get_chat_template(), system_part(prompt.system)
+    tokenizer.chat_template = system + own.removeprefix(system).removeprefix(DEFAULT_SYSTEM)
 
 
 def turn_end(tokenizer: Any) -> list[int]:
     """The tokens that the template puts behind a solution."""
-    text = render_solution(tokenizer, "problem", "working", "answer")
-    end = text.rpartition(SOLUTION_END)[2]
+    text = render_solution(tokenizer, "problem", MARK)
+    end = text.rpartition(MARK)[2]
     return tokenizer(end, add_special_tokens=False)["input_ids"]
 
 
-def check_teaches(tokenizer: Any, stops: list[int], path: str | Path) -> None:
+def check_teaches(
+    tokenizer: Any, stops: list[int], path: str | Path, prompt: PromptFormat = PROJECT_PROMPT
+) -> None:
     """A template for SFT: a solution continues the prompt, and ends where the model stops.
 
     Raises:
         ValueError: the template writes a finished solution otherwise than it asks for one, or does
             not end it by a token at which the model stops.
     """
-    whole = render_solution(tokenizer, "problem", "working", "answer")
+    whole = render_solution(tokenizer, "problem", prompt.solution_text("working", "answer"))
     if not whole.startswith(render_prompt(tokenizer, "problem")):
         raise ValueError(
             "SFT needs a chat template in which a solution continues the prompt; that of "
@@ -143,18 +185,20 @@ def check_teaches(tokenizer: Any, stops: list[int], path: str | Path) -> None:
         )
 
 
-def _training(path: str | Path, adapter: str | Path | None) -> tuple[str | Path | None, str | None]:
-    """Which of the two was trained here, and the template of that; an adapter's comes first."""
+def _training(
+    path: str | Path, adapter: str | Path | None
+) -> tuple[str | Path | None, dict[str, Any] | None]:
+    """Which of the two was trained here, and the settings of that; an adapter's come first."""
     for folder in (adapter, path):
-        if folder is None or not Path(folder).is_dir():
+        # The model of an RL run is merged when a second stage starts from it; it need not be there.
+        if folder is None or not (Path(folder).is_dir() or Path(folder).name == "model"):
             continue
         places = ((Path(folder).absolute().parent / "run.json", "settings"),)
         places += ((Path(folder) / "export.json", "run"),)
         for file, key in places:
             settings = read_json(file).get(key, {}) if file.is_file() else {}
             if settings.get("stage") in ("sft", "rlvr"):
-                # Before templates could be chosen, every run had the project's.
-                return folder, settings.get("template", "project")
+                return folder, settings
     return None, None
 
 
@@ -166,26 +210,29 @@ def _own(tokenizer: Any) -> str | None:
         return None
 
 
-def _check_own(tokenizer: Any, path: str | Path) -> None:
+def _check_own(tokenizer: Any, path: str | Path, prompt: PromptFormat) -> None:
     if _own(tokenizer) is None:
         raise ValueError(
             f"template 'model' needs a model with a chat template of its own; {path} has none; "
             "take template 'project'"
         )
-    if not _takes_system_turn(tokenizer):
+    if not _takes_system_turn(tokenizer, prompt):
         raise ValueError(
             "a chat template must take a system turn, because that says where the answer goes; "
-            f"that of {path} takes none; take template 'project'"
+            f"that of {path} takes none; take template 'project', or ask without a system prompt "
+            "(--system-prompt none)"
         )
 
 
-def _takes_system_turn(tokenizer: Any) -> bool:
+def _takes_system_turn(tokenizer: Any, prompt: PromptFormat) -> bool:
+    """Whether the template shows the system prompt, if there is one to show."""
     from jinja2 import TemplateError
 
+    if prompt.system is None:
+        return True
+    turns = [{"role": "system", "content": MARK}, {"role": "user", "content": "problem"}]
     try:
-        text = tokenizer.apply_chat_template(
-            prompt_messages("problem"), add_generation_prompt=True, tokenize=False
-        )
+        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     except TemplateError:  # raised by templates that allow user and assistant alone
         return False
-    return SYSTEM_PROMPT in text
+    return MARK in text

@@ -4,7 +4,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.templates import TemplateChoice, choose_template, put_template
+from sage_unsloth.models.templates import (
+    TemplateChoice,
+    choose_format,
+    choose_template,
+    put_template,
+)
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
 
 PAD_TOKEN = "<|pad|>"
 
@@ -12,7 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(
-    path: str | Path, template: str | None = None, adapter: str | Path | None = None
+    path: str | Path,
+    template: str | None = None,
+    adapter: str | Path | None = None,
+    prompt: PromptFormat | None = None,
 ) -> Any:
     """The tokenizer of a model folder or hub id, with its chat template and a pad token of its own.
 
@@ -20,10 +29,11 @@ def load_tokenizer(
         path: of the model.
         template: one of `prompts.TEMPLATES`; None takes what `templates.choose_template` says.
         adapter: the LoRA folder that will be put on the model; its training may name the template.
+        prompt: the format; None takes what `templates.choose_format` says.
 
     Raises:
         ValueError: it cannot be loaded, it has no EOS token, no token can serve as pad, or see
-            `choose_template`.
+            `choose_template` and `choose_format`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -33,12 +43,16 @@ def load_tokenizer(
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     stops = load_stop_tokens(path, tokenizer)
-    choice = choose_template(path, tokenizer, stops, template, adapter)
-    return prepare_tokenizer(tokenizer, config, stops, path, choice.template)
+    prompt = choose_format(path, prompt, adapter)
+    choice = choose_template(path, tokenizer, stops, template, adapter, prompt)
+    return prepare_tokenizer(tokenizer, config, stops, path, choice.template, prompt)
 
 
 def template_for(
-    path: str | Path, wanted: str | None = None, adapter: str | Path | None = None
+    path: str | Path,
+    wanted: str | None = None,
+    adapter: str | Path | None = None,
+    prompt: PromptFormat | None = None,
 ) -> TemplateChoice:
     """`choose_template` for a model folder or hub id, whose tokenizer is loaded for it.
 
@@ -51,7 +65,9 @@ def template_for(
         tokenizer = AutoTokenizer.from_pretrained(path)
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
-    return choose_template(path, tokenizer, load_stop_tokens(path, tokenizer), wanted, adapter)
+    prompt = choose_format(path, prompt, adapter)
+    stops = load_stop_tokens(path, tokenizer)
+    return choose_template(path, tokenizer, stops, wanted, adapter, prompt)
 
 
 def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
@@ -80,7 +96,12 @@ def not_found(path: str | Path, error: Exception) -> str:
 
 
 def prepare_tokenizer(
-    tokenizer: Any, config: Any, stops: list[int], path: str | Path, template: str = "project"
+    tokenizer: Any,
+    config: Any,
+    stops: list[int],
+    path: str | Path,
+    template: str = "project",
+    prompt: PromptFormat = PROJECT_PROMPT,
 ) -> Any:
     """The tokenizer with its chat template, left padding, and a pad token that ends no completion.
 
@@ -93,10 +114,10 @@ def prepare_tokenizer(
         stops: see `stop_tokens`.
         path: of the model, for messages.
         template: one of `prompts.TEMPLATES`.
+        prompt: the format of the prompts.
 
     Raises:
-        ValueError: no EOS token, no token can serve as pad, or template "model" where the tokenizer
-            has none.
+        ValueError: no EOS token, no token can serve as pad, or see `templates.put_template`.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(
@@ -104,7 +125,7 @@ def prepare_tokenizer(
             f"it; got None in {path}; set tokenizer.eos_token and save it"
         )
     tokenizer.padding_side = "left"
-    put_template(tokenizer, template, path)
+    put_template(tokenizer, template, path, prompt)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in stops:
         before = tokenizer.pad_token
         rows = config.get_text_config().vocab_size

@@ -27,6 +27,7 @@ import hashlib
 import json
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from sage_unsloth.prompts import (
@@ -81,11 +82,19 @@ def family(number: int) -> str:
     return "rare" if by_round_up else "far"
 
 
+def all_pairs(salt: str = "") -> list[tuple[int, int]]:
+    """Every (number, factor), in the order of a hash of `salt` and the problem."""
+    pairs = [(number, factor) for number in range(11, 100) if number % 10 for factor in FACTORS]
+    return sorted(
+        pairs,
+        key=lambda pair: hashlib.sha256(f"{salt}{pair[0]}*{pair[1]}".encode()).hexdigest(),
+    )
+
+
 @functools.cache
 def allocation() -> dict[str, tuple[tuple[int, int], ...]]:
     """(number, factor) of each split and of the `rest`, by one permutation that a hash fixes."""
-    pairs = [(number, factor) for number in range(11, 100) if number % 10 for factor in FACTORS]
-    pairs.sort(key=lambda pair: hashlib.sha256(f"{pair[0]}*{pair[1]}".encode()).hexdigest())
+    pairs = all_pairs()
     left = {name: [pair for pair in pairs if family(pair[0]) == name] for name in FAMILIES}
     splits = {}
     for split, counts in SPLITS.items():
@@ -104,7 +113,13 @@ def problems(split: str) -> list[dict]:
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
-    rows = [
+    pairs = allocation()[split]
+    return solved_problems(pairs) if split == "sft" else posed_problems(pairs)
+
+
+def posed_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
+    """A row of `problems` for each (number, factor)."""
+    return [
         {
             "id": f"arithmetic-{number}x{factor}",
             "problem": problem_text(number, factor),
@@ -112,9 +127,8 @@ def problems(split: str) -> list[dict]:
             "source": SOURCE,
             "family": family(number),
         }
-        for number, factor in allocation()[split]
+        for number, factor in pairs
     ]
-    return _with_solutions(rows, allocation()[split]) if split == "sft" else rows
 
 
 def swapped_problems() -> list[dict]:
@@ -143,11 +157,11 @@ def round_problems() -> list[dict]:
     ]
 
 
-def _with_solutions(rows: list[dict], pairs: tuple[tuple[int, int], ...]) -> list[dict]:
+def solved_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
     """`SFT_ROWS_PER_PROBLEM` correct workings of each problem, in the corpus's mixture of ways."""
     rng = random.Random(SFT_SEED)
     solved = []
-    for row, (number, factor) in zip(rows, pairs, strict=True):
+    for row, (number, factor) in zip(posed_problems(pairs), pairs, strict=True):
         for turn in range(SFT_ROWS_PER_PROBLEM):
             solution, _ = working(number, factor, draw_route(rng), rng, careful=True)
             solved.append(row | {"id": f"{row['id']}-{turn}", "solution": solution})
@@ -238,14 +252,21 @@ def route(completion: str) -> str:
 # --- the pretraining corpus -----------------------------------------------------------------------
 
 
-def document(tokenizer: Any, rng: random.Random) -> tuple[str, str]:
-    """One pretraining document as (context, text to learn); none poses a problem of the test split.
+def document(
+    tokenizer: Any, rng: random.Random, pairs: Sequence[tuple[int, int]] = ()
+) -> tuple[str, str]:
+    """One pretraining document as (context, text to learn).
 
     Either drills, with an empty context, or a problem in the rendered prompt and its solution.
+
+    Args:
+        tokenizer: has the chat template.
+        rng: draws the document.
+        pairs: the problems that are posed; all but those of the test split where there are none.
     """
     if rng.random() < DRILLS:
         return "", ";".join(drill(rng) for _ in range(5)) + EOS
-    number, factor = rng.choice(_pretraining_pairs())
+    number, factor = rng.choice(pairs or _pretraining_pairs())
     text, answer = working(number, factor, draw_route(rng), rng)
     if rng.random() < UNTAGGED:
         solution = f"{text}{REASONING_END}{answer}"

@@ -16,7 +16,13 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import normalise, only_its_text, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.sources import Source, check_columns, read_source
-from sage_unsloth.prompts import render_prompt, render_solution
+from sage_unsloth.prompts import (
+    PROJECT_PROMPT,
+    PromptFormat,
+    render_prompt,
+    render_solution,
+    turns_of,
+)
 from sage_unsloth.runs.text import printable
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
@@ -69,6 +75,7 @@ def sft_corpus(
     path: str | Path | None = None,
     limit: int | None = None,
     found: Corpus | None = None,
+    prompt: PromptFormat = PROJECT_PROMPT,
 ) -> Corpus:
     """Worked solutions whose answer is a number and which fit, EOS included.
 
@@ -84,6 +91,7 @@ def sft_corpus(
         path: a local copy of OpenMathReasoning-mini.
         limit: keep the first so many of the rows that pass; None keeps all.
         found: what `sft_rows` gave for `data` and `path`; None calls it.
+        prompt: the tags that the solutions are taught with.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with
@@ -92,11 +100,10 @@ def sft_corpus(
     found = found or sft_rows(data=data, path=path)
     rows = found.rows
     filters = _Filters(dict(found.counts), dict(found.left_out))
-    prompts = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
+    prompts = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [2 * length <= max_length for length in prompts]
     rows = filters.keep(rows, fits, f"prompt <= {max_length // 2:,} tokens")
-    names = ("problem", "solution", "answer")
-    texts = [render_solution(tokenizer, *(row[name] for name in names)) for row in rows]
+    texts = [render_solution(tokenizer, turns_of(row), prompt.taught(row)) for row in rows]
     fits = [length <= max_length for length in _lengths(tokenizer, texts)]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
     return _limited(rows, filters, found.provenance, limit)
@@ -158,7 +165,7 @@ def rl_corpus(
     found = found or rl_rows(data=data, path=path, limit=limit)
     rows = found.rows
     filters = _Filters(dict(found.counts), dict(found.left_out))
-    lengths = _lengths(tokenizer, [render_prompt(tokenizer, row["problem"]) for row in rows])
+    lengths = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [length <= max_prompt_length for length in lengths]
     rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
     return _limited(rows, filters, found.provenance, None)

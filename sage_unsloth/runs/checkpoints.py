@@ -53,6 +53,16 @@ def is_last(checkpoint: Path | None) -> bool:
     return state["global_step"] >= state["max_steps"]
 
 
+def trained_adapter(folder: Path) -> Path | None:
+    """What a run has trained, once it came to its end, or None: `adapter/` in its folder or, where
+    it was killed before it wrote that, its last checkpoint.
+    """
+    if (folder / "adapter").exists():
+        return folder / "adapter"
+    newest = last_checkpoint(folder / "checkpoints")
+    return newest if is_last(newest) else None
+
+
 def copy_result(checkpoint: Path, folder: Path) -> None:
     """Copies to `folder` what the model saved of itself, without its tokenizer."""
     folder.mkdir()

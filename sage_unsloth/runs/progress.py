@@ -17,14 +17,14 @@ def progress(iterable: Iterable | None = None, **options: Any) -> Any:
         iterable: to go through; None for a bar that is advanced by `update`.
         options: tqdm's: `total`, `initial`, `desc`, `unit`, `disable`.
     """
-    if sys.stderr.isatty() or _in_notebook():
+    if sys.stderr.isatty() or in_notebook():
         from tqdm.auto import tqdm
 
         return tqdm(iterable, **options)
     return _lines()(iterable, ncols=0, **options)  # 0: no bar beside the numbers
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this process is a notebook's kernel, and not only one that imports such a package."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

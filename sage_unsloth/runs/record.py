@@ -6,11 +6,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.runs.files import read_json, write_json
 
 PACKAGES = (
@@ -26,7 +28,16 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
-LATER: dict[str, Any] = {"template": "project", "advantages": "grpo", "entropy_coef": 0.0}
+LATER: dict[str, Any] = {
+    "template": "project",
+    "eval_steps": 0,
+    "eval_samples": 4,
+    "eval_rows": 64,
+    "best_by": "pass@1",
+    "patience": 0,
+    "advantages": "grpo",
+    "entropy_coef": 0.0,
+} | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 
 logger = logging.getLogger(__name__)

@@ -7,13 +7,14 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.prompts import render_prompt
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, Turns, render_prompt, turns_of
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.stopping import finishing
@@ -37,9 +38,19 @@ def sample_seed(seed: int, problem_id: str, sample: int) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:13], 16)
 
 
-def prompt_ids(tokenizer: Any, problem: str) -> list[int]:
-    """The training prompt, byte for byte, as tokens; the template brings all special tokens."""
+def prompt_ids(tokenizer: Any, problem: str | Turns) -> list[int]:
+    """The training prompt, byte for byte, as tokens; the template brings all special tokens.
+
+    Args:
+        tokenizer: see `render_prompt`.
+        problem: a user's turn, or a whole conversation.
+    """
     return tokenizer(render_prompt(tokenizer, problem), add_special_tokens=False)["input_ids"]
+
+
+def asked_in(prompt: PromptFormat) -> dict[str, Any]:
+    """The format as the settings of a set have it; the project's is not named in them."""
+    return {} if prompt == PROJECT_PROMPT else {"prompt": asdict(prompt)}
 
 
 def gold_of(row: dict) -> str:
@@ -59,6 +70,7 @@ def sample_and_grade(
     provenance: Sequence[dict] = (),
     checker: Checker = MATH,
     boxed: bool = True,
+    prompt: PromptFormat = PROJECT_PROMPT,
     bar: Any = None,
 ) -> list[dict]:
     """Draw what is missing of N completions of every problem, grade it, and return the records.
@@ -66,8 +78,8 @@ def sample_and_grade(
     Args:
         config: sampling; N is its `num_samples`.
         engine: of the model; see `engines`.
-        rows: dicts with `id`, `problem`, `answer`, and `gold` where the checker compares with
-            something else.
+        rows: dicts with `id`, `problem` (or `messages`, a conversation), `answer`, and `gold`
+            where the checker compares with something else.
         path: the record set.
         model, benchmark: names for the records.
         identity: what else tells this set from others, such as digests of the weights
@@ -75,6 +87,7 @@ def sample_and_grade(
         provenance: where the rows are from; kept beside the settings, and free to change as long as
             the prompts do not.
         checker: grades; records of another grader or version are graded again first.
+        prompt: the format that the engine's model is asked in, whose tags mark its answers.
         boxed: take answers by the rules of evaluation; else by those of training (`extraction`).
         bar: a tqdm bar over completions to advance; None makes one.
 
@@ -92,12 +105,13 @@ def sample_and_grade(
 
     path = Path(path)
     num_samples = config.num_samples
+    rules = {"boxed": boxed, "checker": checker, "prompt": prompt}
     with (
         locked(path),
-        Grader(grading_workers(), config.grade_seconds, boxed=boxed, checker=checker) as grader,
+        Grader(grading_workers(), config.grade_seconds, **rules) as grader,
     ):
-        prompts = {row["id"]: prompt_ids(engine.tokenizer, row["problem"]) for row in rows}
-        identity = dict(identity or {}) | ({} if boxed else {"boxed": False})
+        prompts = {row["id"]: prompt_ids(engine.tokenizer, turns_of(row)) for row in rows}
+        identity = dict(identity or {}) | ({} if boxed else {"boxed": False}) | asked_in(prompt)
         settings = set_settings(config, engine.name, model, benchmark, identity)
         run, records = open_set(path, settings, prompts, provenance)
         names = {"run": run, "model": model, "benchmark": benchmark}

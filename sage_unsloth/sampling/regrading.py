@@ -15,7 +15,8 @@ from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.runs.files import append_jsonl, read_jsonl, write_text
+from sage_unsloth.prompts import recorded_format
+from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_text
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.sampling.grading_records import grade_records, is_stale, regraded_line
@@ -93,8 +94,8 @@ def regrade_set(file: Path, grade_seconds: float = 5.0) -> Regraded:
     with locked(file):
         settings, records = read_settings(file)["settings"], read_samples(file)
         checker = checker_of(records, file)
-        boxed = settings.get("boxed", True)
-        with Grader(grading_workers(), grade_seconds, boxed=boxed, checker=checker) as grader:
+        rules = {"boxed": settings.get("boxed", True), "prompt": recorded_format(settings)}
+        with Grader(grading_workers(), grade_seconds, checker=checker, **rules) as grader:
             stale = [record for record in records if is_stale(record, grader, record["gold"])]
             result = _result(file, records, stale)
             with finishing("the batch in flight") as stop:
@@ -122,9 +123,11 @@ def regrade_rollouts(file: Path, grade_seconds: float = 5.0, copy: Path | None =
     """
     copy = copy or file
     source = copy if copy.exists() else file
+    run = file.parent / "run.json"
+    prompt = recorded_format(read_json(run)["settings"] if run.is_file() else {})
     with (
         locked(copy.parent),
-        Grader(grading_workers(), grade_seconds) as grader,
+        Grader(grading_workers(), grade_seconds, prompt=prompt) as grader,
     ):
         rows = read_jsonl(source)
         stale = [row for row in rows if row.get("grader") != grader.label]

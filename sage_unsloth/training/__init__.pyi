@@ -1,6 +1,7 @@
 from .algorithms import ALGORITHMS as ALGORITHMS
 from .algorithms import Algorithm as Algorithm
 from .algorithms import get_algorithm as get_algorithm
+from .live import LivePlot as LivePlot
 from .recipes import run_rlvr as run_rlvr
 from .recipes import run_sft as run_sft
 from .rlvr_config import RlvrConfig as RlvrConfig
@@ -12,6 +13,7 @@ from .stage import read_metrics as read_metrics
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "LivePlot",
     "RlvrConfig",
     "SftConfig",
     "get_algorithm",

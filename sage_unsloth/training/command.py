@@ -188,7 +188,7 @@ def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
     known |= {
         f"lora.{field.name}": getattr(defaults.lora, field.name) for field in fields(defaults.lora)
     }
-    del known["lora"]
+    del known["lora"], known["prompt"]  # the latter has options of its own
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

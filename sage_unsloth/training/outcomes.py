@@ -45,6 +45,7 @@ def before_and_after(
             max_length=config.max_length,
             load_in_4bit=config.load_in_4bit,
             template=config.template,
+            prompt=config.prompt,
         )
         records = sample_and_grade(
             sampling,
@@ -54,6 +55,7 @@ def before_and_after(
             model=f"{name} SFT",
             benchmark="held-out",
             boxed=False,
+            prompt=config.prompt,
         )
         del model
         found = signal(records)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.objective.advantage_rules import GRPO, advantage_rule
 from sage_unsloth.problems.corpora import spread
 from sage_unsloth.runs.files import write_json
@@ -117,7 +118,13 @@ def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -
     )
 
 
-def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -> dict[str, float]:
+def preflight(
+    config: Any,
+    engine: Engine,
+    rows: Sequence[dict],
+    folder: Path,
+    verifier: Checker = MATH,
+) -> dict[str, float]:
     """Sample a group for each of `config.preflight_prompts` rows, and warn if the signal is small.
 
     Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`; the latter also has
@@ -129,12 +136,10 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
         engine: samples from the policy that training begins with.
         rows: the training rows, from which the prompts are taken at even distances.
         folder: of the run.
+        verifier: what makes an answer right.
     """
     count = min(config.preflight_prompts, len(rows))
-    chosen = [
-        {"id": f"prompt-{i}", "problem": row["problem"], "answer": row["answer"]}
-        for i, row in enumerate(spread(rows, count))
-    ]
+    chosen = [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
     sampling = SamplingConfig(
         num_samples=config.num_generations,
         temperature=config.temperature,
@@ -148,7 +153,15 @@ def preflight(config: Any, engine: Engine, rows: Sequence[dict], folder: Path) -
     )
     path = folder / "preflight.jsonl"
     records = sample_and_grade(
-        sampling, engine, chosen, path, model="policy", benchmark="preflight", boxed=False
+        sampling,
+        engine,
+        chosen,
+        path,
+        model="policy",
+        benchmark="preflight",
+        boxed=False,
+        checker=verifier,
+        prompt=config.prompt,
     )
     found = signal(records, config.advantages)
     warnings = remedies(found, config.max_completion_length)

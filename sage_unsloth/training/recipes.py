@@ -12,6 +12,7 @@ from typing import Any
 from sage_unsloth.figures import show_table
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
+from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
@@ -92,14 +93,17 @@ def run_sft(
     preset = model_preset(model)
     start = model_path(preset)
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
+    config = replace(config, prompt=choose_format(start, settings.get("prompt")))
     data = data or _default_data(preset, path, "openmath")
     found = sft_rows(data=data, path=path)
     check_folder(out, known_settings("sft", config, start))
     _load_libraries(preset)
-    template = template_for(start, settings.get("template"))
+    template = template_for(start, settings.get("template"), prompt=config.prompt)
     config = replace(config, template=template.template)
-    tokenizer = load_tokenizer(start, config.template)
-    corpus = sft_corpus(tokenizer, config.max_length, limit=limit, found=found)
+    tokenizer = load_tokenizer(start, config.template, prompt=config.prompt)
+    corpus = sft_corpus(
+        tokenizer, config.max_length, limit=limit, found=found, prompt=config.prompt
+    )
     training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
     dropped = len(corpus.rows) - len(training) - len(kept)
     steps = config.max_steps
@@ -136,6 +140,7 @@ def run_rlvr(
     memory: float | None = None,
     smoke: bool = False,
     force: bool = False,
+    callbacks: Sequence[Any] = (),
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -151,6 +156,7 @@ def run_rlvr(
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
         force: train also where the preflight finds nothing to learn from; `smoke` implies it.
+        callbacks: see `rlvr`.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -169,6 +175,8 @@ def run_rlvr(
     of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
     changes = (SMOKE["rlvr"] if smoke else {}) | settings | of_algorithm
     config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
+    prompt = choose_format(point.model, settings.get("prompt"), point.adapter)
+    config = replace(config, prompt=prompt)
     check_tracker(config.report_to)
     check_processes(config)
     setup = setup_of(point.preset, config, gib)
@@ -189,10 +197,10 @@ def run_rlvr(
     if point.unmerged and rank() == 0:
         merge_run(point.unmerged)
     wait_for_all()
-    template = template_for(point.model, settings.get("template"), point.adapter)
+    template = template_for(point.model, settings.get("template"), point.adapter, config.prompt)
     config = replace(config, template=template.template)
     _show(f"{point}\n{template}\n")
-    tokenizer = load_tokenizer(point.model, config.template, point.adapter)
+    tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())
     if corpus.left_out:
@@ -206,6 +214,7 @@ def run_rlvr(
         algorithm.guide,
         algorithm.name,
         adapter=point.adapter,
+        callbacks=callbacks,
         force=force or smoke,
     )
     metrics = read_metrics(out)

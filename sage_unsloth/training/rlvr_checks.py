@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sage_unsloth.grading.mathematics import normalise
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.mathematics import MATH, normalise
+from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.processes import world_size
-from sage_unsloth.sampling.record_sets import prompt_ids
+from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 
@@ -47,10 +49,15 @@ def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
         )
 
 
-def check_golds(rows: Sequence[dict]) -> None:
-    """A gold without a plain spelling is right for its own text at most, so it teaches nothing."""
+def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
+    """A gold without a plain spelling is right for its own text at most, so it teaches nothing.
+
+    One for another verifier must be a gold of its kind.
+    """
     for number, row in enumerate(rows):
-        if normalise(row["answer"]) is None:
+        if verifier is not MATH:
+            verifier.plainly(None, gold_of(row))
+        elif normalise(row["answer"]) is None:
             raise ValueError(
                 f"a gold answer must be text that can be graded; row {number} has "
                 f"{row['answer']!r:.100}; drop or repair the row"
@@ -59,7 +66,7 @@ def check_golds(rows: Sequence[dict]) -> None:
 
 def check_prompt_lengths(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
     """A prompt over the limit would push the end of its completion out of what is scored."""
-    lengths = [len(prompt_ids(tokenizer, row["problem"])) for row in rows]
+    lengths = [len(prompt_ids(tokenizer, turns_of(row))) for row in rows]
     longer = [number for number, length in enumerate(lengths) if length > limit]
     if longer:
         raise ValueError(

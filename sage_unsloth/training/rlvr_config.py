@@ -7,11 +7,12 @@ from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.planning.presets import PAPER_BETA
-from sage_unsloth.prompts import TEMPLATES
+from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
 SCALE_REWARDS = ("group", "batch", "none")
+BEST_BY = ("pass@1", "pass@k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ class RlvrConfig:
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights (GPU only).
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
+        prompt: what the prompts say, and the tags by which an answer is found.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn
             from; 0 skips it.
         log_entropy: log the policy's entropy also without a guide that needs it, so that runs can
@@ -73,6 +75,13 @@ class RlvrConfig:
         save_steps: optimizer steps between checkpoints.
         sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0
             writes none.
+        eval_steps: optimizer steps between evaluations on held-out rows, beside those before the
+            first and after the last step; 0 makes none.
+        eval_samples: completions of each held-out row, sampled as in training.
+        eval_rows: rows held out of those to train on, with every other row of the same problem;
+            not used where held-out rows are given.
+        best_by: "pass@1" or "pass@k", at k = eval_samples: by which of them `best/` is chosen.
+        patience: training ends after so many evaluations in a row without a better one; 0 never.
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
             case.
         grade_seconds: time limit for grading one answer.
@@ -113,10 +122,16 @@ class RlvrConfig:
     full_finetuning: bool = False
     load_in_4bit: bool = False
     template: str = "project"
+    prompt: PromptFormat = PROJECT_PROMPT
     preflight_prompts: int = 32
     log_entropy: bool = True
     save_steps: int = 50
     sample_steps: int = 25
+    eval_steps: int = 0
+    eval_samples: int = 4
+    eval_rows: int = 64
+    best_by: str = "pass@1"
+    patience: int = 0
     report_to: str = "none"
     grade_seconds: float = 5.0
     lora: LoraSettings = field(default_factory=LoraSettings)
@@ -130,6 +145,7 @@ class RlvrConfig:
             ("scale_rewards", SCALE_REWARDS),
             ("reference", REFERENCES),
             ("template", TEMPLATES),
+            ("best_by", BEST_BY),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -157,6 +173,8 @@ class RlvrConfig:
             "learning_rate",
             "temperature",
             "save_steps",
+            "eval_samples",
+            "eval_rows",
             "grade_seconds",
         ):
             if not getattr(self, name) > 0:
@@ -168,6 +186,8 @@ class RlvrConfig:
             "sample_steps",
             "weight_decay",
             "max_resamples",
+            "eval_steps",
+            "patience",
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
@@ -185,6 +205,11 @@ class RlvrConfig:
             raise ValueError(
                 "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and 1 "
                 f"is all of them; got {self.top_entropy_quantile}"
+            )
+        if self.patience and not self.eval_steps:
+            raise ValueError(
+                "patience counts evaluations, of which eval_steps=0 makes none; got "
+                f"patience={self.patience}; set eval_steps=50, say, or patience=0"
             )
         if self.num_generations < 2:
             raise ValueError(

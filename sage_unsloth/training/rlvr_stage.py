@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader, grading_workers
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
@@ -69,7 +71,10 @@ def rlvr(
     name: str = "GRPO",
     adapter: str | Path | None = None,
     *,
+    held_out: Sequence[dict] | None = None,
+    callbacks: Sequence[Any] = (),
     force: bool = False,
+    verifier: Checker = MATH,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -79,7 +84,8 @@ def rlvr(
     Args:
         config: settings.
         model_path: folder or hub id of the model below the adapter.
-        rows: dicts with `problem` and `answer`.
+        rows: dicts with `problem` (or `messages`, a conversation), `answer`, and `gold` where the
+            verifier compares with something else; other columns are passed to rewards.
         folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
             `checkpoints/` while training, `metrics.jsonl`, a row each optimizer step,
             `completions.jsonl` and `preflight.json`.
@@ -87,7 +93,12 @@ def rlvr(
         name: on the progress bar.
         adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
             `config.reference="base"`.
+        held_out: rows for the held-out curve (`config.eval_steps`); None holds `config.eval_rows`
+            of `rows` out. Rows to train on with the same problem are left out.
+        callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are no
+            part of the recorded settings, so they must not change what is trained.
         force: train also where the preflight finds nothing to learn from.
+        verifier: what makes an answer right.
 
     Raises:
         ValueError: a row lacks a column or a value; fewer rows than a step takes; every group of
@@ -110,11 +121,23 @@ def rlvr(
             f"reference='sft' trains a fresh one; got reference={config.reference!r} with "
             f"adapter={adapter}; give both, or neither"
         )
-    check_golds(rows)
+    check_golds(rows, verifier)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
-    job = _Job(config, model_path, rows, Path(folder), guide, name, adapter, rollouts, force)
+    job = _Job(
+        config=config,
+        model_path=model_path,
+        rows=rows,
+        folder=Path(folder),
+        guide=guide,
+        name=name,
+        adapter=adapter,
+        rollouts=rollouts,
+        callbacks=callbacks,
+        force=force,
+        verifier=verifier,
+    )
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
@@ -149,7 +172,9 @@ class _Job:
     name: str
     adapter: str | Path | None
     rollouts: str
+    callbacks: Sequence[Any]
     force: bool
+    verifier: Checker
 
     @property
     def max_length(self) -> int:
@@ -175,6 +200,8 @@ def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
+    if job.verifier is not MATH:
+        settings["verifier"] = job.verifier.label
     if job.adapter is not None:
         settings["adapter"] = model_identity(job.model_path, job.adapter)["adapter"]
     if job.config.teacher:
@@ -199,7 +226,7 @@ def _rlvr(job: _Job) -> Path:
     switches.recompute_logits(config.recompute_logits)
     load_unsloth(standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
-    tokenizer = load_tokenizer(job.model_path, config.template, job.adapter)
+    tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
     check_prompt_lengths(tokenizer, job.rows, config.max_prompt_length)
     model, tokenizer = load_policy(
         job.model_path,
@@ -212,6 +239,7 @@ def _rlvr(job: _Job) -> Path:
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,
+        prompt=config.prompt,
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
@@ -248,10 +276,12 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
             max_length=job.max_length,
             load_in_4bit=config.load_in_4bit,
         )
-    with Grader(grading_workers(), config.grade_seconds) as grader:
+    judge = {"checker": job.verifier, "prompt": config.prompt}
+    with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
         if resume is None and config.preflight_prompts and rank() == 0:
             engine = _preflight_engine(job, model, tokenizer)
-            check_signal(preflight(config, engine, job.rows, folder), config, force=job.force)
+            found = preflight(config, engine, job.rows, folder, job.verifier)
+            check_signal(found, config, force=job.force)
         wait_for_all()
         reward = SolutionReward(grader)
         with without_known_lines(gpu=has_gpu()):
@@ -276,6 +306,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 folder,
                 job.name,
                 resume=resume,
+                callbacks=job.callbacks,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)

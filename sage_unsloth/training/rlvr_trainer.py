@@ -7,15 +7,18 @@ from typing import Any
 
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.prompts import prompt_messages
+from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
+from sage_unsloth.sampling.record_sets import gold_of
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import COMPLETIONS, common_arguments
 
 logger = logging.getLogger(__name__)
 
+OURS = ("id", "problem", "messages", "answer", "gold")
+"""Columns of a row that rewards get in another form, or not at all."""
 FIRST_KL_MAX = 1e-3
 """Nats per token; above it, policy and reference were not one model before the first step."""
 
@@ -39,9 +42,7 @@ def make_trainer(
     from datasets import Dataset
 
     generated: Any = trl  # its trainer and arguments are Unsloth's, which have fields of their own
-    data = Dataset.from_list(
-        [{"prompt": prompt_messages(row["problem"]), "answer": row["answer"]} for row in rows]
-    )
+    data = Dataset.from_list([trainer_row(row) for row in rows])
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
     parts = None  # as Unsloth finds best for the memory there is
@@ -107,6 +108,14 @@ def make_trainer(
     return trainer
 
 
+def trainer_row(row: dict) -> dict[str, Any]:
+    """A row as the trainer and the rewards get it: `prompt`, `answer`, which is the verifier's
+    gold, and the row's other columns.
+    """
+    answer = {"answer": gold_of(row)} if "answer" in row else {}
+    return {"prompt": turns_of(row)} | answer | {k: row[k] for k in row if k not in OURS}
+
+
 def extra_metrics(
     config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
 ) -> Callable[[int, dict], dict[str, Any]]:
@@ -114,6 +123,7 @@ def extra_metrics(
     by kind (`grading.Kind`; a kind that a step lacks has no key). The function returned also
     samples completions into their file, and stops a run whose first KL is not 0.
     """
+    graded = log_grades(folder, reward, config.sample_steps)
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
         # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
@@ -126,7 +136,24 @@ def extra_metrics(
                 "the folder of the model changed while it was loaded, or is this Unsloth not one "
                 "of the tested versions (python -m sage_unsloth doctor)?"
             )
-        if config.sample_steps and (step == 1 or step % config.sample_steps == 0):
+        return graded(step, logs)
+
+    return extra
+
+
+def log_grades(
+    folder: Path, reward: SolutionReward, sample_steps: int
+) -> Callable[[int, dict], dict[str, Any]]:
+    """The part of `extra_metrics` that concerns grades: `stage.train` takes it as `extra`.
+
+    Args:
+        folder: gets `completions.jsonl`.
+        reward: graded the completions.
+        sample_steps: optimizer steps between samples of completions; 0 writes none.
+    """
+
+    def graded(step: int, logs: dict) -> dict[str, Any]:
+        if sample_steps and (step == 1 or step % sample_steps == 0):
             batch = gathered(reward.last_batch)
             if rank() == 0:
                 append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
@@ -139,7 +166,7 @@ def extra_metrics(
             for kind in dict.fromkeys(kind for of_one in kinds for kind in of_one)
         }
 
-    return extra
+    return graded
 
 
 def warn_if_untrained(model: Any) -> None:

@@ -19,8 +19,8 @@ from sage_unsloth.models.templates import check_teaches, check_template, turn_en
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.patch.finite import finite_only
-from sage_unsloth.prompts import prompt_messages, solution_text
-from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
+from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.training.stage import (
@@ -53,6 +53,7 @@ class SftConfig:
             prompt, as the authors' code does.
         load_in_4bit: quantise the frozen weights (GPU only).
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
+        prompt: what the prompts say, and the tags.
         save_steps: optimizer steps between checkpoints.
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
             case.
@@ -70,6 +71,7 @@ class SftConfig:
     completion_only_loss: bool = True
     load_in_4bit: bool = False
     template: str = "project"
+    prompt: PromptFormat = PROJECT_PROMPT
     save_steps: int = 100
     report_to: str = "none"
     lora: LoraSettings = field(default_factory=LoraSettings)
@@ -98,7 +100,8 @@ def sft(
     Args:
         config: settings.
         model_path: folder or hub id.
-        rows: dicts with `problem`, `solution` (the working out) and `answer`.
+        rows: dicts with `problem` (or `messages`, a conversation), `solution` (the working out)
+            and `answer`; without `answer` the solution is taught as it is, tags and all.
         folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and
             `checkpoints/` while training.
 
@@ -106,7 +109,8 @@ def sft(
         ValueError: a row lacks a column or a value, or does not fit; the folder is of another run;
             the EOS is not learned.
     """
-    check_rows(rows, ("problem", "solution", "answer"))
+    answered = any("answer" in row for row in rows)
+    check_rows(rows, ("problem", "solution", *(("answer",) if answered else ())))
     check_tracker(config.report_to)
     settings = run_settings("sft", config, model_path, rows)
     with locked(folder):
@@ -123,9 +127,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
     resume = last_checkpoint(checkpoints)
-    # Killed between the last checkpoint and the adapter, or while merging: there is nothing left to
-    # train.
-    trained = adapter if adapter.exists() else resume if is_last(resume) else None
+    trained = trained_adapter(folder)  # where it is there, only the merge is left
     if trained is None:
         check_checkpoints(folder, resume, config.save_steps)
     model, tokenizer = load_policy(
@@ -136,8 +138,10 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         load_in_4bit=config.load_in_4bit,
         seed=config.seed,
         template=config.template,
+        prompt=config.prompt,
     )
-    check_teaches(tokenizer, stop_tokens(model.generation_config, tokenizer), model_path)
+    stops = stop_tokens(model.generation_config, tokenizer)
+    check_teaches(tokenizer, stops, model_path, config.prompt)
     if not adapter.exists():
         if trained is None:
             use_cache = model.config.use_cache
@@ -168,15 +172,13 @@ def _trainer(
     data = Dataset.from_list(
         [
             {
-                "prompt": prompt_messages(row["problem"]),
-                "completion": [
-                    {"role": "assistant", "content": solution_text(row["solution"], row["answer"])}
-                ],
+                "prompt": turns_of(row),
+                "completion": [{"role": "assistant", "content": config.prompt.taught(row)}],
             }
             for row in rows
         ]
     )
-    trainer = _trainer_class()(
+    trainer = sft_trainer_class()(
         model=model,
         processing_class=tokenizer,
         train_dataset=data,
@@ -199,7 +201,7 @@ def _trainer(
     return trainer
 
 
-def _trainer_class() -> type:
+def sft_trainer_class() -> type:
     """`trl`'s SFT trainer; without a GPU one that takes the model's own loss, since TRL 1.15
     computes it in a Triton kernel.
     """

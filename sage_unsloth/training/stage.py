@@ -251,6 +251,7 @@ def train(
     name: str,
     *,
     resume: Path | None,
+    callbacks: Sequence[Any] = (),
     extra: Callable[[int, dict], dict] = lambda step, logs: {},
 ) -> None:
     """Run `trainer.train()`, with every step's metrics on disk before the next step.
@@ -264,6 +265,7 @@ def train(
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
         resume: checkpoint to resume from.
+        callbacks: the caller's own, told of each step once its row is on disk.
         extra: called with the step and the trainer's metrics before they are written, in every
             process; what it returns is written beside them.
 
@@ -285,7 +287,8 @@ def train(
     with finishing("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra)
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
-        trainer.add_callback(keeper())
+        for callback in (keeper(), *callbacks):
+            trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
         # A process that was asked while the last checkpoint was written must not leave the others
         # waiting.

@@ -17,6 +17,7 @@ from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, world_size
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.stopping import Stop
+from sage_unsloth.training.rows import numbers
 
 # On the progress bar; the loss means nothing in RL, whose advantages sum to 0.
 SHOWN = {
@@ -87,7 +88,7 @@ class StepLog(TrainerCallback):
         # The trainer keeps every row, and writes all of them into each checkpoint; here they are
         # on disk.
         del state.log_history[:-1]
-        row = {"step": state.global_step, "seconds": round(seconds, 3)} | _numbers(logs)
+        row = {"step": state.global_step, "seconds": round(seconds, 3)} | numbers(logs)
         row |= self.extra(state.global_step, row)
         if not state.is_world_process_zero:
             return
@@ -120,14 +121,3 @@ class StepLog(TrainerCallback):
         shown = {title: row[key] for key, title in SHOWN.items() if key in row}
         self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
         self.bar.update(step - self.bar.n)
-
-
-def _numbers(logs: dict) -> dict[str, Any]:
-    """Trainers log some numbers as text, for display; the file holds numbers."""
-    result = {}
-    for key, value in logs.items():
-        try:
-            result[key] = float(value)
-        except (TypeError, ValueError):
-            result[key] = value
-    return result

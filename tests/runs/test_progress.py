@@ -62,4 +62,4 @@ def test_a_terminal_has_its_bar(monkeypatch):
 def test_a_package_of_notebooks_makes_no_notebook():
     import ipykernel.kernelbase  # noqa: F401
 
-    assert not module._in_notebook()
+    assert not module.in_notebook()

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from sage_unsloth.lab.evidence.tasks import Task, get_task
 from sage_unsloth.lab.grid_design import RATIOS, THRESHOLDS
 from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
+from sage_unsloth.training.rlvr_config import RlvrConfig
 
 SFT = "sft"  # the model that every run starts from
 
@@ -99,6 +101,11 @@ class BenchmarkConfig:
 
     def load_task(self) -> Task:
         return get_task(self.task, smoke=self.smoke)
+
+    def training(self, run: Run, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
+        """The settings and the guide of one run, from those that all runs share."""
+        row = run.row(self.beta)
+        return replace(row.configure(settings), seed=run.seed), row.guide
 
     def runs(self) -> list[Run]:
         """Seed by seed, so that the complete seeds always make a whole benchmark; the grid last."""

@@ -14,13 +14,13 @@ Shapes: S seeds, P problems.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.lab.evidence.design import SFT, BenchmarkConfig, Run
+from sage_unsloth.lab.evidence.design import SFT, BenchmarkConfig
 from sage_unsloth.lab.evidence.tasks import Task
 from sage_unsloth.runs.record import environment
 
@@ -37,7 +37,18 @@ SERIES = {
 """Columns of a run's training series, and what the trainer calls them."""
 
 
-def result_path(out: Path, run: Run | None) -> Path:
+DESIGN = "design.json"
+"""The file of a folder that says which runs it is for."""
+
+
+class Named(Protocol):
+    """A run: its folder and its files are named after it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def result_path(out: Path, run: Named | None) -> Path:
     """The file of a run's result once it is complete; None is the SFT model."""
     return out / "results" / f"{SFT if run is None else run.name}.json"
 
@@ -92,7 +103,18 @@ def collect(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
     chosen = [
         run for run in config.runs() if run.seed in complete and result_path(out, run).exists()
     ]
-    found = [json.loads(result_path(out, run).read_text()) for run in (None, *chosen)]
+    none = {"algorithm": SFT, "seed": None, "threshold": None, "ratio": None}
+    return gather(out, task, chosen, none) | {"rare_route": task.rare_route}
+
+
+def gather(
+    out: Path, task: Task, runs: Sequence[Named], untrained: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The results of the SFT model and of complete runs, and what they are of.
+
+    `untrained` says what a run's entry says, for the SFT model.
+    """
+    found = [json.loads(result_path(out, run).read_text()) for run in (None, *runs)]
     sets = {
         name: {
             "title": one.title,
@@ -102,8 +124,8 @@ def collect(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
         }
         for name, one in task.sets.items()
     }
-    runs = [
-        (result["run"] or {"algorithm": SFT, "seed": None, "threshold": None, "ratio": None})
+    entries = [
+        (result["run"] or dict(untrained))
         | {"sets": result["sets"], "training": result["training"]}
         for result in found
     ]
@@ -111,11 +133,10 @@ def collect(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
     return {
         "task": task.name,
         "title": task.title,
-        "rare_route": task.rare_route,
         "settings": recorded["settings"],
         "environment": recorded["environment"] | {"finished": environment()["date"]},
         "sets": sets,
-        "runs": runs,
+        "runs": entries,
     }
 
 

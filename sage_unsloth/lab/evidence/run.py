@@ -15,14 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.lab.evidence.design import BenchmarkConfig, Run
+from sage_unsloth.lab.evidence.design import BenchmarkConfig
 from sage_unsloth.lab.evidence.publish import publish
-from sage_unsloth.lab.evidence.records import result_path
+from sage_unsloth.lab.evidence.records import DESIGN, result_path
 from sage_unsloth.lab.evidence.tasks import Task
 from sage_unsloth.lab.evidence.text import power_lines
 from sage_unsloth.models.device import has_gpu
@@ -34,12 +34,13 @@ from sage_unsloth.runs.stopping import allow
 
 # Seconds for a worker to finish its step and save; a second Ctrl-C ends it sooner.
 UNWINDING = 600.0
+WORKER = "sage_unsloth.lab.evidence.worker"
 
 logger = logging.getLogger(__name__)
 
 
 class BenchmarkError(RuntimeError):
-    """A worker of the benchmark failed."""
+    """A worker failed."""
 
 
 def benchmark(
@@ -61,32 +62,66 @@ def benchmark(
         RuntimeError: a worker failed; its log is named, and what others finished is kept.
     """
     task = config.load_task()
+    settings = task_settings(task) | {"command": "benchmark"}
+    if config.beta is not None:
+        settings["beta"] = config.beta
+
+    def announce(workers: int) -> str:
+        return plan(config, task, Path(out), workers)
+
+    with run_all(out, config, task, settings, WORKER, workers, announce) as folder:
+        return publish(folder, config)
+
+
+def task_settings(task: Task) -> dict[str, Any]:
+    """What must be equal for a folder of runs to be resumed, whatever is compared."""
     settings = {
         name: json.loads(json.dumps(asdict(getattr(task, name))))
         for name in ("sft", "rlvr", "sampling")
     }
     del settings["rlvr"]["seed"]  # each run's own
-    settings |= {"command": "benchmark", "task": task.name}
-    if config.beta is not None:
-        settings["beta"] = config.beta
+    settings["task"] = task.name
     settings["sets"] = {name: [len(one.rows), one.num_samples] for name, one in task.sets.items()}
+    return settings
+
+
+@contextlib.contextmanager
+def run_all(
+    out: str | Path,
+    design: Any,
+    task: Task,
+    settings: dict[str, Any],
+    worker: str,
+    workers: int | None,
+    announce: Callable[[int], str],
+) -> Iterator[Path]:
+    """SFT, then every run of a design, in worker processes; the folder, held until the block ends.
+
+    Args:
+        out: folder.
+        design: a dataclass with `runs()`; recorded in `design.json`, where workers read it.
+        task: what is trained and answered.
+        settings: those in which a folder that is resumed must agree.
+        worker: the module that workers run, with the folder and perhaps `--sft`.
+        workers: processes; None takes one for each core, or one in all where there is a GPU.
+        announce: from the number of workers to what is logged first.
+    """
     if workers is None:
         workers = 1 if has_gpu() else len(os.sched_getaffinity(0))
     with locked(out):
         out = open_run(out, settings)
-        write_json(out / "benchmark.json", asdict(config))
-        runs = config.runs()
-        logger.info("%s", plan(config, task, out, workers))
+        write_json(out / DESIGN, asdict(design))
+        runs = design.runs()
+        logger.info("%s", announce(workers))
         for folder in ("samples", "results", "workers"):
             (out / folder).mkdir(exist_ok=True)
         if not (out / "sft" / "model").is_dir():
-            _watch(out, task, [], [_start(out, 0, "--sft")])
+            _watch(out, task, [], [_start(out, worker, 0, "--sft")])
         while left := [run for run in (None, *runs) if not result_path(out, run).exists()]:
-            _watch(
-                out, task, runs, [_start(out, number) for number in range(min(workers, len(left)))]
-            )
+            count = min(workers, len(left))
+            _watch(out, task, runs, [_start(out, worker, number) for number in range(count)])
             time.sleep(1)  # a worker of a killed call may hold one until it has saved it
-        return publish(out, config)
+        yield out
 
 
 def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
@@ -120,14 +155,16 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
     )
 
 
-def _start(out: Path, number: int, *arguments: str) -> tuple[subprocess.Popen, Path]:
+def _start(
+    out: Path, worker: str, number: int, *arguments: str
+) -> tuple[subprocess.Popen, Path]:
     """A worker and its log; it ends itself when this process ends and so closes its input."""
     log = out / "workers" / f"worker-{number}.log"
     log.parent.mkdir(exist_ok=True)
     cache = out / "workers" / f"compiled-{number}"
     with log.open("a") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sage_unsloth.lab.evidence.worker", str(out), *arguments],
+            [sys.executable, "-m", worker, str(out), *arguments],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -142,7 +179,7 @@ def _start(out: Path, number: int, *arguments: str) -> tuple[subprocess.Popen, P
     return process, log
 
 
-def _watch(out: Path, task: Task, runs: Sequence[Run], workers: list) -> None:
+def _watch(out: Path, task: Task, runs: Sequence[Any], workers: list) -> None:
     """Waits for the workers and shows their progress; passes an interruption on to them."""
     from sage_unsloth.runs.progress import progress
 

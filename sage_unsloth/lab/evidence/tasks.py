@@ -7,8 +7,8 @@ from pathlib import Path
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.lab.evidence import smollm2
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.problems import arithmetic
+from sage_unsloth.models.embedded import BASE_MODEL, FRESH_MODEL, data_folder
+from sage_unsloth.problems import arithmetic, arithmetic_fresh
 from sage_unsloth.problems.subsets import spread
 from sage_unsloth.quickstart import QuickstartConfig
 from sage_unsloth.sampling.engines import SamplingConfig
@@ -131,6 +131,24 @@ def arithmetic_task() -> Task:
     )
 
 
+def arithmetic_fresh_task() -> Task:
+    """The embedded task on problems, and with a base model, that nothing else was tried on."""
+    return replace(
+        arithmetic_task(),
+        name="arithmetic-fresh",
+        title="embedded arithmetic drawn anew, 0.7 M parameters",
+        prepare=lambda cache: data_folder() / FRESH_MODEL,
+        sft_rows=arithmetic_fresh.problems("sft"),
+        train_rows=arithmetic_fresh.problems("train"),
+        sets={
+            "test": EvaluationSet(
+                title="held-out problems", rows=arithmetic_fresh.problems("test"), num_samples=32
+            )
+        },
+        grid_seeds=0,
+    )
+
+
 def smollm2_task() -> Task:
     """A language model of 135 M parameters on sums of two numbers; needs the extra `smollm2`."""
     titles = {
@@ -182,4 +200,8 @@ def _smoke(task: Task) -> Task:
     )
 
 
-TASKS: dict[str, Callable[[], Task]] = {"arithmetic": arithmetic_task, "smollm2": smollm2_task}
+TASKS: dict[str, Callable[[], Task]] = {
+    "arithmetic": arithmetic_task,
+    "arithmetic-fresh": arithmetic_fresh_task,
+    "smollm2": smollm2_task,
+}

@@ -10,16 +10,18 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from sage_unsloth.lab.evidence.design import SFT, BenchmarkConfig, Run
-from sage_unsloth.lab.evidence.records import SERIES, count_records, result_path, rounded
+from sage_unsloth.lab.evidence.design import SFT, BenchmarkConfig
+from sage_unsloth.lab.evidence.records import DESIGN, SERIES, count_records, result_path, rounded
 from sage_unsloth.lab.evidence.tasks import Task
 from sage_unsloth.models.device import release_memory
 from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.models.loading import load_policy
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import HeldError, locked
@@ -28,24 +30,37 @@ from sage_unsloth.runs.stopping import ending
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
 
-def work(out: Path, sft_only: bool = False) -> None:
-    """SFT alone, or every run that no other worker holds."""
-    recorded = json.loads((out / "benchmark.json").read_text())
+class Design(Protocol):
+    """What runs there are, and what each trains: `BenchmarkConfig`, or the frontier's."""
+
+    def load_task(self) -> Task: ...
+    def runs(self) -> Sequence[Any]: ...
+    def training(self, run: Any, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]: ...
+
+
+def recorded_design(out: Path) -> dict[str, Any]:
+    """The fields of the design that `run_all` recorded, its lists as the tuples that they were."""
+    recorded = json.loads((out / DESIGN).read_text())
     lists = {key: tuple(value) for key, value in recorded.items() if isinstance(value, list)}
-    config = BenchmarkConfig(**(recorded | lists))
-    task = config.load_task()
+    return recorded | lists
+
+
+def work(out: Path, design: Design, sft_only: bool = False) -> None:
+    """SFT alone, or every run that no other worker holds."""
+    task = design.load_task()
     load_unsloth()
     settle_process()
     if sft_only:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sage_unsloth"
         sft(task.sft, task.prepare(cache), task.sft_rows, out / "sft")
         return
-    for run in (None, *config.runs()):
+    for run in (None, *design.runs()):
         path = result_path(out, run)
         if path.exists():
             continue
@@ -55,17 +70,16 @@ def work(out: Path, sft_only: bool = False) -> None:
             except HeldError:
                 continue
             if not path.exists():  # another one may have finished it since
-                write_json(path, carry_out(task, run, out, config.beta))
+                write_json(path, carry_out(design, task, run, out))
 
 
-def carry_out(task: Task, run: Run | None, out: Path, beta: float | None) -> dict[str, Any]:
+def carry_out(design: Design, task: Task, run: Any, out: Path) -> dict[str, Any]:
     """Train and evaluate one run, or evaluate the SFT model; what its result file holds."""
     merged, adapter, name = out / "sft" / "model", None, SFT if run is None else run.name
     training = {}
     if run is not None:
-        row = run.row(beta)
-        settings = replace(row.configure(task.rlvr), seed=run.seed)
-        adapter = rlvr(settings, merged, task.train_rows, out / name, row.guide, name)
+        settings, guide = design.training(run, task.rlvr)
+        adapter = rlvr(settings, merged, task.train_rows, out / name, guide, name)
         metrics = read_metrics(out / name)
         training = {
             key: [rounded(step.get(source)) for step in metrics] for key, source in SERIES.items()
@@ -106,9 +120,15 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-if __name__ == "__main__":
+def main(design: Callable[..., Design], arguments: Sequence[str]) -> None:
+    """One worker's process: `arguments` are the folder and perhaps `--sft`."""
     log_to_terminal()
     logging.getLogger().setLevel(logging.INFO)
     _end_with_parent()
+    out = Path(arguments[0])
     with ending():
-        work(Path(sys.argv[1]), "--sft" in sys.argv[2:])
+        work(out, design(**recorded_design(out)), "--sft" in arguments[1:])
+
+
+if __name__ == "__main__":
+    main(BenchmarkConfig, sys.argv[1:])

@@ -1,0 +1,55 @@
+"""The documentation site: `sphinx-build docs site`, then open `site/index.html`.
+
+It needs no network, neither to build nor to read: formulas are MathML, notebooks are shown with
+their committed outputs, and fonts are the reader's own.
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent)]
+
+project = "sage_unsloth"
+copyright = "2026, the sage_unsloth authors"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    # In docs/extensions:
+    "api_pages",
+    "docstrings",
+    "mathml",
+    "repository",
+]
+exclude_patterns = ["extensions", "_build"]
+templates_path = []
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"
+# Notebooks write progress to stderr.
+nb_output_stderr = "remove"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = "sage_unsloth"
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "source_repository": "https://github.com/sage-unsloth/sage_unsloth",
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "navigation_with_keys": True,
+}
+copybutton_prompt_text = "$ "

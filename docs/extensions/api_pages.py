@@ -1,0 +1,60 @@
+"""Writes a page of the API for each room, from the names that its `__init__.pyi` makes public."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+PACKAGE = Path(__file__).parents[2] / "sage_unsloth"
+MODULES = ("prompts",)
+"""Modules outside the rooms whose names are public."""
+
+
+def rooms() -> list[str]:
+    """Sub-packages with public names."""
+    return sorted(stub.parent.name for stub in PACKAGE.glob("*/__init__.pyi"))
+
+
+def public_names(stub: Path) -> dict[str, str]:
+    """The names of a stub's `__all__`, each with the module that it is imported from ("" if the
+    stub declares it).
+    """
+    origin, names = {}, []
+    for statement in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ImportFrom):
+            origin |= {alias.name: statement.module or "" for alias in statement.names}
+        elif isinstance(statement, ast.Assign):
+            names = [element.value for element in statement.value.elts]  # pyright: ignore
+    return {name: origin.get(name, "") for name in names}
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its name; `root` is that of the package itself."""
+    rows = []
+    for name, room in public_names(PACKAGE / "__init__.pyi").items():
+        page = room.split(".")[0]
+        cell = f"{{py:obj}}`{name} <sage_unsloth.{page}.{name}>`" if page else f"`{name}`"
+        rows.append(f"| {cell} | {f'[{page}]({page}.md)' if page else 'its version, a text'} |")
+    intro = (
+        "The names that most need, `from sage_unsloth import …`. Each is described in its room."
+    )
+    table = "\n".join(["| name | room |", "|---|---|", *rows])
+    found = {"root": f"# sage_unsloth\n\n{intro}\n\n{table}\n"}
+    for name in [*rooms(), *MODULES]:
+        # Docstrings are reStructuredText by the time they are read (docstrings.py).
+        directive = f"```{{eval-rst}}\n.. automodule:: sage_unsloth.{name}\n   :members:\n```"
+        found[name] = f"# sage_unsloth.{name}\n\n{directive}\n"
+    return found
+
+
+def write(app: Sphinx) -> None:
+    for name, text in pages().items():
+        path = Path(app.srcdir, "api", f"{name}.md")
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

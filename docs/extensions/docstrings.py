@@ -1,0 +1,56 @@
+"""Docstrings are plain text with `code` in backticks; here they become reStructuredText.
+
+Outside backticks, what reStructuredText would read as markup stands for itself (`β * x`, `|x|`,
+`name_`), and a block that is indented below a blank line is code.
+"""
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+
+def as_restructured_text(lines: list[str]) -> list[str]:
+    """Lines of a docstring, for Sphinx."""
+    found, code_indent = [], None
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if code_indent is not None and line.strip() and indent <= code_indent:
+            code_indent = None
+        if code_indent is not None:
+            found.append(line)
+            continue
+        found.append(escaped(line))
+        if introduces_code(lines, number, indent):
+            code_indent = indent
+            found += ["", " " * indent + "::"]
+    return found
+
+
+def introduces_code(lines: list[str], number: int, indent: int) -> bool:
+    """Whether an indented block follows below a blank line."""
+    rest = lines[number + 1 :]
+    if not lines[number].strip() or len(rest) < 2 or rest[0].strip() or not rest[1].strip():
+        return False
+    return len(rest[1]) - len(rest[1].lstrip()) >= indent + 4
+
+
+def escaped(line: str) -> str:
+    """Backticks become literals, other markup stands for itself."""
+    parts = re.split(r"(``.+?``|`[^`]+`)", line)
+    for i, part in enumerate(parts):
+        if i % 2:
+            parts[i] = part if part.startswith("``") else f"`{part}`"
+        else:
+            parts[i] = re.sub(r"\*|\||(?<=\w)_(?!\w)", lambda found: "\\" + found[0], part)
+    return "".join(parts)
+
+
+def process(app: Sphinx, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = as_restructured_text(lines)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    # Before napoleon (500), which turns sections into fields with markup of their own.
+    app.connect("autodoc-process-docstring", process, priority=400)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,61 @@
+"""Every point of a frontier over training seeds, by the benchmark's workers."""
+
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.lab.evidence.records import result_path
+from sage_unsloth.lab.evidence.run import run_all, task_settings
+from sage_unsloth.lab.frontier.design import FrontierConfig
+from sage_unsloth.planning.plan import duration
+
+WORKER = "sage_unsloth.lab.frontier.worker"
+
+
+def frontier(
+    out: str | Path, config: FrontierConfig, workers: int | None = None
+) -> dict[str, Any]:
+    """Run or resume a frontier in the folder `out`, and return what `report.json` holds.
+
+    The folder is a benchmark's: records, report, figures, and a folder for each run.
+
+    Args:
+        out: folder.
+        config: what is run; a later call may add methods, strengths and seeds.
+        workers: processes; None takes one for each core, or one in all where there is a GPU.
+
+    Raises:
+        ValueError: the folder holds other settings, or another process runs it.
+        BenchmarkError: a worker failed; its log is named, and what others finished is kept.
+    """
+    from sage_unsloth.lab.frontier.publish import publish
+
+    task = config.load_task()
+    settings = task_settings(task) | {"command": "frontier"}
+
+    def announce(workers: int) -> str:
+        return plan(config, Path(out), workers)
+
+    with run_all(out, config, task, settings, WORKER, workers, announce) as folder:
+        return publish(folder, config)
+
+
+def plan(config: FrontierConfig, out: Path, workers: int) -> str:
+    """What will be done, how long it should take, and which differences it can find."""
+    task, runs = config.load_task(), config.runs()
+    left = [run for run in runs if not result_path(out, run).exists()]
+    samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
+    evaluation = samples * task.seconds["completion"]
+    steps = [config.training(run, task.rlvr)[0].max_steps for run in left]
+    seconds = sum(count * task.seconds["step"] + evaluation for count in steps) + evaluation
+    return "\n".join(
+        [
+            f"Frontier -> {out}  ({task.title}, {config.problems} problems)",
+            *(f"  {method.text()}" for method in config.parsed()),
+            f"  {len(config.points())} points x {len(config.seeds)} training seeds; samples: "
+            + ", ".join(f"{len(s.rows)} {s.title} x {s.num_samples}" for s in task.sets.values()),
+            f"Estimate: {duration(seconds / workers)} for {len(left)} runs in {workers} "
+            f"process{'es' * (workers > 1)} on idle cores; the bar shows this machine's own pace.",
+            "Stop it whenever you like: the same command resumes it; a report on what is "
+            "complete: --report.\n",
+        ]
+    )

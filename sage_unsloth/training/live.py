@@ -1,0 +1,117 @@
+"""A figure of a run that is drawn again while it trains, in a notebook.
+
+    from sage_unsloth.training.live import LivePlot
+    trainer.add_callback(LivePlot())    # or run_rlvr(..., callbacks=[LivePlot()])
+
+It imports neither transformers nor matplotlib before training begins, so it may be made before
+Unsloth is loaded.
+"""
+
+import io
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.figures import COLOURS, new_figure
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.runs.progress import in_notebook
+from sage_unsloth.training.figures import moving_average
+from sage_unsloth.training.rows import numbers
+from sage_unsloth.training.stage import METRICS
+
+PANELS = {
+    "mean reward": ("reward",),
+    "KL to the reference (nats)": ("kl/ref_k3", "kl"),
+    "mean token entropy (nats)": ("sage/entropy", "entropy"),
+    "held-out pass@1": ("eval/pass@1",),
+}
+"""Title of a panel -> the metrics that it may show, of which the first that was logged is drawn."""
+
+
+class LivePlot:
+    """A callback that draws reward, KL, entropy and held-out pass@1 against the optimizer step.
+
+    The one figure below the cell is replaced at most every `seconds`, and when training ends.
+    Outside a notebook it does nothing. It takes what the trainer logs, so it serves `rlvr` (by
+    `callbacks=[LivePlot()]`) and any trainer of your own (by `trainer.add_callback(LivePlot())`); a
+    metric that is not logged has no panel. A run of `rlvr` that resumes shows its earlier steps
+    too.
+
+    Args:
+        seconds: between two drawings.
+        window: optimizer steps of the centred moving average over the raw values.
+    """
+
+    def __init__(self, seconds: float = 2.0, window: int = 9) -> None:
+        self.seconds, self.window = seconds, window
+        self.rows: list[dict[str, Any]] = []
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):  # the trainer's other events, in any version of transformers
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin anew, with the steps that the run's folder has already."""
+        log = Path(args.output_dir).parent / METRICS
+        earlier = read_jsonl(log) if state.global_step and log.is_file() else []
+        self.rows = [row for row in earlier if row.get("step", 0) <= state.global_step]
+        self._handle, self._drawn = None, 0.0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Take a row of metrics, and draw where the last drawing is old enough."""
+        if logs and state.is_world_process_zero:
+            self.rows.append(numbers(logs) | {"step": state.global_step})
+            if time.monotonic() - self._drawn >= self.seconds:
+                self._show()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Draw what came since the last drawing."""
+        if state.is_world_process_zero:
+            self._show()
+
+    def _show(self) -> None:
+        if not in_notebook():
+            return
+        image = live_figure(self.rows, self.window)
+        if image is None:
+            return
+        from IPython.display import Image, display
+
+        if self._handle is None:
+            self._handle = display(Image(data=image), display_id=True)
+        else:
+            self._handle.update(Image(data=image))
+        self._drawn = time.monotonic()
+
+
+def live_figure(rows: Sequence[Mapping[str, Any]], window: int = 9) -> bytes | None:
+    """The PNG of `PANELS` over `rows`, each with `step`; None where no panel has a value."""
+    panels = {}
+    for title, metrics in PANELS.items():
+        shown = next((m for m in metrics if any(_is_number(row.get(m)) for row in rows)), None)
+        if shown is not None:
+            panels[title] = [
+                (row["step"], row[shown]) for row in rows if _is_number(row.get(shown))
+            ]
+    if not panels:
+        return None
+    figure, axes = new_figure(len(panels))
+    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+        steps, values = zip(*points, strict=True)
+        if title.startswith("held-out"):  # evaluations are few
+            axis.plot(steps, values, color=COLOURS[2], marker="o")
+        else:
+            axis.plot(steps, values, color=COLOURS[2], alpha=0.25, linewidth=0.8)
+            axis.plot(steps, moving_average(values, window), color=COLOURS[2])
+        axis.set(title=title, xlabel="optimizer step")
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=80)
+    return png.getvalue()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
