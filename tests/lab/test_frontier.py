@@ -315,6 +315,18 @@ def test_texts_and_figures_follow_from_the_records(tmp_path):
     assert "grpo-no-kl" in summary(report)
 
 
+def test_a_unit_counts_as_one_problem():
+    data = records(COUNTS)
+    whole = make_report(data)["points"]["grpo beta=0.4"]["pass@1"]["mean"]
+    data["sets"]["test"]["units"] = ["usual-0", "rare-0", "rare-0"]
+    report = make_report(data)
+    assert (report["num_problems"], report["num_units"]) == (3, 2)
+    assert "3 held-out problems in 2 units that count alike" in markdown(report)
+    strong = report["points"]["grpo beta=0.4"]["pass@1"]["mean"]
+    assert whole == pytest.approx(9 / 24)
+    assert strong == pytest.approx((2 / 4 + (1 + 1) / 8 + 3 / 4 + (1 + 1) / 8) / 4)
+
+
 # --- a run ----------------------------------------------------------------------------------------
 
 WORDS = ["frontier", "--smoke", "--seeds", "1", "--workers", "1"]
