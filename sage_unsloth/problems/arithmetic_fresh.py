@@ -52,10 +52,23 @@ def problems(split: str) -> list[dict]:
     Raises:
         ValueError: `split` is not one of `test`, `sft`, `train`.
     """
-    if split not in arithmetic.SPLITS:
-        raise ValueError(f"split must be one of {', '.join(arithmetic.SPLITS)}; got {split!r}")
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
     pairs = allocation()[split]
-    return arithmetic.solved_problems(pairs) if split == "sft" else arithmetic.posed_problems(pairs)
+    if split == "sft":
+        return arithmetic.solved_problems(pairs)
+    rows = arithmetic.posed_problems(pairs)
+    return rows if split != "test" else [row | {"unit": unit} for row, unit in _units(rows)]
+
+
+def _units(rows: list[dict]) -> Iterator[tuple[dict, str]]:
+    """Each row with the name of its unit, by its place among those of its family."""
+    place: Counter[str] = Counter()
+    for row in rows:
+        family = row["family"]
+        size = SPLITS["test"][family] // arithmetic.SPLITS["test"][family]
+        yield row, f"{family}-{place[family] // size}"
+        place[family] += 1
 
 
 @functools.cache
