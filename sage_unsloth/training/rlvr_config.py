@@ -85,6 +85,7 @@ class RlvrConfig:
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
             case.
         grade_seconds: time limit for grading one answer.
+        reward_seconds: time limit of one call of a reward function of your own.
         lora: the adapter.
         seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's
             stream has a seed of its own, which Unsloth sets to 0 at every start.
@@ -134,6 +135,7 @@ class RlvrConfig:
     patience: int = 0
     report_to: str = "none"
     grade_seconds: float = 5.0
+    reward_seconds: float = 60.0
     lora: LoraSettings = field(default_factory=LoraSettings)
     seed: int = 3407
 
@@ -176,6 +178,7 @@ class RlvrConfig:
             "eval_samples",
             "eval_rows",
             "grade_seconds",
+            "reward_seconds",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
