@@ -26,6 +26,7 @@ COMMANDS = (
     ("analysis.command", "add_analyze"),
     ("analysis.regrade_command", "add_regrade"),
     ("lab.evidence.command", "add_benchmark"),
+    ("lab.frontier.command", "add_frontier"),
     ("lab.grid_command", "add_grid"),
     ("planning.command", "add_plan"),
     ("lab.cost.command", "add_cost"),

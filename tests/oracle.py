@@ -113,7 +113,9 @@ class Oracle(TrainerCallback):
         credit="token",
         teacher=None,
         shape_advantages=None,
+        advantages="grpo",
     ):
+        self.own_baseline = advantages != "grpo"
         self.trainer = trainer
         self.shape_advantages = shape_advantages
         self.credit = credit
@@ -187,6 +189,9 @@ class Oracle(TrainerCallback):
                 prompts = [prompt.tolist() for prompt, _ in completion_rows(inputs)]
                 groups = [prompts.index(prompt) for prompt in prompts]
                 beta = self.trainer.beta
+                if self.own_baseline:  # what `credited_advantages` makes of TRL's is taken back
+                    size = self.trainer.num_generations
+                    advantages = advantages * (size - 1) / size
                 advantages = credited_advantages(
                     advantages, logps, ref, mask, log_guide, groups, beta
                 )
@@ -325,6 +330,7 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
         options.get("credit", "token"),
         of_oracle,
         options.get("shape_advantages"),
+        options.get("advantages", "grpo"),
     )
     with (
         guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options),

@@ -9,10 +9,11 @@ from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engines
 from sage_unsloth.evaluation.pace import estimate
-from sage_unsloth.evaluation.record_tables import RecordSet, record_set
+from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
@@ -131,6 +132,8 @@ def evaluate(
         out.mkdir(parents=True, exist_ok=True)
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
+                if benchmark.checker is not MATH:
+                    grader.check_workers()
                 _report_golds(check_golds(benchmark, grader), benchmark, out, show)
         if training:
             _report_overlap(training, benchmarks, out, show)
@@ -305,9 +308,10 @@ def _draw_sets(
                     prompt=spec.prompt or PROJECT_PROMPT,
                     bar=bar,
                 )
-                sets[number, benchmark.name] = record_set(
-                    records, spec.name, benchmark.name, asdict(config)
-                )
+                texts = {row["id"]: row["problem"] for row in benchmark.rows}
+                keep_texts(files[number, benchmark.name], texts)
+                one = record_set(records, spec.name, benchmark.name, asdict(config))
+                sets[number, benchmark.name] = replace(one, texts=texts)
             del loaded  # its memory is needed for the next one
     finally:
         if bar is not None:

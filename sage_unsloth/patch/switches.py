@@ -53,6 +53,11 @@ def rollout_rejection() -> str | None:
     return os.environ.get("UNSLOTH_GRPO_ROLLOUT_RS") or None
 
 
+def drops_equal_rewards() -> bool:
+    """Whether Unsloth leaves groups of equal rewards out of the loss and its normaliser."""
+    return os.environ.get("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0") == "1"
+
+
 def train_in_float32() -> None:
     """Before a trainer over a float32 model is made: no autocast, which Unsloth would otherwise
     turn on for such a model too.

@@ -41,9 +41,7 @@ def problems(split: str) -> list[dict]:
     if split not in arithmetic.SPLITS:
         raise ValueError(f"split must be one of {', '.join(arithmetic.SPLITS)}; got {split!r}")
     pairs = allocation()[split]
-    return (
-        arithmetic.solved_problems(pairs) if split == "sft" else arithmetic.posed_problems(pairs)
-    )
+    return arithmetic.solved_problems(pairs) if split == "sft" else arithmetic.posed_problems(pairs)
 
 
 @functools.cache

@@ -261,8 +261,19 @@ def _from_reasoning_gym(name: str) -> Benchmark:
     return Benchmark(name=name, rows=rows, provenance=provenance, checker=REASONING_GYM)
 
 
+def _check_gold(row: dict, benchmark: Benchmark) -> None:
+    try:
+        benchmark.checker.check_gold(row.get("gold", row["answer"]))
+    except ValueError as error:
+        raise ValueError(f"{row['id']}: {error}") from None
+
+
 def check_golds(benchmark: Benchmark, grader: Grader) -> list[dict]:
     """The golds that an answer can hardly match, before anything is drawn; none is an error.
+
+    Raises:
+        ValueError: a gold that the checker cannot read, of one whose golds are no answers (a
+            pattern, a program's tests).
 
     Returns:
         `benchmark`, `id`, `gold` and `why` of each: "no integer", where all golds of the benchmark
@@ -270,6 +281,10 @@ def check_golds(benchmark: Benchmark, grader: Grader) -> list[dict]:
         only its own text is right; "not right for itself", of a checker that refuses it.
     """
     rows = benchmark.rows
+    if not benchmark.checker.gold_is_answer:
+        for row in rows:
+            _check_gold(row, benchmark)
+        rows = [row for row in rows if "gold" in row]
     golds = [row.get("gold", row["answer"]) for row in rows]
     verdicts = grader.judge_answers([row["answer"] for row in rows], golds)
     listed = []

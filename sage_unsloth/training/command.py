@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
+from sage_unsloth.grading.command import add_verifier
 from sage_unsloth.prompts import TEMPLATES
 
 
@@ -86,6 +87,15 @@ def add_train(commands: Any) -> None:
         action="store_true",
         help="train also where every group of the preflight got one and the same reward",
     )
+    parser.add_argument(
+        "--reward",
+        action="append",
+        metavar="REWARD[=WEIGHT]",
+        dest="rewards",
+        help="module:function of your own in TRL's form, or `answer`, the checked one; may be given "
+        "several times, and then the rewards are exactly those (default: answer)",
+    )
+    add_verifier(parser)
     parser.set_defaults(act=_train)
 
 
@@ -109,6 +119,9 @@ def _train(options: argparse.Namespace) -> int:
             limit=options.limit,
             memory=options.memory,
             force=options.force,
+            rewards=options.rewards,
+            verifier=options.verifier,
+            allow_unconfined=options.allow_unconfined,
             smoke=options.smoke,
             **_settings(options, RlvrConfig()),
         )

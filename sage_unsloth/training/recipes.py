@@ -4,12 +4,15 @@ training, table, next command.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.figures import show_table
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.reward_functions import Reward, get_rewards
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
@@ -140,6 +143,9 @@ def run_rlvr(
     memory: float | None = None,
     smoke: bool = False,
     force: bool = False,
+    rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
+    verifier: Checker | str | Callable[[str, str], Any] | None = None,
+    allow_unconfined: bool = False,
     callbacks: Sequence[Any] = (),
     **settings: Any,
 ) -> list[dict]:
@@ -156,7 +162,9 @@ def run_rlvr(
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
         force: train also where the preflight finds nothing to learn from; `smoke` implies it.
-        callbacks: see `rlvr`.
+        rewards, callbacks: see `rlvr`.
+        verifier, allow_unconfined: what makes an answer right, as `verifiers.get_verifier` takes
+            them; None for `math`.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -167,6 +175,10 @@ def run_rlvr(
             change.
     """
     _show_log()
+    asked = get_rewards(rewards)
+    checker = get_verifier(
+        "math" if verifier is None else verifier, allow_unconfined=allow_unconfined
+    )
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
     algorithm = algorithm.with_settings(settings)
@@ -216,6 +228,8 @@ def run_rlvr(
         adapter=point.adapter,
         callbacks=callbacks,
         force=force or smoke,
+        rewards=asked,
+        verifier=checker,
     )
     metrics = read_metrics(out)
     if rank() == 0:
@@ -236,7 +250,7 @@ def _show_outcome(out: Path, metrics: Sequence[dict]) -> None:
     if preflight.is_file():
         found = json.loads(preflight.read_text(encoding="utf-8"))
         _show("\nPreflight, before the first step:")
-        _show([{name: f"{found[name]:.3f}" for name in SHARES}])
+        _show([{name: f"{found[name]:.3f}" for name in SHARES if name in found}])
     _show("\nTraining:")
     _show(course(metrics))
 

@@ -8,7 +8,7 @@ random state; a folder with other settings is refused.
 import copy
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,14 @@ from typing import Any
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.grading.reward_functions import (
+    Reward,
+    check_columns_of,
+    get_rewards,
+    recorded_rewards,
+)
+from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
@@ -43,9 +50,15 @@ from sage_unsloth.training.rlvr_checks import (
     check_golds,
     check_processes,
     check_prompt_lengths,
+    check_verifier,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_trainer import extra_metrics, make_trainer, warn_if_untrained
+from sage_unsloth.training.rlvr_trainer import (
+    extra_metrics,
+    make_trainer,
+    trainer_row,
+    warn_if_untrained,
+)
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     begin,
@@ -74,7 +87,8 @@ def rlvr(
     held_out: Sequence[dict] | None = None,
     callbacks: Sequence[Any] = (),
     force: bool = False,
-    verifier: Checker = MATH,
+    verifier: Checker | str | Callable[[str, str], Any] = MATH,
+    rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -98,10 +112,14 @@ def rlvr(
         callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are no
             part of the recorded settings, so they must not change what is trained.
         force: train also where the preflight finds nothing to learn from.
-        verifier: what makes an answer right.
+        verifier: what makes an answer right, as `verifiers.get_verifier` takes it.
+        rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
+            for the checked answer alone. Where they lack it, rows need no `answer`.
 
     Raises:
-        ValueError: a row lacks a column or a value; fewer rows than a step takes; every group of
+        ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
+            or returns something else than finite numbers; a verifier that its workers cannot run;
+            a row lacks a column or a value; fewer rows than a step takes; every group of
             the preflight is dead; a guide with β = 0; settings that contradict
             each other, or the number of processes; a folder of another run.
         ContractError: see `guided_kl`.
@@ -114,7 +132,11 @@ def rlvr(
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
-    check_rows(rows, ("problem", "answer"))
+    asked, verifier = get_rewards(rewards), get_verifier(verifier)
+    if all(reward.function is not None for reward in asked):
+        verifier = UNGRADED
+    check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
+    check_columns_of(asked, trainer_row(rows[0]))
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
             "reference='base' trains on an adapter against the model without it, and "
@@ -122,6 +144,7 @@ def rlvr(
             f"adapter={adapter}; give both, or neither"
         )
     check_golds(rows, verifier)
+    check_verifier(verifier)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
@@ -137,6 +160,7 @@ def rlvr(
         callbacks=callbacks,
         force=force,
         verifier=verifier,
+        rewards=asked,
     )
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
@@ -175,6 +199,7 @@ class _Job:
     callbacks: Sequence[Any]
     force: bool
     verifier: Checker
+    rewards: tuple[Reward, ...]
 
     @property
     def max_length(self) -> int:
@@ -200,7 +225,9 @@ def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
-    if job.verifier is not MATH:
+    if (rewards := recorded_rewards(job.rewards)) is not None:
+        settings["rewards"] = rewards
+    if job.verifier not in (MATH, UNGRADED):
         settings["verifier"] = job.verifier.label
     if job.adapter is not None:
         settings["adapter"] = model_identity(job.model_path, job.adapter)["adapter"]
@@ -278,12 +305,12 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
         )
     judge = {"checker": job.verifier, "prompt": config.prompt}
     with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
+        reward = TotalReward(job.rewards, grader, config.reward_seconds)
         if resume is None and config.preflight_prompts and rank() == 0:
             engine = _preflight_engine(job, model, tokenizer)
-            found = preflight(config, engine, job.rows, folder, job.verifier)
+            found = preflight(config, engine, job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
         wait_for_all()
-        reward = SolutionReward(grader)
         with without_known_lines(gpu=has_gpu()):
             trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
         with (
@@ -293,6 +320,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 kl_estimator=config.kl_estimator,
                 credit=config.credit,
                 teacher=teacher,
+                advantages=config.advantages,
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),

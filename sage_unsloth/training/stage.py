@@ -32,6 +32,7 @@ FREE_SETTINGS = (
     "recompute_logits",
     "gpu_memory_utilization",
     "grade_seconds",
+    "reward_seconds",
     "preflight_prompts",
 )
 

@@ -142,7 +142,7 @@ def arithmetic_fresh_task() -> Task:
         train_rows=arithmetic_fresh.problems("train"),
         sets={
             "test": EvaluationSet(
-                title="held-out problems", rows=arithmetic_fresh.problems("test"), num_samples=32
+                title="held-out problems", rows=arithmetic_fresh.problems("test"), num_samples=64
             )
         },
         grid_seeds=0,

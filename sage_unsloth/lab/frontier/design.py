@@ -1,7 +1,6 @@
 """What a frontier runs: methods, the strengths of each, training seeds, and the problems."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from sage_unsloth.lab.evidence.tasks import Task, get_task
@@ -73,6 +72,8 @@ class Method:
         if not (found := _SPEC.fullmatch(text)):
             raise ValueError(f"a method must be {form}; got {text!r}")
         row, setting = get_algorithm(found[1]), found[2] or "beta"
+        if row.guide is not None and "teacher_logps" in row.guide.needs:
+            raise ValueError(f"a frontier has no teacher, which {found[1]} needs; leave it out")
         try:
             given = tuple(float(value) for value in (found[3] or "").split(",") if value)
         except ValueError as error:
@@ -94,9 +95,7 @@ class Method:
     def runs(self, seed: int) -> list[FrontierRun]:
         if not self.strengths:
             return [FrontierRun(self.algorithm, "", None, seed)]
-        return [
-            FrontierRun(self.algorithm, self.setting, value, seed) for value in self.strengths
-        ]
+        return [FrontierRun(self.algorithm, self.setting, value, seed) for value in self.strengths]
 
 
 def configured(run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
@@ -153,6 +152,8 @@ class FrontierConfig:
             raise ValueError(
                 f"--problems must be one of {', '.join(PROBLEMS)}; got {self.problems!r}"
             )
+        if self.problems == "fresh" and self.task != "arithmetic":
+            raise ValueError(f"fresh problems are of arithmetic alone; got --task {self.task!r}")
         self.load_task()
         texts = tuple(Method.parse(text).text() for text in self.methods or DEFAULT)
         object.__setattr__(self, "methods", texts)
@@ -185,13 +186,11 @@ class FrontierConfig:
         """Seed by seed, so that the complete seeds always make a whole frontier."""
         return [run for seed in self.seeds for one in self.parsed() for run in one.runs(seed)]
 
-    def training(
-        self, run: FrontierRun, settings: RlvrConfig
-    ) -> tuple[RlvrConfig, Guide | None]:
+    def training(self, run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
         return configured(run, settings)
 
 
-def seeds(problems: str, count: int, first: int | None = None) -> Sequence[int]:
+def seeds(problems: str, count: int, first: int | None = None) -> tuple[int, ...]:
     """Training seeds of the pilot, from 101, or of the verdict, from 201."""
     first = {"pilot": 101, "fresh": 201}[problems] if first is None else first
     return tuple(range(first, first + count))
