@@ -1,7 +1,6 @@
 """Writes a page of the API for each room, from the names that its `__init__.pyi` makes public."""
 
 import ast
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,13 @@ def public_names(stub: Path) -> dict[str, str]:
 
 
 def summary(room: str, name: str) -> str:
-    """The first sentence of a public class's or function's docstring."""
+    """The first paragraph of a public class's or function's docstring."""
     module = public_names(PACKAGE / room / "__init__.pyi")[name]
     body = ast.parse((PACKAGE / room / f"{module}.py").read_text(encoding="utf-8")).body
     kinds = (ast.ClassDef, ast.FunctionDef)
     found = next(node for node in body if isinstance(node, kinds) and node.name == name)
     text = " ".join((ast.get_docstring(found) or "").partition("\n\n")[0].split())
-    return re.split(r"(?<=\w[.:;]) ", text)[0].rstrip(".:;").replace("|", "\\|")
+    return text.rstrip(".:").replace("|", "\\|")
 
 
 def constants(room: str) -> dict[str, str]:
