@@ -92,8 +92,8 @@ def add_train(commands: Any) -> None:
         action="append",
         metavar="REWARD[=WEIGHT]",
         dest="rewards",
-        help="module:function of your own in TRL's form, or `answer`, the checked one; may be given "
-        "several times, and then the rewards are exactly those (default: answer)",
+        help="module:function of your own in TRL's form, or `answer`, the checked one; several may "
+        "be given, and then the rewards are exactly those (default: answer)",
     )
     add_verifier(parser)
     parser.set_defaults(act=_train)
