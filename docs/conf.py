@@ -22,6 +22,7 @@ extensions = [
     "docstrings",
     "mathml",
     "repository",
+    "short_cells",
 ]
 exclude_patterns = ["extensions", "_build"]
 templates_path = []
@@ -31,15 +32,18 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 # Notebooks write progress to stderr.
 nb_output_stderr = "remove"
+nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "sage_unsloth"
+pygments_dark_style = "github-dark"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from pathlib import Path
 
 import pytest
+from browser import browse  # noqa: F401 (a fixture)
 
 CANARY = "hf_canary0123456789abcdef"
 os.environ["HF_TOKEN"] = os.environ["WANDB_API_KEY"] = CANARY

@@ -113,7 +113,9 @@ class Oracle(TrainerCallback):
         credit="token",
         teacher=None,
         shape_advantages=None,
+        advantages="grpo",
     ):
+        self.own_baseline = advantages != "grpo"
         self.trainer = trainer
         self.shape_advantages = shape_advantages
         self.credit = credit
@@ -187,6 +189,9 @@ class Oracle(TrainerCallback):
                 prompts = [prompt.tolist() for prompt, _ in completion_rows(inputs)]
                 groups = [prompts.index(prompt) for prompt in prompts]
                 beta = self.trainer.beta
+                if self.own_baseline:  # what `credited_advantages` makes of TRL's is taken back
+                    size = self.trainer.num_generations
+                    advantages = advantages * (size - 1) / size
                 advantages = credited_advantages(
                     advantages, logps, ref, mask, log_guide, groups, beta
                 )
@@ -211,6 +216,9 @@ class Oracle(TrainerCallback):
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
             )
+            if args.entropy_coef:
+                bonus = (entropies * mask).sum() / mask.sum()
+                total = total - args.entropy_coef * bonus / args.gradient_accumulation_steps
             kls.append(_mean_penalty(self.kl_estimator, logps, ref, log_guide, mask))
             # A mean within the micro-batch is averaged over them; a division by the token count of
             # the whole generation batch is already a sum over them.
@@ -325,6 +333,7 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
         options.get("credit", "token"),
         of_oracle,
         options.get("shape_advantages"),
+        options.get("advantages", "grpo"),
     )
     with (
         guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options),

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,13 @@ def test_the_readme_is_short():
     assert len(readme.splitlines()) <= 200 and len(readme.split()) <= 1600
 
 
-def test_the_tree_has_every_room():
-    tree = (ROOT / "docs" / "architecture.md").read_text()
-    tree = tree.split("```\nsage_unsloth/\n")[1].split("```")[0]
+def test_the_citation_names_the_version_of_the_package():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited and cited[1] == pyproject["project"]["version"]
+
+
+def test_the_architecture_has_every_room():
+    page = (ROOT / "docs" / "architecture.md").read_text()
     rooms = {path.parent.name for path in (ROOT / "sage_unsloth").glob("*/__init__.py")}
-    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == rooms
+    assert set(re.findall(r"^\| `(\w+)/` ", page, re.MULTILINE)) == rooms

@@ -1,7 +1,8 @@
 """What the site shows of the repository outside `docs/`: notebooks, changelog, other files.
 
 Pages link to files as GitHub shows them (`../notebooks/05_theory.ipynb`, `../data/results`). Here
-notebooks lead to their page of the site, and all other files to the repository on the web.
+notebooks lead to their page of the site, and all other files to the repository on the web. An image
+from another server, such as a badge, becomes its text: the site loads nothing from elsewhere.
 """
 
 import json
@@ -39,6 +40,8 @@ def on_the_site(text: str, file: Path, page: Path) -> str:
 
     def rewritten(found: re.Match[str]) -> str:
         image, label, link = found.groups()
+        if image and link.startswith("https:"):
+            return label
         label = LINK.sub(rewritten, label)
         return f"{image}[{label}]({target(link, bool(image))})"
 

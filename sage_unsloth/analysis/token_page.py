@@ -1,17 +1,15 @@
 """Self-contained HTML pages: where a guide acts, token by token; and case studies.
 
-A page loads nothing and runs nothing: its Content-Security-Policy forbids scripts and everything
-from outside, and all text is escaped, so a model's completion is shown as text whatever it holds.
-Values are shown on hover, on focus and by touch. Light or dark follows the reader's system.
+A page loads nothing and runs nothing (`runs.html`), so a model's completion is shown as text
+whatever it holds. Values are shown on hover, on focus and by touch.
 """
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sage_unsloth.analysis.patterns import Case
-from sage_unsloth.runs.text import printable
+from sage_unsloth.runs.html import escape, page
 
 
 @dataclass(frozen=True)
@@ -50,18 +48,9 @@ class TokenTrace:
 
 
 STYLE = """
-:root { color-scheme: light dark; --text: #1a1a1a; --page: #ffffff; --card: #f5f5f2; --line:
-  #c9c9c4; --faint: #595959; --entropy: #e69f00; --more: #56a5d8; --less: #e08a5a; }
-@media (prefers-color-scheme: dark) { :root { --text: #ececec; --page: #15171a; --card: #1f2227;
-  --line: #43474e; --faint: #a9adb3; --entropy: #8a5f00; --more: #1c5f8f; --less: #94421a; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem; max-width: 70rem; color: var(--text); background:
-  var(--page); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 0 0 .3rem; } h3 { font-size: .85rem;
-  margin: .8rem 0 .2rem; }
-p, h3 { color: var(--faint); } .note { font-size: .85rem; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding:
-  1rem; margin: 1rem 0; }
+:root { --entropy: #e69f00; --more: #56a5d8; --less: #e08a5a; }
+@media (prefers-color-scheme: dark) { :root { --entropy: #8a5f00; --more: #1c5f8f; --less:
+  #94421a; } }
 .tokens { font: 15px/2 ui-monospace, monospace; white-space: pre-wrap; }
 .tokens span { position: relative; border-radius: 3px; padding: .15em .02em; outline: 1px solid
   transparent; box-shadow: inset -1px 0 var(--card); unicode-bidi: isolate; }
@@ -79,20 +68,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .bar { width: 9rem; height: 1rem; border: 1px solid var(--line); }
 .bar.entropy { background: linear-gradient(90deg, transparent, var(--entropy)); }
 .bar.guide { background: linear-gradient(90deg, var(--less), transparent, var(--more)); }
-table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var(--line); padding:
-  .4rem .6rem; text-align: left; vertical-align: top; font-size: .9rem; } td.text { font-family:
-  ui-monospace, monospace; white-space: pre-wrap; }
-.wide { overflow-x: auto; }
 """
-
-
-def escape(text: str) -> str:
-    """Text for any place in HTML, attributes in double quotes included.
-
-    Control characters, marks that turn the direction of writing, and halves of surrogate pairs are
-    replaced as in `printable`.
-    """
-    return html.escape(printable(text))
 
 
 def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
@@ -125,7 +101,7 @@ def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
     ]
     for trace in traces:
         body.append(_section(trace, entropy or 1.0, guide or 1.0))
-    return _page(title, body)
+    return page(title, body, STYLE)
 
 
 def _section(trace: TokenTrace, entropy_scale: float, guide_scale: float) -> str:
@@ -205,18 +181,4 @@ def case_page(cases: Sequence[Case], title: str, rule: str) -> str:
     """A page of case studies, with the rule by which they were picked."""
     body = [f"<h1>{escape(title)}</h1>", f"<p>Picked by rule: {escape(rule)}.</p>"]
     body += [f"<section>{case_table(case)}</section>" for case in cases]
-    return _page(title, body)
-
-
-def _page(title: str, body: Sequence[str]) -> str:
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-            "style-src 'unsafe-inline'\">",
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
-            *filter(None, body),
-            "</body>\n</html>\n",
-        ]
-    )
+    return page(title, body, STYLE)

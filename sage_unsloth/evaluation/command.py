@@ -1,10 +1,16 @@
 """The commands `evaluate` and `compare`."""
 
 import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from sage_unsloth.prompts import TEMPLATES
+from sage_unsloth.grading.command import add_verifier
+from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
+
+if TYPE_CHECKING:
+    from sage_unsloth.evaluation.sample_logs import ReadingOptions
 
 OUT = "runs/evaluation"
 SMOKE = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
@@ -32,7 +38,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         required=True,
         metavar="NAME[=FILE[,FILE]]",
         help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, "
-        "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own",
+        "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own, which "
+        "may also be OWNER/NAME[:CONFIG] of the hub",
     )
     parser.add_argument(
         "--data", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
@@ -48,12 +55,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         help="a few short completions, where nothing else is asked for: shows that everything "
         "works, and its figures mean nothing",
     )
-    parser.add_argument(
-        "--template",
-        choices=TEMPLATES,
-        help="chat template of the prompts: this package's or the model's own (default: that of "
-        "its training here; else the own one of an instruct model, this package's for any other)",
-    )
+    add_columns(parser)
+    add_prompt(parser)
     parser.add_argument("--problems", type=int, help="only the first so many of each benchmark")
     parser.add_argument(
         "--engine",
@@ -89,6 +92,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--train", metavar="FILE", help="training set to look for in the benchmarks"
     )
+    add_verifier(parser)
     _add_against(parser)
     parser.set_defaults(act=_evaluate)
 
@@ -97,10 +101,17 @@ def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation import evaluator
     from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.evaluation.report_text import report_text
+    from sage_unsloth.grading.verifiers import get_verifier
 
     if options.smoke:
         _shorten(options)
-    models = [parse_model(text, options.template) for text in options.models]
+    prompt, columns = prompt_of(options), columns_of(options)
+    models = [parse_model(text, options.template, prompt) for text in options.models]
+    benchmarks = [
+        evaluator.parse_benchmark(text, options.data, options.problems, columns)
+        for text in options.benchmarks
+    ]
+    evaluator.check_columns_are_used(options.benchmarks, columns)
     engine = evaluator.choose_engine(options.engine, load_in_4bit=options.load_in_4bit)
     config = SamplingConfig(
         num_samples=options.n,
@@ -112,9 +123,12 @@ def _evaluate(options: argparse.Namespace) -> int:
         batch_size=options.batch or BATCH_SIZES[engine],
         seed=options.seed,
     )
+    if options.verifier is not None:
+        checker = get_verifier(options.verifier, allow_unconfined=options.allow_unconfined)
+        benchmarks = [replace(benchmark, checker=checker) for benchmark in benchmarks]
     result = evaluator.evaluate(
         models,
-        [evaluator.parse_benchmark(t, options.data, options.problems) for t in options.benchmarks],
+        benchmarks,
         options.out,
         config,
         engine=engine,
@@ -151,9 +165,17 @@ def _training_rows(path: str) -> list[dict]:
 def add_compare(commands: argparse._SubParsersAction) -> None:
     """Adds the parser of `compare`."""
     parser = commands.add_parser(
-        "compare", help="the same report on any record sets that are on disk"
+        "compare",
+        help="the same report on any record sets that are on disk, and on logs of other tools",
     )
-    parser.add_argument("sets", nargs="+", help=".jsonl files of record sets, or folders with some")
+    parser.add_argument(
+        "sets",
+        nargs="+",
+        metavar="SETS",
+        help=".jsonl files of record sets, or folders with some; or [NAME=]LOG: samples_*.jsonl of "
+        "lm-evaluation-harness, .eval or .json of inspect_ai, or a folder with some",
+    )
+    add_log_options(parser)
     parser.add_argument("--out", default="runs/comparison", help="folder (default: %(default)s)")
     _add_against(parser)
     parser.set_defaults(act=_compare)
@@ -163,9 +185,41 @@ def _compare(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation.report import compare
     from sage_unsloth.evaluation.report_text import report_text
 
-    result = compare(options.sets, options.out, options.against)
+    result = compare(options.sets, options.out, options.against, reading_options(options))
     print(f"{report_text(result)}\n\nTables and figures: {options.out}")
     return 0
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Adds how logs of other tools are read."""
+    parser.add_argument(
+        "--metric",
+        nargs="+",
+        default=[],
+        metavar="METRIC",
+        help="of other tools' logs: which says what is correct, where several could",
+    )
+    parser.add_argument(
+        "--regrade",
+        action="store_true",
+        help="grade the completions of other tools' logs here, in place of their own grades",
+    )
+    parser.add_argument(
+        "--same",
+        nargs="+",
+        default=[],
+        metavar="TASK=BENCHMARK",
+        help="a task of another tool's log has the problems of this benchmark",
+    )
+
+
+def reading_options(options: argparse.Namespace) -> "ReadingOptions":
+    """What `add_log_options` asks for."""
+    from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_pairs
+
+    return ReadingOptions(
+        metrics=options.metric, regrade=options.regrade, same=parse_pairs(options.same)
+    )
 
 
 def _add_against(parser: argparse.ArgumentParser) -> None:

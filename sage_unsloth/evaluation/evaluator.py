@@ -9,10 +9,11 @@ from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engines
 from sage_unsloth.evaluation.pace import estimate
-from sage_unsloth.evaluation.record_tables import RecordSet, record_set
+from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
@@ -20,8 +21,10 @@ from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
+from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.overlap import overlap
-from sage_unsloth.prompts import PROJECT_PROMPT
+from sage_unsloth.problems.published import PUBLISHED, TOGETHER
+from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_choice import choose_rollouts
@@ -37,12 +40,26 @@ from sage_unsloth.sampling.record_sets import asked_in, sample_and_grade
 
 logger = logging.getLogger(__name__)
 
+KNOWN = (*PUBLISHED, *TOGETHER)
 Key = tuple[int, str]
 """A model by its number, since training seeds share a name, and a benchmark by its name."""
 
 
+def check_columns_are_used(texts: Sequence[str], columns: Columns) -> None:
+    """Refuses `--columns` and the like where no benchmark is a file of one's own."""
+    own = [text for text in texts if "=" in text and text.partition("=")[0] not in KNOWN]
+    if columns and not own:
+        raise ValueError(
+            "--columns, --answer-pattern and --split are for problems of your own, NAME=FILE with "
+            f"a name of yours; got {' '.join(texts)}, whose columns are known; leave them out"
+        )
+
+
 def parse_benchmark(
-    text: str, data: str | Path | None = None, problems: int | None = None
+    text: str,
+    data: str | Path | None = None,
+    problems: int | None = None,
+    columns: Columns | None = None,
 ) -> Benchmark:
     """`NAME`, from the hub or the folder `data`, or `NAME=FILE`.
 
@@ -50,12 +67,13 @@ def parse_benchmark(
         text: see above.
         data: folder of local copies.
         problems: keep the first so many; None keeps all.
+        columns: how problems of one's own are read.
 
     Raises:
         ValueError: as `load_benchmark`; or `problems` < 1.
     """
     name, _, file = text.partition("=")
-    benchmark = load_benchmark(name, file or data)
+    benchmark = load_benchmark(name, file or data, columns=columns)
     if problems is None:
         return benchmark
     if problems < 1:
@@ -131,6 +149,8 @@ def evaluate(
         out.mkdir(parents=True, exist_ok=True)
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:
+                if benchmark.checker is not MATH:
+                    grader.check_workers()
                 _report_golds(check_golds(benchmark, grader), benchmark, out, show)
         if training:
             _report_overlap(training, benchmarks, out, show)
@@ -305,8 +325,11 @@ def _draw_sets(
                     prompt=spec.prompt or PROJECT_PROMPT,
                     bar=bar,
                 )
-                sets[number, benchmark.name] = record_set(
-                    records, spec.name, benchmark.name, asdict(config)
+                texts = {row["id"]: turns_of(row)[-1]["content"] for row in benchmark.rows}
+                keep_texts(files[number, benchmark.name], texts)
+                one = record_set(records, spec.name, benchmark.name, asdict(config))
+                sets[number, benchmark.name] = replace(
+                    one, texts=texts, provenance=benchmark.provenance
                 )
             del loaded  # its memory is needed for the next one
     finally:

@@ -1,16 +1,21 @@
 """Record sets on disk as tables of counts, and what makes them comparable."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sage_unsloth.runs.files import read_json
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.record_files import read_set, read_settings
+
+TEXTS = "problems.json"  # beside the record sets of a benchmark
+EXAMPLE = 4_000  # characters that are kept of a completion to be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +26,16 @@ class RecordSet:
         model, benchmark: names.
         problems: ids, in the order of the rows of `correct`.
         correct: (P, N) bool.
-        records: `num_tokens`, `finish_reason` and `grade` of all P * N.
+        records: `num_tokens`, `finish_reason` and `grade` of all P * N; of another tool's samples,
+            the first two may be None.
         sampling: settings with which they were drawn.
+        golds: problem -> gold, in the order of `problems`.
+        grader: what graded the records, the first of several.
+        tool: the other tool that drew them; None for a record set.
+        examples: problem -> its first correct and its first wrong record, cut to `EXAMPLE`
+            characters.
+        texts: problem -> its text, where that is known.
+        provenance: where the problems are from, as `Benchmark` has it.
     """
 
     model: str
@@ -31,6 +44,12 @@ class RecordSet:
     correct: np.ndarray
     records: list[dict]
     sampling: dict[str, Any]
+    golds: Mapping[str, str] = field(default_factory=dict)
+    grader: str = ""
+    tool: str | None = None
+    examples: Mapping[str, Mapping[str, dict]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    provenance: Sequence[Mapping[str, Any]] = ()
 
 
 def record_set(
@@ -54,7 +73,40 @@ def record_set(
         correct=correct_matrix(records, problems, of=f"{model} on {benchmark}"),
         records=[{name: record[name] for name in kept} for record in records],
         sampling=sampling,
+        golds={record["problem_id"]: record.get("gold", "") for record in records},
+        grader=records[0].get("grader", ""),
+        examples=_examples(records),
     )
+
+
+def _examples(records: Sequence[dict]) -> dict[str, dict[str, dict]]:
+    """problem -> "correct" and "wrong" -> the record with the smallest number of its kind."""
+    found: dict[str, dict[str, dict]] = defaultdict(dict)
+    for record in sorted(records, key=lambda record: record["sample"]):
+        kind = "correct" if record["grade"] == Grade.CORRECT else "wrong"
+        text = record.get("completion")
+        if text is not None and kind not in found[record["problem_id"]]:
+            found[record["problem_id"]][kind] = {
+                "sample": record["sample"],
+                "completion": text[:EXAMPLE],
+                "left_out": max(0, len(text) - EXAMPLE),
+            }
+    return dict(found)
+
+
+def keep_texts(file: Path, texts: Mapping[str, str]) -> None:
+    """Writes the problems' texts beside a record set, for its readers; those there before stay."""
+    path = file.parent / TEXTS
+    before = read_json(path) if path.is_file() else {}
+    if not texts.items() <= before.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, before | dict(texts))
+
+
+def read_texts(file: Path) -> dict[str, str]:
+    """The problems' texts beside a record set: problem -> text; empty where there are none."""
+    path = file.parent / TEXTS
+    return read_json(path) if path.is_file() else {}
 
 
 def sets_below(folder: Path) -> list[Path]:

@@ -1,20 +1,21 @@
 """Reports on record sets: pass@k with intervals, paired differences, coverage, tables and figures.
 
 `report_sets` leaves `report.json`, `table.csv`, `pass_at_k.png` and `differences.png` (a CSV beside
-each), `coverage.csv`.
+each), `coverage.csv`, and all of it as one page to read, `comparison.html`.
 
 Shapes: P problems, N samples per problem, S training seeds of one model.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sage_unsloth.evaluation.comparison_page import comparison_page
 from sage_unsloth.evaluation.figures import plot_differences, plot_pass_at_k
 from sage_unsloth.evaluation.metrics import (
     Difference,
@@ -30,15 +31,25 @@ from sage_unsloth.evaluation.record_tables import (
     RecordSet,
     in_order,
     read_sets,
+    read_texts,
     record_set,
     seed_counts,
     sets_below,
 )
+from sage_unsloth.evaluation.sample_logs import (
+    ReadingOptions,
+    log_sets,
+    logs_below,
+    named_path,
+    read_log,
+    tool_of,
+)
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.files import write_json, write_text
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
+from sage_unsloth.sampling.record_files import read_settings
 
 BLOCKS = 5  # the paper's evaluation seeds; the samples of one run are split into as many
 
@@ -49,33 +60,69 @@ Counts = Mapping[str, tuple[int, np.ndarray]]
 
 
 def compare(
-    paths: Sequence[str | Path], out: str | Path, against: str | None = None
+    paths: Sequence[str | Path],
+    out: str | Path,
+    against: str | None = None,
+    logs: ReadingOptions | None = None,
 ) -> dict[str, Any]:
-    """Report on record sets that are on disk.
+    """Report on record sets that are on disk, and on samples in other tools' logs.
 
     Sets of one model on one benchmark are its training seeds.
 
     Args:
-        paths: .jsonl files of record sets, or folders to look for them in.
+        paths: .jsonl files of record sets, logs of other tools (`NAME=LOG` names the model), or
+            folders to look for either in; logs in a folder that has record sets are left out.
         out: folder of the report.
         against: the model that the others are compared with; None takes the first.
+        logs: how other tools' logs are read; None takes their own grades.
 
     Raises:
-        ValueError: no sets, a set that is incomplete or of another format, or sets that cannot be
-            compared; or another process writes to `out`.
+        ValueError: no sets, a set that is incomplete or of another format, sets that cannot be
+            compared, or a log that cannot be read; or another process writes to `out`.
     """
-    found: list[Path] = []
-    for path in map(Path, paths):
-        files = [path] if path.is_file() else sets_below(path)
-        if not files:
-            raise ValueError(f"{path} must be a record set or a folder with some; there is none")
-        found += files
-    sets = [
-        record_set(records, settings["model"], settings["benchmark"], settings["sampling"])
-        for settings, records in read_sets(found)
+    files, found = find_sets(paths)
+    ours = [
+        replace(
+            record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
+            texts=read_texts(file),
+            provenance=read_settings(file).get("provenance", []),
+        )
+        for file, (settings, records) in zip(files, read_sets(files), strict=True)
     ]
+    sets = ours + log_sets(
+        [read_log(path, name) for path, name in found.items()], ours, logs or ReadingOptions()
+    )
     with locked(out):
         return report_sets(sets, out, against)
+
+
+def find_sets(paths: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str | None]]:
+    """The record sets in `paths`, and the logs of other tools with the names given to their models.
+
+    Raises:
+        ValueError: there is neither in one of them, or a name before what is no log.
+    """
+    sets: list[Path] = []
+    logs: dict[Path, str | None] = {}
+    for text in paths:
+        name, path = named_path(text)
+        files = [path] if path.is_file() else sets_below(path)
+        others = files if path.is_file() else logs_below(path)
+        if others and (path.is_file() or not files) and tool_of(others[0]) is not None:
+            logs |= dict.fromkeys(others, name)
+        elif not files:
+            raise ValueError(
+                f"{path} must be a record set, another tool's log, or a folder with some; "
+                "there is none"
+            )
+        elif name is not None:
+            raise ValueError(
+                f"a name belongs before another tool's log; got {text}, which has record sets, "
+                f"and they have names; leave out {name}="
+            )
+        else:
+            sets += files
+    return list(dict.fromkeys(file.resolve() for file in sets)), logs
 
 
 def report_sets(
@@ -124,10 +171,16 @@ def report_sets(
         "differences": _plain(differences),
         "coverage": coverage,
         "sampling": sets[0].sampling,
+        "datasets": {
+            benchmark: list(next(iter(by_model.values()))[0].provenance)
+            for benchmark, by_model in groups.items()
+        },
         "environment": environment(),
     }
     _write_tables(out, table, coverage)
-    _draw_figures(out, curves, differences, against, _conditions(sets, table))
+    note = _conditions(sets, table)
+    _draw_figures(out, curves, differences, against, note)
+    write_text(out / "comparison.html", comparison_page(result, groups, note))
     write_json(out / "report.json", result)
     return result
 
@@ -181,16 +234,26 @@ def _table_row(
             for part, field in (("", "mean"), ("_low", "low"), ("_high", "high"))
         }
     row |= deviation_over_seeds(seeds)
-    row["tokens"] = round(_mean(record["num_tokens"] for record in records), 1)
-    row["truncated"] = round(_mean(record["finish_reason"] == "length" for record in records), 4)
+    row["tokens"] = _mean([record["num_tokens"] for record in records], 1)
+    reasons = [record["finish_reason"] for record in records]
+    row["truncated"] = _mean([reason and reason == "length" for reason in reasons])
     for grade in (Grade.UNPARSABLE, Grade.TIMED_OUT):
-        share = _mean(record["grade"] == grade for record in records)
-        row[grade.value.replace(" ", "_")] = round(share, 4)
+        share = _mean([record["grade"] == grade for record in records])
+        # Another tool's grades are correct and wrong alone.
+        row[grade.value.replace(" ", "_")] = None if own_grades(seeds[0]) else share
+    if seeds[0].tool is not None:
+        row |= {"drawn_by": seeds[0].tool, "graded_by": seeds[0].grader}
     return row
 
 
-def _mean(values) -> float:
-    return float(np.mean(list(values)))
+def own_grades(one: RecordSet) -> bool:
+    """Whether a set has the grades of another tool."""
+    return one.tool is not None and one.grader.startswith(one.tool)
+
+
+def _mean(values: Sequence[float | None], digits: int = 4) -> float | None:
+    """The mean; None where a value is not known."""
+    return None if None in values else round(float(np.mean(values)), digits)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def deviation_over_seeds(seeds: Sequence[RecordSet]) -> dict[str, Any]:
@@ -249,10 +312,11 @@ def _conditions(sets: Sequence[RecordSet], table: Sequence[dict]) -> str:
     """What every figure says below: what the bands are, and the temperature."""
     several = any(row["seeds"] > 1 for row in table)
     over = " and training seeds" if several else ", one training seed each"
-    temperatures = sorted({one.sampling["temperature"] for one in sets})
-    return f"bands: 95 % over problems{over}; T = " + ", ".join(
-        f"{temperature:g}" for temperature in temperatures
-    )
+    known = {one.sampling["temperature"] for one in sets} - {None}
+    temperatures = [f"{temperature:g}" for temperature in sorted(known)]
+    if any(one.sampling["temperature"] is None for one in sets):
+        temperatures.append("not logged")
+    return f"bands: 95 % over problems{over}; T = {', '.join(temperatures)}"
 
 
 def _draw_figures(

@@ -8,6 +8,9 @@ from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import table_text
 
 MUCH_CUT = 0.1  # share of completions that reached the length limit
+READING = (
+    "[ ]: 95 %, over problems (and training seeds, where there are several), paired for differences"
+)
 
 
 def report_text(result: Mapping[str, Any]) -> str:
@@ -22,7 +25,7 @@ def report_text(result: Mapping[str, Any]) -> str:
             table_text([_completions(row) for row in rows.values()]),
             "",
         ]
-        cut = [name for name, row in rows.items() if row["truncated"] > MUCH_CUT]
+        cut = [name for name, row in rows.items() if (row["truncated"] or 0) > MUCH_CUT]
         if cut:
             lines.append(
                 f"More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were cut at the "
@@ -41,10 +44,10 @@ def report_text(result: Mapping[str, Any]) -> str:
             f"{name} {count} ({len(found['only'][name])} alone)"
             for name, count in found["solved"].items()
         )
-        lines += [f"solved at least once in {found['samples']} samples: {solved}", ""]
+        lines.append(f"solved at least once in {found['samples']} samples: {solved}")
+        lines += [*graders_lines(rows), ""]
     lines.append(
-        "[ ]: 95 %, over problems (and training seeds, where there are several), paired for "
-        "differences; the percentage: of the t distribution. ±: sample deviation over parts of "
+        f"{READING}; the percentage: of the t distribution. ±: sample deviation over parts of "
         "the samples or over training seeds, which says nothing about other problems."
     )
     return "\n".join(lines)
@@ -68,10 +71,22 @@ def _completions(row: Mapping[str, Any]) -> dict[str, str]:
     """What a model's completions are like, a row of the second table."""
     return {
         "model": row["model"],
-        "tokens": f"{row['tokens']:g}",
-        "cut": f"{row['truncated']:.3f}",
-        "no answer": f"{row['unparsable']:.3f}",
+        "tokens": "-" if row["tokens"] is None else f"{row['tokens']:g}",
+        "cut": "-" if row["truncated"] is None else f"{row['truncated']:.3f}",
+        "no answer": "-" if row["unparsable"] is None else f"{row['unparsable']:.3f}",
     }
+
+
+def graders_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which models' samples another tool drew, and who graded them; where there are any."""
+    found = [
+        f"{name}: drawn by {row['drawn_by']}, graded by {row['graded_by']}"
+        for name, row in rows.items()
+        if "drawn_by" in row
+    ]
+    if not found:
+        return []
+    return ["; ".join(found) + ". A difference may be that of prompts, sampling or graders."]
 
 
 def interval_text(

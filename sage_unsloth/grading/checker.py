@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sage_unsloth.runs.record import package_version
 
@@ -33,6 +33,10 @@ class Kind(StrEnum):
     MATHEMATICS = "mathematics"  # by algebra
     ROLES = "roles"  # of knights and knaves
     SCORER = "scorer"  # the task's own
+    PATTERN = "pattern"  # a regular expression
+    SCHEMA = "schema"  # of JSON
+    TESTS = "tests"  # that a program passes
+    OWN = "own verifier"
     REFUSED = "refused"  # unread, because computing it may take for ever (`cost`)
     NONE = "none"  # there was nothing to compare, or no time
 
@@ -59,14 +63,28 @@ class Checker:
             Verdict, or None for a gold that cannot be read.
         typical: what a worker compares before its first question, so that what libraries build at
             first use is there in each of its children.
+        workers: makes the workers, from their count, time limit (seconds) and memory limit (GiB),
+            where they are others than processes that run `compare`.
+        gold_is_answer: a gold is an answer too, and right against itself; a pattern, a schema and
+            the tests of a program are none.
+        longest: characters of an answer; longer text is no answer.
+        blocks: where no tag holds an answer, the last block of code is it (`extraction`).
     """
 
     name: str
-    version: int
+    version: int | str
     packages: tuple[str, ...] = ()
     plainly: Callable[[str | None, str], Verdict | tuple[str, str]]
     compare: str = ""
     typical: tuple[tuple[str, str], ...] = ()
+    workers: Callable[[int, float, float], Any] | None = None
+    gold_is_answer: bool = True
+    longest: int = LONGEST_ANSWER
+    blocks: bool = False
+
+    def check_gold(self, gold: str) -> None:
+        """Raises ValueError if the gold is none that this checker can read."""
+        self.plainly(None, gold)
 
     @property
     def label(self) -> str:

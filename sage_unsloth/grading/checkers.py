@@ -61,6 +61,7 @@ ROLES = Checker(name="roles", version=1, plainly=_check_roles)
 
 
 def _check_length(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
+    _gym_item(gold)
     if not answer or len(answer) > LONGEST_ANSWER:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
     return answer, gold
@@ -74,18 +75,21 @@ def compare_reasoning_gym(answer: str, gold: str) -> Verdict | None:
 
     Args:
         answer: the extracted text.
-        gold: JSON of `reasoning_gym_gold`.
+        gold: JSON of `reasoning_gym_gold`, or of {"task": name, "entry": an entry of its data}.
     """
     import reasoning_gym  # noqa: F401  (a missing package must not look like a bad gold)
 
     try:
-        item = json.loads(gold)
+        item = _gym_item(gold)
     except ValueError:
         return None
-    data = _reasoning_gym(item["task"], item["size"], item["seed"])
-    entry = data[item["index"]]
-    if entry["answer"] != item["answer"]:
-        return None
+    if "entry" in item:
+        entry, data = item["entry"], _reasoning_gym(item["task"], 1, 0)
+    else:
+        data = _reasoning_gym(item["task"], item["size"], item["seed"])
+        entry = data[item["index"]]
+        if entry["answer"] != item["answer"]:
+            return None
     scores = []
     for text in dict.fromkeys((answer, unwrap(answer))):
         # One generator's scorer raises ValueError on a text that it does not understand, the next
@@ -95,6 +99,23 @@ def compare_reasoning_gym(answer: str, gold: str) -> Verdict | None:
     if not scores:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
     return Verdict(Grade.CORRECT if max(scores) >= 1 else Grade.WRONG, Kind.SCORER)
+
+
+def _gym_item(gold: str) -> dict:
+    """Raises ValueError for a gold of another form."""
+    try:
+        item = json.loads(gold)
+    except (ValueError, TypeError):
+        item = None
+    if isinstance(item, dict) and "task" in item:
+        if {"size", "seed", "index", "answer"} <= item.keys():
+            return item
+        if isinstance(item.get("entry"), dict) and {"answer", "metadata"} <= item["entry"].keys():
+            return item
+    raise ValueError(
+        'a gold of reasoning-gym must be JSON text, {"task": NAME, "entry": {"question", "answer", '
+        f'"metadata"}}}}; got {gold!r:.200}; repair the row'
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -114,5 +135,6 @@ REASONING_GYM = Checker(
     version=1,
     packages=("reasoning-gym",),
     plainly=_check_length,
+    gold_is_answer=False,
     compare="sage_unsloth.grading.checkers:compare_reasoning_gym",
 )

@@ -23,7 +23,8 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 ALLOWED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ")
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -77,7 +78,16 @@ def confine(refused: Callable[[str], None]) -> bool:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     landlocked = sys.platform == "linux" and _landlock()
     if sys.platform == "linux":
-        _drop_capabilities()
+        drop_capabilities()
+
+    end_on_refused_events(refused)
+    return landlocked
+
+
+def end_on_refused_events(refused: Callable[[str], None]) -> None:
+    """From now on Python ends this process before it does anything of `REFUSED`, or opens a file to
+    write; `refused` is called with the name of the event first.
+    """
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
@@ -86,7 +96,6 @@ def confine(refused: Callable[[str], None]) -> bool:
             os._exit(ENDED)
 
     sys.addaudithook(hook)
-    return landlocked
 
 
 class _Ruleset(ctypes.Structure):
@@ -99,7 +108,14 @@ class _Ruleset(ctypes.Structure):
     ]
 
 
-def _drop_capabilities() -> None:
+class _Beneath(ctypes.Structure):
+    """`struct landlock_path_beneath_attr`: what is allowed at a path and below it."""
+
+    _pack_ = 1
+    _fields_ = [("rights", ctypes.c_uint64), ("parent", ctypes.c_int32)]
+
+
+def drop_capabilities() -> None:
     """Gives up what root may do to other processes and to files of others.
 
     Without it, root outside a namespace of its own reads other processes' environments: since Linux
@@ -113,19 +129,52 @@ def _drop_capabilities() -> None:
 
 def _landlock() -> bool:
     """Denies all that Landlock knows but reading files and folders; whether the kernel has it."""
-    create_ruleset, restrict_self = 444, 446  # system calls, of which the C library has no wrappers
-    set_no_new_privileges = 38
+    ruleset = landlock_ruleset()
+    return ruleset is not None and enter_ruleset(ruleset)
+
+
+def landlock_ruleset(
+    readable: Sequence[str | Path] | None = None, listed: Sequence[str | Path] = ()
+) -> int | None:
+    """The file descriptor of a Landlock ruleset that denies all that Landlock knows.
+
+    Args:
+        readable: files, and folders with all in them, that may be read; None allows all reading.
+        listed: folders whose names, and those of the folders in them, may be read.
+
+    Returns:
+        None where the kernel has no Landlock.
+    """
+    create_ruleset, add_rule = 444, 445  # system calls, of which the C library has no wrappers
     libc = ctypes.CDLL(None)
     version = libc.syscall(create_ruleset, None, 0, 1)
     if version < 1:
-        return False
-    rights = 13 + (version >= 2) + (version >= 3) + (version >= 5)  # bits 0 to 12, 13, 14, 15
-    reading = (1 << 2) | (1 << 3)
-    rules = _Ruleset(((1 << rights) - 1) & ~reading, 3 * (version >= 4), 3 * (version >= 6))
-    descriptor = libc.syscall(create_ruleset, ctypes.byref(rules), ctypes.sizeof(rules), 0)
-    if descriptor < 0:
-        return False
+        return None
+    bits = 13 + (version >= 2) + (version >= 3) + (version >= 5)  # bits 0 to 12, 13, 14, 15
+    read_file, read_folder = 1 << 2, 1 << 3
+    denied = (1 << bits) - 1
+    if readable is None:
+        denied &= ~(read_file | read_folder)
+    rules = _Ruleset(denied, 3 * (version >= 4), 3 * (version >= 6))
+    ruleset = libc.syscall(create_ruleset, ctypes.byref(rules), ctypes.sizeof(rules), 0)
+    if ruleset < 0:
+        return None
+    rights_of = dict.fromkeys(readable or (), read_file | read_folder)
+    for path, rights in (rights_of | dict.fromkeys(listed, read_folder)).items():
+        with contextlib.suppress(OSError):  # one that is not there
+            found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            rights &= ~0 if os.path.isdir(path) else ~read_folder
+            rule = _Beneath(rights, found)
+            libc.syscall(add_rule, ruleset, 1, ctypes.byref(rule), 0)
+            os.close(found)
+    return ruleset
+
+
+def enter_ruleset(ruleset: int) -> bool:
+    """Restricts this process by a Landlock ruleset, which it closes; whether the kernel does so."""
+    restrict_self, set_no_new_privileges = 446, 38
+    libc = ctypes.CDLL(None)
     libc.prctl(set_no_new_privileges, 1, 0, 0, 0)
-    denied = libc.syscall(restrict_self, descriptor, 0) == 0
-    os.close(descriptor)
+    denied = libc.syscall(restrict_self, ruleset, 0) == 0
+    os.close(ruleset)
     return denied

@@ -29,6 +29,7 @@ from sage_unsloth.prompts import BEHIND_A_BOX, BOX, END_TOKENS, PROJECT_PROMPT, 
 VERSION = 2
 """Changes whenever another answer may be taken from the same completion; 1 took the last complete
 tag, wherever it stood."""
+FENCE, PYTHON = "`" * 3, ("python", "python3", "py")
 _ENDS = re.compile("(?:" + "|".join(map(re.escape, END_TOKENS)) + r"|\s)+")
 # Soft hyphen, joiners, marks of direction, invisible operators, byte order mark, variant selector.
 _NO_WIDTH = dict.fromkeys(
@@ -42,7 +43,7 @@ _OTHERS = ("<think>", "</think>")  # the tags of other models' working
 @functools.lru_cache(maxsize=64)
 def _marks(prompt: PromptFormat) -> tuple[dict[str, str], re.Pattern[str]]:
     """What each mark of a format does, and the pattern that finds them all."""
-    marks = dict.fromkeys(END_TOKENS, "end")
+    marks: dict[str, str] = dict.fromkeys(END_TOKENS, "end")
     if prompt.solution is not None:
         marks |= {prompt.solution[0]: "opens", prompt.solution[1]: "closes"}
     for start, end in {_OTHERS, prompt.reasoning or _OTHERS}:
@@ -131,3 +132,49 @@ def closing_brace(text: str, start: int) -> int | None:
         if depth == 0 and match.group() == "}":
             return match.start()
     return None
+
+
+def last_block(completion: str, prompt: PromptFormat = PROJECT_PROMPT) -> str | None:
+    """The last block of Python behind the working (between lines "```python" and "```"), or None.
+
+    None also where the text has a solution tag, which alone could hold the answer, or ends within
+    a block.
+
+    Args:
+        completion: the text, without the prompt.
+        prompt: whose tags mark working and answer.
+    """
+    meanings, pattern = _marks(prompt)
+    text = completion.translate(_NO_WIDTH)
+    first, end, other = 0, len(text), False
+    for mark in pattern.finditer(text):
+        meaning = meanings[mark.group()]
+        if meaning == "ends working":
+            first, other = mark.end(), False
+        elif meaning == "end":  # what stands behind it is not read
+            end = mark.start()
+            break
+        else:
+            other = True
+    if other:
+        return None
+    found, lines, is_python = None, None, False
+    for line in text[first:end].splitlines():
+        fence = line.strip()
+        if lines is None:
+            if fence.startswith(FENCE):
+                lines, is_python = [], fence[len(FENCE) :].strip().lower() in PYTHON
+        elif fence == FENCE:
+            found, lines = ("\n".join(lines) if is_python else found), None
+        else:
+            lines.append(line)
+    return None if lines is not None else found
+
+
+def unfenced(text: str) -> str:
+    """What is inside a block of code, where the text is one block and nothing else."""
+    first, _, rest = text.strip().partition("\n")
+    inside, _, last = rest.rpartition("\n")
+    if not first.startswith(FENCE) or last.strip() != FENCE or FENCE in inside:
+        return text
+    return inside

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sage_unsloth.grading import extraction
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
-from sage_unsloth.grading.extraction import extract_answer
+from sage_unsloth.grading.extraction import extract_answer, last_block
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.workers import CUT_SHORT, LATE, Workers
 from sage_unsloth.prompts import PROJECT_PROMPT, SOLUTION_END, SOLUTION_START, PromptFormat
@@ -51,9 +51,11 @@ class Grader:
         prompt: PromptFormat = PROJECT_PROMPT,
     ):
         self.boxed, self.checker, self.prompt = boxed, checker, prompt
-        self._workers = Workers(
-            checker.compare, workers, time_limit, memory_limit_gib, checker.typical
-        )
+        limits = (workers, time_limit, memory_limit_gib)
+        if checker.workers is not None:
+            self._workers = checker.workers(*limits)
+        else:
+            self._workers = Workers(checker.compare, *limits, checker.typical)
         self._cache: dict[Pair, Verdict] = {}  # least recently used first
         self._lock = threading.Lock()
 
@@ -74,7 +76,10 @@ class Grader:
 
     def extract(self, completion: str) -> str | None:
         """The answer inside a completion that this grader grades, or None where there is none."""
-        return extract_answer(completion, boxed=self.boxed, prompt=self.prompt)
+        found = extract_answer(completion, boxed=self.boxed, prompt=self.prompt)
+        if found is None and self.checker.blocks:
+            return last_block(completion, self.prompt)
+        return found
 
     def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
         """`grade_many` for answers that `extract` has taken out of their completions."""
@@ -128,6 +133,23 @@ class Grader:
     def kept_from(self) -> tuple[str, ...]:
         """The layers of `confinement` that the kernel grants; () before a worker has started."""
         return self._workers.all[0].kept_from
+
+    def check_workers(self) -> None:
+        """Starts a worker, where the checker needs any, to see before anything is loaded that it
+        can.
+
+        Raises:
+            ValueError: a worker cannot start, or cannot be confined as the checker asks.
+        """
+        if not self.checker.compare and self.checker.workers is None:
+            return
+        try:
+            self._workers.all[0].start()
+        except RuntimeError as error:
+            raise ValueError(
+                f"the verifier {self.checker.name} must start in a worker, which has no network "
+                f"and none of your environment variables but PATH and the like; {error}"
+            ) from error
 
     def close(self) -> None:
         """Stops the workers; a later call would start them again."""

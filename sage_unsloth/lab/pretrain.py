@@ -131,11 +131,16 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
 def measure(
     model, tokenizer, num_samples: int, seed: int, rows: Sequence[dict]
 ) -> dict[str, float]:
-    """On the rows of a test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the share with
-    an answer in tags.
+    """On the rows of a test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the
+    share with an answer in tags.
     """
     config = SamplingConfig(
-        num_samples=num_samples, max_completion_length=64, batch_size=512, seed=seed
+        num_samples=num_samples,
+        temperature=1.0,
+        min_p=0.0,
+        max_completion_length=64,
+        batch_size=512,
+        seed=seed,
     )
     engine = TransformersEngine(model, tokenizer)
     with tempfile.TemporaryDirectory() as folder:

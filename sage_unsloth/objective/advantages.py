@@ -40,6 +40,7 @@ def with_sequence_credit(
     *,
     beta: float,
     log_guide: Tensor | None,
+    own_baseline: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The advantages under credit="sequence", (B, T), and the credit in them, (B, T).
 
@@ -49,6 +50,8 @@ def with_sequence_credit(
         groups: a number for each completion, equal for those of one prompt, (B,).
         beta: KL coefficient β.
         log_guide: log q_t, (B, T); None is q = 1.
+        own_baseline: the advantages are those of a rule with a baseline of its own
+            (`group_advantages`), and stay as they are.
 
     Raises:
         ValueError: a prompt has a single completion in the batch, or the signals no reference.
@@ -57,7 +60,8 @@ def with_sequence_credit(
     credit = sequence_credit(
         signals.policy_logps, ref_logps, signals.mask, groups, beta=beta, log_guide=log_guide
     )
-    advantages = leave_one_out(advantages, groups)
+    if not own_baseline:
+        advantages = leave_one_out(advantages, groups)
     if advantages.dim() == 1:
         advantages = advantages.unsqueeze(1)
     return advantages + credit.to(advantages.dtype), credit

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.objective.advantage_rules import GRPO, AdvantageRule, Rule, advantage_rule
 from sage_unsloth.objective.advantages import ShapeAdvantages, shaped, with_sequence_credit
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.protocols import Guide, describe
@@ -43,6 +44,7 @@ from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.contract import check_contract
 from sage_unsloth.patch.data_parallel import pooled_means
 from sage_unsloth.patch.finite import Guard, finite_only
+from sage_unsloth.patch.group_rewards import rule_advantages
 from sage_unsloth.patch.kernel import kernel_with
 from sage_unsloth.patch.loading import trainer_module
 from sage_unsloth.patch.replaced import alone, replaced, watched
@@ -65,6 +67,7 @@ def guided_kl(
     kl_estimator: str = "k3",
     credit: str = "token",
     teacher: Any = None,
+    advantages: Rule = GRPO,
     shape_advantages: ShapeAdvantages | None = None,
     log_entropy: bool = False,
     resume_with_changes: bool = False,
@@ -95,17 +98,21 @@ def guided_kl(
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
             without gradient.
+        advantages: the rule that makes advantages of a group's rewards, in the place of TRL's
+            centring and division: a name of `objective.advantage_rules.RULES` with its settings
+            ("pkpo,k=4"), "module:function", or a function of yours, (P, G) → (P, G)
+            (`group_rewards`). "grpo" is TRL's.
         shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of
             reward and used without gradient; values outside the mask are dropped.
             `signals.entropies` are there with `log_entropy`. Applied before `credit` adds its part,
-            which multiplies what it returns by n/(n − 1), as all advantages
+            which multiplies what it returns by n/(n − 1), as all of TRL's advantages
             (`credit.leave_one_out`).
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
             gradient pass.
         resume_with_changes: resume a checkpoint that was trained with another guide, penalty,
-            credit, β, teacher or `shape_advantages` (each checkpoint records them); otherwise it is
-            refused. A guide whose state the checkpoint lacks begins at its first state.
+            credit, β, teacher, rule or `shape_advantages` (each checkpoint records them);
+            otherwise it is refused. A guide whose state the checkpoint lacks begins at its first.
 
     Raises:
         ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own,
@@ -121,7 +128,15 @@ def guided_kl(
             `sage_unsloth.patch.rollout_weights`.
     """
     module = trainer_module(type(trainer))
-    check_settings(trainer, guide=guide, kl_estimator=kl_estimator, credit=credit, teacher=teacher)
+    rule = advantage_rule(advantages)
+    check_settings(
+        trainer,
+        guide=guide,
+        kl_estimator=kl_estimator,
+        credit=credit,
+        teacher=teacher,
+        rule=rule,
+    )
     own_penalty = kl_estimator in PENALTIES
     ours = guide is not None or shape_advantages is not None or credit != "token"
     watch = partial(
@@ -134,6 +149,7 @@ def guided_kl(
             kl_estimator=kl_estimator,
             credit=credit,
             teacher=teacher,
+            rule=rule,
             shape_advantages=shape_advantages,
         ),
         teacher=teacher,
@@ -146,6 +162,7 @@ def guided_kl(
             watched(trainer, watch(None, None)),
             finite_only(trainer),
             keep_trained_weights(trainer),
+            rule_advantages(trainer, rule),
         ):
             yield
         return
@@ -155,6 +172,7 @@ def guided_kl(
         trainer=trainer,
         guide=guide,
         credit=credit,
+        rule=rule,
         shape_advantages=shape_advantages,
         log_entropy=log_entropy,
         plain=plain,
@@ -181,6 +199,7 @@ def guided_kl(
         hook.of_batch = stack.enter_context(
             rollout_signals(trainer, needs, groups=credit == "sequence", teacher=teacher)
         )
+        stack.enter_context(rule_advantages(trainer, rule))
         yield
         if hook.measured.micro_batches == 0:
             logger.warning(
@@ -197,6 +216,7 @@ class _Hook:
     trainer: Any
     guide: Guide | None
     credit: str
+    rule: AdvantageRule
     shape_advantages: ShapeAdvantages | None
     log_entropy: bool
     plain: Any  # UnslothEfficientGRPO
@@ -286,4 +306,11 @@ class _Hook:
         if self.credit == "token":
             return advantages, None
         groups, beta = self.of_batch["groups"], self.trainer.beta
-        return with_sequence_credit(advantages, signals, groups, beta=beta, log_guide=log_guide)
+        return with_sequence_credit(
+            advantages,
+            signals,
+            groups,
+            beta=beta,
+            log_guide=log_guide,
+            own_baseline=not self.rule.is_grpo,
+        )

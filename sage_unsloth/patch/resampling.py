@@ -1,7 +1,8 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): prompts whose completions all got one reward are
 replaced. Part of the seam to Unsloth.
 
-A group of completions with equal rewards has advantage 0 and teaches nothing. While
+A group of completions with equal rewards has advantage 0 and teaches nothing; under another rule
+(`guided_kl(..., advantages=…)`) it is the groups whose advantages that rule leaves at 0. While
 `dynamic_sampling` is open, the dead groups of a rollout batch are sampled again for other prompts
 of the training set, at most `max_resamples` times:
 
@@ -30,9 +31,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
+from sage_unsloth.patch.group_rewards import dead_groups, total_rewards
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_names import ContractError
 
@@ -67,7 +68,7 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
         sampling/resampled_groups   groups drawn in place of dead ones, all attempts together
         sampling/dead_groups        share of groups that are dead in the batch that is trained on;
                                     Unsloth's `frac_reward_zero_std`, unless that is of the whole
-                                    batch (scale_rewards="batch")
+                                    batch (scale_rewards="batch") or another rule is in force
 
     Unsloth's `completions/*`, the counts of `SolutionReward` and columns that a reward logs
     describe the completions that are trained on; `num_tokens` counts all that were generated, and a
@@ -94,17 +95,6 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
     functions = {BATCH: batches.score, GENERATE: batches.generate, GRADE: batches.grade}
     with replaced(trainer, **functions):
         yield
-
-
-def dead_groups(rewards: Tensor, num_generations: int) -> list[int]:
-    """The groups whose advantages are all 0: fewer than two different rewards, nan (a completion
-    without one) left out.
-
-    Args:
-        rewards: one per completion, those of a prompt side by side, (B,).
-    """
-    groups = rewards.view(-1, num_generations).tolist()
-    return [i for i, group in enumerate(groups) if len({r for r in group if r == r}) < 2]
 
 
 class _Batches:
@@ -155,7 +145,7 @@ class _Batches:
         self._check_lengths(result[1], logged)
         rewards, graded = self._graded(rows, prompts, result)
         seen, resampled = {repr(prompt) for prompt in prompts}, 0
-        dead = dead_groups(self._totals(rewards), size)
+        dead = dead_groups(self.trainer, total_rewards(self.trainer, rewards))
         for attempt in range(self.max_resamples):
             drawn = self._draw(len(dead), attempt, seen)
             if not drawn:
@@ -172,7 +162,7 @@ class _Batches:
             graded.put(places, new_graded)
             rewards[places] = new_rewards
             resampled += len(drawn)
-            dead = dead_groups(self._totals(rewards), size)
+            dead = dead_groups(self.trainer, total_rewards(self.trainer, rewards))
         graded.keep()
         if resampled:
             for name, value in self._lengths(result[1]).items():
@@ -233,13 +223,6 @@ class _Batches:
                 expected=(len(rows), len(self.trainer.reward_funcs)),
             )
         return rewards, _Logged(self.trainer)
-
-    def _totals(self, rewards: Tensor) -> Tensor:
-        """What advantages are taken of: the weighted sum of the functions' rewards, nan where none
-        gave one, (B,).
-        """
-        totals = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(1)
-        return torch.where(rewards.isnan().all(1), torch.nan, totals)
 
     def _draw(self, count: int, attempt: int, seen: set[str]) -> list[dict]:
         """Rows of other prompts than `seen`, which gets theirs; others only when the dataset has no

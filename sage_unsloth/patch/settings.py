@@ -2,16 +2,23 @@
 
 from typing import Any
 
+from sage_unsloth.objective.advantage_rules import AdvantageRule, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.data_parallel import check_data_parallel
-from sage_unsloth.patch.switches import rollout_rejection
+from sage_unsloth.patch.switches import drops_equal_rewards, rollout_rejection
 
 
 def check_settings(
-    trainer: Any, *, guide: Guide | None, kl_estimator: str, credit: str, teacher: Any
+    trainer: Any,
+    *,
+    guide: Guide | None,
+    kl_estimator: str,
+    credit: str,
+    teacher: Any,
+    rule: AdvantageRule,
 ) -> None:
     """Raise where the trainer cannot train what `guided_kl` was asked for.
 
@@ -27,6 +34,8 @@ def check_settings(
     _check_estimator(trainer, kl_estimator)
     if credit == "sequence":
         _check_sequence_credit(trainer)
+    if not rule.is_grpo:
+        _check_rule(trainer, rule)
     _check_columns(trainer)
 
 
@@ -122,6 +131,22 @@ def _check_sequence_credit(trainer: Any) -> None:
             f"{args.gradient_accumulation_steps} and {args.steps_per_generation}; raise "
             "per_device_train_batch_size instead: Unsloth's unsloth_grpo_mini_batch splits it for "
             "memory"
+        )
+
+
+def _check_rule(trainer: Any, rule: AdvantageRule) -> None:
+    """The rule reads the sum of the rewards, and groups of equal rewards too."""
+    check_rule(rule, trainer.num_generations)
+    if trainer.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"advantages={rule.text!r} is a rule for the sum of the rewards, so "
+            "multi_objective_aggregation must be 'sum_then_normalize'; got "
+            f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo'"
+        )
+    if drops_equal_rewards():
+        raise ValueError(
+            f"advantages={rule.text!r} may learn from groups of equal rewards, which "
+            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo'"
         )
 
 

@@ -3,6 +3,8 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +50,30 @@ def recompute_logits(on: bool) -> None:
     os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if on else "0"
 
 
+@contextmanager
+def forward_returns_logits() -> Iterator[None]:
+    """Within this context a model's forward pass returns logits, as generation needs them;
+    afterwards every variable of Unsloth's is what it was.
+    """
+    before = {name: value for name, value in os.environ.items() if name.startswith("UNSLOTH_")}
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("UNSLOTH_")]:
+            if name not in before:
+                del os.environ[name]
+        os.environ.update(before)
+
+
 def rollout_rejection() -> str | None:
     """The rule by which Unsloth drops rollout tokens from the loss; None without one."""
     return os.environ.get("UNSLOTH_GRPO_ROLLOUT_RS") or None
+
+
+def drops_equal_rewards() -> bool:
+    """Whether Unsloth leaves groups of equal rewards out of the loss and its normaliser."""
+    return os.environ.get("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0") == "1"
 
 
 def train_in_float32() -> None:

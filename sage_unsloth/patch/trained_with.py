@@ -7,9 +7,13 @@ import logging
 import types
 from typing import Any
 
+from sage_unsloth.objective.advantage_rules import GRPO, RULES, AdvantageRule
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide, SteeredGuide, describe
 from sage_unsloth.patch.rollout_weights import digest
+
+LATER = {"advantages": GRPO}
+"""What checkpoints of earlier versions did not record, and were trained with."""
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +25,7 @@ def trained_with(
     kl_estimator: str,
     credit: str,
     teacher: Any,
+    rule: AdvantageRule,
     shape_advantages: ShapeAdvantages | None,
 ) -> dict[str, Any]:
     """What a resumed checkpoint must agree in, by name; the arguments are those of `guided_kl`."""
@@ -30,6 +35,7 @@ def trained_with(
         "credit": credit,
         "beta": trainer.beta,
         "teacher": describe_teacher(trainer, teacher),
+        "advantages": describe_rule(rule),
         "shape_advantages": describe_function(shape_advantages),
     }
 
@@ -46,6 +52,13 @@ def describe_teacher(trainer: Any, teacher: Any) -> str:
         name, whole, part = type(teacher).__name__, teacher, ""
     weights = {n: p for n, p in whole.named_parameters() if part in n}
     return f"{name} {_short(repr(sorted(digest(weights).items())))}"
+
+
+def describe_rule(rule: AdvantageRule) -> str:
+    """A rule as it was named; of one of your own also its code."""
+    if rule.function in RULES.values():
+        return rule.text
+    return f"{rule.text}: {describe_function(rule.function)}"
 
 
 def describe_function(function: Any) -> str:
@@ -107,7 +120,9 @@ def check_resumed(
             "with, or start a new run"
         )
     before = (kept or {}).get("args") or {}
-    if not before:
+    if before:
+        before = LATER | before
+    else:
         logger.warning(
             "the checkpoint of step %s does not record what it was trained with; resuming with %s",
             step,

@@ -162,6 +162,7 @@ _MODELS = (
     ),
 )
 MODELS: dict[str, ModelPreset] = {preset.name: preset for preset in _MODELS}
+"""The models that have a preset, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +225,7 @@ _CARDS = (
     ),
 )
 CARDS: dict[str, CardPreset] = {card.name: card for card in _CARDS}
+"""The cards that have a preset, by its name."""
 
 
 def nearest_card(memory_gib: float) -> CardPreset:

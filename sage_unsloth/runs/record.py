@@ -28,13 +28,15 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
-LATER = {
+LATER: dict[str, Any] = {
     "template": "project",
     "eval_steps": 0,
     "eval_samples": 4,
     "eval_rows": 64,
     "best_by": "pass@1",
     "patience": 0,
+    "advantages": "grpo",
+    "entropy_coef": 0.0,
 } | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 

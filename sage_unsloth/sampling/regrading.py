@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker, Grade
-from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.grading.verifiers import VERIFIERS, get_verifier
 from sage_unsloth.prompts import recorded_format
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_text
 from sage_unsloth.runs.locks import locked
@@ -22,7 +22,6 @@ from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.sampling.grading_records import grade_records, is_stale, regraded_line
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 
-CHECKERS = {checker.name: checker for checker in (MATH, ROLES, REASONING_GYM)}
 BATCH = 512  # records that are graded and written together
 
 
@@ -52,13 +51,15 @@ def checker_of(records: Sequence[dict], file: Path) -> Checker:
         ValueError: none of them was graded, or by a checker that is not here.
     """
     names = {record["grader"].split()[0] for record in records if record.get("grader")}
-    if len(names) != 1 or not names <= CHECKERS.keys():
+    known = len(names) == 1 and all(name in VERIFIERS or ":" in name for name in names)
+    if not known:
         raise ValueError(
-            f"the records of a file must have been graded by one of {', '.join(CHECKERS)}; those "
+            f"the records of a file must have been graded by one of {', '.join(VERIFIERS)}, or by "
+            "one module:function; those "
             f"of {file} were by {', '.join(sorted(names)) or 'none'}; run the command that drew "
             "them again"
         )
-    return CHECKERS[names.pop()]
+    return get_verifier(names.pop())
 
 
 def copy_set(file: Path, copy: Path) -> None:
@@ -125,9 +126,11 @@ def regrade_rollouts(file: Path, grade_seconds: float = 5.0, copy: Path | None =
     source = copy if copy.exists() else file
     run = file.parent / "run.json"
     prompt = recorded_format(read_json(run)["settings"] if run.is_file() else {})
+    rows = read_jsonl(source)
+    checker = checker_of(rows, source) if any(row.get("grader") for row in rows) else MATH
     with (
         locked(copy.parent),
-        Grader(grading_workers(), grade_seconds, prompt=prompt) as grader,
+        Grader(grading_workers(), grade_seconds, checker=checker, prompt=prompt) as grader,
     ):
         rows = read_jsonl(source)
         stale = [row for row in rows if row.get("grader") != grader.label]

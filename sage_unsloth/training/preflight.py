@@ -7,41 +7,51 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.problems.corpora import spread
+from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
+from sage_unsloth.objective.advantage_rules import GRPO, advantage_rule
+from sage_unsloth.problems.held_out import spread
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.kinds import count_kinds, kinds_text
 from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.rlvr_trainer import trainer_row
 
 REPORT = "preflight.json"
 VLLM_BATCH = 4096
+OF_ANSWERS = ("solve_rate", "format_rate", "parsed_rate")  # where answers are checked
 SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_groups")
 
 logger = logging.getLogger(__name__)
 
 
-def signal(records: Sequence[dict]) -> dict[str, float]:
+def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
     """Shares that say whether a group-relative advantage has anything to work with.
 
     Args:
-        records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`; equally
-            many of each problem.
+        records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`, and
+            `reward` where that is not whether the grade is correct; equally many of each problem.
+        advantages: the rule, see `objective.advantage_rules`.
 
     Returns:
         `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in
         it), `truncation_rate` (no EOS), each of completions; `dead_groups`, the share of problems
-        whose completions all got one reward, and so teach nothing; `mean_tokens` of a completion.
+        whose completions all get the advantage 0 (under "grpo": those with equal rewards);
+        `mean_tokens` of a completion.
 
     Raises:
         ValueError: no records.
     """
     if not records:
         raise ValueError("a preflight needs at least one completion; got none")
-    groups: dict[Any, set[bool]] = {}
+    groups: dict[Any, list[float]] = {}
     for record in records:
-        groups.setdefault(record["problem_id"], set()).add(record["grade"] == Grade.CORRECT)
+        reward = float(record.get("reward", record["grade"] == Grade.CORRECT))
+        groups.setdefault(record["problem_id"], []).append(reward)
+    taught = advantage_rule(advantages).teaches(torch.tensor(list(groups.values())))
     n = len(records)
     return {
         "solve_rate": sum(record["grade"] == Grade.CORRECT for record in records) / n,
@@ -49,7 +59,7 @@ def signal(records: Sequence[dict]) -> dict[str, float]:
         "parsed_rate": sum(record["grade"] in (Grade.CORRECT, Grade.WRONG) for record in records)
         / n,
         "truncation_rate": sum(record["finish_reason"] != "stop" for record in records) / n,
-        "dead_groups": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
+        "dead_groups": (~taught).float().mean().item(),
         "mean_tokens": sum(record["num_tokens"] for record in records) / n,
     }
 
@@ -63,18 +73,17 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
             f"{max_completion_length} tokens, which counts as wrong: raise max_completion_length, "
             "or train on shorter problems"
         )
-    if found["format_rate"] < 0.5:
+    if found.get("format_rate", 1) < 0.5:
         result.append(
             f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: run "
             "SFT first, or longer"
         )
     if found["dead_groups"] > 0.8:
-        direction = (
-            "easier problems or more SFT" if found["solve_rate"] < 0.5 else "harder problems"
-        )
+        often = found.get("solve_rate", 0) >= 0.5
+        direction = "harder problems" if often else "easier problems or more SFT"
         result.append(
-            f"{found['dead_groups']:.0%} of the groups got one and the same reward and teach "
-            f"nothing: take {direction}, or raise num_generations"
+            f"{found['dead_groups']:.0%} of the groups teach nothing, as those of one and the same "
+            f"reward do: take {direction}, or raise num_generations"
         )
     return result
 
@@ -93,11 +102,15 @@ def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -
     """
     if found["dead_groups"] < 1:
         return
+    rule = "one and the same reward"
+    if config.advantages != GRPO:
+        rule = f"rewards of which advantages={config.advantages!r} makes 0"
     fact = (
-        "a run learns from groups whose completions got different rewards; of the preflight's "
-        f"groups of {config.num_generations} every one got one and the same reward "
-        f"({found['solve_rate']:.0%} of the completions are right)"
+        "a run learns from groups whose completions get different advantages; of the preflight's "
+        f"groups of {config.num_generations} every one got {rule}"
     )
+    if "solve_rate" in found:
+        fact += f" ({found['solve_rate']:.0%} of the completions are right)"
     if force:
         logger.warning("%s; training goes on because of --force (force=True).", fact)
         return
@@ -114,6 +127,7 @@ def preflight(
     rows: Sequence[dict],
     folder: Path,
     verifier: Checker = MATH,
+    reward: TotalReward | None = None,
 ) -> dict[str, float]:
     """Sample a group for each of `config.preflight_prompts` rows, and warn if the signal is small.
 
@@ -127,6 +141,7 @@ def preflight(
         rows: the training rows, from which the prompts are taken at even distances.
         folder: of the run.
         verifier: what makes an answer right.
+        reward: of the run, by whose total groups are dead; None for the checked answer alone.
     """
     count = min(config.preflight_prompts, len(rows))
     chosen = [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
@@ -153,22 +168,48 @@ def preflight(
         checker=verifier,
         prompt=config.prompt,
     )
-    found = signal(records)
+    if reward is not None and reward.weights is not None:
+        _add_rewards(records, reward, chosen, engine.tokenizer)
+    found = signal(records, config.advantages)
+    if verifier is UNGRADED:
+        found = {name: value for name, value in found.items() if name not in OF_ANSWERS}
     warnings = remedies(found, config.max_completion_length)
     kinds = count_kinds(records)
     write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings, "kinds": kinds})
+    names = {"solved": "solve_rate", "in format": "format_rate", "truncated": "truncation_rate"}
+    names |= {"dead groups": "dead_groups"}
+    shares = [f"{text} {100 * found[n]:.0f} %" for text, n in names.items() if n in found]
     logger.info(
-        "Preflight, %d prompts x %d: solved %.0f %%, in format %.0f %%, truncated %.0f %%, dead "
-        "groups %.0f %%, %.0f tokens.",
+        "Preflight, %d prompts x %d: %s, %.0f tokens.",
         count,
         config.num_generations,
-        100 * found["solve_rate"],
-        100 * found["format_rate"],
-        100 * found["truncation_rate"],
-        100 * found["dead_groups"],
+        ", ".join(shares),
         found["mean_tokens"],
     )
     logger.info("Preflight, how answers reached their grade: %s.", kinds_text(kinds))
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
     return found
+
+
+def _add_rewards(
+    records: Sequence[dict], reward: TotalReward, rows: Sequence[dict], tokenizer: Any
+) -> None:
+    """Adds the total `reward` to each record; functions of one's own are called once, with all."""
+    from transformers import TrainerState
+
+    of_id = {row["id"]: trainer_row(row) for row in rows}
+    asked = [of_id[record["problem_id"]] for record in records]
+    columns = {name: [row[name] for row in asked] for name in asked[0] if name != "prompt"}
+    columns |= {
+        "completion_ids": [
+            tokenizer(record["completion"], add_special_tokens=False)["input_ids"]
+            for record in records
+        ],
+        "trainer_state": TrainerState(),
+        "log_extra": lambda column, values: None,
+        "log_metric": lambda name, value: None,
+    }
+    totals = reward.of_records([row["prompt"] for row in asked], records, columns)
+    for record, total in zip(records, totals, strict=True):
+        record["reward"] = total

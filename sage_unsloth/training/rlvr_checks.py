@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, normalise
+from sage_unsloth.grading.total_reward import UNGRADED
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.processes import world_size
 from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
@@ -55,13 +57,25 @@ def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
     One for another verifier must be a gold of its kind.
     """
     for number, row in enumerate(rows):
+        if verifier is UNGRADED:
+            return
         if verifier is not MATH:
-            verifier.plainly(None, gold_of(row))
+            try:
+                verifier.check_gold(gold_of(row))
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from None
         elif normalise(row["answer"]) is None:
             raise ValueError(
                 f"a gold answer must be text that can be graded; row {number} has "
                 f"{row['answer']!r:.100}; drop or repair the row"
             )
+
+
+def check_verifier(verifier: Checker) -> None:
+    """Starts a worker of a verifier that is not the default one, to see that it can."""
+    if verifier is not MATH:
+        with Grader(checker=verifier) as grader:
+            grader.check_workers()
 
 
 def check_prompt_lengths(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.planning.presets import PAPER_BETA
@@ -43,6 +44,12 @@ class RlvrConfig:
         scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the
             prompt's rewards ("group", as in the paper), of the step's ("batch"), or nothing
             ("none").
+        advantages: what makes advantages of a group's rewards: "grpo", the trainer's own, another
+            rule of `objective.advantage_rules` with its settings ("pkpo,k=4"), or
+            "module:function" for one of your own; with another than "grpo", `scale_rewards` has no
+            effect.
+        entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
+            of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
         epsilon, epsilon_high: clip range of the importance ratio.
         max_resamples: times that a rollout batch's groups without a signal are sampled again for
             other prompts (`dynamic_sampling`, with the cost of each); 0 never does.
@@ -78,6 +85,7 @@ class RlvrConfig:
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
             case.
         grade_seconds: time limit for grading one answer.
+        reward_seconds: time limit of one call of a reward function of your own.
         lora: the adapter.
         seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's
             stream has a seed of its own, which Unsloth sets to 0 at every start.
@@ -99,6 +107,8 @@ class RlvrConfig:
     teacher: str = ""
     loss_type: str = "grpo"
     scale_rewards: str = "group"
+    advantages: str = GRPO
+    entropy_coef: float = 0.0
     epsilon: float = 0.2
     epsilon_high: float = 0.2
     max_resamples: int = 0
@@ -125,6 +135,7 @@ class RlvrConfig:
     patience: int = 0
     report_to: str = "none"
     grade_seconds: float = 5.0
+    reward_seconds: float = 60.0
     lora: LoraSettings = field(default_factory=LoraSettings)
     seed: int = 3407
 
@@ -145,6 +156,7 @@ class RlvrConfig:
         check_choices(
             guide=None, beta=self.beta, kl_estimator=self.kl_estimator, credit=self.credit
         )
+        check_rule(self.advantages, self.num_generations)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):
@@ -166,11 +178,13 @@ class RlvrConfig:
             "eval_samples",
             "eval_rows",
             "grade_seconds",
+            "reward_seconds",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
         for name in (
             "beta",
+            "entropy_coef",
             "preflight_prompts",
             "sample_steps",
             "weight_decay",

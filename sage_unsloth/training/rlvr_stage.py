@@ -8,7 +8,7 @@ random state; a folder with other settings is refused.
 import copy
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,14 @@ from typing import Any
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.grading.reward_functions import (
+    Reward,
+    check_columns_of,
+    get_rewards,
+    recorded_rewards,
+)
+from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
@@ -31,21 +38,31 @@ from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
-from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
+from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
+from sage_unsloth.sampling.engines import Engine, TransformersEngine
+from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.training.held_out import HeldOut
+from sage_unsloth.training.held_out_rows import split_rows
+from sage_unsloth.training.held_out_schedule import has_ended
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
     check_golds,
     check_processes,
     check_prompt_lengths,
+    check_verifier,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_trainer import extra_metrics, make_trainer, warn_if_untrained
+from sage_unsloth.training.rlvr_trainer import (
+    extra_metrics,
+    make_trainer,
+    trainer_row,
+    warn_if_untrained,
+)
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     begin,
@@ -53,6 +70,7 @@ from sage_unsloth.training.stage import (
     check_rows,
     check_tracker,
     check_trained,
+    digest_of,
     run_settings,
     set_aside_after,
     train,
@@ -74,7 +92,8 @@ def rlvr(
     held_out: Sequence[dict] | None = None,
     callbacks: Sequence[Any] = (),
     force: bool = False,
-    verifier: Checker = MATH,
+    verifier: Checker | str | Callable[[str, str], Any] = MATH,
+    rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -88,7 +107,7 @@ def rlvr(
             verifier compares with something else; other columns are passed to rewards.
         folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
             `checkpoints/` while training, `metrics.jsonl`, a row each optimizer step,
-            `completions.jsonl` and `preflight.json`.
+            `completions.jsonl` and `preflight.json`; with evaluations `held-out/` and `best/`.
         guide: shapes the KL anchor; None leaves it at π_ref.
         name: on the progress bar.
         adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
@@ -98,10 +117,14 @@ def rlvr(
         callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are no
             part of the recorded settings, so they must not change what is trained.
         force: train also where the preflight finds nothing to learn from.
-        verifier: what makes an answer right.
+        verifier: what makes an answer right, as `verifiers.get_verifier` takes it.
+        rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
+            for the checked answer alone. Where they lack it, rows need no `answer`.
 
     Raises:
-        ValueError: a row lacks a column or a value; fewer rows than a step takes; every group of
+        ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
+            or returns something else than finite numbers; a verifier that its workers cannot run;
+            a row lacks a column or a value; fewer rows than a step takes; every group of
             the preflight is dead; a guide with β = 0; settings that contradict
             each other, or the number of processes; a folder of another run.
         ContractError: see `guided_kl`.
@@ -114,14 +137,20 @@ def rlvr(
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
-    check_rows(rows, ("problem", "answer"))
+    asked, verifier = get_rewards(rewards), get_verifier(verifier)
+    if all(reward.function is not None for reward in asked):
+        verifier = UNGRADED
+    check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
+    check_columns_of(asked, trainer_row(rows[0]))
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
             "reference='base' trains on an adapter against the model without it, and "
             f"reference='sft' trains a fresh one; got reference={config.reference!r} with "
             f"adapter={adapter}; give both, or neither"
         )
-    check_golds(rows, verifier)
+    rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
+    check_golds([*rows, *kept], verifier)
+    check_verifier(verifier)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
@@ -129,6 +158,7 @@ def rlvr(
         config=config,
         model_path=model_path,
         rows=rows,
+        held_out=kept,
         folder=Path(folder),
         guide=guide,
         name=name,
@@ -137,6 +167,7 @@ def rlvr(
         callbacks=callbacks,
         force=force,
         verifier=verifier,
+        rewards=asked,
     )
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
@@ -167,6 +198,7 @@ class _Job:
     config: RlvrConfig
     model_path: str | Path
     rows: Sequence[dict]
+    held_out: Sequence[dict]
     folder: Path
     guide: Guide | None
     name: str
@@ -175,6 +207,7 @@ class _Job:
     callbacks: Sequence[Any]
     force: bool
     verifier: Checker
+    rewards: tuple[Reward, ...]
 
     @property
     def max_length(self) -> int:
@@ -199,8 +232,12 @@ def _choose_rollouts(config: RlvrConfig) -> str:
 def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
+    if job.held_out:
+        settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
-    if job.verifier is not MATH:
+    if (rewards := recorded_rewards(job.rewards)) is not None:
+        settings["rewards"] = rewards
+    if job.verifier not in (MATH, UNGRADED):
         settings["verifier"] = job.verifier.label
     if job.adapter is not None:
         settings["adapter"] = model_identity(job.model_path, job.adapter)["adapter"]
@@ -227,7 +264,7 @@ def _rlvr(job: _Job) -> Path:
     load_unsloth(standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
     tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
-    check_prompt_lengths(tokenizer, job.rows, config.max_prompt_length)
+    check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -243,9 +280,9 @@ def _rlvr(job: _Job) -> Path:
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
-    finished = resume if is_last(resume) else None
+    finished = resume if has_ended(config, job.folder, resume) else None
     if finished is None:
-        model = _train(job, model, tokenizer, resume)
+        model = _train(job, model, tokenizer, untouched, resume)
     wait_for_all()  # every process is done with the checkpoints
     if rank() == 0:
         with whole_folder(trained) as partial:
@@ -261,9 +298,9 @@ def _rlvr(job: _Job) -> Path:
     return trained
 
 
-def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
+def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None) -> Any:
     """Train from the checkpoint `resume`, or from the start after a preflight, and return the
-    trainer's model, without the teacher.
+    trainer's model, without the teacher. The trainer takes `tokenizer`, evaluations `untouched`.
     """
     config, folder = job.config, job.folder
     teacher = None
@@ -278,12 +315,12 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
         )
     judge = {"checker": job.verifier, "prompt": config.prompt}
     with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
+        reward = TotalReward(job.rewards, grader, config.reward_seconds)
         if resume is None and config.preflight_prompts and rank() == 0:
             engine = _preflight_engine(job, model, tokenizer)
-            found = preflight(config, engine, job.rows, folder, job.verifier)
+            found = preflight(config, engine, job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
         wait_for_all()
-        reward = SolutionReward(grader)
         with without_known_lines(gpu=has_gpu()):
             trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
         with (
@@ -293,10 +330,22 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 kl_estimator=config.kl_estimator,
                 credit=config.credit,
                 teacher=teacher,
+                advantages=config.advantages,
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),
         ):
+            held_out = None
+            if job.held_out:
+                held_out = HeldOut(
+                    config,
+                    job.held_out,
+                    folder,
+                    trainer,
+                    untouched,
+                    job.model_path,
+                    job.verifier,
+                )
             forget_teacher(resume)
             if rank() == 0:
                 set_aside_after(folder / COMPLETIONS, resume)
@@ -306,6 +355,8 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 job.name,
                 resume=resume,
                 callbacks=job.callbacks,
+                held_out=held_out,
+                report_to=config.report_to,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
@@ -29,7 +30,7 @@ def make_trainer(
     tokenizer: Any,
     rows: Sequence[dict],
     folder: Path,
-    reward: SolutionReward,
+    reward: TotalReward,
     rollouts: str,
 ) -> Any:
     """The trainer, with every setting explicit; `rollouts` is "vllm" or "transformers".
@@ -52,7 +53,7 @@ def make_trainer(
     trainer = generated.GRPOTrainer(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=[reward],
+        reward_funcs=list(reward.functions),
         train_dataset=data,
         args=generated.GRPOConfig(
             max_steps=config.max_steps,
@@ -65,6 +66,7 @@ def make_trainer(
             warmup_steps=round(config.warmup_ratio * config.max_steps),
             weight_decay=config.weight_decay,
             beta=config.beta,
+            reward_weights=reward.weights,
             loss_type=config.loss_type,
             # Explicit, because Unsloth fills in what is None by loss type, and TRL's defaults have
             # changed before.
@@ -73,6 +75,7 @@ def make_trainer(
             num_iterations=1,
             mask_truncated_completions=False,
             scale_rewards=config.scale_rewards,
+            entropy_coef=config.entropy_coef,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
             top_entropy_quantile=config.top_entropy_quantile,
             temperature=config.temperature,
@@ -116,7 +119,7 @@ def trainer_row(row: dict) -> dict[str, Any]:
 
 
 def extra_metrics(
-    config: RlvrConfig, guide: Guide | None, folder: Path, reward: SolutionReward
+    config: RlvrConfig, guide: Guide | None, folder: Path, reward: TotalReward
 ) -> Callable[[int, dict], dict[str, Any]]:
     """What a step's row gets beside the trainer's metrics: counts of grades, and of correct answers
     by kind (`grading.Kind`; a kind that a step lacks has no key). The function returned also
@@ -141,13 +144,13 @@ def extra_metrics(
 
 
 def log_grades(
-    folder: Path, reward: SolutionReward, sample_steps: int
+    folder: Path, reward: SolutionReward | TotalReward, sample_steps: int
 ) -> Callable[[int, dict], dict[str, Any]]:
     """The part of `extra_metrics` that concerns grades: `stage.train` takes it as `extra`.
 
     Args:
         folder: gets `completions.jsonl`.
-        reward: graded the completions.
+        reward: graded the completions; of rewards of one's own the mean is logged too.
         sample_steps: optimizer steps between samples of completions; 0 writes none.
     """
 
@@ -158,12 +161,19 @@ def log_grades(
                 append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
         counts = gathered([reward.pop_counts()])
         kinds = gathered([reward.pop_kinds()])
-        return {
-            f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]
-        } | {
-            f"reward/correct by {kind}": sum(of_one.get(kind, 0) for of_one in kinds)
-            for kind in dict.fromkeys(kind for of_one in kinds for kind in of_one)
-        }
+        sums = gathered([reward.pop_sums()]) if isinstance(reward, TotalReward) else [{}]
+        means = {}
+        for name in sums[0]:
+            total, count = (sum(of_one[name][i] for of_one in sums) for i in (0, 1))
+            means[f"reward/{name}"] = total / count if count else None
+        return (
+            means
+            | {f"reward/{grade}": sum(of_one[grade] for of_one in counts) for grade in counts[0]}
+            | {
+                f"reward/correct by {kind}": sum(of_one.get(kind, 0) for of_one in kinds)
+                for kind in dict.fromkeys(kind for of_one in kinds for kind in of_one)
+            }
+        )
 
     return graded
 

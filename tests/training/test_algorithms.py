@@ -57,6 +57,15 @@ EXPECTED = {
     "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
     "dapo-no-kl": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0},
     "dapo-sage-branch": {"loss_type": "dapo", "epsilon_high": 0.28, "guide": BranchGuide()},
+    "maxrl": {"advantages": "maxrl"},
+    "nsr": {"advantages": "nsr"},
+    "w-reinforce": {"advantages": "w-reinforce"},
+    "pkpo": {"advantages": "pkpo"},
+    "maxpo": {"advantages": "maxpo"},
+    "pass-at-k": {"advantages": "pass-at-k"},
+    "rs-grpo": {"advantages": "rs-grpo"},
+    "unlikeliness": {"advantages": "unlikeliness"},
+    "grpo-entropy": {"entropy_coef": 0.001},
 }
 NOT_IN_THE_PAPER = {
     "grpo-reverse-kl",
@@ -69,6 +78,15 @@ NOT_IN_THE_PAPER = {
     "grpo-exact",
     "sage-branch-exact",
     "sage-token-exact",
+    "maxrl",
+    "nsr",
+    "w-reinforce",
+    "pkpo",
+    "maxpo",
+    "pass-at-k",
+    "rs-grpo",
+    "unlikeliness",
+    "grpo-entropy",
 }
 
 
@@ -104,7 +122,7 @@ def test_configure_changes_the_rows_settings_and_nothing_else():
 
 def test_an_unknown_name_is_answered_with_the_names():
     with pytest.raises(
-        ValueError, match=r"one of grpo, .*dapo-sage-branch; got 'SAGE_branch'.* mean 'sage-branch'"
+        ValueError, match=r"one of grpo, .*grpo-entropy; got 'SAGE_branch'.* mean 'sage-branch'"
     ):
         get_algorithm("SAGE_branch")
     with pytest.raises(ValueError, match=r"got 'zzz'$"):
@@ -121,6 +139,7 @@ def test_an_algorithm_of_ones_own():
     ("settings", "error", "message"),
     [
         ({"loss_type": "ppo"}, ValueError, "loss_type must be one of"),
+        ({"advantages": "ppo"}, ValueError, "advantages must be one of"),
         ({"kl_estimator": "k4"}, ValueError, "kl_estimator must be one of"),
         ({"kl_estimator": "k2", "beta": 0.0}, ValueError, "beta must not be 0"),
         ({"guide": BranchGuide(), "beta": 0.0}, ValueError, "beta must not be 0"),
@@ -179,6 +198,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     estimator = expected.pop("kl_estimator", "k3")
     guide = expected.pop("guide", None)
     credit = expected.pop("credit", "token")
+    rule = expected.pop("advantages", "grpo")
     assert {key: getattr(args, key) for key in expected} == expected
     assert args.use_bias_correction_kl is (estimator == "k3-is")
     assert seen["patched"] == (guide is not None or estimator in PENALTIES or credit == "sequence")
@@ -187,6 +207,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     assert recorded["kl_estimator"] == estimator
     assert recorded["guide"] == repr(guide)
     assert recorded["credit"] == credit
+    assert recorded["advantages"] == rule
 
     metrics = read_metrics(tmp_path)
     assert [row["step"] for row in metrics] == [1, 2]
@@ -195,6 +216,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
         assert ("sage/guide_mean" in row) == (guide is not None)
         assert ("kl/ref_k3" in row) == seen["patched"]
         assert ("sage/credit_abs" in row) == (credit == "sequence")
+        assert ("advantages/dead_groups" in row) == (rule != "grpo")
         assert ("sage/strength" in row) == isinstance(guide, AdaptiveGuide)
     # At step 1 the policy is the reference; the guide's shift of the anchor is all that can be in
     # the kl.

@@ -3,10 +3,8 @@ the notebooks call.
 """
 
 import json
-import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -309,19 +307,6 @@ def test_every_other_setting_reaches_trainer_adapter_and_unsloth(merged, tmp_pat
     with pytest.raises(InterruptedError):
         rlvr(replace(config, recompute_logits=False), merged, TRAIN, tmp_path / "kept")
     assert os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] == "0"
-
-
-def test_the_readme_training_example_runs(unsloth_module, tmp_path, monkeypatch):
-    root = Path(__file__).parents[2]
-    readme = (root / "README.md").read_text()
-    code = next(
-        b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "GRPOTrainer(" in b
-    )
-    monkeypatch.chdir(tmp_path)
-    namespace = {}
-    exec(code.replace("data/arithmetic-base", str(BASE)), namespace)
-    logged = namespace["trainer"].state.log_history
-    assert [entry["step"] for entry in logged if "sage/guide_mean" in entry] == [1, 2]
 
 
 def test_the_reference_can_be_the_base_model(merged, tmp_path):

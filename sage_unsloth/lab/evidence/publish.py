@@ -25,14 +25,14 @@ def publish(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
 def publish_records(data: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """`records.json`, `report.json`, `report.md` and the figures, in a folder that exists."""
     report = make_report(data)
-    _write_compact(out / "records.json", data)
+    write_records(out / "records.json", data)
     write_json(out / "report.json", report)
     write_text(out / "report.md", markdown(report))
     draw(report, Records(data), out)
     return report
 
 
-def _write_compact(path: Path, data: Mapping[str, Any]) -> None:
+def write_records(path: Path, data: Mapping[str, Any]) -> None:
     """JSON with a line for each run, so that a thousand numbers are not a thousand lines."""
     head = {key: value for key, value in data.items() if key != "runs"}
     lines = ",\n".join(json.dumps(run, separators=(",", ":")) for run in data["runs"])

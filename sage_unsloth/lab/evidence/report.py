@@ -44,13 +44,13 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
             }
             cells[group] = {
                 algorithm: {
-                    str(k): _level(values[algorithm, k], algorithm == SFT) for k in records.ks(name)
+                    str(k): level(values[algorithm, k], algorithm == SFT) for k in records.ks(name)
                 }
                 for algorithm in records.algorithms
             }
             differences[group] = {
                 f"{a} - {b}": {
-                    str(k): _interval(values[a, k] - values[b, k]) for k in records.ks(name)
+                    str(k): interval(values[a, k] - values[b, k]) for k in records.ks(name)
                 }
                 for a, b in pairs
             }
@@ -77,7 +77,7 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _interval(values_SP: np.ndarray, once: bool = False) -> dict[str, float]:
+def interval(values_SP: np.ndarray, once: bool = False) -> dict[str, float]:
     """Mean and interval as a dict; `once`: the rows are one and the same model."""
     values_SP = values_SP[:1] if once else values_SP
     if values_SP.size < 2:
@@ -87,9 +87,9 @@ def _interval(values_SP: np.ndarray, once: bool = False) -> dict[str, float]:
     return {name: getattr(found, name) for name in ("mean", "low", "high")}
 
 
-def _level(values_SP: np.ndarray, once: bool) -> dict[str, float]:
-    """`_interval` of shares, which lie in [0, 1]."""
-    found = _interval(values_SP, once)
+def level(values_SP: np.ndarray, once: bool) -> dict[str, float]:
+    """`interval` of shares, which lie in [0, 1]."""
+    found = interval(values_SP, once)
     return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
 
 
@@ -103,8 +103,8 @@ def _behaviour(records: Records) -> dict[str, Any]:
             for key in ("in_format", "mean_tokens")
         }
         if records.data["rare_route"] is not None:
-            row["rare way"] = _level(records.route_share(name), name == SFT)
-            row["solutions by the rare way"] = _level(
+            row["rare way"] = level(records.route_share(name), name == SFT)
+            row["solutions by the rare way"] = level(
                 records.solutions_by_rare_way(name), name == SFT
             )
         result[name] = row
@@ -117,7 +117,7 @@ def _training(records: Records) -> dict[str, Any]:
     for name in records.algorithms:
         for column in SERIES:
             thirds = [records.third(name, column, number) for number in range(3)]
-            found = [_interval(third) for third in thirds if third is not None]
+            found = [interval(third) for third in thirds if third is not None]
             if len(found) == len(thirds):
                 result.setdefault(name, {})[column] = found
     return result
@@ -148,7 +148,7 @@ def _grid(records: Records) -> dict[str, Any] | None:
         row: dict[str, Any] = {"threshold": threshold, "ratio": ratio}
         for k in ks:
             difference = records.pass_at_k(runs, "test", k) - records.pass_at_k(plain, "test", k)
-            row[f"pass@{k}"] = _interval(difference)
+            row[f"pass@{k}"] = interval(difference)
         rows.append(row)
     return {"seeds": seeds, "ks": ks, "cells": rows}
 

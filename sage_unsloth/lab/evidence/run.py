@@ -155,9 +155,7 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
     )
 
 
-def _start(
-    out: Path, worker: str, number: int, *arguments: str
-) -> tuple[subprocess.Popen, Path]:
+def _start(out: Path, worker: str, number: int, *arguments: str) -> tuple[subprocess.Popen, Path]:
     """A worker and its log; it ends itself when this process ends and so closes its input."""
     log = out / "workers" / f"worker-{number}.log"
     log.parent.mkdir(exist_ok=True)
@@ -186,7 +184,7 @@ def _watch(out: Path, task: Task, runs: Sequence[Any], workers: list) -> None:
     steps = task.rlvr.max_steps
     try:
         with progress(
-            total=steps * max(1, len(runs)), desc="benchmark" if runs else "SFT", unit="step"
+            total=steps * max(1, len(runs)), desc="runs" if runs else "SFT", unit="step"
         ) as bar:
             while any(process.poll() is None for process, _ in workers):
                 finished = [run for run in runs if result_path(out, run).exists()]

@@ -27,7 +27,8 @@ class EvaluationSet:
     """Problems that every trained model answers.
 
     Attributes:
-        rows: with `id`, `problem`, `answer` and `family`.
+        rows: with `id`, `problem`, `answer` and `family`; and `unit`, where several problems count
+            as one.
         num_samples: of each problem.
         checker: what makes an answer right.
         max_completion_length: tokens; None takes that of the task's `sampling`.

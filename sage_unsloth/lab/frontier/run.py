@@ -1,19 +1,21 @@
 """Every point of a frontier over training seeds, by the benchmark's workers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.lab.evidence.records import result_path
 from sage_unsloth.lab.evidence.run import run_all, task_settings
 from sage_unsloth.lab.frontier.design import FrontierConfig
+from sage_unsloth.lab.frontier.publish import publish
+from sage_unsloth.lab.frontier.text import power_lines
+from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.planning.plan import duration
 
 WORKER = "sage_unsloth.lab.frontier.worker"
 
 
-def frontier(
-    out: str | Path, config: FrontierConfig, workers: int | None = None
-) -> dict[str, Any]:
+def frontier(out: str | Path, config: FrontierConfig, workers: int | None = None) -> dict[str, Any]:
     """Run or resume a frontier in the folder `out`, and return what `report.json` holds.
 
     The folder is a benchmark's: records, report, figures, and a folder for each run.
@@ -27,8 +29,6 @@ def frontier(
         ValueError: the folder holds other settings, or another process runs it.
         BenchmarkError: a worker failed; its log is named, and what others finished is kept.
     """
-    from sage_unsloth.lab.frontier.publish import publish
-
     task = config.load_task()
     settings = task_settings(task) | {"command": "frontier"}
 
@@ -53,9 +53,38 @@ def plan(config: FrontierConfig, out: Path, workers: int) -> str:
             *(f"  {method.text()}" for method in config.parsed()),
             f"  {len(config.points())} points x {len(config.seeds)} training seeds; samples: "
             + ", ".join(f"{len(s.rows)} {s.title} x {s.num_samples}" for s in task.sets.values()),
+            *power(config),
             f"Estimate: {duration(seconds / workers)} for {len(left)} runs in {workers} "
             f"process{'es' * (workers > 1)} on idle cores; the bar shows this machine's own pace.",
             "Stop it whenever you like: the same command resumes it; a report on what is "
             "complete: --report.\n",
         ]
     )
+
+
+def results_folder(task: str, problems: str) -> Path:
+    """The repository's folder of a frontier's results."""
+    return data_folder() / "results" / "frontier" / task / problems
+
+
+def power(config: FrontierConfig) -> list[str]:
+    """The differences that the design can find, by the variances of the committed pilot."""
+    pilot = results_folder(config.task, "pilot") / "report.json"
+    if not pilot.is_file() or config.smoke or len(config.seeds) < 2:
+        reason = (
+            "one seed shows no difference between methods"
+            if len(config.seeds) < 2
+            else "there was no pilot of this task at this size"
+        )
+        return [f"  Power: unknown, since {reason}"]
+    report = json.loads(pilot.read_text())
+    first = next(iter(config.load_task().sets.values()))
+    points = config.points()
+    found = {k: v for k, v in report["components"].items() if k.partition(" - ")[0] in points}
+    units = len({row.get("unit", row["id"]) for row in first.rows})
+    lines = power_lines(report | {"components": found}, len(config.seeds), units)
+    return [
+        f"  Power, from a pilot with {len(report['seeds'])} seeds: a true difference that "
+        f"{len(config.seeds)} seeds x {units} problems find 4 times in 5:",
+        *(f"    {line}" for line in lines),
+    ]

@@ -1,0 +1,207 @@
+"""A comparison as one self-contained HTML file, `comparison.html`.
+
+pass@k curves, paired differences, the problems that one model alone solves, and completions to
+read. The page is bounded whatever it is made of: so many cases of each benchmark, so many
+characters of each completion, so many names in a list.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sage_unsloth.evaluation.curves_svg import STYLE as CURVES_STYLE
+from sage_unsloth.evaluation.curves_svg import graph, legend
+from sage_unsloth.evaluation.record_tables import RecordSet, in_order
+from sage_unsloth.evaluation.report_text import READING, graders_lines, interval_text
+from sage_unsloth.runs.html import escape, page
+
+CASES = 8  # of each benchmark
+ALONE = 2  # of them of each model, problems that it alone solves
+CASE_MODELS = 6  # whose completions are in a case
+TEXT = 3_000  # characters of a text that are shown
+NAMES = 200  # names of problems in a list
+
+STYLE = """
+@media (max-width: 32rem) { body { padding: .7rem; } section { padding: .7rem; } }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
+  gap: 1rem; } .panels > div { min-width: 0; }
+th, td { white-space: nowrap; padding: .3rem .5rem; } small { color: var(--faint); }
+details { border-top: 1px solid var(--line); padding: .4rem 0; } summary { cursor: pointer; }
+pre { font: 14px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
+  background: var(--page); border: 1px solid var(--line); border-radius: 4px; padding: .6rem;
+  max-height: 24rem; overflow: auto; margin: .3rem 0 .8rem; unicode-bidi: isolate; }
+h4 { font-size: .9rem; margin: .6rem 0 .2rem; } .right { color: var(--c4); } .wrong { color:
+  var(--c3); }
+"""
+
+
+def comparison_page(
+    result: Mapping[str, Any],
+    by_benchmark: Mapping[str, Mapping[str, Sequence[RecordSet]]],
+    note: str = "",
+) -> str:
+    """The page.
+
+    Args:
+        result: what `report.json` holds.
+        by_benchmark: benchmark -> model -> its record sets, the training seeds; of the first, the
+            counts and completions of the cases are taken.
+        note: the conditions, below the title.
+    """
+    models = list(dict.fromkeys(row["model"] for row in result["table"]))
+    title = f"pass@k: {', '.join(models)}"
+    body = [f"<h1>{escape(title)}</h1>", f'<p class="note">{escape(READING)}. {escape(note)}</p>']
+    for benchmark, curves in result["pass_at_k"].items():
+        rows = {row["model"]: row for row in result["table"] if row["benchmark"] == benchmark}
+        sets = {name: seeds[0] for name, seeds in by_benchmark[benchmark].items()}
+        problems = next(iter(rows.values()))["problems"]
+        body += [
+            f"<section><h2>{escape(benchmark)} ({problems} problems)</h2>",
+            _graphs(curves, result["differences"][benchmark]),
+            _curve_table(curves, rows),
+            _difference_table(result["differences"][benchmark]),
+            *(f'<p class="note">{escape(line)}</p>' for line in graders_lines(rows)),
+            _alone(result["coverage"][benchmark]),
+            _cases(sets, result["coverage"][benchmark]["only"]),
+            "</section>",
+        ]
+    return page(title, body, CURVES_STYLE + STYLE)
+
+
+def _numbered(curve: Mapping[str, Any]) -> dict[int, Any]:
+    """A curve of `report.json`, whose keys are texts."""
+    return {int(k): estimate for k, estimate in curve.items()}
+
+
+def _graphs(curves: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
+    panels = [
+        graph({name: _numbered(curve) for name, curve in curves.items()}, "pass@k")
+        + legend(list(curves))
+    ]
+    if differences:
+        shown = {pair: _numbered(curve) for pair, curve in differences.items()}
+        # The first colour is that of the model which the others are compared with.
+        panels.append(
+            graph(shown, "difference of pass@k, paired by problem", signed=True, first=1)
+            + legend(list(shown), first=1)
+        )
+    return '<div class="panels">' + "".join(f"<div>{panel}</div>" for panel in panels) + "</div>"
+
+
+def _curve_table(curves: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> str:
+    ks = sorted({int(k) for curve in curves.values() for k in curve})
+    cells = [
+        [name, str(rows[name]["samples"]), str(rows[name]["seeds"])]
+        + [interval_text(curve.get(str(k))) for k in ks]
+        for name, curve in curves.items()
+    ]
+    header = ["model", "samples", "seeds", *(f"pass@{k}" for k in ks)]
+    return f"<h3>pass@k</h3>{_table(header, cells)}"
+
+
+def _difference_table(differences: Mapping[str, Any]) -> str:
+    if not differences:
+        return ""
+    ks = sorted({int(k) for curve in differences.values() for k in curve})
+    cells = [
+        [pair] + [interval_text(curve.get(str(k)), "+") for k in ks]
+        for pair, curve in differences.items()
+    ]
+    header = ["difference", *(f"pass@{k}" for k in ks)]
+    return f"<h3>differences</h3>{_table(header, cells)}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = ("".join(f"<td>{_cell(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(text: str) -> str:
+    """A text; an interval goes below its mean, so that many fit beside each other."""
+    value, bracket, interval = text.partition(" [")
+    if not (bracket and interval.endswith("]")):
+        return escape(text)
+    return f"{escape(value)}<br><small>[{escape(interval)}</small>"
+
+
+def _alone(coverage: Mapping[str, Any]) -> str:
+    """Which problems one model alone solves."""
+    if len(coverage["solved"]) < 2:
+        return ""
+    parts = [f"<h3>solved by one model alone, in {coverage['samples']} samples</h3>"]
+    for name, problems in coverage["only"].items():
+        rest = f" … and {len(problems) - NAMES} more" if len(problems) > NAMES else ""
+        shown = ", ".join(problems[:NAMES]) + rest
+        parts.append(
+            f"<details><summary>{escape(name)}: {len(problems)} alone, of "
+            f"{coverage['solved'][name]} that it solves</summary>{escape(shown) or 'none'}"
+            "</details>"
+        )
+    return "".join(parts)
+
+
+def choose_cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> list[str]:
+    """Problems whose completions are worth reading, by rule.
+
+    For each model in turn the first `ALONE` that it alone solves; then those where the models'
+    shares of correct samples differ most; `CASES` of them at most.
+
+    Args:
+        sets: model -> record set, of the same problems.
+        only: model -> problems that it alone solves.
+    """
+    chosen = [problem for problems in only.values() for problem in problems[:ALONE]]
+    problems = next(iter(sets.values())).problems
+    shares_MP = np.stack([in_order(one, problems).mean(axis=1) for one in sets.values()])
+    # Of one model, the problems that it solves about half the time.
+    spread = np.ptp(shares_MP, axis=0) if len(sets) > 1 else -np.abs(shares_MP[0] - 0.5)
+    chosen += [problems[place] for place in np.argsort(-spread, kind="stable")]
+    return list(dict.fromkeys(chosen))[:CASES]
+
+
+def _cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> str:
+    if not any(one.examples for one in sets.values()):
+        return ""
+    shown = dict(list(sets.items())[:CASE_MODELS])
+    rule = (
+        f"Chosen by rule: the first {ALONE} problems that each model alone solves, then those "
+        "where the models' shares of correct samples differ most. Of each model, the first correct "
+        f"and the first wrong completion, at most {TEXT:,} characters of each."
+    )
+    parts = [f'<h3>completions to read</h3><p class="note">{rule}</p>']
+    for problem in choose_cases(sets, only if len(sets) > 1 else {}):
+        texts = (one.texts[problem] for one in sets.values() if problem in one.texts)
+        golds = (one.golds[problem] for one in sets.values() if problem in one.golds)
+        counts = "; ".join(
+            f"{name} {correct.sum()} of {correct.size}"
+            for name, one in shown.items()
+            for correct in (one.correct[one.problems.index(problem)],)
+        )
+        parts.append(
+            f"<details><summary>{escape(problem)}: {escape(counts)} correct</summary>"
+            f"<pre>{_cut(next(texts, ''))}</pre>"
+            f"<p>right: {_cut(next(golds, ''))}</p>"
+            + "".join(_completions(name, one, problem) for name, one in shown.items())
+            + "</details>"
+        )
+    return "".join(parts).replace("<pre></pre>", "")
+
+
+def _completions(name: str, one: RecordSet, problem: str) -> str:
+    """A model's completions of one problem."""
+    found = one.examples.get(problem, {})
+    return "".join(
+        f'<h4>{escape(name)}, sample {found[kind]["sample"]}: <span class="{mark}">{kind}</span>'
+        f"</h4><pre>{_cut(found[kind]['completion'], found[kind]['left_out'])}</pre>"
+        for kind, mark in (("correct", "right"), ("wrong", "wrong"))
+        if kind in found
+    )
+
+
+def _cut(text: str, left_out: int = 0) -> str:
+    """The text escaped, at most `TEXT` characters, and how many more there were."""
+    rest = max(0, len(text) - TEXT) + left_out
+    return escape(text[:TEXT]) + (f"<em> … {rest:,} characters more</em>" if rest else "")

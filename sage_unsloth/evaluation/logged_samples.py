@@ -1,0 +1,45 @@
+"""What a log of another tool holds, whichever the tool."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleLog:
+    """Samples of one model on one task, as another tool drew and graded them.
+
+    Attributes:
+        path: the log.
+        tool: its name.
+        model, task: names, as the log has them.
+        temperature: of sampling; None where the log does not say.
+        records: `problem_id`, `sample` (from 0), `problem` (the prompt's text), `completion`,
+            `num_tokens` and `finish_reason` (None where the log does not say), `gold`, and `scores`
+            (metric -> value of this sample).
+        why: why a sample may be without a grade of its own, for the message.
+    """
+
+    path: Path
+    tool: str
+    model: str
+    task: str
+    temperature: float | None
+    records: list[dict[str, Any]]
+    why: str
+
+
+def final_answer(target: Any) -> str:
+    """The answer of a gold that may be a whole solution: what follows `####`, or is in `\\boxed`.
+
+    A list of one is its element.
+    """
+    from sage_unsloth.grading.extraction import extract_answer
+
+    if isinstance(target, list) and len(target) == 1:
+        target = target[0]
+    text = str(target)
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    boxed = extract_answer(text, boxed=True) if "\\boxed" in text else None
+    return text.strip() if boxed is None else boxed

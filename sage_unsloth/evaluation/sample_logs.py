@@ -1,0 +1,271 @@
+"""Samples that another tool drew and graded, read from its log to be compared like a record set.
+
+The tool's own grades are kept, unless the completions are graded again here. A log knows its
+problems by names of its own; logs and record sets on one benchmark are put together by the order of
+their problems, which the golds must confirm.
+"""
+
+import dataclasses
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_unsloth.evaluation import inspect_log, lm_eval_log
+from sage_unsloth.evaluation.logged_samples import SampleLog
+from sage_unsloth.evaluation.record_tables import RecordSet, record_set
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.grader import Grader, grading_workers
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.sampling.grading_records import grade_records
+
+logger = logging.getLogger(__name__)
+
+GRADE_SECONDS = 5.0
+BINARY = (0, 1)  # True, False, 0.0 and 1.0 equal them
+TOOLS = {"lm-evaluation-harness": lm_eval_log, "inspect_ai": inspect_log}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How logs of other tools are read.
+
+    Attributes:
+        metrics: which of a log's metrics say what is correct, for logs with several that could.
+        regrade: grade every completion here, and ignore the tool's grades.
+        same: task of a log -> the benchmark whose problems it has.
+    """
+
+    metrics: Sequence[str] = ()
+    regrade: bool = False
+    same: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def parse_pairs(
+    texts: Sequence[str],
+    form: str = "--same TASK=BENCHMARK",
+    example: str = "gsm8k_cot=gsm8k",
+) -> dict[str, str]:
+    """Pairs as a person writes them, `A=B`, as a table.
+
+    Args:
+        texts: the pairs.
+        form: option and form, for the message.
+        example: of a pair, for the message.
+
+    Raises:
+        ValueError: another form.
+    """
+    pairs = [text.partition("=") for text in texts]
+    option, _, shape = form.partition(" ")
+    for text, (first, _, second) in zip(texts, pairs, strict=True):
+        if not first or not second:
+            raise ValueError(f"{option} must be {shape}; got {text!r}; for example {example}")
+    return {first: second for first, _, second in pairs}
+
+
+def tool_of(path: Path) -> str | None:
+    """Which tool wrote the file, by its content; None for anything else."""
+    return next((name for name, tool in TOOLS.items() if tool.is_log(path)), None)
+
+
+def logs_below(folder: Path) -> list[Path]:
+    """The logs of other tools in a folder and in the folders in it, by name."""
+    files = (file for pattern in ("*.jsonl", "*.json", "*.eval") for file in folder.rglob(pattern))
+    return sorted(file for file in files if tool_of(file) is not None)
+
+
+def named_path(text: str | Path) -> tuple[str | None, Path]:
+    """`NAME=PATH` or `PATH`; a path that is there is one, whatever signs it has."""
+    name, equals, path = str(text).partition("=")
+    if not equals or Path(text).exists():
+        return None, Path(text)
+    return name, Path(path)
+
+
+def read_log(path: Path, name: str | None = None) -> SampleLog:
+    """What the log holds.
+
+    Args:
+        path: of a log, as `tool_of` knows it.
+        name: of the model; None takes the log's.
+
+    Raises:
+        ValueError: it has no samples, or not the same number for every problem.
+    """
+    tool = tool_of(path)
+    if tool is None:
+        raise ValueError(
+            f"a log must be one of {', '.join(TOOLS)}; {path} is none; give samples_*.jsonl "
+            "(lm_eval --log_samples), or an .eval or .json log of inspect_ai"
+        )
+    log = TOOLS[tool].read(path)
+    counts: dict[str, int] = defaultdict(int)
+    for record in log.records:
+        counts[record["problem_id"]] += 1
+    if len(set(counts.values())) != 1:
+        fewest = min(counts, key=lambda problem: counts[problem]) if counts else "none"
+        raise ValueError(
+            "a log must have as many graded samples of every problem; "
+            f"{path} has {sorted(set(counts.values()))}, the fewest of {fewest!r}; "
+            "let its tool complete the run"
+        )
+    return dataclasses.replace(log, model=name or log.model)
+
+
+def log_sets(
+    logs: Sequence[SampleLog], ours: Sequence[RecordSet], options: ReadingOptions
+) -> list[RecordSet]:
+    """Logs as record sets, their problems named as those of our sets on the same benchmark.
+
+    Args:
+        logs: see `read_log`.
+        ours: record sets that they are compared with, with their golds.
+        options: see there.
+
+    Raises:
+        ValueError: no metric that can be read, or problems that are not those of a set on the same
+            benchmark.
+    """
+    known = {one.benchmark: (one.golds, one.grader) for one in reversed(ours)}
+    _refuse_unused(logs, options)
+    sets = []
+    for log in logs:
+        benchmark = options.same.get(log.task, log.task)
+        golds, grader = known.get(benchmark, ({}, ""))
+        records = renamed(log, golds, benchmark)
+        if options.regrade:
+            _grade_here(records, _checker(grader, log.path))
+            by = records[0]["grader"]
+        else:
+            metric = chosen_metric(log, options.metrics)
+            by = f"{log.tool}: {metric}"
+            for record in records:
+                right = record["scores"][metric] == 1
+                record["grade"] = (Grade.CORRECT if right else Grade.WRONG).value
+                record["grader"] = by
+        one = record_set(records, log.model, benchmark, {"temperature": log.temperature})
+        texts = {record["problem_id"]: record["problem"] for record in records}
+        one = dataclasses.replace(one, tool=log.tool, texts=texts)
+        known.setdefault(benchmark, (one.golds, by if options.regrade else ""))
+        sets.append(one)
+    return sets
+
+
+def chosen_metric(log: SampleLog, wanted: Sequence[str] = ()) -> str:
+    """The metric that says which samples are correct: the only one that can, or one of `wanted`.
+
+    Raises:
+        ValueError: samples without a grade of their own, or no metric or several that could be
+            meant.
+    """
+    offered: dict[str, bool] = {}
+    for record in log.records:
+        for name, value in record["scores"].items():
+            offered[name] = offered.get(name, True) and value in BINARY
+    if not offered or any(record["scores"].keys() != offered.keys() for record in log.records):
+        raise ValueError(
+            f"every sample must have a grade of its own; those of {log.path} have not ({log.why}); "
+            "give --regrade, which grades every completion here"
+        )
+    binary = [name for name, is_binary in offered.items() if is_binary]
+    if not binary:
+        raise ValueError(
+            f"a metric must be 0 or 1 for every sample; {log.path} has {_names(offered)}, which "
+            "are not; give --regrade, which grades every completion here"
+        )
+    chosen = [name for name in binary if name in wanted] or binary
+    if len(chosen) > 1:
+        raise ValueError(
+            f"one metric must say what is correct; {log.path} has {_names(chosen)}; choose one of "
+            "them with --metric"
+        )
+    return chosen[0]
+
+
+def _refuse_unused(logs: Sequence[SampleLog], options: ReadingOptions) -> None:
+    """Refuses names that no log has.
+
+    Raises:
+        ValueError: there are some.
+    """
+    for option, names, known in (
+        (
+            "--metric",
+            options.metrics,
+            {m for log in logs for r in log.records for m in r["scores"]},
+        ),
+        ("--same", options.same, {log.task for log in logs}),
+    ):
+        unused = [name for name in names if name not in known]
+        if unused:
+            raise ValueError(
+                f"{option} must name what the logs have, {_names(sorted(known))}; got "
+                f"{_names(unused)}"
+            )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def renamed(log: SampleLog, golds: Mapping[str, str], benchmark: str) -> list[dict]:
+    """The log's records with the problem names and golds of a set on the same benchmark.
+
+    Args:
+        log: whose records are taken.
+        golds: problem -> gold, in the order of the set; empty where there is none.
+        benchmark: its name, for messages.
+
+    Raises:
+        ValueError: another number of problems, or other golds in the order of both.
+    """
+    own = {record["problem_id"]: record["gold"] for record in log.records}
+    names = dict(zip(own, own, strict=True))
+    if golds and own.keys() != golds.keys():
+        if len(own) != len(golds):
+            raise ValueError(
+                f"sets on {benchmark} must have the same problems; {log.path} has {len(own)} and "
+                f"the set before it {len(golds)}; compare as many of each (--limit, --problems)"
+            )
+        names = dict(zip(own, golds, strict=True))
+    different = [
+        mine for mine, name in names.items() if golds and not _alike(own[mine], golds[name])
+    ]
+    if different:
+        mine = different[0]
+        raise ValueError(
+            f"sets on {benchmark} must have the same problems in the same order, with the same "
+            f"golds; {len(different)} differ: {mine} of {log.path} has {own[mine]!r:.60}, and "
+            f"{names[mine]} before it {golds[names[mine]]!r:.60}; give the tool the problems of "
+            "this benchmark, or another name to its task (--same TASK=BENCHMARK)"
+        )
+    if any(mine != name for mine, name in names.items()):
+        logger.info(
+            "%s: its %d problems are taken as those of %s: same golds in the same order",
+            *(log.path.name, len(names), benchmark),
+        )
+    return [
+        record | {"problem_id": name, "gold": golds.get(name, record["gold"])}
+        for record in log.records
+        for name in (names[record["problem_id"]],)
+    ]
+
+
+def _alike(gold: str, other: str) -> bool:
+    """Whether two golds are one, but for spaces and thousands' commas."""
+    first, second = ("".join(text.split()).replace(",", "") for text in (gold, other))
+    return first == second
+
+
+def _checker(grader: str, path: Path) -> Checker:
+    """What grades a log again: the checker of the sets that it is compared with, or mathematics."""
+    from sage_unsloth.sampling.regrading import checker_of
+
+    return checker_of([{"grader": grader}], path) if grader else MATH
+
+
+def _grade_here(records: list[dict], checker: Checker) -> None:
+    with Grader(grading_workers(), GRADE_SECONDS, boxed=True, checker=checker) as grader:
+        grade_records(records, [record["gold"] for record in records], grader)

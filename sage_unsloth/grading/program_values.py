@@ -1,0 +1,52 @@
+"""How values of Python pass from a program's process to the one that compares: as JSON."""
+
+from typing import Any
+
+NESTING = 20  # deeper is no value that is compared
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """A value as JSON that `decode` reads; what is no plain value is {"?": its class}."""
+    kind = type(value)
+    if depth > NESTING:
+        return {"?": "deep"}
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return {"float": repr(value)}
+    if kind is complex:
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if kind is list:
+        return [encode(item, depth + 1) for item in value]
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: [encode(item, depth + 1) for item in value]}
+    if kind.__name__ in ("dict", "defaultdict", "Counter", "OrderedDict"):
+        return {"dict": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in value.items()]}
+    return {"?": str(kind.__name__)[:100]}
+
+
+def decode(value: Any) -> Any:
+    """The value that `encode` wrote.
+
+    Raises:
+        ValueError, TypeError: none that it writes, or a class that it does not know.
+    """
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "float":
+        return float(content)
+    if kind == "complex":
+        return complex(*map(float, content))
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "dict":
+        return {decode(key): decode(item) for key, item in content}
+    plain = {"tuple": tuple, "set": set, "frozenset": frozenset}
+    if kind not in plain:
+        raise ValueError(f"no plain value: {content!r:.100}")
+    return plain[kind](map(decode, content))

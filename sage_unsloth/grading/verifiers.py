@@ -1,0 +1,294 @@
+"""Verifiers: what makes an answer right, by name, or as a function of one's own.
+
+The page `docs/verifiers.md` has a table of them. Every verifier is a `Checker`; what may hang or
+break is compared in the confined workers.
+"""
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache, partial
+from typing import Any
+
+from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
+from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
+from sage_unsloth.grading.extraction import unfenced
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.grading.programs import python_checker
+from sage_unsloth.grading.quantities import plain_number
+from sage_unsloth.grading.references import OwnFunction, describe_function, find_function
+from sage_unsloth.grading.writing import spelled, unwrap
+from sage_unsloth.runs.record import package_version
+
+LONGEST_JSON = 20_000  # characters
+
+_NOTHING = Verdict(Grade.UNPARSABLE, Kind.NONE)
+
+
+def get_verifier(
+    wanted: str | Checker | Callable[[str, str], Any], *, allow_unconfined: bool = False
+) -> Checker:
+    """A verifier.
+
+    Args:
+        wanted: a name of `VERIFIERS`; `number:TOLERANCE`; `module:function`, or the function
+            itself: (answer, gold) -> True or a score of 1 if it is right, None if it is no answer.
+        allow_unconfined: `python` runs programs also where the kernel cannot keep them from files,
+            network and processes.
+
+    Raises:
+        ValueError: an unknown name, a package that is missing, or a function that cannot be
+            imported.
+    """
+    if isinstance(wanted, Checker):
+        return wanted
+    if not isinstance(wanted, str):
+        return _own(describe_function(wanted))
+    name, colon, option = wanted.partition(":")
+    if name == "number" and colon:
+        return _number(option)
+    if wanted == "python":
+        return python_checker(allow_unconfined=allow_unconfined)
+    if wanted in VERIFIERS:
+        checker = VERIFIERS[wanted]
+        for package in checker.packages:
+            if package_version(package) is None:
+                raise ValueError(
+                    f"the verifier {wanted} needs the package {package}; it is not installed; pip "
+                    f"install {package}"
+                )
+        return checker
+    if not colon:
+        raise ValueError(
+            f"a verifier is one of {', '.join(VERIFIERS)}, number:TOLERANCE, or module:function of "
+            f"your own; got {wanted!r}"
+        )
+    return _own(find_function(wanted, "a verifier"))
+
+
+def _judged(right: bool, kind: Kind) -> Verdict:
+    return Verdict(Grade.CORRECT if right else Grade.WRONG, kind)
+
+
+def _too_long(answer: str | None, longest: int = LONGEST_ANSWER) -> bool:
+    return not answer or len(answer) > longest
+
+
+# --- compared at once -----------------------------------------------------------------------------
+
+
+def _check_text(answer: str | None, gold: str) -> Verdict:
+    if not isinstance(gold, str) or not gold.strip():
+        raise ValueError(f"a gold answer must be text; got {gold!r:.200}; drop or repair the row")
+    if answer is None or _too_long(answer):
+        return _NOTHING
+    found, expected = (unicodedata.normalize("NFC", text).strip() for text in (answer, gold))
+    return _judged(found == expected, Kind.TEXT)
+
+
+def _read_number(text: str) -> Fraction | None:
+    found = spelled(text)
+    return None if found is None else plain_number(found)
+
+
+def _check_number(tolerance: Fraction, answer: str | None, gold: str) -> Verdict:
+    expected = _read_number(gold) if isinstance(gold, str) else None
+    if expected is None:
+        raise ValueError(
+            "a gold answer must be a plainly written number, as 42, 0.5, 3/4 or 1e3; got "
+            f"{gold!r:.200}; repair the row, or use --verifier math"
+        )
+    found = None if answer is None or _too_long(answer) else _read_number(answer)
+    if found is None:
+        return _NOTHING
+    return _judged(abs(found - expected) <= tolerance * max(1, abs(expected)), Kind.NUMBER)
+
+
+def _number(tolerance: str) -> Checker:
+    """|answer - gold| <= tolerance * max(1, |gold|)."""
+    try:
+        value = Fraction(tolerance)
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(-1)
+    if not 0 <= value < 1:
+        raise ValueError(
+            "number:TOLERANCE takes a number of at least 0 and below 1, as number:1e-6; got "
+            f"{tolerance!r}"
+        )
+    return Checker(
+        name="number" if value == 0 else f"number:{tolerance}",
+        version=1,
+        plainly=partial(_check_number, value),
+    )
+
+
+_GOLD_LETTER = re.compile(r"\s*(?:\\text\{)?\s*\(?\s*([A-Z])\s*\)?\s*\}?\s*\.?\s*")
+_LETTER = re.compile(
+    r"(?:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)\s*(?:is|:)?\s*)?(?:\\text\{)?\s*"
+    r"(?:[(\[]\s*([A-Z])\s*[)\]]|([A-Z])(?![\w'+=*/^-]))\s*\}?\s*(?:[).:,-]\s*|\s+|$)(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_TAKES_BACK = re.compile(r"\b(?:or|and|not|nor|but|wrong|false|incorrect|no)\b", re.IGNORECASE)
+_OTHER_LETTER = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
+
+
+def _check_choice(answer: str | None, gold: str) -> Verdict:
+    expected = _GOLD_LETTER.fullmatch(gold) if isinstance(gold, str) else None
+    if expected is None:
+        raise ValueError(
+            f"a gold answer must be the letter of an option, as C or (C); got {gold!r:.200}; "
+            "repair the row"
+        )
+    if answer is None or _too_long(answer):
+        return _NOTHING
+    match = _LETTER.fullmatch(unwrap(answer).strip())
+    if match is None:
+        return _NOTHING
+    rest = match["rest"]
+    if _TAKES_BACK.search(rest) or _OTHER_LETTER.search(rest):
+        return Verdict(Grade.WRONG, Kind.CHOICE)
+    return _judged((match[1] or match[2]).upper() == expected[1], Kind.CHOICE)
+
+
+# --- compared in a worker -------------------------------------------------------------------------
+
+
+def _check_pattern(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
+    try:
+        _compiled(gold)
+    except (TypeError, re.error, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"a gold must be a regular expression of Python; got {gold!r:.200}: {error}; repair "
+            "the row"
+        ) from None
+    return _NOTHING if answer is None or _too_long(answer) else (answer, gold)
+
+
+_compiled = lru_cache(maxsize=1024)(re.compile)
+
+
+def compare_pattern(answer: str, gold: str) -> Verdict:
+    """Whether the whole answer matches the gold, a pattern; it may take for ever."""
+    return _judged(re.fullmatch(gold, answer) is not None, Kind.PATTERN)
+
+
+def _check_schema(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
+    schema = _json(gold) if isinstance(gold, str) else None
+    if not isinstance(schema, (dict, bool)):
+        raise ValueError(
+            'a gold must be a JSON schema as JSON text, as {"type": "object"}; got '
+            f"{gold!r:.200}; repair the row"
+        )
+    return _NOTHING if answer is None or _too_long(answer, LONGEST_JSON) else (answer, gold)
+
+
+def _json(text: str) -> Any:
+    """What JSON text holds; an exception's class, which is no JSON, for any other text."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)  # NaN and Infinity are Python's, not JSON's
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return ValueError
+
+
+def compare_schema(answer: str, gold: str) -> Verdict | None:
+    """Whether the answer is JSON that the gold, a schema, allows; None if the gold is no schema."""
+    import jsonschema
+    from jsonschema.validators import validator_for
+
+    schema, found = _json(gold), _json(unfenced(answer))
+    if schema is ValueError:
+        return None
+    try:
+        kind = validator_for(schema)
+        kind.check_schema(schema)
+    except jsonschema.SchemaError:
+        return None
+    if found is ValueError:
+        return _NOTHING
+    return _judged(kind(schema).is_valid(found), Kind.SCHEMA)
+
+
+# --- of one's own ---------------------------------------------------------------------------------
+
+
+def _own(own: OwnFunction) -> Checker:
+    module, _, name = own.reference.partition(":")
+    if module == "__main__" or not name.isidentifier():
+        raise ValueError(
+            "a verifier of your own must be a function at the top of a module, because the workers "
+            f"import it; got {own.reference}; write it to a file and import it from there"
+        )
+    return Checker(
+        name=own.reference,
+        version=own.digest,
+        plainly=partial(_check_own, own.reference),
+        compare="sage_unsloth.grading.verifiers:compare_own",
+        typical=(("", json.dumps({"import": own.reference})),),
+        gold_is_answer=False,
+    )
+
+
+def _check_own(reference: str, answer: str | None, gold: str) -> Verdict | tuple[str, str]:
+    if not isinstance(gold, str):
+        raise ValueError(f"a gold must be text; got {gold!r:.200}; drop or repair the row")
+    if answer is None or len(answer) > LONGEST_JSON:
+        return _NOTHING
+    return answer, json.dumps({"import": reference, "gold": gold})
+
+
+def compare_own(answer: str, question: str) -> Verdict | None:
+    """What a function of one's own says; without a gold in the question it is imported only.
+
+    Raises:
+        TypeError, ValueError: its value is neither a truth value, a number nor None.
+    """
+    asked = _json(question)
+    if not isinstance(asked, dict):
+        return None  # the question with which every worker starts
+    function = find_function(asked["import"], "a verifier").function
+    if "gold" not in asked:
+        return None
+    value = function(answer, asked["gold"])
+    if value is None:
+        return _NOTHING
+    if isinstance(value, (bool, int, float)) and not math.isnan(value):
+        return _judged(value >= 1, Kind.OWN)
+    raise TypeError(
+        f"the verifier {asked['import']} must return True, False, a number or None; got {value!r}"
+    )
+
+
+VERIFIERS: dict[str, Checker] = {
+    "math": MATH,
+    "number": _number("0"),
+    "text": Checker(name="text", version=1, plainly=_check_text),
+    "choice": Checker(name="choice", version=1, plainly=_check_choice),
+    "regex": Checker(
+        name="regex",
+        version=1,
+        plainly=_check_pattern,
+        compare="sage_unsloth.grading.verifiers:compare_pattern",
+        gold_is_answer=False,
+    ),
+    "json": Checker(
+        name="json",
+        version=1,
+        packages=("jsonschema",),
+        plainly=_check_schema,
+        compare="sage_unsloth.grading.verifiers:compare_schema",
+        typical=(("{}", "{}"),),
+        gold_is_answer=False,
+        longest=LONGEST_JSON,
+    ),
+    "roles": ROLES,
+    "reasoning-gym": REASONING_GYM,
+    "python": python_checker(),
+}
+"""name -> the verifier; "number" is exact, "python" refuses to run where it cannot be confined."""

@@ -1,0 +1,297 @@
+"""Advantages from the rewards of a group, in the place of GRPO's centring and division.
+
+Each function takes the rewards of P prompts with G completions each and returns their advantages,
+(P, G). A loss that is a mean over completions then has the gradient mean_i A_i ∇log π(y_i), whose
+expectation is said for each rule, with p the probability of a right answer. Throughout, c is the
+number of right completions of a group, r̄ = c/G its mean reward, and C(n, k) the binomial
+coefficient, 0 where it does not exist. A reward that is nan (a completion that nothing graded) is
+left out of its group, and its advantage is 0.
+
+What a rule does at every group size is checked by enumeration in
+tests/objective/test_group_advantages.py.
+"""
+
+from collections.abc import Callable
+from math import comb, sqrt
+
+import torch
+from torch import Tensor
+
+GRPO_EPSILON = 1e-4
+"""What TRL adds to the standard deviation of a group."""
+
+
+def grpo(rewards: Tensor) -> Tensor:
+    """(r − r̄) / (σ + 1e-4), as TRL has it under scale_rewards="group".
+
+    σ has G − 1 in its denominator. For rewards of 0 and 1 and G → ∞ it ascends 2·arcsin√p.
+
+    Args:
+        rewards: (P, G).
+    """
+    return _scored(rewards, _standardised)
+
+
+def maxrl(rewards: Tensor) -> Tensor:
+    """(r − r̄) / (r̄ + 1e-6), the rule of MaxRL (arXiv 2602.02710, code).
+
+    It ascends log p truncated at order G − 1: the gradient is Σ_{j<G−1} (1−p)^j ∇p, of which GRPO
+    without division has the first term. The paper's estimator without a baseline has order G; the
+    code divides what the group's mean is taken from, which costs one. Groups that are all wrong or
+    all right have advantage 0.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+
+    Raises:
+        ValueError: a reward is neither.
+    """
+
+    def weights(n: int, c: int) -> tuple[float, float]:
+        mean = c / n
+        return (1 - mean) / (mean + 1e-6), -mean / (mean + 1e-6)
+
+    return _by_count(rewards, "maxrl", weights)
+
+
+def nsr(rewards: Tensor) -> Tensor:
+    """Right 0, wrong −1: negative sample reinforcement (arXiv 2506.01347).
+
+    The gradient is ∇p, that of REINFORCE, from the wrong completions alone: a group that is all
+    wrong teaches, one that is all right does not. The code drops right completions from the batch,
+    so its scale is per wrong token; here they keep their place in the normaliser. The published
+    runs left an entropy bonus of .001 on.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+
+    Raises:
+        ValueError: a reward is neither.
+    """
+    return _by_count(rewards, "nsr", lambda n, c: (0.0, -1.0))
+
+
+def w_reinforce(rewards: Tensor, *, weight: float = 0.1) -> Tensor:
+    """Right λ, wrong −1: W-REINFORCE (arXiv 2506.01347).
+
+    The gradient is (1 + λ) ∇p. Every group teaches.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+        weight: λ, of right completions.
+
+    Raises:
+        ValueError: a reward is neither 0 nor 1, or the weight is negative.
+    """
+    if weight < 0:
+        raise ValueError(f"weight must be >= 0 for advantages='w-reinforce'; got {weight}")
+    return _by_count(rewards, "w-reinforce", lambda n, c: (weight, -1.0))
+
+
+def pkpo(
+    rewards: Tensor,
+    *,
+    k: int | None = None,
+    k_last: int | None = None,
+    step: int = 0,
+    max_steps: int = 1,
+) -> Tensor:
+    """Right k·C(G−c, k−1)/C(G−1, k−1), wrong 0: PKPO with the baseline loo-1 (arXiv 2505.15201,
+    eq. 33).
+
+    The gradient is that of pass@k, ∇(1 − (1−p)^k), at every G ≥ k. The paper's weights are a sum
+    over the group; these are G times as large, for a mean. Groups that are all wrong have advantage
+    0, and so have those with more than G − k + 1 right. The paper anneals k and does not say how in
+    what we read; here k goes from `k` to `k_last` in a straight line over training, rounded.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+        k: of pass@k, 1 to G; 1 is REINFORCE without a baseline. None is half of G.
+        k_last: of the last step; None keeps k.
+        step, max_steps: optimizer step, and how many there are.
+
+    Raises:
+        ValueError: a reward is neither 0 nor 1, or a k is out of range.
+    """
+    k = _checked_k("pkpo", rewards, k, most=rewards.shape[1])
+    if k_last is not None:
+        last = _checked_k("pkpo", rewards, k_last, most=rewards.shape[1], name="k_last")
+        k = round(k + (last - k) * min(1.0, step / max(1, max_steps - 1)))
+
+    def weights(n: int, c: int) -> tuple[float, float]:
+        return (k * comb(n - c, k - 1) / comb(n - 1, k - 1) if c and n >= k else 0.0), 0.0
+
+    return _by_count(rewards, "pkpo", weights)
+
+
+def maxpo(rewards: Tensor, *, k: int | None = None) -> Tensor:
+    """pass@k's gradient with advantages that sum to 0: MaxPO (arXiv 2606.06080).
+
+        right  k·[C(G−c, k−1)/C(G−1, k−1) − (c−1)/(G−1) · C(G−c, k−1)/C(G−2, k−1)]
+        wrong  −k · c/(G−1) · C(G−c−1, k−1)/C(G−2, k−1)
+
+    The gradient is ∇(1 − (1−p)^k) at every G > k, as PKPO's, with a baseline for wrong completions
+    too. Derived here from the paper's description (centred, unbiased); its code was not seen.
+    Groups that are all wrong, and those in which fewer than k are wrong, have advantage 0.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+        k: of pass@k, 1 to G − 1; None is half of G.
+
+    Raises:
+        ValueError: a reward is neither 0 nor 1, or k is out of range.
+    """
+    k = _checked_k("maxpo", rewards, k, most=rewards.shape[1] - 1)
+
+    def weights(n: int, c: int) -> tuple[float, float]:
+        if c == 0 or n - c < k or k >= n:  # 0 by the formula too, but for rounding
+            return 0.0, 0.0
+        own = comb(n - c, k - 1) / comb(n - 1, k - 1)
+        others = (c - 1) / (n - 1) * comb(n - c, k - 1) / comb(n - 2, k - 1)
+        return (
+            k * (own - others),
+            -k * c / (n - 1) * comb(n - c - 1, k - 1) / comb(n - 2, k - 1),
+        )
+
+    return _by_count(rewards, "maxpo", weights)
+
+
+def pass_at_k(rewards: Tensor, *, k: int | None = None) -> Tensor:
+    """Pass@k Training (arXiv 2508.10751, code): GRPO over all C(G, k) subsets of a group.
+
+        R̄ = 1 − C(G−c, k)/C(G, k),   σ = √(R̄(1−R̄))
+        right (1 − R̄)/(σ + 1e-6),    wrong (1 − R̄ − C(G−c−1, k−1)/C(G−1, k−1))/(σ + 1e-6)
+
+    For G → ∞ it ascends (2/k)·arcsin√pass@k, from which it is far at small G; without the division
+    the gradient is (1/k − 1/G)·∇pass@k. A group in which fewer than k are wrong, c ≥ G − k + 1,
+    has advantage 0, and so has one that is all wrong: k = G would teach nothing at all.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+        k: size of a subset, 1 to G − 1; None is half of G.
+
+    Raises:
+        ValueError: a reward is neither 0 nor 1, or k is out of range.
+    """
+    k = _checked_k("pass-at-k", rewards, k, most=rewards.shape[1] - 1)
+
+    def weights(n: int, c: int) -> tuple[float, float]:
+        if k >= n:
+            return 0.0, 0.0
+        failing = comb(n - c, k) / comb(n, k)  # 1 − R̄
+        sigma = sqrt(failing * (1 - failing)) + 1e-6
+        without = comb(n - c - 1, k - 1) / comb(n - 1, k - 1) if c < n else 0.0
+        return failing / sigma, (failing - without) / sigma
+
+    return _by_count(rewards, "pass-at-k", weights)
+
+
+def rs_grpo(rewards: Tensor, *, beta: float = 2.0) -> Tensor:
+    """(e^{βr} / mean e^{βr} − 1) / β: RS-GRPO (arXiv 2509.24261, code).
+
+    For G → ∞ it ascends (1/β)·log E e^{βr}, between the mean reward (β → 0) and the largest. Of
+    rewards of 0 and 1 it is MaxRL's with 1/(e^β − 1) in the place of 1e-6, over β. Groups of equal
+    rewards have advantage 0.
+
+    Args:
+        rewards: any numbers, (P, G).
+        beta: β > 0, the risk sought; not the KL coefficient.
+
+    Raises:
+        ValueError: β is not positive.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta must be > 0 for advantages='rs-grpo'; got {beta}")
+
+    def risk_seeking(group: Tensor) -> Tensor:
+        if (group == group[0]).all():
+            return torch.zeros_like(group)
+        # The largest reward is taken out of the exponent, and cancels.
+        weight = (beta * (group - group.max())).exp()
+        return (weight / weight.mean() - 1) / beta
+
+    return _scored(rewards, risk_seeking)
+
+
+def unlikeliness(rewards: Tensor, *, mean_logps: Tensor, weight: float = 0.25) -> Tensor:
+    """GRPO of r·(1 − w·rank/G), rank 0 the least likely of the group (arXiv 2506.02355, code).
+
+    Likelihood is the mean of log π_old over the completion's tokens; ranks run over right and wrong
+    completions alike, so an unlikely right one earns up to 1/(1 − w) as much as a likely one. In a
+    group that is all right the ranks alone would be divided by their own deviation, so it gets
+    advantage 0, as the published script drops it.
+
+    Args:
+        rewards: any numbers, (P, G).
+        mean_logps: mean token log π_old, nats, (P, G).
+        weight: w in [0, 1]; 0 is GRPO.
+
+    Raises:
+        ValueError: the weight is out of range.
+    """
+    if not 0 <= weight <= 1:
+        raise ValueError(f"weight must be in [0, 1] for advantages='unlikeliness'; got {weight}")
+
+    def ranked(group: Tensor, logps: Tensor) -> Tensor:
+        if (group == group[0]).all():
+            return torch.zeros_like(group)
+        rank = logps.argsort(stable=True).argsort().to(group.dtype)
+        return _standardised(group * (1 - weight * rank / len(group)))
+
+    return _scored(rewards, ranked, mean_logps)
+
+
+def _standardised(group: Tensor) -> Tensor:
+    """(r − mean) / (σ + ε) of one group, 0 for a single completion."""
+    if len(group) < 2:
+        return torch.zeros_like(group)
+    return (group - group.mean()) / (group.std() + GRPO_EPSILON)
+
+
+def _scored(rewards: Tensor, of_group: Callable[..., Tensor], *others: Tensor) -> Tensor:
+    """`of_group` of each group's rewards that are not nan, float64, and of the same entries of
+    `others`; 0 elsewhere.
+    """
+    result = torch.zeros_like(rewards)
+    for row, group in enumerate(rewards):
+        scored = ~group.isnan()
+        if scored.any():
+            given = (values[row][scored].double() for values in others)
+            result[row, scored] = of_group(group[scored].double(), *given).to(rewards.dtype)
+    return result
+
+
+def _by_count(
+    rewards: Tensor, name: str, weights: Callable[[int, int], tuple[float, float]]
+) -> Tensor:
+    """The advantages of a rule that reads no more of a group than its size and how many are right.
+
+    Args:
+        rewards: (P, G).
+        name: of the rule.
+        weights: (n, c) -> advantage of a right and of a wrong completion.
+    """
+    others = rewards[~((rewards == 0) | (rewards == 1) | rewards.isnan())]
+    if len(others):
+        raise ValueError(
+            f"advantages={name!r} counts right answers, so every reward must be 0 or 1; got "
+            f"{others[0].item():g}; use one reward of 0 and 1 (or weights that add up to it), or "
+            "advantages='rs-grpo', which takes any reward"
+        )
+
+    def of_group(group: Tensor) -> Tensor:
+        right, wrong = weights(len(group), int(group.sum()))
+        return torch.where(group == 1, right, wrong).to(group.dtype)
+
+    return _scored(rewards, of_group)
+
+
+def _checked_k(rule: str, rewards: Tensor, k: int | None, *, most: int, name: str = "k") -> int:
+    size = rewards.shape[1]
+    k = size // 2 if k is None else k
+    if not isinstance(k, int) or not 1 <= k <= most:
+        raise ValueError(
+            f"{name} must be a whole number from 1 to {most} for advantages={rule!r} in groups of "
+            f"{size}; got {name}={k}; lower it, or raise num_generations"
+        )
+    return k

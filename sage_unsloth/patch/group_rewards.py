@@ -1,0 +1,193 @@
+"""Advantages by another rule than GRPO's, from the rewards of all processes.
+
+TRL centres and divides the rewards of a group inside `_generate_and_score_completions`, and a group
+of equal rewards has lost them by then. So the rewards are taken where `_calculate_rewards` returns
+them, gathered from every process, and the batch's `advantages` are replaced by the rule's for this
+process's rows. Before that, TRL's own advantages are computed once more from the same rewards and
+compared with the batch's: rows in another order, or rewards that something changed on the way, are
+a `ContractError`.
+
+With several reward functions the rule reads what TRL reads, the weighted sum. `scale_rewards` says
+how TRL's advantages are divided and has no effect on a rule's. Evaluation keeps TRL's.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.advantage_rules import RULES, AdvantageRule
+from sage_unsloth.objective.group_advantages import GRPO_EPSILON
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.unsloth_names import ContractError
+
+BATCH, GRADE = "_generate_and_score_completions", "_calculate_rewards"
+SCORE = "_get_per_token_logps_and_entropies"
+RULE = "_sage_unsloth_rule"
+"""Ours, on the trainer: the rule while one is in force."""
+DEAD = "advantages/dead_groups"
+
+
+@contextmanager
+def rule_advantages(trainer: Any, rule: AdvantageRule) -> Iterator[None]:
+    """While open, the advantages of each rollout batch of training are the rule's.
+
+    Logged for each batch as `advantages/dead_groups`: the share of groups whose advantages are all
+    0 under the rule. Unsloth's `frac_reward_zero_std` stays the share of groups of equal rewards,
+    from which a rule may learn.
+
+    Args:
+        trainer: Unsloth's generated `GRPOTrainer`.
+        rule: "grpo" replaces nothing.
+
+    Raises:
+        ValueError: a reward that the rule does not take.
+        ContractError: the batch's advantages are not those of its rewards.
+    """
+    if rule.is_grpo:
+        yield
+        return
+    generate = getattr(trainer, BATCH)
+
+    def generated(inputs: Any) -> dict[str, Any]:
+        if not trainer.model.training:
+            return generate(inputs)
+        graded: list[Tensor] = []
+        grade = getattr(trainer, GRADE)
+
+        def keeping(*args: Any, **kwargs: Any) -> Tensor:
+            graded.append(grade(*args, **kwargs))
+            return graded[-1]
+
+        with replaced(trainer, **{GRADE: keeping}):
+            batch = generate(inputs)
+        rewards = _checked_rewards(trainer, graded, batch)
+        advantages = _advantages(trainer, rule, rewards, batch)
+        first = trainer.accelerator.process_index * len(batch["advantages"])
+        own = advantages[first : first + len(batch["advantages"])]
+        batch["advantages"] = own.to(batch["advantages"])
+        _put_into_completions_table(trainer, advantages)
+        of_groups = (advantages.view(-1, trainer.num_generations) == 0).all(1)
+        trainer._metrics["train"][DEAD].append(of_groups.float().mean().item())
+        return batch
+
+    with replaced(trainer, **{BATCH: generated, RULE: rule}):
+        yield
+
+
+def total_rewards(trainer: Any, rewards: Tensor) -> Tensor:
+    """What advantages are taken of: the weighted sum of the functions' rewards, nan where none gave
+    one, (B,).
+
+    Args:
+        rewards: of each completion and function, (B, F).
+    """
+    totals = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
+    return torch.where(rewards.isnan().all(1), torch.nan, totals)
+
+
+def dead_groups(trainer: Any, rewards: Tensor) -> list[int]:
+    """The groups that teach nothing under the rule that is in force on the trainer, by number.
+
+    Args:
+        rewards: `total_rewards`, those of a prompt side by side, (B,).
+    """
+    rule = vars(trainer).get(RULE) or AdvantageRule("grpo", RULES["grpo"])
+    state = trainer.state
+    taught = rule.teaches(
+        rewards.view(-1, trainer.num_generations),
+        step=state.global_step,
+        max_steps=max(state.max_steps, 1),
+    )
+    return (~taught).nonzero().flatten().tolist()
+
+
+def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) -> Tensor:
+    """The rewards of all processes that the batch's advantages were computed of, (B·processes,)."""
+    rows = len(batch["advantages"]) * trainer.accelerator.num_processes
+    expected = (rows, len(trainer.reward_funcs))
+    if [tuple(rewards.shape) for rewards in graded] != [expected]:
+        raise ContractError(
+            f"{BATCH} must call {GRADE} once, for the rewards of all processes",
+            found=[tuple(rewards.shape) for rewards in graded],
+            expected=[expected],
+        )
+    rewards = total_rewards(trainer, graded[0])
+    first = trainer.accelerator.process_index * len(batch["advantages"])
+    of_trl = _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
+    of_trl = of_trl[first : first + len(batch["advantages"])]
+    found = batch["advantages"]
+    if not torch.allclose(found.float(), of_trl.to(found.device).float(), rtol=1e-3, atol=1e-4):
+        raise ContractError(
+            f"the advantages of {BATCH} must be those of the rewards of {GRADE}, in its order",
+            found=found.tolist(),
+            expected=of_trl.tolist(),
+        )
+    return rewards
+
+
+def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
+    """TRL's advantages of (B,) rewards."""
+    groups = rewards.view(-1, num_generations)
+    centred = groups - groups.nanmean(1, keepdim=True)
+    if scale != "none":
+        of = centred if scale == "group" else (rewards - rewards.nanmean()).unsqueeze(0)
+        count = (~of.isnan()).sum(1, keepdim=True)
+        deviation = (of.square().nansum(1, keepdim=True) / (count - 1)).sqrt()
+        centred = centred / (deviation + GRPO_EPSILON)
+    return centred.flatten().nan_to_num(nan=0.0)
+
+
+def _advantages(
+    trainer: Any, rule: AdvantageRule, rewards: Tensor, batch: dict[str, Any]
+) -> Tensor:
+    """The rule's, of all processes, (B·processes,)."""
+    signals: dict[str, Any] = {
+        "step": trainer.state.global_step,
+        "max_steps": max(trainer.state.max_steps, trainer.args.max_steps, 1),
+    }
+    shape = (-1, trainer.num_generations)
+    if "mean_logps" in rule.needs:
+        own = mean_logps(trainer, batch)
+        signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
+    return rule(rewards.view(shape), **signals).flatten()
+
+
+@torch.no_grad()
+def mean_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """Mean token log π_old of each completion of a rollout batch, nats, (B,): what the batch has,
+    or one more scoring by the policy as it is, which has drawn the batch.
+    """
+    mask = batch["completion_mask"]
+    logps = batch.get("old_per_token_logps")
+    if logps is None:
+        score: Callable = getattr(trainer, SCORE)
+        logps = score(
+            trainer.model,
+            torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+            torch.cat([batch["prompt_mask"], mask], 1),
+            mask.shape[1],
+            batch_size=trainer.args.per_device_train_batch_size,
+        )[0]
+    # Unsloth shifts each row left by its padding, and keeps T + the largest such padding columns.
+    left_pad = batch["prompt_mask"].shape[1] - batch["prompt_mask"].sum(1)
+    start = logps.shape[1] - mask.shape[1] - left_pad
+    if (start < 0).any():
+        raise ContractError(
+            f"{SCORE} must return its log-probs by rows that are shifted left by their padding",
+            found=tuple(logps.shape),
+            expected=f"at least {mask.shape[1] + int(left_pad.max())} columns",
+        )
+    columns = start.unsqueeze(1) + torch.arange(mask.shape[1], device=mask.device)
+    tokens = torch.where(mask.bool(), logps.float().gather(1, columns.to(logps.device)), 0.0)
+    return tokens.sum(1) / mask.sum(1).clamp(min=1)
+
+
+def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:
+    """In the place of TRL's, which it has just appended."""
+    logged = trainer._logs["advantages"]
+    for _ in range(min(len(advantages), len(logged))):
+        logged.pop()
+    logged.extend(advantages.tolist())

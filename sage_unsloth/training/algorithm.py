@@ -1,0 +1,99 @@
+"""What an algorithm is: a row of settings and a guide."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sage_unsloth.objective.advantage_rules import advantage_rule
+from sage_unsloth.objective.choices import UNDECIDED, check_choices
+from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
+SETTINGS = (
+    "loss_type",
+    "scale_rewards",
+    "advantages",
+    "entropy_coef",
+    "epsilon_high",
+    "beta",
+    "kl_estimator",
+    "credit",
+)
+"""The fields of an algorithm that are settings of `RlvrConfig`; its guide is the other choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """What one algorithm sets; everything else of a run (data, seeds, sampling, learning rate) is
+    the run's own.
+
+    Attributes:
+        name: as given to `--algorithm`.
+        description: one line: which gradient it has, or what a comparison with it isolates.
+        paper_row: its row in the paper's tables; None where they have none.
+        loss_type: how token losses are reduced.
+        scale_rewards: what advantages are divided by ("group": the standard deviation of the
+            prompt's rewards; "none").
+        advantages: the rule that makes advantages of a group's rewards
+            (`sage_unsloth.objective.advantage_rules`).
+        entropy_coef: weight of an entropy bonus.
+        epsilon_high: upper clip of the importance ratio.
+        beta: KL coefficient β; 0 drops the KL term.
+        kl_estimator: the KL penalty, one of `sage_unsloth.objective.kl.KL_ESTIMATORS`.
+        credit: "token", the paper's loss, or "sequence", the gradient of Eq. 6
+            (`sage_unsloth.objective.credit.sequence_credit`).
+        guide: shapes the KL anchor; None is q = 1.
+
+    Raises:
+        ValueError: an unknown loss type, rule, estimator or credit, or a guide, penalty or credit
+            of ours without its KL term.
+        TypeError: `guide` is not a guide.
+    """
+
+    name: str
+    description: str
+    paper_row: str | None = None
+    loss_type: str = RlvrConfig.loss_type
+    scale_rewards: str = RlvrConfig.scale_rewards
+    advantages: str = RlvrConfig.advantages
+    entropy_coef: float = RlvrConfig.entropy_coef
+    epsilon_high: float = RlvrConfig.epsilon_high
+    beta: float = RlvrConfig.beta
+    kl_estimator: str = RlvrConfig.kl_estimator
+    credit: str = RlvrConfig.credit
+    guide: Guide | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
+        advantage_rule(self.advantages)
+        self._check_choices()
+
+    def _check_choices(self, teacher: Any = UNDECIDED) -> None:
+        check_choices(
+            guide=self.guide,
+            beta=self.beta,
+            kl_estimator=self.kl_estimator,
+            credit=self.credit,
+            teacher=teacher,
+        )
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Algorithm":
+        """This algorithm under settings of a run, judged before data, plan or model are loaded.
+
+        Args:
+            settings: fields of `RlvrConfig`. Those in `SETTINGS` take the place of the algorithm's
+                own, `teacher` must suit its guide, and all others are the run's affair.
+
+        Raises:
+            ValueError: they contradict each other, the guide, or the teacher.
+        """
+        own = {name: value for name, value in settings.items() if name in SETTINGS}
+        changed = replace(self, **own)
+        changed._check_choices(teacher=settings.get("teacher") or None)
+        return changed
+
+    def configure(self, config: RlvrConfig) -> RlvrConfig:
+        """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""
+        return replace(config, **{name: getattr(self, name) for name in SETTINGS})

@@ -1,0 +1,144 @@
+"""What the pages show runs: Python blocks are executed, commands parse, the site builds."""
+
+import ast
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import sage_unsloth
+from sage_unsloth.__main__ import make_parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOT_RUN = "<!-- not run here: "
+
+
+def blocks(page: Path, language: str) -> list[tuple[str, str]]:
+    """Code of a page with the line above it."""
+    pattern = rf"([^\n]*)\n```{language}\n(.*?)^```"
+    return re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def with_blocks(language: str) -> list:
+    pages = [page for page in PAGES if blocks(page, language)]
+    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages]
+
+
+@pytest.mark.parametrize("page", with_blocks("python"))
+def test_python_blocks_run_in_their_order(page, request, tmp_path, monkeypatch):
+    run = [code for above, code in blocks(page, "python") if not above.startswith(NOT_RUN)]
+    if any("load_unsloth" in code for code in run):
+        request.getfixturevalue("unsloth_module")
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    for code in run:
+        exec(compile(code, str(page), "exec"), namespace)
+    if page.name == "README.md":
+        logged = namespace["trainer"].state.log_history
+        assert [entry["step"] for entry in logged if "sage/guide_mean" in entry] == [1, 2]
+
+
+@pytest.mark.parametrize("page", with_blocks("python"))
+def test_blocks_that_are_not_run_import_what_exists(page):
+    for above, code in blocks(page, "python"):
+        if not above.startswith(NOT_RUN):
+            continue
+        for statement in ast.walk(ast.parse(code)):
+            if isinstance(statement, ast.ImportFrom) and "sage_unsloth" in (statement.module or ""):
+                module = importlib.import_module(statement.module or "")
+                for alias in statement.names:
+                    assert hasattr(module, alias.name), f"{statement.module}.{alias.name}"
+
+
+@pytest.mark.parametrize("page", with_blocks("bash"))
+def test_commands_parse(page, capsys):
+    parser = make_parser()
+    for _, code in blocks(page, "bash"):
+        for line in code.replace("\\\n", " ").splitlines():
+            for command in re.split(r"&&|\|", line.split("  #")[0]):
+                words = shlex.split(command, comments=True)
+                check_command(parser, words, capsys)
+
+
+def check_command(parser, words: list[str], capsys) -> None:
+    if "-m" in words and words[words.index("-m") + 1].startswith("sage_unsloth"):
+        at = words.index("-m") + 1
+        assert importlib.util.find_spec(words[at]), words
+        if words[at] == "sage_unsloth":
+            try:
+                parser.parse_args(words[at + 1 :])
+            except SystemExit as end:  # 0 after --help
+                assert not end.code, f"{shlex.join(words)}: {capsys.readouterr().err[-300:]}"
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script and words[0].endswith("python"):
+        assert (ROOT / script).exists(), script
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site as `.ci/run` builds it: a warning is an error."""
+    out = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", out],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr[-3000:]
+    return out
+
+
+def public_names() -> set[str]:
+    """The lazy exports of each room, at run time."""
+    found = set()
+    for init in (ROOT / "sage_unsloth").glob("*/__init__.pyi"):
+        room = importlib.import_module(f"sage_unsloth.{init.parent.name}")
+        found |= {f"{room.__name__}.{name}" for name in room.__all__}
+    return found
+
+
+@pytest.mark.slow
+def test_the_site_has_every_public_name(site):
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    described = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}
+    assert public_names() - described == set(), "give these a docstring"
+    listed = (site / "api" / "root.html").read_text()
+    missing = [name for name in sage_unsloth.__all__ if f">{name}</span>" not in listed]
+    assert missing == []
+
+
+class Sources(HTMLParser):
+    """What a page loads, and images without words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.remote, self.unnamed = [], []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        loaded = values.get("src") or (values.get("href") if tag == "link" else None) or ""
+        if re.match(r"(https?:)?//", loaded) and values.get("rel") != "canonical":
+            self.remote.append(loaded)
+        if tag == "img" and not values.get("alt"):
+            self.unnamed.append(values.get("src"))
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        sources = Sources()
+        sources.feed(page.read_text())
+        assert sources.remote == [], page.name
+        assert sources.unnamed == [], page.name
