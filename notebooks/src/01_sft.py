@@ -117,7 +117,8 @@ model.print_trainable_parameters()
 
 # %%
 from sage_unsloth.figures import show_table
-from sage_unsloth.problems.corpora import hold_out, sft_corpus
+from sage_unsloth.problems.corpora import sft_corpus
+from sage_unsloth.problems.held_out import hold_out
 
 corpus = sft_corpus(tokenizer, MAX_LENGTH, data=DATA, path=DATA_FILE)
 rows, held_out = hold_out(corpus.rows, min(HELD_OUT, len(corpus.rows) // 4))

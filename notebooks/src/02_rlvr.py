@@ -171,7 +171,7 @@ guide = BranchGuide(ratio=0.3, threshold=1.2)
 # nothing; many of them call for easier problems, more SFT or more completions of a prompt.
 
 # %%
-from sage_unsloth.problems.corpora import spread
+from sage_unsloth.problems.held_out import spread
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.preflight import signal
