@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sage_unsloth.__main__ import main
 from sage_unsloth.evaluation.named_models import parse_model
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import RandomGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.problems import arithmetic
@@ -120,6 +122,19 @@ def test_the_best_adapter_is_kept_and_can_be_evaluated(evaluated):
     spec = parse_model(f"best={folder / 'best'}")
     assert spec.adapter == str(folder / "best")
     assert spec.path == json.loads((folder / "run.json").read_text())["model_path"]
+
+
+def test_the_best_adapter_can_be_exported(evaluated, plain, tmp_path):
+    folder = evaluated.parent
+    assert read_run(folder).adapter == evaluated
+    assert read_run(folder, which="best").adapter == folder / "best"
+    out = tmp_path / "export"
+    export = ["export", str(folder), "--to", "adapter", "--which", "best", "--out", str(out)]
+    if json.loads((folder / "best" / "evaluation.json").read_text())["step"]:
+        assert main(export) == 0
+        assert equal(out, folder / "best")
+    with pytest.raises(ValueError, match=r"none in .*--set eval_steps=50"):
+        read_run(plain.parent, which="best")
 
 
 class Killed(BaseException):
