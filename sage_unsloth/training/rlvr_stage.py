@@ -43,7 +43,8 @@ from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
+from sage_unsloth.sampling.engines import Engine, TransformersEngine
+from sage_unsloth.sampling.vllm_engine import VllmEngine
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
