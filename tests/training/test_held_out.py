@@ -145,15 +145,17 @@ class Killed(BaseException):
 @pytest.mark.parametrize("evaluation", [0, 4, 5])
 def test_killed_in_an_evaluation(merged, evaluated, tmp_path, monkeypatch, how, evaluation):
     """Resumed, it ends as the run that was left alone; a signal loses no step."""
-    draw = TransformersEngine.draw
+    stream = TransformersEngine.stream
     config = replace(EVALUATED, save_steps=3)
 
-    def dies(self, prompts, seeds, sampling):
-        if list((tmp_path / "held-out").glob(f"step-{evaluation:06d}.settings.json")):
+    def dies(self, *arguments):
+        drawn = stream(self, *arguments)
+        if (tmp_path / "held-out" / f"step-{evaluation:06d}.settings.json").exists():
+            yield next(drawn)
             raise how
-        return draw(self, prompts, seeds, sampling)
+        yield from drawn
 
-    monkeypatch.setattr(TransformersEngine, "draw", dies)
+    monkeypatch.setattr(TransformersEngine, "stream", dies)
     with pytest.raises(how):
         rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
     monkeypatch.undo()
