@@ -100,7 +100,7 @@ class Wandb:
 
     def close(self) -> None:
         """Ends the run, and its process."""
-        self.run.finish(quiet=True)
+        self.run.finish()
 
 
 class Tracked:

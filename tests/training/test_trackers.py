@@ -98,7 +98,8 @@ def wandb_records(file):
 
 
 def test_wandb_is_offline_and_has_the_runs_own_names(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "")  # so that what the run sets is undone
+    monkeypatch.delenv("WANDB_MODE")
     feed("wandb", tmp_path)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     history, config = {}, {}
