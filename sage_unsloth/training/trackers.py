@@ -82,6 +82,7 @@ class Wandb:
             project=os.environ.get("WANDB_PROJECT", "sage_unsloth"),
             name=folder.name,
             id=name[:12],
+            mode=os.environ["WANDB_MODE"],
             resume="allow" if os.environ["WANDB_MODE"] == "online" else None,
             dir=str(folder),
             config=record["settings"],

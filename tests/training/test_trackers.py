@@ -101,6 +101,9 @@ def test_wandb_is_offline_and_has_the_runs_own_names(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "")  # so that what the run sets is undone
     monkeypatch.delenv("WANDB_MODE")
     feed("wandb", tmp_path)
+    import wandb
+
+    wandb.teardown()  # as at the end of the process: its service writes the rest
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     history, config = {}, {}
     for record in wandb_records(file):
