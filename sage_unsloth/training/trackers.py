@@ -6,6 +6,7 @@ write files, and W&B is offline unless you set `WANDB_MODE` yourself.
 """
 
 import hashlib
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,8 +73,7 @@ class Wandb:
     """
 
     def __init__(self, folder: Path) -> None:
-        import wandb
-
+        wandb: Any = importlib.import_module("wandb")
         os.environ.setdefault("WANDB_MODE", "offline")
         record = read_json(folder / "run.json")
         name = hashlib.sha256(f"{folder.name} {record['environment']['date']}".encode()).hexdigest()
