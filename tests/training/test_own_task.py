@@ -15,7 +15,7 @@ from sage_unsloth.prompts import prompt_format, render_prompt
 from sage_unsloth.runs.files import read_json, read_jsonl
 
 ANSWER = ["--answer-pattern", "#### (.+)"]
-LENGTHS = ["--set", "max_prompt_length=96", "max_completion_length=16"]
+LENGTHS = ["--set", "max_prompt_length=200", "max_completion_length=16"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def sft_run(gsm8k, tmp_path_factory, unsloth_module):
     out = str(tmp_path_factory.mktemp("runs") / "sft")
     command = ["sft", "--model", "arithmetic-base", "--out", out, "--smoke", "--held-out", "2"]
     command += ["--data", gsm8k, "--columns", "problem=question", "solution=answer", *ANSWER]
-    assert main([*command, "--tags", "think-answer"]) == 0
+    assert main([*command, "--tags", "think-answer", "--set", "max_length=400"]) == 0
     return out
 
 
