@@ -73,7 +73,7 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
 
 
 def test_an_export_carries_the_prompt_of_its_run(sft_run, tmp_path):
-    out = export(read_run(sft_run), tmp_path / "export", to="merged")
+    out = export(read_run(sft_run), "merged", tmp_path / "export")
     prompt = prompt_format(None, ["think-answer"])
     assert choose_format(out) == prompt
     assert render_prompt(load_tokenizer(out), "1+1=?") == (
