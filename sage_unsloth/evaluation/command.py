@@ -215,10 +215,10 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 def reading_options(options: argparse.Namespace) -> "ReadingOptions":
     """What `add_log_options` asks for."""
-    from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_same
+    from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_pairs
 
     return ReadingOptions(
-        metrics=options.metric, regrade=options.regrade, same=parse_same(options.same)
+        metrics=options.metric, regrade=options.regrade, same=parse_pairs(options.same)
     )
 
 

@@ -24,7 +24,7 @@ from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchm
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER
-from sage_unsloth.prompts import PROJECT_PROMPT
+from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_choice import choose_rollouts
@@ -325,10 +325,12 @@ def _draw_sets(
                     prompt=spec.prompt or PROJECT_PROMPT,
                     bar=bar,
                 )
-                texts = {row["id"]: row["problem"] for row in benchmark.rows}
+                texts = {row["id"]: turns_of(row)[-1]["content"] for row in benchmark.rows}
                 keep_texts(files[number, benchmark.name], texts)
                 one = record_set(records, spec.name, benchmark.name, asdict(config))
-                sets[number, benchmark.name] = replace(one, texts=texts)
+                sets[number, benchmark.name] = replace(
+                    one, texts=texts, provenance=benchmark.provenance
+                )
             del loaded  # its memory is needed for the next one
     finally:
         if bar is not None:

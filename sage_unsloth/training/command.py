@@ -37,7 +37,7 @@ def _sft(options: argparse.Namespace) -> int:
     from sage_unsloth.training.recipes import run_sft
     from sage_unsloth.training.sft_stage import SftConfig
 
-    with _naming_options(SftConfig()):
+    with naming_options(SftConfig()):
         run_sft(
             options.out,
             model=options.model,
@@ -97,6 +97,12 @@ def add_train(commands: Any) -> None:
         "be given, and then the rewards are exactly those (default: answer)",
     )
     add_verifier(parser)
+    parser.add_argument(
+        "--eval-file",
+        metavar="FILE",
+        help="rows for the held-out curve (--set eval_steps=), in the columns of --path; without "
+        "it, rows of the data are held out",
+    )
     parser.set_defaults(act=_train)
 
 
@@ -110,7 +116,7 @@ def _train(options: argparse.Namespace) -> int:
     from sage_unsloth.training.recipes import run_rlvr
     from sage_unsloth.training.rlvr_config import RlvrConfig
 
-    with first_process_speaks(), _naming_options(RlvrConfig()):
+    with first_process_speaks(), naming_options(RlvrConfig()):
         run_rlvr(
             options.out,
             algorithm=options.algorithm,
@@ -121,6 +127,7 @@ def _train(options: argparse.Namespace) -> int:
             limit=options.limit,
             memory=options.memory,
             force=options.force,
+            eval_file=options.eval_file,
             rewards=options.rewards,
             verifier=options.verifier,
             allow_unconfined=options.allow_unconfined,
@@ -180,7 +187,7 @@ def _settings(options: argparse.Namespace, defaults: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _naming_options(defaults: Any) -> Iterator[None]:
+def naming_options(defaults: Any) -> Iterator[None]:
     """Inside, what an error says to set ("; set beta=0.05, or …") is written as the option."""
     names = "|".join(field.name for field in fields(defaults))
     try:

@@ -154,6 +154,7 @@ def run_rlvr(
     verifier: Checker | str | Callable[[str, str], Any] | None = None,
     allow_unconfined: bool = False,
     callbacks: Sequence[Any] = (),
+    eval_file: str | Path | None = None,
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -170,6 +171,8 @@ def run_rlvr(
         smoke: a run of seconds that only shows that everything works.
         force: train also where the preflight finds nothing to learn from; `smoke` implies it.
         rewards, callbacks: see `rlvr`.
+        eval_file: rows for the held-out curve, in the columns of `path`; None holds rows of the
+            data out.
         verifier, allow_unconfined: what makes an answer right, as `verifiers.get_verifier` takes
             them; None for that of the data, `math` but for tasks of reasoning-gym.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
@@ -205,14 +208,16 @@ def run_rlvr(
     if gib is not None:
         check_fits(setup, gib)
     data = data or _default_data(point.preset, path, "dapo")
-    found = rl_rows(
-        data=data,
-        path=path,
-        limit=limit,
-        columns=columns,
-        verifier=checker,
-        answered=any(reward.function is None for reward in asked),
-    )
+    reading: dict[str, Any] = {
+        "columns": columns,
+        "verifier": checker,
+        "answered": any(reward.function is None for reward in asked),
+    }
+    found = rl_rows(data=data, path=path, limit=limit, **reading)
+    for_curve = None
+    if eval_file is not None:
+        of_curve = _default_data(point.preset, eval_file, "dapo")
+        for_curve = rl_rows(data=of_curve, path=eval_file, **reading)
     check_fills_a_step(config, len(found.rows))
     check_judges(asked, found.checker, found.rows)
     if rank() == 0:
@@ -232,6 +237,12 @@ def run_rlvr(
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
+    held_out = None
+    if for_curve is not None:
+        kept = rl_corpus(tokenizer, config.max_prompt_length, limit=None, found=for_curve)
+        held_out = kept.rows
+        _show(f"\nHeld-out rows, of {eval_file}:\n")
+        _show(kept.table())
     _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
         config,
@@ -241,6 +252,7 @@ def run_rlvr(
         algorithm.guide,
         algorithm.name,
         adapter=point.adapter,
+        held_out=held_out,
         callbacks=callbacks,
         force=force or smoke,
         rewards=asked,
@@ -249,7 +261,9 @@ def run_rlvr(
     metrics = read_metrics(out)
     if rank() == 0:
         note = f"{point.preset.name}, seed {config.seed}; thin: each step, thick: moving average"
-        plot_training({algorithm.name: metrics}, Path(out) / "training.png", note)
+        plot_training(
+            {algorithm.name: read_metrics(out, first=0)}, Path(out) / "training.png", note
+        )
         _show_outcome(Path(out), metrics)
         _show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "

@@ -168,7 +168,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
             # Padding and truncation are the trainer's to set in its own.
             trainer = _trainer(config, model, copy.deepcopy(tokenizer), rows, folder)
             with finite_only(trainer):
-                train(trainer, folder, "SFT", resume=resume)
+                train(trainer, folder, "SFT", resume=resume, report_to=config.report_to)
             model = trainer.model
             model.config.use_cache = use_cache  # training turns it off
         with whole_folder(adapter) as partial:
