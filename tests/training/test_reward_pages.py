@@ -40,6 +40,7 @@ def follow(tmp_path, monkeypatch):
     return do
 
 
+@pytest.mark.slow
 def test_the_page_on_rewards(follow, unsloth_module):
     assert follow("own_reward.md") == ["train"]
     for row in read_jsonl("runs/two-rewards/completions.jsonl"):
@@ -49,6 +50,7 @@ def test_the_page_on_rewards(follow, unsloth_module):
     assert all("reward/brevity" in row for row in read_metrics("runs/two-rewards"))
 
 
+@pytest.mark.slow
 def test_the_page_on_verifiers(follow, unsloth_module, capsys):
     assert follow("verifiers.md") == ["train", "evaluate", "train"]
     run = json.loads(Path("runs/code/run.json").read_text())["settings"]
