@@ -42,7 +42,7 @@ from sage_unsloth.training.outcomes import (
     evaluation_command,
 )
 from sage_unsloth.training.preflight import REPORT, SHARES
-from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_processes
+from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
@@ -221,6 +221,7 @@ def run_rlvr(
         known_columns = {"data": "dapo", "path": eval_file}
         for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
     check_fills_a_step(config, len(found.rows))
+    check_judges(asked, found.checker, found.rows)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
         if point.unmerged:

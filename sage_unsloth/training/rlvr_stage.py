@@ -19,7 +19,6 @@ from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward_functions import (
     Reward,
-    check_columns_of,
     get_rewards,
     recorded_rewards,
 )
@@ -52,15 +51,14 @@ from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
     check_golds,
+    check_judges,
     check_processes,
     check_prompt_lengths,
-    check_verifier,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_trainer import (
     extra_metrics,
     make_trainer,
-    trainer_row,
     warn_if_untrained,
 )
 from sage_unsloth.training.stage import (
@@ -141,7 +139,6 @@ def rlvr(
     if all(reward.function is not None for reward in asked):
         verifier = UNGRADED
     check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
-    check_columns_of(asked, trainer_row(rows[0]))
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
             "reference='base' trains on an adapter against the model without it, and "
@@ -150,7 +147,7 @@ def rlvr(
         )
     rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *kept], verifier)
-    check_verifier(verifier)
+    check_judges(asked, verifier, rows)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
