@@ -85,7 +85,7 @@ def named_path(text: str | Path) -> tuple[str | None, Path]:
 
 
 def read_log(path: Path, name: str | None = None) -> SampleLog:
-    """What the log holds.
+    """What the log holds, its problems named TASK/ID.
 
     Args:
         path: of a log, as `tool_of` knows it.
@@ -111,7 +111,10 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
             f"{path} has {sorted(set(counts.values()))}, the fewest of {fewest!r}; "
             "let its tool complete the run"
         )
-    return dataclasses.replace(log, model=name or log.model)
+    records = [
+        record | {"problem_id": f"{log.task}/{record['problem_id']}"} for record in log.records
+    ]
+    return dataclasses.replace(log, model=name or log.model, records=records)
 
 
 def log_sets(
