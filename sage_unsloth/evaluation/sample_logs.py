@@ -131,7 +131,7 @@ def log_sets(
         ValueError: no metric that can be read, or problems that are not those of a set on the same
             benchmark.
     """
-    known = {one.benchmark: (one.golds, one.grader) for one in reversed(ours)}
+    known = {one.benchmark: (_in_order(one), one.grader) for one in reversed(ours)}
     _refuse_unused(logs, options)
     sets = []
     for log in logs:
@@ -154,6 +154,12 @@ def log_sets(
         known.setdefault(benchmark, (one.golds, by if options.regrade else ""))
         sets.append(one)
     return sets
+
+
+def _in_order(one: RecordSet) -> dict[str, str]:
+    """problem -> gold in the order of the benchmark, which its texts keep; else as it was drawn."""
+    names = one.texts if one.golds.keys() <= one.texts.keys() else one.golds
+    return {name: one.golds[name] for name in names if name in one.golds}
 
 
 def chosen_metric(log: SampleLog, wanted: Sequence[str] = ()) -> str:

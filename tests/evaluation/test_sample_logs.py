@@ -151,6 +151,11 @@ def test_problems_are_put_together_by_order_and_golds():
     (theirs,) = log_sets([read_log(ARCHIVE)], [mine], ReadingOptions())
     assert theirs.problems == mine.problems and dict(theirs.golds) == dict(mine.golds)
     assert set(theirs.texts) == set(mine.problems)
+    # A set that was drawn in another order has the benchmark's in its texts.
+    turned = ours(list(mine.golds)[::-1], list(mine.golds.values())[::-1])
+    texts = dict.fromkeys(mine.golds, "?")
+    (again,) = log_sets([read_log(ARCHIVE)], [replace(turned, texts=texts)], ReadingOptions())
+    assert again.problems == mine.problems
     (regraded,) = log_sets([read_log(ARCHIVE)], [mine], ReadingOptions(regrade=True))
     assert regraded.grader == mine.grader
 
