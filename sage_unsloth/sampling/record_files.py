@@ -177,3 +177,8 @@ def _refuse_other_prompts(path: Path, known: Mapping[str, str], digests: Mapping
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def records_schema() -> dict[str, Any]:
+    """The JSON Schema of a line of a record set, `records.schema.json`."""
+    return read_json(Path(__file__).with_name("records.schema.json"))
