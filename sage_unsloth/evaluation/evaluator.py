@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engines
-from sage_unsloth.evaluation.pace import estimate
+from sage_unsloth.evaluation.pace import before_first_report, estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
@@ -308,7 +308,8 @@ def _draw_sets(
                 lacking = [b for b in benchmarks if missing[number, b.name]]
                 if lacking:
                     with engine_errors(spec.name):
-                        show(estimate(loaded, lacking[0], config, left))
+                        first = before_first_report(missing, benchmarks, config)
+                        show(estimate(loaded, lacking[0], config, left, first))
                 bar = progress(total=total, initial=total - left, unit="completion")
             for benchmark in benchmarks:
                 bar.set_description(f"{spec.name} on {benchmark.name}")
