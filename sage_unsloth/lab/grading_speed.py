@@ -1,4 +1,4 @@
-"""Measures what evaluation costs: grading, and a random stream for each row.
+"""Measures what grading costs, beside math-verify called for one answer after another.
 
     python -m sage_unsloth.lab.grading_speed --out data/results/grading
 
@@ -30,8 +30,8 @@ from sage_unsloth.runs.record import environment
 SAMPLES, INTEGERS, FRACTIONS, OTHERS = 256, 175, 23, 36
 # Completions that the baseline is timed on: whole samples, and whole problems.
 BASELINE = {
-    "by sample": 16 * (INTEGERS + FRACTIONS + OTHERS),
-    "by problem": (INTEGERS + FRACTIONS + OTHERS) // 3 * SAMPLES,
+    "by sample": 4 * (INTEGERS + FRACTIONS + OTHERS),
+    "by problem": (INTEGERS + FRACTIONS + OTHERS) // 6 * SAMPLES,
 }
 
 LATEX = [r"%d\sqrt{%d}", r"(%d, %d)", r"[%d, %d)", r"%d + %d i", r"%dx^2 + %dx",
@@ -121,80 +121,6 @@ def time_grading(distinct: int, order: str) -> dict:
     }
 
 
-def time_sampling(num_problems: int = 16, num_samples: int = 64, batch: int = 512) -> dict:
-    """A stream per row against `generate`'s own sampling, on the tiny base, in seconds.
-
-    And how often the batch changes a completion.
-    """
-    import torch
-
-    from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-    from sage_unsloth.models.loading import load_policy
-    from sage_unsloth.problems import arithmetic
-    from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
-    from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
-
-    torch.set_num_threads(1)
-    engine = TransformersEngine(*load_policy(data_folder() / BASE_MODEL))
-    config = SamplingConfig(temperature=1.0, min_p=0.0, max_completion_length=48)
-    rows = arithmetic.problems("test")[:num_problems]
-    pairs = [(row, sample) for row in rows for sample in range(num_samples)]
-    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row, _ in pairs]
-    seeds = [sample_seed(0, row["id"], sample) for row, sample in pairs]
-
-    def ours(order: list[int], size: int) -> dict[int, str]:
-        texts = {}
-        for start in range(0, len(order), size):
-            chosen = order[start : start + size]
-            drawn = engine.draw([prompts[i] for i in chosen], [seeds[i] for i in chosen], config)
-            texts |= {i: completion.text for i, completion in zip(chosen, drawn, strict=True)}
-        return texts
-
-    def plain() -> None:
-        for start in range(0, len(pairs), batch):
-            inputs = engine.tokenizer.pad(
-                {"input_ids": prompts[start : start + batch]}, return_tensors="pt"
-            ).to(engine.model.device)
-            with torch.inference_mode():
-                engine.model.generate(
-                    **inputs,
-                    do_sample=True,
-                    temperature=1.0,
-                    top_p=1.0,
-                    top_k=0,
-                    max_new_tokens=48,
-                    suppress_tokens=[engine.tokenizer.pad_token_id],
-                    eos_token_id=engine.tokenizer.eos_token_id,
-                    pad_token_id=engine.tokenizer.pad_token_id,
-                )
-
-    order = list(range(len(pairs)))
-    ours(order[:batch], batch)  # warms up
-    plain()
-    seconds: dict[str, list[float]] = {"ours": [], "generate": []}
-    for _ in range(3):
-        for name, run in (("ours", lambda: ours(order, batch)), ("generate", plain)):
-            started = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - started)
-    together = ours(order, batch)
-    shuffled = random.Random(0).sample(order, len(order))
-    differing = {
-        "in batches of other sizes and orders": sum(
-            together[i] != text for i, text in ours(shuffled, 100).items()
-        ),
-        "alone": sum(together[i] != text for i, text in ours(shuffled[:128], 1).items()),
-    }
-    return {
-        "completions": len(pairs),
-        "ours_seconds": round(min(seconds["ours"]), 2),
-        "generate_seconds": round(min(seconds["generate"]), 2),
-        "ratio": round(min(seconds["ours"]) / min(seconds["generate"]), 3),
-        "completions_that_differ": differing | {"alone, of": 128},
-        "over vLLM on a GPU": "not measured",
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -213,7 +139,6 @@ def main() -> int:
             for order in ("by sample", "by problem")
             for distinct in (8, 24, 64)
         ],
-        "sampling": time_sampling(),
         "environment": environment(),
     }
     write_json(options.out / "evaluation.json", result)
