@@ -128,31 +128,10 @@ def from_grading() -> str:
     )
     header = ["answers come", "different answers to a problem", "answers", "ours, s"]
     header += ["`verify(parse, parse)`, s", "times as long", "grades that differ"]
-    lines = ["Seconds of CPU, the workers' included; the baseline is extrapolated from a part."]
+    lines = ["The baseline is extrapolated from a part."]
     listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
     lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
     return "\n\n".join([markdown(header, rows), *lines])
-
-
-def from_sampling() -> str:
-    """Seconds to draw on a CPU, filled places against batches of `generate`."""
-    rows = (
-        [
-            row["mix"],
-            f"{row['completions']}",
-            f"{row['tokens']['mean']:.0f} ({row['tokens']['longest']})",
-            f"{row['filled_seconds']:.1f}",
-            f"{row['batches_seconds']:.1f}",
-            f"{row['times_as_fast']:.2f}",
-            f"{row['stream_ratio']:.2f}",
-            f"{row['differ_from_batches']}, {row['differ_in_other_order_and_size']}",
-        ]
-        for row in read("sampling", "speed.json")["mixes"]
-    )
-    header = ["lengths", "completions", "tokens, mean (longest)", "filled places, s"]
-    header += ["batches, s", "times as fast", "batches / `generate`'s own sampling"]
-    header += ["completions that differ: from batches, in another order"]
-    return f"{markdown(header, rows)}\n\nSeconds of CPU on one thread, the tiny model in float32."
 
 
 def from_near_copies() -> str:
@@ -375,7 +354,6 @@ SOURCES: dict[str, Callable[[], str]] = {
     "frontier": from_frontier,
     "cost": from_cost,
     "grading-speed": from_grading,
-    "sampling-speed": from_sampling,
     "near-copies": from_near_copies,
     "coverage": from_coverage,
     "red-team": from_red_team,
