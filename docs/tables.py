@@ -128,16 +128,31 @@ def from_grading() -> str:
     )
     header = ["answers come", "different answers to a problem", "answers", "ours, s"]
     header += ["`verify(parse, parse)`, s", "times as long", "grades that differ"]
-    sampling, differ = result["sampling"], result["sampling"]["completions_that_differ"]
-    other = differ["in batches of other sizes and orders"]
-    lines = [
-        f"A stream for each row makes sampling {sampling['ratio']:.2f} times as long as "
-        f"`generate` alone; {other} of {sampling['completions']:,} completions differ in batches "
-        f"of other sizes and orders, {differ['alone']} of {differ['alone, of']} alone.",
-    ]
+    lines = ["The baseline is extrapolated from a part."]
     listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
     lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
     return "\n\n".join([markdown(header, rows), *lines])
+
+
+def from_near_copies() -> str:
+    """How many paraphrases and strangers are found at each threshold."""
+    result = read("overlap", "near_copies.json")
+    rows = (
+        [
+            f"{row['threshold']}" + (" (default)" if row["threshold"] == result["default"] else ""),
+            f"{row['recall']:.1%}",
+            f"{row['false_alarms']:.2%}",
+            f"{row['precision']:.1%}",
+        ]
+        for row in result["thresholds"]
+    )
+    note = (
+        f"{result['paraphrases']} paraphrases by rule of {result['files']['training']} among its "
+        f"{result['training']:,} rows; {result['strangers']:,} strangers of "
+        f"{result['files']['strangers']}."
+    )
+    header = ["threshold", "paraphrases found", "strangers found", "of the found, paraphrases"]
+    return f"{markdown(header, rows)}\n\n{note}"
 
 
 def from_coverage() -> str:
@@ -339,6 +354,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "frontier": from_frontier,
     "cost": from_cost,
     "grading-speed": from_grading,
+    "near-copies": from_near_copies,
     "coverage": from_coverage,
     "red-team": from_red_team,
     "reliability": from_reliability,
