@@ -44,6 +44,7 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
+from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
@@ -225,6 +226,7 @@ def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
+    settings |= own_code(job.guide, job.config.advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
     if job.verifier not in (MATH, UNGRADED):
