@@ -39,6 +39,7 @@ LATER: dict[str, Any] = {
     "patience": 0,
     "advantages": "grpo",
     "entropy_coef": 0.0,
+    "kl_in": "loss",
     "code": ANY,
 } | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""

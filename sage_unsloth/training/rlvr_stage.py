@@ -130,6 +130,7 @@ def rlvr(
         beta=config.beta,
         kl_estimator=config.kl_estimator,
         credit=config.credit,
+        kl_in=config.kl_in,
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
@@ -321,6 +322,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 job.guide,
                 kl_estimator=config.kl_estimator,
                 credit=config.credit,
+                kl_in=config.kl_in,
                 teacher=teacher,
                 advantages=config.advantages,
                 log_entropy=config.log_entropy,

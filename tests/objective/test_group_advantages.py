@@ -131,6 +131,14 @@ def test_pass_at_k_without_its_division_is_short_of_pass_at_k(p=0.3, n=8, k=4):
     assert total == pytest.approx((1 / k - 1 / n) * slope_of_pass_at_k(p, k))
 
 
+def test_less_kl_by_hand():
+    rewards, mask = torch.tensor([1.0, 0.0]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    logps = torch.tensor([[-1.0, -2.0, NAN], [-3.0, NAN, NAN]])
+    ref = torch.tensor([[-2.0, -2.5, 0.0], [-1.0, 0.0, 0.0]])
+    found = rules.less_kl(rewards, logps, ref, mask, beta=0.1)
+    assert found.tolist() == pytest.approx([1 - 0.1 * 1.5, 0.1 * 2.0])
+
+
 @pytest.mark.parametrize("rule", [rules.maxpo, rules.maxrl, rules.grpo, rules.rs_grpo])
 def test_these_advantages_sum_to_zero(rule):
     groups = torch.tensor([[1.0] * c + [0.0] * (8 - c) for c in range(9)], dtype=torch.float64)
