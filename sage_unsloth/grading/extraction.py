@@ -43,7 +43,7 @@ _OTHERS = ("<think>", "</think>")  # the tags of other models' working
 @functools.lru_cache(maxsize=64)
 def _marks(prompt: PromptFormat) -> tuple[dict[str, str], re.Pattern[str]]:
     """What each mark of a format does, and the pattern that finds them all."""
-    marks = dict.fromkeys(END_TOKENS, "end")
+    marks: dict[str, str] = dict.fromkeys(END_TOKENS, "end")
     if prompt.solution is not None:
         marks |= {prompt.solution[0]: "opens", prompt.solution[1]: "closes"}
     for start, end in {_OTHERS, prompt.reasoning or _OTHERS}:
