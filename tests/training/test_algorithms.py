@@ -124,7 +124,8 @@ def test_configure_changes_the_rows_settings_and_nothing_else():
 
 def test_an_unknown_name_is_answered_with_the_names():
     with pytest.raises(
-        ValueError, match=r"one of grpo, .*grpo-entropy; got 'SAGE_branch'.* mean 'sage-branch'"
+        ValueError,
+        match=r"one of grpo, .*entropy, or module:name .*got 'SAGE_branch'.* mean 'sage-branch'",
     ):
         get_algorithm("SAGE_branch")
     with pytest.raises(ValueError, match=r"got 'zzz'$"):
