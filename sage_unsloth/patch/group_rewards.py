@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.objective.advantage_rules import RULES, AdvantageRule
-from sage_unsloth.objective.group_advantages import GRPO_EPSILON, less_kl
+from sage_unsloth.objective.advantages import less_kl
+from sage_unsloth.objective.group_advantages import GRPO_EPSILON
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_names import ContractError
 

@@ -92,7 +92,7 @@ def guided_kl(
             token-level importance ratios, and all completions of a prompt in one micro-batch.
         kl_in: "loss", the paper's: a penalty at each token. "reward": β times the log-ratio of the
             whole completion to π_ref is taken from its reward, before advantages are made
-            (`group_advantages.less_kl`), and the loss has no KL term. It takes no guide.
+            (`advantages.less_kl`), and the loss has no KL term. It takes no guide.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
             without gradient.
