@@ -24,6 +24,7 @@ from sage_unsloth.lab.evidence import text as evidence_text
 from sage_unsloth.lab.frontier import text as frontier_text
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.planning.plan import what_fits
+from sage_unsloth.theory import advantage_sizes
 from sage_unsloth.theory.optima import guided_optimum, per_token_optimum
 from sage_unsloth.theory.support import own_guide_optimum, tree_example
 from sage_unsloth.theory.trees import edge_guide, guide_table
@@ -38,6 +39,12 @@ NOTE = "<!-- Generated: python docs/tables.py -->"
 def from_algorithms() -> str:
     """What each algorithm changes against plain GRPO."""
     return algorithms.markdown_table()
+
+
+def from_advantages() -> str:
+    """Groups that teach nothing under each rule, and the size of its advantages."""
+    rows = advantage_sizes.table()
+    return markdown(list(rows[0]), (row.values() for row in rows))
 
 
 def from_plan() -> str:
@@ -346,6 +353,7 @@ def read(*parts: str) -> dict:
 
 SOURCES: dict[str, Callable[[], str]] = {
     "algorithms": from_algorithms,
+    "advantages": from_advantages,
     "plan": from_plan,
     "theory": from_theory,
     "quickstart": from_quickstart,

@@ -41,6 +41,7 @@ from sage_unsloth.training.outcomes import (
     course,
     evaluation_command,
 )
+from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import REPORT, SHARES
 from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -224,6 +225,7 @@ def run_rlvr(
     check_judges(asked, found.checker, found.rows)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
+        known |= own_code(algorithm.guide, config.advantages)
         if point.unmerged:
             del known["model"]
         check_folder(out, known)

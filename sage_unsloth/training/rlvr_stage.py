@@ -47,6 +47,7 @@ from sage_unsloth.sampling.vllm_engine import VllmEngine
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
+from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
@@ -132,6 +133,7 @@ def rlvr(
         beta=config.beta,
         kl_estimator=config.kl_estimator,
         credit=config.credit,
+        kl_in=config.kl_in,
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
@@ -232,6 +234,7 @@ def _settings(job: _Job) -> dict[str, Any]:
     if job.held_out:
         settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
+    settings |= own_code(job.guide, job.config.advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
     if job.verifier not in (MATH, UNGRADED):
@@ -326,6 +329,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 job.guide,
                 kl_estimator=config.kl_estimator,
                 credit=config.credit,
+                kl_in=config.kl_in,
                 teacher=teacher,
                 advantages=config.advantages,
                 log_entropy=config.log_entropy,
