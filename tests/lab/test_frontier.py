@@ -348,7 +348,7 @@ def test_a_frontier_in_processes_of_its_own(smoke, capsys):
         ("grpo_beta-0.4_seed-101", 0.4, 2),
         ("grpo_max_steps-1_seed-101", 0.05, 1),
     ):
-        settings = json.loads((smoke / run / "run.json").read_text())["settings"]["config"]
+        settings = json.loads((smoke / run / "run.json").read_text())["settings"]
         assert (settings["beta"], settings["max_steps"], settings["seed"]) == (beta, steps, 101)
     made = make_report(json.loads((smoke / "records.json").read_text()))
     assert json.loads(json.dumps(made)) == report, "the report follows from the records alone"

@@ -126,6 +126,7 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
                 markerfacecolor=None if beyond else "white",
             )
         axis.set_title(title)
+        axis.locator_params(axis="x", nbins=5)
         axis.set_yticks(range(len(names)), names)
         axis.grid(axis="x", alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -54,11 +54,11 @@ def points_table(report: Mapping[str, Any]) -> list[list[str]]:
         if point == SFT:
             row += [""] * 3
         else:
-            row += [
-                cell(found["to_baseline"]["pass@1"], sign=True),
-                cell(found["to_sft"]["pass@k"], sign=True),
-                cell(found["to_baseline"]["pass@k"], sign=True) if point != BASELINE else "",
-            ]
+            first, many = (
+                "" if point == BASELINE else cell(found["to_baseline"][name], sign=True)
+                for name in ("pass@1", "pass@k")
+            )
+            row += [first, cell(found["to_sft"]["pass@k"], sign=True), many]
         rows.append(row)
     return rows
 
@@ -192,7 +192,10 @@ def _how_kept(report: Mapping[str, Any]) -> str:
 def summary(report: Mapping[str, Any]) -> str:
     """For a terminal: points, and what is kept."""
     points = points_table(report)
-    tables = [[[*row[:3], *row[6:8]] for row in points], [row[:4] for row in methods_table(report)]]
+    tables = [
+        [[*row[:3], *row[6:8]] for row in points],
+        [[*row[:3], *row[4:6]] for row in methods_table(report)],
+    ]
     texts = [
         table_text([dict(zip(rows[0], row, strict=True)) for row in rows[1:]]) for rows in tables
     ]
