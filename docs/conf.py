@@ -32,6 +32,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 # Notebooks write progress to stderr.
 nb_output_stderr = "remove"
+nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,12 @@ def test_the_readme_links_every_notebook_and_every_table_is_linked():
 def test_the_readme_is_short():
     readme = PAGES[0].read_text()
     assert len(readme.splitlines()) <= 200 and len(readme.split()) <= 1600
+
+
+def test_the_citation_names_the_version_of_the_package():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited and cited[1] == pyproject["project"]["version"]
 
 
 def test_the_architecture_has_every_room():

@@ -30,6 +30,16 @@ def public_names(stub: Path) -> dict[str, str]:
     return {name: origin.get(name, "") for name in names}
 
 
+def summary(room: str, name: str) -> str:
+    """The first paragraph of a public class's or function's docstring."""
+    module = public_names(PACKAGE / room / "__init__.pyi")[name]
+    body = ast.parse((PACKAGE / room / f"{module}.py").read_text(encoding="utf-8")).body
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    found = next(node for node in body if isinstance(node, kinds) and node.name == name)
+    text = " ".join((ast.get_docstring(found) or "").partition("\n\n")[0].split())
+    return text.rstrip(".:").replace("|", "\\|")
+
+
 def constants(room: str) -> dict[str, str]:
     """The public tables of a room (`ALGORITHMS`), each with the text below it in its module."""
     found = {}
@@ -71,10 +81,13 @@ def pages() -> dict[str, str]:
     rows = []
     for name, room in public_names(PACKAGE / "__init__.pyi").items():
         page = room.split(".")[0]
-        cell = f"{{py:obj}}`{name} <sage_unsloth.{page}.{name}>`" if page else f"`{name}`"
-        rows.append(f"| {cell} | {f'[{page}]({page}.md)' if page else 'its version, a text'} |")
+        if page:
+            cell = f"{{py:obj}}`{name} <sage_unsloth.{page}.{name}>`"
+            rows.append(f"| {cell} | {summary(page, name)} | [{page}]({page}.md) |")
+        else:
+            rows.append(f"| `{name}` | the version of this package, a text | |")
     intro = "The names that most need, `from sage_unsloth import …`. Each is described in its room."
-    table = "\n".join(["| name | room |", "|---|---|", *rows])
+    table = "\n".join(["| name | what it is | room |", "|---|---|---|", *rows])
     root = {"root": f"# sage_unsloth\n\n{intro}\n\n{table}\n"}
     return root | {name: room_page(name) for name in [*rooms(), *MODULES]}
 

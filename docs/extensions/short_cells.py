@@ -1,4 +1,4 @@
-"""Short cells of a table, such as `.250 [.206, .294]`, stay on one line; the table scrolls instead."""
+"""Short cells of a table (`.250 [.206, .294]`) stay on one line; the table scrolls instead."""
 
 from typing import Any
 
