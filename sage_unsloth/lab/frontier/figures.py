@@ -9,10 +9,9 @@ from sage_unsloth.figures import curve_style, write_table
 from sage_unsloth.lab.evidence.claims import MATTERS
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.frontier.design import BASELINE
-from sage_unsloth.lab.frontier.text import conditions
+from sage_unsloth.lab.frontier.text import NAMES, conditions
 
 GREY = "#888888"
-NAMES = ("pass@1", "pass@k")
 
 
 def draw(report: Mapping[str, Any], out: Path) -> None:
