@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from sage_unsloth import quickstart
 from sage_unsloth.lab.cost import report as cost_report
 from sage_unsloth.lab.evidence import text as evidence_text
+from sage_unsloth.lab.frontier import text as frontier_text
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.planning.plan import what_fits
 from sage_unsloth.theory.optima import guided_optimum, per_token_optimum
@@ -88,6 +89,19 @@ def from_benchmark(task: str) -> str:
     folder = RESULTS / "benchmark" / task
     shown = Path("..", "..", folder).as_posix()
     return evidence_text.readme_section(read("benchmark", task, "report.json"), shown)
+
+
+def from_frontier() -> str:
+    """Points, what each method keeps, guides: the pilot, and the verdict on fresh problems."""
+    folder = RESULTS / "frontier" / "arithmetic"
+    return "\n\n".join(
+        frontier_text.section(
+            read("frontier", "arithmetic", problems, "report.json"),
+            Path("..", "..", folder, problems).as_posix(),
+        )
+        for problems in ("fresh", "pilot")
+        if (ROOT / folder / problems).is_dir()
+    )
 
 
 def from_cost() -> str:
@@ -322,6 +336,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "quickstart": from_quickstart,
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
     "benchmark-smollm2": partial(from_benchmark, "smollm2"),
+    "frontier": from_frontier,
     "cost": from_cost,
     "grading-speed": from_grading,
     "coverage": from_coverage,

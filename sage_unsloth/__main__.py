@@ -23,6 +23,7 @@ COMMANDS = (
     ("training.command", "add_train"),
     ("evaluation.command", "add_evaluate"),
     ("evaluation.command", "add_compare"),
+    ("evaluation.convert_command", "add_convert"),
     ("analysis.command", "add_analyze"),
     ("analysis.regrade_command", "add_regrade"),
     ("lab.evidence.command", "add_benchmark"),

@@ -65,14 +65,8 @@ def _check_tags(tags: Sequence[str]) -> None:
     """
     remedy = "give others, such as <think> </think> <answer> </answer>"
     for tag in tags:
-        if not isinstance(tag, str) or not tag.strip() or tag != tag.strip():
-            raise ValueError(
-                f"a tag must be text without white space around it; got {tag!r}; {remedy}"
-            )
-        if not tag.isprintable() or any(sign.isspace() for sign in tag):
-            raise ValueError(
-                f"a tag must be one word of signs that can be seen; got {tag!r}; {remedy}"
-            )
+        if not isinstance(tag, str) or tag.split() != [tag] or not tag.isprintable():
+            raise ValueError(f"a tag must be one word that can be seen; got {tag!r}; {remedy}")
     if len(set(tags)) < len(tags):
         raise ValueError(f"tags must differ from each other; got {' '.join(tags)}; {remedy}")
     for tag in tags:
@@ -179,9 +173,9 @@ def prompt_format(
     words = tuple(tags or ("project",))
     if len(words) == 1 and words[0] in TAGS:
         words = TAGS[words[0]]
-        reasoning, solution = words[:2] or None, words[2:] or None
+        reasoning, solution = _pair(words[:2]), _pair(words[2:])
     elif len(words) in (2, 4):
-        reasoning, solution = words[:-2] or None, words[-2:]
+        reasoning, solution = _pair(words[:-2]), _pair(words[-2:])
     else:
         raise ValueError(
             f"tags must be one of {', '.join(TAGS)}, or two tags around the answer, or four around "
@@ -191,6 +185,10 @@ def prompt_format(
     return PromptFormat(
         system=None if system == "none" else text, reasoning=reasoning, solution=solution
     )
+
+
+def _pair(tags: Sequence[str]) -> Pair | None:
+    return (tags[0], tags[1]) if tags else None
 
 
 def recorded_format(settings: Mapping[str, Any]) -> PromptFormat:

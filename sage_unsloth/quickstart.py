@@ -1,4 +1,5 @@
-"""The whole method in minutes on a CPU: SFT, then GRPO and SAGE-Branch side by side, then pass@k.
+"""The whole method in minutes on a CPU: SFT, then GRPO and SAGE-Branch (or any other algorithms),
+then pass@k.
 
 The embedded arithmetic task and its tiny base model take the place of DAPO-Math-17K and
 Qwen2.5-Math-7B. Stages and evaluation are those of a GPU run: RL goes through Unsloth's generated
@@ -7,7 +8,8 @@ trainer and fast loss, with LoRA and graded rewards.
 
 import argparse
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +28,14 @@ from sage_unsloth.training.stage import read_metrics
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
     from sage_unsloth.sampling.engines import SamplingConfig
+    from sage_unsloth.training.algorithm import Algorithm
     from sage_unsloth.training.rlvr_config import RlvrConfig
     from sage_unsloth.training.sft_stage import SftConfig
 
-ALGORITHMS = {"GRPO": "grpo", "SAGE-Branch": "sage-branch"}  # name here -> row of the table
-MODELS = ("SFT", *ALGORITHMS)
+ALGORITHMS = ("grpo", "sage-branch")
+NAMES = {"grpo": "GRPO", "sage-branch": "SAGE-Branch"}
+"""Row of the table of algorithms -> name in the tables and figures, where that differs."""
+MODELS = ("SFT", *NAMES.values())
 # For the estimate: seconds of one SFT row, one completion in RL and one in the evaluation.
 SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
 MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
@@ -41,11 +46,32 @@ def add_quickstart(commands: Any) -> None:
     parser = commands.add_parser("quickstart", help=text)
     parser.add_argument("--out", default="runs/quickstart", help="folder (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a minute; only shows that it works")
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        default=list(ALGORITHMS),
+        metavar="NAME",
+        help="rows of `train --list` to compare (default: grpo sage-branch)",
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="settings",
+        help="RL settings for each of them, such as beta=0.5 max_steps=200",
+    )
     parser.set_defaults(act=_act)
 
 
 def _act(options: argparse.Namespace) -> int:
-    run(options.out, smoke_config() if options.smoke else None)
+    from sage_unsloth.training.command import naming_options, parse_settings
+
+    config = smoke_config() if options.smoke else QuickstartConfig()
+    with naming_options(config.rlvr):
+        settings = parse_settings(options.settings, config.rlvr)
+        run(options.out, config, options.algorithms, **settings)
     return 0
 
 
@@ -77,43 +103,66 @@ def smoke_config() -> QuickstartConfig:
 
 
 @frees_models
-def run(out: str | Path, config: QuickstartConfig | None = None) -> dict[str, Any]:
+def run(
+    out: str | Path,
+    config: QuickstartConfig | None = None,
+    algorithms: Sequence[str] = ALGORITHMS,
+    **settings: Any,
+) -> dict[str, Any]:
     """Run or resume the quickstart in the folder `out`, print its table, and return the report.
 
     Leaves `report.json`, `pass_at_k.png`, `training.png` (a CSV beside each), `evaluation/` (as
     `compare`), `samples/<model>.jsonl` and the models. A complete folder is only reported.
 
+    Args:
+        out: folder.
+        config: of the stages and the evaluation; None for the embedded task's own.
+        algorithms: rows of `training.algorithms.ALGORITHMS`, in the order of the tables.
+        settings: fields of `RlvrConfig`, in the place of the algorithms' and of `config.rlvr`'s.
+
     Raises:
-        ValueError: the folder holds another run's settings, or another process writes to it.
+        ValueError: an unknown algorithm or one named twice, settings that contradict it; the folder
+            holds another run's settings, or another process writes to it.
     """
+    config = config or QuickstartConfig()
+    runs = chosen(config, algorithms, settings)
     with locked(out):
-        return _run(Path(out), config or QuickstartConfig())
+        return _run(Path(out), config, runs, settings)
 
 
-def _run(out: Path, config: QuickstartConfig) -> dict[str, Any]:
+def _run(
+    out: Path, config: QuickstartConfig, runs: "dict[str, Algorithm]", settings: dict[str, Any]
+) -> dict[str, Any]:
     """`run` once the folder is this process's own."""
-    guides = _guides(out)
-    recorded = {n: g and {"guide": type(g).__name__} | asdict(g) for n, g in guides.items()}
-    open_run(out, {"command": "quickstart", "guides": recorded} | asdict(config))
+    guides = _guides(out, runs)
+    recorded = {name: _recorded(guide) for name, guide in guides.items()}
+    known = {"command": "quickstart", "guides": recorded} | asdict(config)
+    given = {key: asdict(v) if is_dataclass(v) else v for key, v in settings.items()}
+    if given:
+        known["set"] = given
+    open_run(out, known)
     if (out / "report.json").exists():
         report = read_json(out / "report.json")
         print(f"{out} is complete.\n\n{summary(report)}")
         return report
-    print(plan(config, out))
-    seconds, models = _train(out, config, guides)
+    configs = {n: replace(a.configure(config.rlvr), **settings) for n, a in runs.items()}
+    print(plan(config, out, list(runs), next(iter(configs.values()))))
+    seconds, models = _train(out, config, configs, guides)
     rows = spread(arithmetic.problems("test"), config.num_problems)
     started = time.perf_counter()
     samples = {name: _sample(out, config, rows, name, path) for name, path in models.items()}
     seconds["evaluation"] = time.perf_counter() - started
-    report = {"settings": asdict(config)}
+    report = {"settings": asdict(config) | ({"set": given} if given else {})}
     report |= family_report(rows, samples, asdict(config.sampling), out / "evaluation")
     for file in ("pass_at_k.png", "pass_at_k.csv"):
         (out / "evaluation" / file).replace(out / file)
     report["seconds_this_time"] = {name: round(value, 1) for name, value in seconds.items()}
-    logs = {name: read_metrics(out / name.lower()) for name in ALGORITHMS}
-    note = f"embedded arithmetic, seed {config.rlvr.seed}; thin: each step"
+    logs = {name: read_metrics(out / name.lower(), first=0) for name in runs}
+    seed = settings.get("seed", config.rlvr.seed)
+    note = f"embedded arithmetic, seed {seed}; thin: each step"
     plot_training(logs, out / "training.png", note)
-    report["training"] = {name: course(log) for name, log in logs.items()}
+    trained = {name: [row for row in log if row["step"] > 0] for name, log in logs.items()}
+    report["training"] = {name: course(log) for name, log in trained.items()}
     report["environment"] = environment()
     write_json(out / "report.json", report)
     print(f"\n{summary(report)}\n")
@@ -121,24 +170,60 @@ def _run(out: Path, config: QuickstartConfig) -> dict[str, Any]:
     return report
 
 
-def _guides(out: Path) -> "dict[str, Guide | None]":
+def chosen(
+    config: QuickstartConfig, algorithms: Sequence[str], settings: dict[str, Any]
+) -> "dict[str, Algorithm]":
+    """Name here -> the algorithm, under the settings that were given or differ from the defaults.
+
+    Raises:
+        ValueError: see `run`.
+    """
+    from sage_unsloth.training.algorithms import SETTINGS, get_algorithm
+
+    if len(set(algorithms)) < len(algorithms) or not algorithms:
+        raise ValueError(
+            f"each algorithm must be named once, and one at least; got {list(algorithms)}; "
+            "name different rows of `train --list`"
+        )
+    defaults = _embedded().RLVR
+    own = {n: getattr(config.rlvr, n) for n in SETTINGS}
+    changed = {n: value for n, value in own.items() if value != getattr(defaults, n)}
+    rows = [get_algorithm(row).with_settings(changed | settings) for row in algorithms]
+    found = {NAMES.get(row.name, row.name): row for row in rows}
+    for algorithm in found.values():
+        replace(algorithm.configure(config.rlvr), **settings)  # judged before anything is loaded
+    return found
+
+
+def _guides(out: Path, runs: "dict[str, Algorithm]") -> "dict[str, Guide | None]":
     """The guide of each algorithm, GRPO's None.
 
     A folder of an earlier version, which trained GRPO under a guide of 1 (ratio 0), resumes with
     that: the loss is the same to the last bit.
     """
     from sage_unsloth.objective.guides import BranchGuide
-    from sage_unsloth.training.algorithms import get_algorithm
 
-    guides = {name: get_algorithm(row).guide for name, row in ALGORITHMS.items()}
+    guides = {name: algorithm.guide for name, algorithm in runs.items()}
     record = out / "run.json"
     if record.is_file() and read_json(record)["settings"].get("guides", {}).get("GRPO"):
         guides["GRPO"] = BranchGuide(ratio=0.0)
     return guides
 
 
+def _recorded(guide: "Guide | None") -> Any:
+    """A guide as `run.json` holds it."""
+    if guide is None or not is_dataclass(guide):
+        from sage_unsloth.training.rlvr_stage import recorded_guide
+
+        return guide and recorded_guide(guide)
+    return {"guide": type(guide).__name__} | asdict(guide)
+
+
 def _train(
-    out: Path, config: QuickstartConfig, guides: "dict[str, Guide | None]"
+    out: Path,
+    config: QuickstartConfig,
+    configs: "dict[str, RlvrConfig]",
+    guides: "dict[str, Guide | None]",
 ) -> tuple[dict[str, float], dict[str, Path | None]]:
     """SFT, then RL by each algorithm: the seconds of each, and the adapter of each model."""
     from sage_unsloth.patch.loading import load_unsloth
@@ -153,7 +238,7 @@ def _train(
     seconds["SFT"] = time.perf_counter() - started
     for name, guide in guides.items():
         started, rows = time.perf_counter(), arithmetic.problems("train")
-        models[name] = rlvr(config.rlvr, merged, rows, out / name.lower(), guide, name)
+        models[name] = rlvr(configs[name], merged, rows, out / name.lower(), guide, name)
         seconds[name] = time.perf_counter() - started
     return seconds, models
 
@@ -173,21 +258,21 @@ def _sample(
     return sample_and_grade(sampling, engine, rows, file, model=name, benchmark=source)
 
 
-def plan(config: QuickstartConfig, out: Path) -> str:
-    """What will be done and how long it should take."""
-    rl, sampling = config.rlvr, config.sampling
+def plan(config: QuickstartConfig, out: Path, runs: Sequence[str], rl: "RlvrConfig") -> str:
+    """What will be done and how long it should take; `rl` is the RL of each of `runs`."""
+    sampling = config.sampling
     problems = config.num_problems or len(arithmetic.problems("test"))
-    total = len(MODELS) * problems * sampling.num_samples
+    total = (1 + len(runs)) * problems * sampling.num_samples
     seconds = SECONDS["start"] + total * SECONDS["sample"]
     seconds += config.sft.max_steps * config.sft.batch_size * SECONDS["sft_row"]
-    seconds += len(ALGORITHMS) * rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
+    seconds += len(runs) * rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
     steps = f"{rl.max_steps} steps of {rl.completions_per_step} completions"
     steps += f" ({rl.prompts_per_step} problems x {rl.num_generations})"
     samples = (
-        f"{len(MODELS)} models x {problems} held-out problems x {sampling.num_samples} samples"
+        f"{1 + len(runs)} models x {problems} held-out problems x {sampling.num_samples} samples"
     )
     parts = [("SFT", f"{config.sft.max_steps} steps of {config.sft.batch_size} worked solutions")]
-    parts += [(name, steps) for name in ALGORITHMS]
+    parts += [(name, steps) for name in runs]
     parts += [("pass@k", f"{samples} = {total:,} completions")]
     lines = [f"Quickstart -> {out}"]
     lines += [f"  {number}. {name:<12} {text}" for number, (name, text) in enumerate(parts, 1)]

@@ -56,7 +56,7 @@ CASES = {
 }
 STAGE = (
     "max_steps=4", "save_steps=2", "prompts_per_step=2", "num_generations=2", "preflight_prompts=2",
-    "max_completion_length=24", "sample_steps=1",
+    "max_completion_length=24", "sample_steps=1", "eval_steps=2", "eval_rows=4", "eval_samples=2",
 )  # fmt: skip
 
 

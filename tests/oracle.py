@@ -216,6 +216,9 @@ class Oracle(TrainerCallback):
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
             )
+            if args.entropy_coef:
+                bonus = (entropies * mask).sum() / mask.sum()
+                total = total - args.entropy_coef * bonus / args.gradient_accumulation_steps
             kls.append(_mean_penalty(self.kl_estimator, logps, ref, log_guide, mask))
             # A mean within the micro-batch is averaged over them; a division by the token count of
             # the whole generation batch is already a sum over them.

@@ -7,7 +7,12 @@ from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.sampling.engines import Completion, SamplingConfig, TransformersEngine
+from sage_unsloth.sampling.engines import (
+    Completion,
+    InBatches,
+    SamplingConfig,
+    TransformersEngine,
+)
 
 CONFIG = SamplingConfig(
     num_samples=6, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=8
@@ -22,7 +27,7 @@ def base_engine():
     return TransformersEngine(*load_policy(BASE))
 
 
-class Table:
+class Table(InBatches):
     """An engine that looks its completions up: what is drawn is a function of prompt and seed, and
     the file is what is tested.
     """

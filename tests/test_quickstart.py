@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -215,3 +215,56 @@ def test_figures_are_drawn_from_the_tables_beside_them(tmp_path):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 4
     assert moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+
+
+def test_any_algorithms_under_settings_of_ones_own():
+    config = quickstart.smoke_config()
+    default = quickstart.chosen(config, quickstart.ALGORITHMS, {})
+    assert list(default) == ["GRPO", "SAGE-Branch"] == list(quickstart.MODELS[1:])
+    assert all(one.configure(config.rlvr) == config.rlvr for one in default.values())
+    found = quickstart.chosen(config, ["grpo-no-kl", "sage-token"], {"epsilon_high": 0.3})
+    assert list(found) == ["grpo-no-kl", "sage-token"]
+    assert [one.beta for one in found.values()] == [0.0, config.rlvr.beta]
+    assert [one.epsilon_high for one in found.values()] == [0.3, 0.3]
+    half = quickstart.chosen(config, ["grpo-no-kl"], {"beta": config.rlvr.beta})
+    assert half["grpo-no-kl"].beta == config.rlvr.beta, "what is asked for wins over the row"
+    other = replace(config, rlvr=replace(config.rlvr, beta=0.5))
+    assert [a.beta for a in quickstart.chosen(other, quickstart.ALGORITHMS, {}).values()] == [
+        0.5
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algorithms", "grop"], "grpo"),
+        (["--algorithms", "grpo", "grpo"], "each algorithm must be named once"),
+        (["--set", "beta=0"], "beta"),
+        (["--set", "betta=1"], "--set takes one of"),
+        (["--set", "patience=2"], "--set eval_steps=50"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_before_anything_is_made(
+    options, message, tmp_path, capsys
+):
+    assert main(["quickstart", "--out", str(tmp_path / "run"), *options]) == 2
+    error = capsys.readouterr().err
+    assert "error:" in error and message in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_first_question_needs_no_code(finished, tmp_path):
+    """ "And by token guides, with β = 0.5?": the same SFT model, other curves, a held-out one too."""
+    arguments = ["quickstart", "--smoke", "--out", "run", "--algorithms", "sage-token"]
+    arguments += ["--set", "beta=0.5", "eval_steps=1", "eval_rows=4"]
+    done = command(*arguments, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert list(report["pass_at_k"]["all problems"]) == ["SFT", "sage-token"]
+    assert report["settings"]["set"] == {"beta": 0.5, "eval_steps": 1, "eval_rows": 4}
+    before = json.loads((finished[0] / "run" / "report.json").read_text())
+    assert report["pass_at_k"]["all problems"]["SFT"] == before["pass_at_k"]["all problems"]["SFT"]
+    settings = json.loads((tmp_path / "run" / "sage-token" / "run.json").read_text())["settings"]
+    assert settings["beta"] == 0.5 and settings["guide"].startswith("TokenGuide")
+    assert "eval/pass@1" in (tmp_path / "run" / "training.csv").read_text()

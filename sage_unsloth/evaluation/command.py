@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sage_unsloth.grading.command import add_verifier
-from sage_unsloth.prompts import TEMPLATES
+from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 
@@ -38,7 +38,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         required=True,
         metavar="NAME[=FILE[,FILE]]",
         help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, "
-        "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own",
+        "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own, which "
+        "may also be OWNER/NAME[:CONFIG] of the hub",
     )
     parser.add_argument(
         "--data", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
@@ -54,12 +55,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         help="a few short completions, where nothing else is asked for: shows that everything "
         "works, and its figures mean nothing",
     )
-    parser.add_argument(
-        "--template",
-        choices=TEMPLATES,
-        help="chat template of the prompts: this package's or the model's own (default: that of "
-        "its training here; else the own one of an instruct model, this package's for any other)",
-    )
+    add_columns(parser)
+    add_prompt(parser)
     parser.add_argument("--problems", type=int, help="only the first so many of each benchmark")
     parser.add_argument(
         "--engine",
@@ -108,7 +105,13 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     if options.smoke:
         _shorten(options)
-    models = [parse_model(text, options.template) for text in options.models]
+    prompt, columns = prompt_of(options), columns_of(options)
+    models = [parse_model(text, options.template, prompt) for text in options.models]
+    benchmarks = [
+        evaluator.parse_benchmark(text, options.data, options.problems, columns)
+        for text in options.benchmarks
+    ]
+    evaluator.check_columns_are_used(options.benchmarks, columns)
     engine = evaluator.choose_engine(options.engine, load_in_4bit=options.load_in_4bit)
     config = SamplingConfig(
         num_samples=options.n,
@@ -120,10 +123,6 @@ def _evaluate(options: argparse.Namespace) -> int:
         batch_size=options.batch or BATCH_SIZES[engine],
         seed=options.seed,
     )
-    benchmarks = [
-        evaluator.parse_benchmark(text, options.data, options.problems)
-        for text in options.benchmarks
-    ]
     if options.verifier is not None:
         checker = get_verifier(options.verifier, allow_unconfined=options.allow_unconfined)
         benchmarks = [replace(benchmark, checker=checker) for benchmark in benchmarks]
@@ -216,10 +215,10 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 def reading_options(options: argparse.Namespace) -> "ReadingOptions":
     """What `add_log_options` asks for."""
-    from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_same
+    from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_pairs
 
     return ReadingOptions(
-        metrics=options.metric, regrade=options.regrade, same=parse_same(options.same)
+        metrics=options.metric, regrade=options.regrade, same=parse_pairs(options.same)
     )
 
 

@@ -21,8 +21,10 @@ from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
+from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.overlap import overlap
-from sage_unsloth.prompts import PROJECT_PROMPT
+from sage_unsloth.problems.published import PUBLISHED, TOGETHER
+from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_choice import choose_rollouts
@@ -38,12 +40,26 @@ from sage_unsloth.sampling.record_sets import asked_in, sample_and_grade
 
 logger = logging.getLogger(__name__)
 
+KNOWN = (*PUBLISHED, *TOGETHER)
 Key = tuple[int, str]
 """A model by its number, since training seeds share a name, and a benchmark by its name."""
 
 
+def check_columns_are_used(texts: Sequence[str], columns: Columns) -> None:
+    """Refuses `--columns` and the like where no benchmark is a file of one's own."""
+    own = [text for text in texts if "=" in text and text.partition("=")[0] not in KNOWN]
+    if columns and not own:
+        raise ValueError(
+            "--columns, --answer-pattern and --split are for problems of your own, NAME=FILE with "
+            f"a name of yours; got {' '.join(texts)}, whose columns are known; leave them out"
+        )
+
+
 def parse_benchmark(
-    text: str, data: str | Path | None = None, problems: int | None = None
+    text: str,
+    data: str | Path | None = None,
+    problems: int | None = None,
+    columns: Columns | None = None,
 ) -> Benchmark:
     """`NAME`, from the hub or the folder `data`, or `NAME=FILE`.
 
@@ -51,12 +67,13 @@ def parse_benchmark(
         text: see above.
         data: folder of local copies.
         problems: keep the first so many; None keeps all.
+        columns: how problems of one's own are read.
 
     Raises:
         ValueError: as `load_benchmark`; or `problems` < 1.
     """
     name, _, file = text.partition("=")
-    benchmark = load_benchmark(name, file or data)
+    benchmark = load_benchmark(name, file or data, columns=columns)
     if problems is None:
         return benchmark
     if problems < 1:
@@ -308,10 +325,12 @@ def _draw_sets(
                     prompt=spec.prompt or PROJECT_PROMPT,
                     bar=bar,
                 )
-                texts = {row["id"]: row["problem"] for row in benchmark.rows}
+                texts = {row["id"]: turns_of(row)[-1]["content"] for row in benchmark.rows}
                 keep_texts(files[number, benchmark.name], texts)
                 one = record_set(records, spec.name, benchmark.name, asdict(config))
-                sets[number, benchmark.name] = replace(one, texts=texts)
+                sets[number, benchmark.name] = replace(
+                    one, texts=texts, provenance=benchmark.provenance
+                )
             del loaded  # its memory is needed for the next one
     finally:
         if bar is not None:

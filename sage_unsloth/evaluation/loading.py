@@ -9,8 +9,9 @@ from typing import Any
 
 from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.prompts import PromptFormat, turns_of
-from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEngine, VllmEngine
+from sage_unsloth.sampling.engines import Engine, InBatches, SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import EngineError, prompt_ids
+from sage_unsloth.sampling.vllm_engine import VllmEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class ModelSpec:
     prompt: PromptFormat | None = None
 
 
-class IdleEngine:
+class IdleEngine(InBatches):
     """The engine of sets that are complete: it makes prompts, and is never asked to draw."""
 
     def __init__(self, name: str, tokenizer: Any):

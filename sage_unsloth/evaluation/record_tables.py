@@ -35,6 +35,7 @@ class RecordSet:
         examples: problem -> its first correct and its first wrong record, cut to `EXAMPLE`
             characters.
         texts: problem -> its text, where that is known.
+        provenance: where the problems are from, as `Benchmark` has it.
     """
 
     model: str
@@ -48,6 +49,7 @@ class RecordSet:
     tool: str | None = None
     examples: Mapping[str, Mapping[str, dict]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    provenance: Sequence[Mapping[str, Any]] = ()
 
 
 def record_set(

@@ -49,6 +49,7 @@ from sage_unsloth.grading.checker import Grade
 from sage_unsloth.runs.files import write_json, write_text
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
+from sage_unsloth.sampling.record_files import read_settings
 
 BLOCKS = 5  # the paper's evaluation seeds; the samples of one run are split into as many
 
@@ -84,6 +85,7 @@ def compare(
         replace(
             record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
             texts=read_texts(file),
+            provenance=read_settings(file).get("provenance", []),
         )
         for file, (settings, records) in zip(files, read_sets(files), strict=True)
     ]
@@ -169,6 +171,10 @@ def report_sets(
         "differences": _plain(differences),
         "coverage": coverage,
         "sampling": sets[0].sampling,
+        "datasets": {
+            benchmark: list(next(iter(by_model.values()))[0].provenance)
+            for benchmark, by_model in groups.items()
+        },
         "environment": environment(),
     }
     _write_tables(out, table, coverage)

@@ -42,19 +42,27 @@ class ReadingOptions:
     same: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def parse_same(texts: Sequence[str]) -> dict[str, str]:
-    """`--same TASK=BENCHMARK` as `ReadingOptions.same`.
+def parse_pairs(
+    texts: Sequence[str],
+    form: str = "--same TASK=BENCHMARK",
+    example: str = "gsm8k_cot=gsm8k",
+) -> dict[str, str]:
+    """Pairs as a person writes them, `A=B`, as a table.
+
+    Args:
+        texts: the pairs.
+        form: option and form, for the message.
+        example: of a pair, for the message.
 
     Raises:
         ValueError: another form.
     """
     pairs = [text.partition("=") for text in texts]
-    for text, (task, _, benchmark) in zip(texts, pairs, strict=True):
-        if not task or not benchmark:
-            raise ValueError(
-                f"--same must be TASK=BENCHMARK; got {text!r}; for example gsm8k_cot=gsm8k"
-            )
-    return {task: benchmark for task, _, benchmark in pairs}
+    option, _, shape = form.partition(" ")
+    for text, (first, _, second) in zip(texts, pairs, strict=True):
+        if not first or not second:
+            raise ValueError(f"{option} must be {shape}; got {text!r}; for example {example}")
+    return {first: second for first, _, second in pairs}
 
 
 def tool_of(path: Path) -> str | None:

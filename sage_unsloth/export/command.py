@@ -20,6 +20,12 @@ def add_export(commands: Any) -> None:
     )
     parser.add_argument("--base-id", help="hub id of the model that the adapter belongs on")
     parser.add_argument("--report", help="an evaluation's report.json, for the model card")
+    parser.add_argument(
+        "--report-model",
+        metavar="NAME",
+        help="whose results in the report are this model's: they go to the card's model-index and "
+        "to .eval_results (default: the report's only model)",
+    )
     parser.add_argument("--quantization", default="q4_k_m", help="of GGUF (default: %(default)s)")
     parser.add_argument("--repo-id", help="for --to hub: owner/name")
     parser.add_argument(
@@ -44,6 +50,10 @@ def _export(options: argparse.Namespace) -> int:
         raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
     if hub:
         find_token()
+    if options.report_model and not options.report:
+        raise ValueError(
+            "--report-model names a model of a report; none was given; give --report report.json"
+        )
     report = None if options.report is None else _read_report(options.report)
     # After a push that failed, the same command pushes the export that is there.
     if not (hub and is_export(out, kind, options.repo_id)):
@@ -55,6 +65,7 @@ def _export(options: argparse.Namespace) -> int:
             name=options.repo_id,
             base_id=options.base_id,
             report=report,
+            report_model=options.report_model,
             quantization=options.quantization,
         )
     print(f"written to {out}")

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from sage_unsloth.evaluation.hub_results import eval_results, named_model, write_eval_results
 from sage_unsloth.export.adapter_checks import (
     ADAPTER_FILES,
     check_adapter,
@@ -55,6 +56,7 @@ def export(
     name: str | None = None,
     base_id: str | None = None,
     report: dict | None = None,
+    report_model: str | None = None,
     quantization: str = "q4_k_m",
 ) -> Path:
     """Write the folder `out`, with the model card and a record of what was checked.
@@ -65,6 +67,8 @@ def export(
             folder `out`; None takes the run folder's.
         base_id: hub id of the model that the adapter belongs on, written into its config and card.
         report: of an evaluation, for the card's pass@k.
+        report_model: whose results in the report go to the hub's own fields, the card's
+            `model-index` and `.eval_results`; None takes the report's only model.
         quantization: of the GGUF file, by Unsloth's names.
 
     Raises:
@@ -77,6 +81,7 @@ def export(
         raise ValueError(
             f"an export does not overwrite; {out} exists; choose another --out, or delete it"
         )
+    own = None if report is None else named_model(report, report_model)
     with locked(out), whole_folder(out) as partial:
         if to == "adapter":
             checks = _write_adapter(run, partial, base_id)
@@ -102,9 +107,12 @@ def export(
             loads_on=loads_on,
             loads_from=name if "/" in name else out.name,
             report=report,
+            report_model=own,
             checks=checks,
         )
         (partial / "README.md").write_text(card, encoding="utf-8")
+        if report is not None and own is not None:
+            write_eval_results(partial, eval_results(report, own)[0])
         write_json(
             partial / RECORD,
             {

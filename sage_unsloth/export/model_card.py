@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.prompts import SOLUTION_END, SOLUTION_START
+from sage_unsloth.evaluation.hub_results import model_index, yaml_text
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.text import markdown, printable
 
 SETTINGS = (
@@ -86,6 +87,7 @@ def model_card(
     loads_on: str | None = None,
     loads_from: str | None = None,
     report: Mapping[str, Any] | None = None,
+    report_model: str | None = None,
     checks: Mapping[str, Any] | None = None,
 ) -> str:
     """The card, as Markdown with the hub's YAML header.
@@ -102,6 +104,8 @@ def model_card(
         loads_from: hub id or folder in the example; None takes the name.
         report: of an evaluation: its `pass_at_k` (problems -> model -> k -> mean, low, high)
             becomes a table.
+        report_model: whose results in it are the model's own, for the header's `model-index`; None
+            writes none.
         checks: what the export has checked.
 
     Raises:
@@ -117,16 +121,17 @@ def model_card(
     before = ""
     if rl and below.name == "model":  # the merged result of an earlier run
         before = f" after an earlier stage (the run {_code(below.parent.name)})"
+    index = None
+    if report is not None and report_model is not None:
+        index = model_index(report, name, report_model)
     parts = [
-        _header(base, license, library, rl),
+        _header(base, license, library, rl, index),
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how}{before} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to ask it\n\n"
         + _example(kind, loads_from or name, loads_on, settings.get("max_completion_length", 512)),
-        "The chat template in the tokenizer adds the system prompt of the training where a "
-        "conversation has none: without it the model was not trained to answer. The answer is "
-        f"between `{SOLUTION_START}` and `{SOLUTION_END}`.",
+        _prompt_text(recorded_format(settings)),
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
     averages = final_metrics(metrics)
@@ -150,7 +155,27 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _header(base: str, license: str | None, library: str | None, rl: bool) -> str:
+def _prompt_text(prompt: PromptFormat) -> str:
+    """What the template does, and where the answer is; a system prompt of one's own as it is."""
+    where = r"in its last `\boxed{}`"
+    if prompt.solution is not None:
+        where = f"between `{prompt.solution[0]}` and `{prompt.solution[1]}`"
+    told = (
+        "The chat template in the tokenizer adds the system prompt of the training where a "
+        "conversation has none: without it the model was not trained to answer."
+    )
+    if prompt.system is None:
+        told = "It was trained without a system prompt of this package."
+    text = f"{told} The answer is {where}."
+    if prompt.system in (None, PROJECT_PROMPT.system):
+        return text
+    lines = [f"    {printable(line)}" for line in prompt.system.splitlines()]
+    return "\n".join([f"{text} The system prompt:\n", *lines])
+
+
+def _header(
+    base: str, license: str | None, library: str | None, rl: bool, index: list | None
+) -> str:
     lines = ["---"]
     if "/" in base:
         lines.append(f"base_model: {_yaml(base)}")
@@ -165,7 +190,10 @@ def _header(base: str, license: str | None, library: str | None, rl: bool) -> st
     if library is not None:
         lines.append(f"library_name: {library}")
     lines += ["pipeline_tag: text-generation", "tags:", *(["- grpo"] if rl else ["- sft"])]
-    return "\n".join([*lines, "- unsloth", "- sage", "---"])
+    lines += ["- unsloth", "- sage"]
+    if index is not None:
+        lines.append(yaml_text({"model-index": index}).rstrip())
+    return "\n".join([*lines, "---"])
 
 
 def _example(kind: str, loads_from: str, loads_on: str | None, tokens: int) -> str:

@@ -3,6 +3,8 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,22 @@ def keep_vllm_memory_share() -> None:
 def recompute_logits(on: bool) -> None:
     """The loss computes its logits again in the backward pass instead of keeping them."""
     os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if on else "0"
+
+
+@contextmanager
+def forward_returns_logits() -> Iterator[None]:
+    """Within this context a model's forward pass returns logits, as generation needs them;
+    afterwards every variable of Unsloth's is what it was.
+    """
+    before = {name: value for name, value in os.environ.items() if name.startswith("UNSLOTH_")}
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("UNSLOTH_")]:
+            if name not in before:
+                del os.environ[name]
+        os.environ.update(before)
 
 
 def rollout_rejection() -> str | None:

@@ -5,22 +5,36 @@ neither evaluated nor trained on. So everything is drawn again, by the hash of a
 split without a problem of the first test split, SFT and training splits of the same sizes from
 what is left, and a base model of its own, pretrained with another seed on all problems but those of
 the new test split (`python -m sage_unsloth.lab.pretrain --problems fresh`).
+
+Of the families whose coverage can be lost the test split has three times as many problems, of which
+three make a unit: a unit counts as one problem does in the first test split, with the mean of its
+three pass@k. So shares of families, and levels, are comparable, and chance is less.
 """
 
 import functools
+from collections import Counter
+from collections.abc import Iterator
 
 from sage_unsloth.problems import arithmetic
 
 SALT = "fresh "
+UNIT = 3
+"""Problems of a unit of the families `rare` and `far`."""
+SPLITS = arithmetic.SPLITS | {
+    "test": {
+        name: count * (UNIT if name in ("rare", "far") else 1)
+        for name, count in arithmetic.SPLITS["test"].items()
+    }
+}
 
 
 @functools.cache
 def allocation() -> dict[str, tuple[tuple[int, int], ...]]:
-    """(number, factor) of each split, in the sizes of `arithmetic.SPLITS`."""
+    """(number, factor) of each split, in the sizes of `SPLITS`."""
     evaluated = set(arithmetic.allocation()["test"])
     left = arithmetic.all_pairs(SALT)
     splits = {}
-    for split, counts in arithmetic.SPLITS.items():
+    for split, counts in SPLITS.items():
         allowed = [pair for pair in left if split != "test" or pair not in evaluated]
         taken = {
             pair
@@ -33,15 +47,28 @@ def allocation() -> dict[str, tuple[tuple[int, int], ...]]:
 
 
 def problems(split: str) -> list[dict]:
-    """The rows of `split`, as `arithmetic.problems` has them.
+    """The rows of `split`, as `arithmetic.problems` has them; those of the test have a `unit` too.
 
     Raises:
         ValueError: `split` is not one of `test`, `sft`, `train`.
     """
-    if split not in arithmetic.SPLITS:
-        raise ValueError(f"split must be one of {', '.join(arithmetic.SPLITS)}; got {split!r}")
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
     pairs = allocation()[split]
-    return arithmetic.solved_problems(pairs) if split == "sft" else arithmetic.posed_problems(pairs)
+    if split == "sft":
+        return arithmetic.solved_problems(pairs)
+    rows = arithmetic.posed_problems(pairs)
+    return rows if split != "test" else [row | {"unit": unit} for row, unit in _units(rows)]
+
+
+def _units(rows: list[dict]) -> Iterator[tuple[dict, str]]:
+    """Each row with the name of its unit, by its place among those of its family."""
+    place: Counter[str] = Counter()
+    for row in rows:
+        family = row["family"]
+        size = SPLITS["test"][family] // arithmetic.SPLITS["test"][family]
+        yield row, f"{family}-{place[family] // size}"
+        place[family] += 1
 
 
 @functools.cache

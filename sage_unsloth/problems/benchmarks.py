@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker, Grade
-from sage_unsloth.grading.checkers import REASONING_GYM, reasoning_gym_gold
+from sage_unsloth.grading.checkers import REASONING_GYM
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, only_its_text, plain_number
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.columns import Columns
+from sage_unsloth.problems.gym import PREFIX, REASONING_GYM_ITEMS, REASONING_GYM_SEED, gym_rows
+from sage_unsloth.problems.own_data import read_columns, read_raw
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER, Published
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
-from sage_unsloth.runs.record import package_version
 
-REASONING_GYM_ITEMS, REASONING_GYM_SEED = 100, 3407  # a training set from it needs another seed
-_GYM = "reasoning-gym:"
-NAMES = (*PUBLISHED, *TOGETHER, "arithmetic", f"{_GYM}TASK")
+NAMES = (*PUBLISHED, *TOGETHER, "arithmetic", f"{PREFIX}TASK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +46,30 @@ class Benchmark:
 
 
 def load_benchmark(
-    name: str, path: str | Path | None = None, repairs: str | Path | None = None
+    name: str,
+    path: str | Path | None = None,
+    repairs: str | Path | None = None,
+    columns: Columns | None = None,
 ) -> Benchmark:
     """A benchmark, its rows counted.
 
     Args:
         name: one of `NAMES`, TASK being any generator of reasoning-gym; or, with `path`, a name for
-            a file of your own with the columns `problem` (or `question`) and `answer`.
+            problems of your own with the columns `problem` (or `question`, or `messages`) and
+            `answer`, or those that `columns` names.
         path: a local copy (.jsonl, .json, .parquet; no network is used), its files in their order
             with commas between, or a folder that holds it as NAME.jsonl and so on; parts of a
-            benchmark (`aime`) are looked up there by their own names.
+            benchmark (`aime`) are looked up there by their own names. Problems of your own may
+            also lie on the hub: OWNER/NAME or OWNER/NAME:CONFIG.
         repairs: a file of rows `id`, `gold`, `reason` that replace golds; None takes
             NAME.repairs.jsonl beside a local copy of the name, where there is one.
+        columns: how problems of your own are read; those of a known benchmark are as published.
 
     Raises:
         ValueError: an unknown name; a number of rows that is not the benchmark's; a row without
             problem or answer; a repair of no row; or see `sources.read_source`.
     """
-    if name == "arithmetic" or name.startswith(_GYM):
+    if name == "arithmetic" or name.startswith(PREFIX):
         if path is not None and not Path(path).is_dir():
             raise ValueError(
                 f"{name} is made by a package and read from no file; got {path}; give the file "
@@ -78,10 +84,12 @@ def load_benchmark(
         together = Benchmark(name=name, rows=rows, provenance=provenance, not_integers=odd)
         return together if repairs is None else repaired(together, repairs)
     spec = _spec_of(name, path)
-    parts = _read_parts(name, spec, path)
+    own = _own_parts(name, path, columns or Columns())
+    parts = own or _read_parts(name, spec, path)
     numbered = enumerate((row, source) for rows, source, _ in parts for row in rows)
     rows = [
-        _row(name, spec, row, source, number)
+        ({k: v for k, v in row.items() if v is not None} if own else {})
+        | _row(name, spec, row, source, number)
         for number, (row, source) in numbered
         if spec.keep(row)
     ]
@@ -141,6 +149,33 @@ def _read_parts(
     files = [path] if path.exists() else [Path(part) for part in str(path).split(",")]
     parts = [(file.name, *read_source(Source(hub_id="", split=""), file)) for file in files]
     return [(rows, file, provenance) for file, rows, provenance in parts]
+
+
+def _own_parts(
+    name: str, path: str | Path | None, columns: Columns
+) -> list[tuple[list[dict], str, dict]] | None:
+    """Problems of one's own, every one with an answer; None where `_row` finds their columns."""
+    if path is None or name in (*PUBLISHED, *TOGETHER) or Path(path).is_dir():
+        return None
+    parts = []
+    for data in str(path).split(","):
+        raw, provenance = read_raw(data, columns, split="test")
+        if not columns and {"problem", "question"} & raw[0].keys():
+            return None
+        found = read_columns(raw, columns, ("answer",), data)
+        for rule, good in found.kept.items():
+            if not all(good):
+                raise ValueError(
+                    f"every problem of an evaluation must have an answer; by the rule '{rule}' "
+                    f"{good.count(False):,} of {len(good):,} rows of {data} have none, row "
+                    f"{good.index(False)} the first; correct --answer-pattern, or drop these rows"
+                )
+        rows = [
+            {"id": own.get("unique_id") or own.get("id"), "level": own.get("level")} | row
+            for row, own in zip(found.rows, raw, strict=True)
+        ]
+        parts.append((rows, Path(data).name, provenance))
+    return parts
 
 
 def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dict:
@@ -226,39 +261,8 @@ def _from_arithmetic() -> Benchmark:
 
 def _from_reasoning_gym(name: str) -> Benchmark:
     """A fixed number of items of one generator; the same seed gives the same items."""
-    task, size, seed = name.removeprefix(_GYM), REASONING_GYM_ITEMS, REASONING_GYM_SEED
-    version = package_version("reasoning-gym")
-    if version is None:
-        raise ValueError(
-            f"{name} needs the package reasoning-gym; it is not installed; pip install "
-            "reasoning-gym==0.1.25"
-        )
-    import reasoning_gym
-
-    try:
-        data = reasoning_gym.create_dataset(task, size=size, seed=seed)
-    except ValueError as error:
-        raise ValueError(
-            f"{task!r} must be a generator of reasoning-gym {version}; {error}; its gallery has "
-            "their names"
-        ) from error
-    rows = []
-    for index, item in enumerate(data):
-        if not item["answer"]:
-            raise ValueError(
-                f"{name} has items without an answer, so nothing can be graded; take another task"
-            )
-        rows.append(
-            {
-                "id": f"{name}/{index}",
-                "problem": item["question"],
-                "answer": item["answer"],
-                "source": f"reasoning-gym {version}",
-                "gold": reasoning_gym_gold(task, size, seed, index, item["answer"]),
-            }
-        )
-    provenance = [{"package": f"reasoning-gym {version}", "task": task, "seed": seed, "rows": size}]
-    return Benchmark(name=name, rows=rows, provenance=provenance, checker=REASONING_GYM)
+    rows, provenance = gym_rows(name, REASONING_GYM_ITEMS, REASONING_GYM_SEED)
+    return Benchmark(name=name, rows=rows, provenance=[provenance], checker=REASONING_GYM)
 
 
 def _check_gold(row: dict, benchmark: Benchmark) -> None:

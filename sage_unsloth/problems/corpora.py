@@ -1,20 +1,27 @@
-"""Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, or the embedded arithmetic.
+"""Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, the embedded arithmetic,
+tasks of reasoning-gym, or a data set of one's own (`own_data`).
 
-Both data sets come from the hub, or from a local file with the hub's columns (`path=`). Where a row
-is malformed (a missing column, a value that is no text) the whole file is refused; where it fails
-a filter (too long, no numeric answer) it is left out. The rows left after each filter are counted.
+The two data sets come from the hub, or from a local file with the hub's columns (`path=`). Where a
+row is malformed (a missing column, a problem that is no text) the whole file is refused; where it
+fails a filter (too long, no answer) it is left out. The rows left after each filter are counted.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
-from sage_unsloth.grading.checker import Grade
-from sage_unsloth.grading.grader import Grader
-from sage_unsloth.grading.mathematics import normalise, only_its_text, plain_number
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.checkers import REASONING_GYM
+from sage_unsloth.grading.extraction import extract_answer
+from sage_unsloth.grading.mathematics import MATH, normalise, plain_number
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.columns import Columns
+from sage_unsloth.problems.corpus import Corpus, Filters, limited
+from sage_unsloth.problems.gradable import gradable
+from sage_unsloth.problems.gradable import gradable_answers as gradable_answers
+from sage_unsloth.problems.gym import PREFIX, training_rows
+from sage_unsloth.problems.own_data import read_own
 from sage_unsloth.problems.sources import Source, check_columns, read_source
 from sage_unsloth.prompts import (
     PROJECT_PROMPT,
@@ -23,7 +30,6 @@ from sage_unsloth.prompts import (
     render_solution,
     turns_of,
 )
-from sage_unsloth.runs.text import printable
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
 DAPO_MATH = Source(
@@ -32,39 +38,7 @@ DAPO_MATH = Source(
 RL_ROWS = 2_000  # Table 8 takes the first 2,000
 SFT_DATA = ("openmath", "arithmetic")
 RL_DATA = ("dapo", "arithmetic")
-NAMED = 3  # rows of each filter that are shown
-SHOWN = 60  # letters of their problems
 THINK_TAGS = ("<think>", "</think>")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """Rows ready for a stage.
-
-    Attributes:
-        rows: dicts with `problem` and `answer`, for SFT also `solution`; in the order of the
-            source.
-        counts: rows left after each filter, in order.
-        provenance: where the rows are from: hub id and revision, or file and digest.
-        left_out: the problems of the first `NAMED` rows that each filter left out.
-    """
-
-    rows: list[dict]
-    counts: dict[str, int]
-    provenance: dict
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-
-    def table(self) -> list[dict]:
-        """The counts as rows of a table."""
-        return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
-
-    def named(self) -> str:
-        """The first rows that each filter left out, a line for each filter; empty for none."""
-        return "\n".join(
-            f"left out by {name}, the first: "
-            + ", ".join(repr(shorten(printable(text), SHOWN, placeholder=" …")) for text in texts)
-            for name, texts in self.left_out.items()
-        )
 
 
 def sft_corpus(
@@ -99,29 +73,49 @@ def sft_corpus(
     """
     found = found or sft_rows(data=data, path=path)
     rows = found.rows
-    filters = _Filters(dict(found.counts), dict(found.left_out))
+    filters = Filters(dict(found.counts), dict(found.left_out))
     prompts = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [2 * length <= max_length for length in prompts]
     rows = filters.keep(rows, fits, f"prompt <= {max_length // 2:,} tokens")
     texts = [render_solution(tokenizer, turns_of(row), prompt.taught(row)) for row in rows]
     fits = [length <= max_length for length in _lengths(tokenizer, texts)]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
-    return _limited(rows, filters, found.provenance, limit)
+    return limited(rows, filters, found.provenance, limit)
 
 
-def sft_rows(*, data: str = "openmath", path: str | Path | None = None) -> Corpus:
+def sft_rows(
+    *,
+    data: str = "openmath",
+    path: str | Path | None = None,
+    columns: Columns | None = None,
+    prompt: PromptFormat = PROJECT_PROMPT,
+) -> Corpus:
     """`sft_corpus` before its filters by length, which alone need a tokenizer.
+
+    Args:
+        data: a name of `SFT_DATA`; or a file, or OWNER/NAME[:CONFIG] of the hub, of one's own, with
+            worked solutions and, where they have them, answers.
+        path: a local copy of OpenMathReasoning-mini; with `columns`, a file of one's own.
+        columns: how a data set of one's own is read.
+        prompt: whose tags a solution gets, if there is an answer to put between them.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, or no row is left.
     """
-    _check_choice("data", data, SFT_DATA)
+    data, path, columns = _asked_for(data, path, columns, SFT_DATA)
+    if data.startswith(PREFIX):
+        raise ValueError(
+            f"SFT needs worked solutions, and those of reasoning-gym have none; got {data}; give "
+            "it to train, or a file with a column `solution` to sft"
+        )
+    if data not in SFT_DATA:
+        return _own_sft_rows(data, columns, prompt)
     if data == "arithmetic":
         rows, provenance = arithmetic.problems("sft"), {"embedded": "arithmetic, split sft"}
-        filters = _Filters({"rows": len(rows)}, {})
+        filters = Filters({"rows": len(rows)}, {})
     else:
         rows, provenance = read_source(OPEN_MATH_REASONING, path)
-        filters = _Filters({"rows": len(rows)}, {})
+        filters = Filters({"rows": len(rows)}, {})
         filtered = ("generated_solution", "expected_answer")  # empty ones are left out below
         check_columns(rows, ("problem", *filtered), may_be_empty=filtered)
         rows = [
@@ -134,7 +128,7 @@ def sft_rows(*, data: str = "openmath", path: str | Path | None = None) -> Corpu
         ]
         good = [_is_number(row["answer"]) and bool(row["solution"]) for row in rows]
         rows = filters.keep(rows, good, "numeric answer, some working")
-    return _limited(rows, filters, provenance, None)
+    return limited(rows, filters, provenance, None)
 
 
 def rl_corpus(
@@ -164,83 +158,117 @@ def rl_corpus(
     """
     found = found or rl_rows(data=data, path=path, limit=limit)
     rows = found.rows
-    filters = _Filters(dict(found.counts), dict(found.left_out))
+    filters = Filters(dict(found.counts), dict(found.left_out))
     lengths = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [length <= max_prompt_length for length in lengths]
     rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
-    return _limited(rows, filters, found.provenance, None)
+    corpus = limited(rows, filters, found.provenance, None)
+    return replace(corpus, checker=found.checker)
 
 
 def rl_rows(
-    *, data: str = "dapo", path: str | Path | None = None, limit: int | None = RL_ROWS
+    *,
+    data: str = "dapo",
+    path: str | Path | None = None,
+    limit: int | None = RL_ROWS,
+    columns: Columns | None = None,
+    verifier: Checker | None = None,
+    answered: bool = True,
 ) -> Corpus:
     """`rl_corpus` before its filter by length, which alone needs a tokenizer.
+
+    Args:
+        data: a name of `RL_DATA`, `reasoning-gym:TASK`; or a file, or OWNER/NAME[:CONFIG] of the
+            hub, of one's own.
+        path: a local copy of DAPO-Math-17k-Processed; with `columns`, a file of one's own.
+        limit: how many rows of the source are looked at; None looks at all.
+        columns: how a data set of one's own is read.
+        verifier: what will make an answer right; None takes that of the data: reasoning-gym's own
+            scorer for its tasks, mathematics for all others.
+        answered: rows need an answer; False where rewards of one's own do without.
 
     Raises:
         ValueError: as `rl_corpus`.
     """
-    _check_choice("data", data, RL_DATA)
+    data, path, columns = _asked_for(data, path, columns, RL_DATA)
+    kept: dict[str, list[bool]] = {}
     if data == "arithmetic":
         rows, provenance = arithmetic.problems("train"), {"embedded": "arithmetic, split train"}
-    else:
+    elif data == "dapo":
         rows, provenance = read_source(DAPO_MATH, path)
         check_columns(rows, ("prompt", "solution"))
         rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
-    filters = _Filters({"rows": len(rows)}, {})
+    elif data.startswith(PREFIX):
+        rows, kept, provenance = training_rows(data, limit or RL_ROWS, verifier is None)
+        verifier = verifier or REASONING_GYM
+    else:
+        where = {"needed" if answered else "optional": ("answer",)}
+        own = read_own(data, columns, **({"needed": ()} | where), split="train")
+        rows, kept, provenance = own.rows, own.kept, own.provenance
+    checker = verifier or MATH
+    filters = Filters({"rows": len(rows)}, {})
     if limit is not None:
         rows = rows[:limit]
+        kept = {name: good[:limit] for name, good in kept.items()}
         filters.counts[f"first {limit:,}"] = len(rows)
-    gradable = gradable_answers(row["answer"] for row in rows)
-    good = [row["answer"] in gradable for row in rows]
-    rows = filters.keep(rows, good, "answer can be graded")
-    return _limited(rows, filters, provenance, None)
+    rows = filters.keep_by(rows, kept)
+    if answered:
+        good = gradable(rows, checker)
+        if rows and not any(good):
+            raise ValueError(
+                f"answers must be ones that {checker.name} can grade others against; of "
+                f"{len(rows):,} rows of {data} none has such a one, the first has "
+                f"{rows[0]['answer']!r:.200}; take the answer out of it by --answer-pattern, or "
+                "choose another column or verifier"
+            )
+        rows = filters.keep(rows, good, "answer can be graded")
+    return replace(limited(rows, filters, provenance, None), checker=checker)
 
 
-def gradable_answers(answers: Iterable[str]) -> set[str]:
-    """Those that are correct against themselves, in more than one writing.
-
-    Any other would never be rewarded, or hardly ever.
-    """
-    answers = [answer for answer in set(answers) if answer.strip()]
-    with Grader() as grader:
-        verdicts = grader.judge_answers(answers, answers)
-    return {
-        answer
-        for answer, verdict in zip(answers, verdicts, strict=True)
-        if verdict.grade is Grade.CORRECT and not only_its_text(answer, verdict)
-    }
-
-
-def spread(rows: Sequence[dict], count: int) -> list[dict]:
-    """`count` rows, evenly over the list."""
-    return [rows[int(i * len(rows) / count)] for i in range(count)]
-
-
-def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows).
-
-    `count` rows, spread evenly over the list, are held out; rows with the same problems are left
-    out of training.
+def _asked_for(
+    data: str, path: str | Path | None, columns: Columns | None, names: Sequence[str]
+) -> tuple[str, str | Path | None, Columns]:
+    """What is to be read: a known name with the file that stands in for it, or one's own.
 
     Raises:
-        ValueError: fewer than one row would be left to train on.
+        ValueError: two sources at once, or columns for a data set that has its own.
     """
-    if count == 0:
-        return list(rows), []
-    if not 0 < count < len(rows):
+    columns = columns or Columns()
+    if path is not None and data not in names:
         raise ValueError(
-            f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out "
-            "fewer"
+            f"data come from one place; got --data {data} and --path {path}; give one of them"
         )
-    chosen = spread(rows, count)
-    problems = {row["problem"] for row in chosen}
-    training = [row for row in rows if row["problem"] not in problems]
-    if not training:
+    if path is not None and columns:
+        return str(path), None, columns
+    if columns and (data in names or data.startswith(PREFIX)):
         raise ValueError(
-            f"{count} held-out rows must leave another problem to train on; the {len(rows)} rows "
-            f"have {len(problems)} different problems; hold out fewer"
+            f"{data} has columns of its own; got --columns, --answer-pattern or --split with it; "
+            "leave these out, or give --data FILE for a data set of your own"
         )
-    return training, [{"id": f"held-out-{i}"} | row for i, row in enumerate(chosen)]
+    own = "/" in data or "." in data or data.startswith(PREFIX)
+    if data not in names and not own and not Path(data).exists():
+        raise ValueError(
+            f"data must be one of {', '.join(names)}, reasoning-gym:TASK, a file, or OWNER/NAME of "
+            f"the hub; got {data!r}, and there is no such file; check the name"
+        )
+    return data, path, columns
+
+
+def _own_sft_rows(data: str, columns: Columns, prompt: PromptFormat) -> Corpus:
+    """Rows with a worked solution and, if the data set has answers, the answer of each.
+
+    A solution with an answer is written between the tags; where it would not be read as that answer
+    (a tag or a box stands in it), the row is left out. Without answers it is taught as it is.
+    """
+    found = read_own(data, columns, ("solution",), optional=("answer",), split="train")
+    filters = Filters({"rows": len(found.rows)}, {})
+    rows = filters.keep_by(found.rows, found.kept)
+    if any("answer" in row for row in rows):
+        rows = filters.keep(rows, [bool(row["answer"]) for row in rows], "has an answer")
+        rows = [row | {"solution": without_think_tags(row["solution"])} for row in rows]
+        read = [extract_answer(prompt.taught(row), prompt=prompt) == row["answer"] for row in rows]
+        rows = filters.keep(rows, read, "the answer is read from the taught text")
+    return limited(rows, filters, found.provenance, None)
 
 
 def without_think_tags(solution: str) -> str:
@@ -260,40 +288,3 @@ def _lengths(tokenizer: Any, texts: list[str]) -> list[int]:
     if not texts:
         return []
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
-
-
-@dataclass
-class _Filters:
-    """What filters have done so far: see `Corpus`."""
-
-    counts: dict[str, int]
-    left_out: dict[str, list[str]]
-
-    def keep(self, rows: list[dict], good: Sequence[bool], name: str) -> list[dict]:
-        """The good rows, counted; of the others the first are kept by their problems."""
-        gone = [row["problem"] for row, passes in zip(rows, good, strict=True) if not passes]
-        if gone:
-            self.left_out[name] = gone[:NAMED]
-        kept = [row for row, passes in zip(rows, good, strict=True) if passes]
-        self.counts[name] = len(kept)
-        return kept
-
-
-def _limited(rows: list[dict], filters: _Filters, provenance: dict, limit: int | None) -> Corpus:
-    """The corpus of the first `limit` rows; ValueError if there are none."""
-    counts = filters.counts
-    if limit is not None:
-        rows = rows[:limit]
-        counts[f"first {limit:,}"] = len(rows)
-    if not rows:
-        left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
-        raise ValueError(
-            f"at least one row must pass every filter; got none ({left}); raise the length "
-            "limit, or give other data"
-        )
-    return Corpus(rows=rows, counts=counts, provenance=provenance, left_out=filters.left_out)

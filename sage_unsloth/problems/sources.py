@@ -73,15 +73,16 @@ def _from_hub(source: Source) -> tuple[list[dict], str | None]:
     from huggingface_hub import HfApi
 
     try:
-        revision = source.revision or HfApi().dataset_info(source.hub_id).sha
+        # A name that is not there is told in seconds, before anything is downloaded.
+        revision = source.revision or HfApi().dataset_info(source.hub_id, timeout=10).sha
         data = load_dataset(source.hub_id, source.config, split=source.split, revision=revision)
     except Exception as error:
         # Hub, HTTP and offline errors have no common base class; the reader needs the remedy
         # whichever it is.
         raise ValueError(
             f"{source.hub_id} must be read from the hub, and could not be: "
-            f"{type(error).__name__}: {error!s:.300}; check the network, or give path= with a "
-            f"local copy ({', '.join(SUFFIXES)}) in the same columns"
+            f"{type(error).__name__}: {error!s:.300}; check the name and the network, or give a "
+            f"local copy in the same columns ({', '.join(SUFFIXES)}; --path, or path=)"
         ) from error
     return data.to_list(), revision
 

@@ -36,6 +36,7 @@ class Terminated(SystemExit):
 
     def __init__(self, message: str, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
+        self.signum = signal.Signals(signum)
         self.code = 128 + signum
 
 

@@ -1,7 +1,7 @@
 from .engines import SamplingConfig as SamplingConfig
 from .engines import TransformersEngine as TransformersEngine
-from .engines import VllmEngine as VllmEngine
 from .record_sets import sample_and_grade as sample_and_grade
+from .vllm_engine import VllmEngine as VllmEngine
 
 __all__ = [
     "SamplingConfig",

@@ -99,12 +99,17 @@ def read_samples(path: str | Path) -> list[dict]:
 
 
 def read_set(path: str | Path) -> tuple[dict[str, Any], list[dict]]:
-    """The settings of a record set and its records.
+    """The settings of a record set and its records, problem by problem and sample by sample.
+
+    So a report does not depend on which completion ended first.
 
     Raises:
         ValueError: as `read_settings` and `read_samples`.
     """
-    return read_settings(path)["settings"], read_samples(path)
+    recorded, records = read_settings(path), read_samples(path)
+    places = {problem: place for place, problem in enumerate(recorded["prompts"])}
+    records.sort(key=lambda record: (places[record["problem_id"]], record["sample"]))
+    return recorded["settings"], records
 
 
 def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
@@ -172,3 +177,8 @@ def _refuse_other_prompts(path: Path, known: Mapping[str, str], digests: Mapping
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def records_schema() -> dict[str, Any]:
+    """The JSON Schema of a line of a record set, `records.schema.json`."""
+    return read_json(Path(__file__).with_name("records.schema.json"))

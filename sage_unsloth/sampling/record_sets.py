@@ -3,9 +3,6 @@
 What is drawn goes to a record set, batch by batch; `record_files` describes its file.
 """
 
-import hashlib
-import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,24 +15,15 @@ from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, Turns, render_pro
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.stopping import finishing
-from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.drawing import Drawn, completions, in_rounds
+from sage_unsloth.sampling.engines import Engine, EngineError, SamplingConfig
 from sage_unsloth.sampling.grading_records import grade_records, is_stale, regraded_line
 from sage_unsloth.sampling.record_files import open_set, set_settings
+from sage_unsloth.sampling.token_streams import sample_seed
 
-
-class EngineError(RuntimeError):
-    """The engine failed while drawing; what was drawn before is on disk."""
-
-
-def sample_seed(seed: int, problem_id: str, sample: int) -> int:
-    """The seed of one completion: 52 bits of the SHA-256 of `[seed, problem_id, sample]` as JSON.
-
-    It depends on nothing else, so any completion can be drawn again alone, and two models answer a
-    problem from the same stream. 52 bits survive any reader of JSON; among a million completions,
-    two share a seed with a chance of 1e-4.
-    """
-    text = json.dumps([seed, problem_id, sample])
-    return int(hashlib.sha256(text.encode()).hexdigest()[:13], 16)
+__all__ = [
+    "EngineError", "gold_of", "prompt_ids", "sample_and_grade", "sample_seed"
+]  # fmt: skip
 
 
 def prompt_ids(tokenizer: Any, problem: str | Turns) -> list[int]:
@@ -92,7 +80,7 @@ def sample_and_grade(
         bar: a tqdm bar over completions to advance; None makes one.
 
     Returns:
-        The records of these problems, samples 0 to N - 1, in the order in which they were drawn.
+        The records of these problems, samples 0 to N - 1, in the order of `rows`.
 
     Raises:
         ValueError: the file belongs to another set, or another process writes to it; or see
@@ -117,7 +105,7 @@ def sample_and_grade(
         names = {"run": run, "model": model, "benchmark": benchmark}
         _grade_again(path, records, rows, grader)
         done = {(record["problem_id"], record["sample"]) for record in records}
-        wanted = [(row, sample) for row in rows for sample in range(num_samples)]
+        wanted = in_rounds(rows, num_samples)
         missing = [(row, sample) for row, sample in wanted if (row["id"], sample) not in done]
         if bar is None:
             bar = progress(
@@ -126,48 +114,24 @@ def sample_and_grade(
                 desc=f"{model} on {benchmark}",
                 unit="completion",
             )
-        tokens, started = 0, time.perf_counter()
-        with finishing("the batch in flight") as stop:
-            for start in range(0, len(missing), config.batch_size):
-                if stop.asked is not None:
-                    break
-                batch = missing[start : start + config.batch_size]
-                new = _draw(engine, config, batch, prompts, names, path)
+        with finishing("what is in flight") as stop:
+            for drawn in completions(engine, config, missing, prompts, stop, bar, path):
+                new = _records(drawn, names)
                 _grade_and_append(path, new, grader)
                 records += new
-                tokens += sum(record["num_tokens"] for record in new)
-                pace = tokens / (time.perf_counter() - started)
-                bar.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
-                bar.update(len(batch))
             bar.refresh()
-    # `records` is what the file holds, in its order; it need not be read again.
-    return [
+    # `records` is what the file holds; it need not be read again.
+    places = {row["id"]: place for place, row in enumerate(rows)}
+    found = [
         record
         for record in records
-        if record["problem_id"] in prompts and record["sample"] < num_samples
+        if record["problem_id"] in places and record["sample"] < num_samples
     ]
+    return sorted(found, key=lambda record: (places[record["problem_id"]], record["sample"]))
 
 
-def _draw(
-    engine: Engine,
-    config: SamplingConfig,
-    batch: Sequence[tuple[dict, int]],
-    prompts: Mapping[str, Sequence[int]],
-    names: Mapping[str, str],
-    path: Path,
-) -> list[dict]:
-    """The records of a batch of (row, sample), not graded yet."""
-    seeds = [sample_seed(config.seed, row["id"], sample) for row, sample in batch]
-    try:
-        drawn = engine.draw([prompts[row["id"]] for row, _ in batch], seeds, config)
-    except Exception as error:
-        # Engines fail by classes of their own (vLLM's EngineDeadError, CUDA's out of memory).
-        raise EngineError(
-            f"the engine must draw {len(batch)} completions of {names['model']} on "
-            f"{names['benchmark']}; it failed: {type(error).__name__}: {error!s:.500}; what was "
-            f"drawn before is kept in {path}; run the same command again, with a smaller batch if "
-            "memory ran out"
-        ) from error
+def _records(drawn: Sequence[Drawn], names: Mapping[str, str]) -> list[dict]:
+    """The records of completions, not graded yet."""
     return [
         dict(names)
         | {
@@ -179,7 +143,7 @@ def _draw(
             "finish_reason": completion.finish_reason,
             "gold": gold_of(row),
         }
-        for (row, sample), seed, completion in zip(batch, seeds, drawn, strict=True)
+        for row, sample, seed, completion in drawn
     ]
 
 

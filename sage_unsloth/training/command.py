@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from sage_unsloth.grading.command import add_verifier
-from sage_unsloth.prompts import TEMPLATES
+from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
 
 
 def add_sft(commands: Any) -> None:
@@ -37,12 +37,13 @@ def _sft(options: argparse.Namespace) -> int:
     from sage_unsloth.training.recipes import run_sft
     from sage_unsloth.training.sft_stage import SftConfig
 
-    with _naming_options(SftConfig()):
+    with naming_options(SftConfig()):
         run_sft(
             options.out,
             model=options.model,
             data=options.data,
             path=options.path,
+            columns=columns_of(options),
             limit=options.limit,
             held_out=options.held_out,
             smoke=options.smoke,
@@ -96,6 +97,12 @@ def add_train(commands: Any) -> None:
         "be given, and then the rewards are exactly those (default: answer)",
     )
     add_verifier(parser)
+    parser.add_argument(
+        "--eval-file",
+        metavar="FILE",
+        help="rows for the held-out curve (--set eval_steps=), in the columns of --path; without "
+        "it, rows of the data are held out",
+    )
     parser.set_defaults(act=_train)
 
 
@@ -109,16 +116,18 @@ def _train(options: argparse.Namespace) -> int:
     from sage_unsloth.training.recipes import run_rlvr
     from sage_unsloth.training.rlvr_config import RlvrConfig
 
-    with first_process_speaks(), _naming_options(RlvrConfig()):
+    with first_process_speaks(), naming_options(RlvrConfig()):
         run_rlvr(
             options.out,
             algorithm=options.algorithm,
             start=options.start,
             data=options.data,
             path=options.path,
+            columns=columns_of(options),
             limit=options.limit,
             memory=options.memory,
             force=options.force,
+            eval_file=options.eval_file,
             rewards=options.rewards,
             verifier=options.verifier,
             allow_unconfined=options.allow_unconfined,
@@ -139,19 +148,19 @@ def _add_stage(
         help="folder of the run; the same command resumes it (default: %(default)s)",
     )
     parser.add_argument(
-        "--data", help=f"{corpus} or arithmetic (default: {corpus}; the embedded model has its own)"
+        "--data",
+        help=f"{corpus}, arithmetic, a FILE of your own (.jsonl, .json, .parquet), "
+        "OWNER/NAME[:CONFIG] of the hub, or reasoning-gym:TASK "
+        f"(default: {corpus}; the embedded model has its own)",
     )
     parser.add_argument(
         "--path",
         metavar="FILE",
-        help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns",
+        help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns, or with "
+        "--columns",
     )
-    parser.add_argument(
-        "--template",
-        choices=TEMPLATES,
-        help="chat template of the prompts: this package's or the model's own (default: that of "
-        "its training here; else the own one of an instruct model, this package's for any other)",
-    )
+    add_columns(parser)
+    add_prompt(parser)
     parser.add_argument(
         "--set",
         nargs="+",
@@ -172,12 +181,13 @@ def _add_stage(
 
 def _settings(options: argparse.Namespace, defaults: Any) -> dict[str, Any]:
     """The settings that were given, by `--set` and by an option of their own."""
-    template = {} if options.template is None else {"template": options.template}
-    return parse_settings(options.settings, defaults) | template
+    given = {"template": options.template, "prompt": prompt_of(options)}
+    given = {name: value for name, value in given.items() if value is not None}
+    return parse_settings(options.settings, defaults) | given
 
 
 @contextmanager
-def _naming_options(defaults: Any) -> Iterator[None]:
+def naming_options(defaults: Any) -> Iterator[None]:
     """Inside, what an error says to set ("; set beta=0.05, or …") is written as the option."""
     names = "|".join(field.name for field in fields(defaults))
     try:

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sage_unsloth.figures import COLOURS, STYLES, new_figure, save_figure
+from sage_unsloth.training.rows import PASS_AT_1
 
 
 def plot_training(
     runs: Mapping[str, Sequence[Mapping]], path: str | Path, note: str, window: int = 9
 ) -> Path:
-    """The course of training runs: reward, plain KL, entropy, and the guide, each against the
-    optimizer step.
+    """The course of training runs: reward, plain KL, entropy, the guide, and held-out pass@1 where
+    there were evaluations, each against the optimizer step.
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.
@@ -24,6 +25,8 @@ def plot_training(
         "sage/entropy": "mean token entropy (nats)",
         "sage/guide_mean": "mean of the guide q",
     }
+    if any(PASS_AT_1 in row for rows in runs.values() for row in rows):
+        panels[PASS_AT_1] = "held-out pass@1"
     figure, axes = new_figure(len(panels))
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
@@ -36,6 +39,9 @@ def plot_training(
                 "color": COLOURS[(number + 1) % len(COLOURS)],
                 "linestyle": STYLES[(number + 1) % len(STYLES)],
             }
+            if metric == PASS_AT_1:  # few, and of many completions each
+                axis.plot(steps, values, marker="o", label=name, **style)
+                continue
             axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
             axis.plot(steps, moving_average(values, window), label=name, **style)
         axis.set(title=title, xlabel="optimizer step")

@@ -13,7 +13,7 @@ from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
 from sage_unsloth.objective.advantage_rules import GRPO, advantage_rule
-from sage_unsloth.problems.corpora import spread
+from sage_unsloth.problems.held_out import spread
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.kinds import count_kinds, kinds_text

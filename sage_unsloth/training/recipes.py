@@ -21,13 +21,15 @@ from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
+from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpora import (
-    hold_out,
     rl_corpus,
     rl_rows,
     sft_corpus,
     sft_rows,
 )
+from sage_unsloth.problems.gradable import gradable
+from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
@@ -69,6 +71,7 @@ def run_sft(
     model: str | Path,
     data: str | None = None,
     path: str | Path | None = None,
+    columns: Columns | None = None,
     limit: int | None = None,
     held_out: int = 32,
     smoke: bool = False,
@@ -79,7 +82,7 @@ def run_sft(
     Args:
         out: folder of the run; a second run in it resumes.
         model: a preset's name, a folder or a hub id.
-        data, path, limit: see `corpora.sft_corpus`; the embedded model has its own data.
+        data, path, columns, limit: see `corpora.sft_rows`; the embedded model has its own data.
         held_out: rows kept from training for the comparison; 0 leaves it out.
         smoke: a run of seconds that only shows that everything works.
         settings: fields of `SftConfig`, in place of the preset's.
@@ -98,7 +101,7 @@ def run_sft(
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
     config = replace(config, prompt=choose_format(start, settings.get("prompt")))
     data = data or _default_data(preset, path, "openmath")
-    found = sft_rows(data=data, path=path)
+    found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt)
     check_folder(out, known_settings("sft", config, start))
     _load_libraries(preset)
     template = template_for(start, settings.get("template"), prompt=config.prompt)
@@ -107,8 +110,11 @@ def run_sft(
     corpus = sft_corpus(
         tokenizer, config.max_length, limit=limit, found=found, prompt=config.prompt
     )
-    training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
+    # Without answers there is nothing to compare.
+    answered = all("answer" in row for row in corpus.rows)
+    training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
     dropped = len(corpus.rows) - len(training) - len(kept)
+    kept = [row for row, good in zip(kept, gradable(kept), strict=True) if good]
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
@@ -139,6 +145,7 @@ def run_rlvr(
     start: str | Path,
     data: str | None = None,
     path: str | Path | None = None,
+    columns: Columns | None = None,
     limit: int | None = 2000,
     memory: float | None = None,
     smoke: bool = False,
@@ -147,6 +154,7 @@ def run_rlvr(
     verifier: Checker | str | Callable[[str, str], Any] | None = None,
     allow_unconfined: bool = False,
     callbacks: Sequence[Any] = (),
+    eval_file: str | Path | None = None,
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -158,13 +166,15 @@ def run_rlvr(
         algorithm: the name of a row of `algorithms.ALGORITHMS`, or an `Algorithm` of your own.
         start: folder of an SFT run or, for a second stage, of an RL run; or a preset's name, a
             model folder or a hub id. `starting.starting_point` says which π_ref each has.
-        data, path, limit: see `corpora.rl_corpus`; the embedded model has its own data.
+        data, path, columns, limit: see `corpora.rl_rows`; the embedded model has its own data.
         memory: of the card, GiB, for the plan; None asks the card.
         smoke: a run of seconds that only shows that everything works.
         force: train also where the preflight finds nothing to learn from; `smoke` implies it.
         rewards, callbacks: see `rlvr`.
+        eval_file: rows for the held-out curve, in the columns of `path`; None holds rows of the
+            data out.
         verifier, allow_unconfined: what makes an answer right, as `verifiers.get_verifier` takes
-            them; None for `math`.
+            them; None for that of the data, `math` but for tasks of reasoning-gym.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -176,9 +186,9 @@ def run_rlvr(
     """
     _show_log()
     asked = get_rewards(rewards)
-    checker = get_verifier(
-        "math" if verifier is None else verifier, allow_unconfined=allow_unconfined
-    )
+    checker = None
+    if verifier is not None:
+        checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
     algorithm = algorithm.with_settings(settings)
@@ -198,7 +208,16 @@ def run_rlvr(
     if gib is not None:
         check_fits(setup, gib)
     data = data or _default_data(point.preset, path, "dapo")
-    found = rl_rows(data=data, path=path, limit=limit)
+    reading: dict[str, Any] = {
+        "columns": columns,
+        "verifier": checker,
+        "answered": any(reward.function is None for reward in asked),
+    }
+    found = rl_rows(data=data, path=path, limit=limit, **reading)
+    for_curve = None
+    if eval_file is not None:
+        of_curve = _default_data(point.preset, eval_file, "dapo")
+        for_curve = rl_rows(data=of_curve, path=eval_file, **reading)
     check_fills_a_step(config, len(found.rows))
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
@@ -217,6 +236,12 @@ def run_rlvr(
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
+    held_out = None
+    if for_curve is not None:
+        kept = rl_corpus(tokenizer, config.max_prompt_length, limit=None, found=for_curve)
+        held_out = kept.rows
+        _show(f"\nHeld-out rows, of {eval_file}:\n")
+        _show(kept.table())
     _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
         config,
@@ -226,15 +251,18 @@ def run_rlvr(
         algorithm.guide,
         algorithm.name,
         adapter=point.adapter,
+        held_out=held_out,
         callbacks=callbacks,
         force=force or smoke,
         rewards=asked,
-        verifier=checker,
+        verifier=corpus.checker,
     )
     metrics = read_metrics(out)
     if rank() == 0:
         note = f"{point.preset.name}, seed {config.seed}; thin: each step, thick: moving average"
-        plot_training({algorithm.name: metrics}, Path(out) / "training.png", note)
+        plot_training(
+            {algorithm.name: read_metrics(out, first=0)}, Path(out) / "training.png", note
+        )
         _show_outcome(Path(out), metrics)
         _show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "

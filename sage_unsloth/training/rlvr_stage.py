@@ -38,12 +38,16 @@ from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
-from sage_unsloth.runs.checkpoints import copy_result, is_last, last_checkpoint
+from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
+from sage_unsloth.sampling.engines import Engine, TransformersEngine
+from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.training.held_out import HeldOut
+from sage_unsloth.training.held_out_rows import split_rows
+from sage_unsloth.training.held_out_schedule import has_ended
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
@@ -66,6 +70,7 @@ from sage_unsloth.training.stage import (
     check_rows,
     check_tracker,
     check_trained,
+    digest_of,
     run_settings,
     set_aside_after,
     train,
@@ -102,7 +107,7 @@ def rlvr(
             verifier compares with something else; other columns are passed to rewards.
         folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
             `checkpoints/` while training, `metrics.jsonl`, a row each optimizer step,
-            `completions.jsonl` and `preflight.json`.
+            `completions.jsonl` and `preflight.json`; with evaluations `held-out/` and `best/`.
         guide: shapes the KL anchor; None leaves it at π_ref.
         name: on the progress bar.
         adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
@@ -143,7 +148,8 @@ def rlvr(
             f"reference='sft' trains a fresh one; got reference={config.reference!r} with "
             f"adapter={adapter}; give both, or neither"
         )
-    check_golds(rows, verifier)
+    rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
+    check_golds([*rows, *kept], verifier)
     check_verifier(verifier)
     check_fills_a_step(config, len(rows))
     check_processes(config)
@@ -152,6 +158,7 @@ def rlvr(
         config=config,
         model_path=model_path,
         rows=rows,
+        held_out=kept,
         folder=Path(folder),
         guide=guide,
         name=name,
@@ -191,6 +198,7 @@ class _Job:
     config: RlvrConfig
     model_path: str | Path
     rows: Sequence[dict]
+    held_out: Sequence[dict]
     folder: Path
     guide: Guide | None
     name: str
@@ -224,6 +232,8 @@ def _choose_rollouts(config: RlvrConfig) -> str:
 def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
+    if job.held_out:
+        settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
@@ -254,7 +264,7 @@ def _rlvr(job: _Job) -> Path:
     load_unsloth(standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
     tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
-    check_prompt_lengths(tokenizer, job.rows, config.max_prompt_length)
+    check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -270,9 +280,9 @@ def _rlvr(job: _Job) -> Path:
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
-    finished = resume if is_last(resume) else None
+    finished = resume if has_ended(config, job.folder, resume) else None
     if finished is None:
-        model = _train(job, model, tokenizer, resume)
+        model = _train(job, model, tokenizer, untouched, resume)
     wait_for_all()  # every process is done with the checkpoints
     if rank() == 0:
         with whole_folder(trained) as partial:
@@ -288,9 +298,9 @@ def _rlvr(job: _Job) -> Path:
     return trained
 
 
-def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
+def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None) -> Any:
     """Train from the checkpoint `resume`, or from the start after a preflight, and return the
-    trainer's model, without the teacher.
+    trainer's model, without the teacher. The trainer takes `tokenizer`, evaluations `untouched`.
     """
     config, folder = job.config, job.folder
     teacher = None
@@ -325,6 +335,17 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
             ),
             dynamic_sampling(trainer, config.max_resamples),
         ):
+            held_out = None
+            if job.held_out:
+                held_out = HeldOut(
+                    config,
+                    job.held_out,
+                    folder,
+                    trainer,
+                    untouched,
+                    job.model_path,
+                    job.verifier,
+                )
             forget_teacher(resume)
             if rank() == 0:
                 set_aside_after(folder / COMPLETIONS, resume)
@@ -334,6 +355,8 @@ def _train(job: _Job, model: Any, tokenizer: Any, resume: Path | None) -> Any:
                 job.name,
                 resume=resume,
                 callbacks=job.callbacks,
+                held_out=held_out,
+                report_to=config.report_to,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)

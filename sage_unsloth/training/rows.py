@@ -1,7 +1,11 @@
 """Rows of metrics: as a trainer logs them, and the held-out curve in them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+METRICS = "metrics.jsonl"
+PASS_AT_1 = "eval/pass@1"
+"""In the rows of the steps after which there was an evaluation on held-out problems."""
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -13,3 +17,25 @@ def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError):
             result[key] = value
     return result
+
+
+def held_out_curve(rows: Sequence[Mapping[str, Any]], last: int | None = None) -> list[Mapping]:
+    """The rows that hold an evaluation, in the order of their steps.
+
+    Args:
+        rows: of `metrics.jsonl`, each with `step`.
+        last: the last step that counts; None counts all.
+    """
+    found = [row for row in rows if PASS_AT_1 in row and (last is None or row["step"] <= last)]
+    return sorted(found, key=lambda row: row["step"])
+
+
+def best_evaluation(curve: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any] | None:
+    """The row with the highest value of a metric, the first of equal ones; None of no rows."""
+    return max(curve, key=lambda row: row[metric], default=None)
+
+
+def evaluations_since_best(curve: Sequence[Mapping[str, Any]], metric: str) -> int:
+    """How many evaluations in a row have not been better than the best before them."""
+    best = best_evaluation(curve, metric)
+    return 0 if best is None else sum(row["step"] > best["step"] for row in curve)

@@ -111,11 +111,31 @@ def sft(
     """
     answered = any("answer" in row for row in rows)
     check_rows(rows, ("problem", "solution", *(("answer",) if answered else ())))
+    _check_begins(config, rows)
     check_tracker(config.report_to)
     settings = run_settings("sft", config, model_path, rows)
     with locked(folder):
         begin(folder, settings, config, model_path)
         return _sft(config, model_path, rows, Path(folder))
+
+
+def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
+    """A solution that is taught as it is must begin where the prompt ends: in the opened tag.
+
+    Raises:
+        ValueError: it does not, with the row.
+    """
+    if config.template != "project" or config.prompt.reasoning is None:
+        return
+    opened = config.prompt.reasoning[0]
+    for number, row in enumerate(rows):
+        if "answer" not in row and not row["solution"].startswith(opened):
+            raise ValueError(
+                f"the project's template opens the working by {opened}, so a solution without an "
+                f"answer, which is taught as it is, must begin with that; row {number} begins with "
+                f"{row['solution'][:40]!r}; give an answer column or --answer-pattern, take --tags "
+                "boxed, or --template model"
+            )
 
 
 def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: Path) -> Path:
@@ -148,7 +168,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
             # Padding and truncation are the trainer's to set in its own.
             trainer = _trainer(config, model, copy.deepcopy(tokenizer), rows, folder)
             with finite_only(trainer):
-                train(trainer, folder, "SFT", resume=resume)
+                train(trainer, folder, "SFT", resume=resume, report_to=config.report_to)
             model = trainer.model
             model.config.use_cache = use_cache  # training turns it off
         with whole_folder(adapter) as partial:

@@ -3,11 +3,11 @@
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
@@ -18,12 +18,17 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, world_size
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.training.rows import METRICS
+from sage_unsloth.training.trackers import Tracked
 
-METRICS = "metrics.jsonl"
+if TYPE_CHECKING:
+    from sage_unsloth.training.held_out import HeldOut
+
 COMPLETIONS = "completions.jsonl"
 REPLACED = ".replaced.jsonl"
 """Ends the name of a file of rows whose steps were trained again."""
-TRACKERS = ("none", "tensorboard", "trackio", "wandb")
+OURS = ("tensorboard", "wandb")
+TRACKERS = ("none", *OURS, "trackio")
 # What may change when a run is resumed, because no result depends on it.
 FREE_SETTINGS = (
     "save_steps",
@@ -53,14 +58,17 @@ def run_settings(
             f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun "
             "(RL supports several)"
         )
-    digest = hashlib.sha256(
-        json.dumps([dict(row) for row in rows], sort_keys=True).encode()
-    ).hexdigest()
     settings = {key: value for key, value in asdict(config).items() if key not in FREE_SETTINGS}
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
     if world_size() > 1:  # each process draws from a random stream of its own
         settings["processes"] = world_size()
-    return {"stage": stage, "model": model, "rows": digest[:16]} | settings
+    return {"stage": stage, "model": model, "rows": digest_of(rows)} | settings
+
+
+def digest_of(rows: Sequence[dict]) -> str:
+    """Of the content of rows."""
+    text = json.dumps([dict(row) for row in rows], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def known_settings(
@@ -137,10 +145,22 @@ def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
     check_columns(rows, columns)
 
 
-def read_metrics(folder: str | Path) -> list[dict]:
-    """The rows of a run's `metrics.jsonl`, one per optimizer step; of a repeated step the last."""
-    rows = {row["step"]: row for row in read_jsonl(Path(folder) / METRICS)}
-    return [rows[step] for step in sorted(rows)]
+def read_metrics(folder: str | Path, first: int = 1) -> list[dict]:
+    """The rows of a run's `metrics.jsonl`, one per optimizer step; of a repeated step the last.
+
+    An evaluation that was made when the run resumed has a line of its own; its values go to the row
+    of its step.
+
+    Args:
+        folder: of the run.
+        first: the first step; 0 also gives the held-out evaluation before training, as the row of
+            step 0.
+    """
+    rows: dict[int, dict] = {}
+    for row in read_jsonl(Path(folder) / METRICS):
+        trained = "seconds" in row
+        rows[row["step"]] = row if trained else rows.get(row["step"], {}) | row
+    return [rows[step] for step in sorted(rows) if step >= first]
 
 
 def set_aside_after(path: Path, resume: Path | None) -> None:
@@ -149,7 +169,7 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
     """
     if not path.exists():
         return
-    rows, last = read_jsonl(path), 0 if resume is None else step_of(resume)
+    rows, last = read_jsonl(path), -1 if resume is None else step_of(resume)
     kept = next((i for i, row in enumerate(rows) if row["step"] > last), None)
     if kept is None:
         return
@@ -160,7 +180,7 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
     logger.warning(
         "Training resumes after step %d, so steps %d to %d are trained again; their old rows of "
         "%s are now in %s.",
-        last,
+        max(last, 0),
         rows[kept]["step"],
         rows[-1]["step"],
         path.name,
@@ -226,7 +246,7 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
     arguments = {
         "output_dir": str(folder / "checkpoints"),
         "logging_steps": 1,
-        "report_to": report_to,
+        "report_to": report_to if report_to == "trackio" else "none",  # the others: `trackers`
         "run_name": folder.name,
         "save_strategy": "steps",
         "save_steps": save_steps,
@@ -241,8 +261,6 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
     }
     if not has_gpu():
         arguments |= {"bf16": False, "fp16": False}
-    if report_to == "tensorboard":
-        os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     return arguments
 
 
@@ -253,6 +271,8 @@ def train(
     *,
     resume: Path | None,
     callbacks: Sequence[Any] = (),
+    held_out: "HeldOut | None" = None,
+    report_to: str = "none",
     extra: Callable[[int, dict], dict] = lambda step, logs: {},
 ) -> None:
     """Run `trainer.train()`, with every step's metrics on disk before the next step.
@@ -267,6 +287,8 @@ def train(
         name: on the progress bar.
         resume: checkpoint to resume from.
         callbacks: the caller's own, told of each step once its row is on disk.
+        held_out: evaluates between the steps, and may end the run before its last one.
+        report_to: a tracker, one of `TRACKERS`.
         extra: called with the step and the trainer's metrics before they are written, in every
             process; what it returns is written beside them.
 
@@ -277,7 +299,7 @@ def train(
     """
     from transformers import PrinterCallback, ProgressCallback
 
-    from sage_unsloth.training.step_log import StepLog
+    from sage_unsloth.training.step_log import EvaluatesFirst, NothingLeftError, StepLog
 
     if resume is not None and world_size() > 1 and not has_gpu():
         read_numbered_cpus()
@@ -286,15 +308,28 @@ def train(
     if rank() == 0:
         set_aside_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
-        log = StepLog(folder / METRICS, name, stop, extra)
+        log = StepLog(folder / METRICS, name, stop, extra, held_out)
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
-        for callback in (keeper(), *callbacks):
+        own = [Tracked(report_to, folder, folder / COMPLETIONS)] if report_to in OURS else []
+        for callback in (keeper(), *own, *callbacks):
             trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        if held_out is not None:
+            trainer.add_callback(EvaluatesFirst(log, held_out, trainer))
+        with suppress(NothingLeftError):
+            trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
         # A process that was asked while the last checkpoint was written must not leave the others
         # waiting.
         log.agree()
-    if trainer.state.global_step < trainer.state.max_steps:
+    if held_out is not None and held_out.exhausted:
+        logger.info(
+            "%s ends after step %d of %d: the last %d evaluations on held-out rows were no better "
+            "than the best before them (patience).",
+            name,
+            trainer.state.global_step,
+            trainer.state.max_steps,
+            held_out.config.patience,
+        )
+    elif trainer.state.global_step < trainer.state.max_steps:
         raise ValueError(
             f"training must take all its {trainer.state.max_steps} steps; the trainer ended after "
             f"{trainer.state.global_step}, with {len(trainer.train_dataset)} rows to train on; "

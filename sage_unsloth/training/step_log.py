@@ -1,5 +1,5 @@
-"""What happens between two optimizer steps of either stage: metrics on disk, the progress bar, and
-an end when a signal asks for one.
+"""What happens between two optimizer steps of either stage: metrics on disk, the progress bar, an
+evaluation on held-out rows, and an end when a signal or that evaluation asks for one.
 
 Imported once a trainer exists, because Unsloth must be loaded before transformers.
 """
@@ -17,7 +17,8 @@ from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, world_size
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.stopping import Stop
-from sage_unsloth.training.rows import numbers
+from sage_unsloth.training.held_out import HeldOut
+from sage_unsloth.training.rows import PASS_AT_1, numbers
 
 # On the progress bar; the loss means nothing in RL, whose advantages sum to 0.
 SHOWN = {
@@ -27,6 +28,7 @@ SHOWN = {
     "sage/entropy": "entropy",
     "sage/guide_mean": "guide",
     "grad_norm": "grad",
+    PASS_AT_1: "held-out",
     "completions/mean_length": "tokens",
     "completions/clipped_ratio": "cut",
     "frac_reward_zero_std": "dead",
@@ -35,6 +37,10 @@ SHOWN = {
 }
 
 logger = logging.getLogger(__name__)
+
+
+class NothingLeftError(Exception):
+    """Training is over before its next step; `stage.train` ends the trainer by it."""
 
 
 class StepLog(TrainerCallback):
@@ -46,12 +52,21 @@ class StepLog(TrainerCallback):
         stop: what `stopping.finishing` was asked.
         extra: called with the step and the trainer's metrics in every process; what it returns is
             written beside them.
+        held_out: evaluates between the steps; None for no evaluation.
     """
 
     def __init__(
-        self, path: Path, name: str, stop: Stop, extra: Callable[[int, dict], dict]
+        self,
+        path: Path,
+        name: str,
+        stop: Stop,
+        extra: Callable[[int, dict], dict],
+        held_out: HeldOut | None = None,
     ) -> None:
         self.path, self.name, self.stop, self.extra = path, name, stop, extra
+        self.held_out = held_out
+        self.before_first: list[dict[str, Any]] = []  # written with the row of the first step
+        self.ending = False
         self.bar: Any = None
         self.first_step = 0
         self.started = 0.0
@@ -70,11 +85,13 @@ class StepLog(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.agree()
-        if self.stop.asked is not None:
+        self.ending = self.agree()
+        if self.ending:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
+        if self.held_out is not None and state.is_world_process_zero:
+            self.held_out.saved(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
         self.stop.saved = (
             f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
         )
@@ -90,9 +107,14 @@ class StepLog(TrainerCallback):
         del state.log_history[:-1]
         row = {"step": state.global_step, "seconds": round(seconds, 3)} | numbers(logs)
         row |= self.extra(state.global_step, row)
+        if self.held_out is not None and not self.ending:  # the run that resumes evaluates first
+            row |= self.held_out.after(state.global_step)
+            if self.is_over():
+                control.should_save = control.should_training_stop = True
         if not state.is_world_process_zero:
             return
-        append_jsonl(self.path, [row])
+        append_jsonl(self.path, [*self.before_first, row])
+        self.before_first = []
         logs.update(row)  # for the trackers, whose callbacks come after this one
         self._show(row, state.global_step)
         if state.global_step == self.first_step and state.max_steps > self.first_step:
@@ -108,16 +130,65 @@ class StepLog(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self.bar.close()
+        if self.held_out is not None:
+            self.held_out.report()
 
-    def agree(self) -> None:
-        """All processes end once one of them is asked to; a signal that arrives meanwhile is not
-        lost.
+    def agree(self) -> bool:
+        """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
+        is not lost.
         """
         asked = [signum for signum in gathered([self.stop.asked]) if signum is not None]
         if asked:
             self.stop.asked = asked[0]
+        return bool(asked)
+
+    def take(self, row: dict[str, Any]) -> None:
+        """A row of an evaluation alone. A run has begun once it has trained a step, so the one
+        before the first step is written with that step's row.
+        """
+        if row["step"] == 0:
+            self.before_first = [row]
+        else:
+            append_jsonl(self.path, [row])
+
+    def is_over(self) -> bool:
+        """Whether the evaluation was interrupted, or was the last of a run without progress."""
+        if self.held_out is None:
+            return False
+        if self.held_out.asked is not None:
+            self.stop.asked = self.held_out.asked
+        return self.held_out.asked is not None or self.held_out.exhausted
 
     def _show(self, row: dict[str, Any], step: int) -> None:
+        curve = self.held_out.curve if self.held_out is not None else ()
+        row = ({PASS_AT_1: curve[-1][PASS_AT_1]} if curve else {}) | row
         shown = {title: row[key] for key, title in SHOWN.items() if key in row}
         self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
         self.bar.update(step - self.bar.n)
+
+
+class EvaluatesFirst(TrainerCallback):
+    """Makes the evaluation before the first step; in a run that resumes, one that was interrupted.
+
+    It is the last callback, so the others are told of a row that comes after their own beginning.
+
+    Args:
+        log: of the run.
+        held_out: evaluates.
+        trainer: whose callbacks are told.
+    """
+
+    def __init__(self, log: StepLog, held_out: HeldOut, trainer: Any) -> None:
+        self.log, self.held_out, self.trainer = log, held_out, trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Raises NothingLeftError: a signal came, or it was the last evaluation of the run."""
+        row = self.held_out.begin(state.global_step)
+        if row and state.is_world_process_zero:
+            self.log.take(row)
+            for callback in self.trainer.callback_handler.callbacks:
+                callback.on_log(args, state, control, logs=dict(row))
+        if self.log.is_over() or state.global_step >= state.max_steps:
+            for callback in self.trainer.callback_handler.callbacks:
+                callback.on_train_end(args, state, control)
+            raise NothingLeftError

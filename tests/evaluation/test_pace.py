@@ -16,6 +16,7 @@ class Clockwork:
     """An engine that takes .002 s for each token of a batch's longest completion."""
 
     name = "transformers"
+    fills_places = False
 
     def __init__(self, lengths):
         self.tokenizer = load_tokenizer(data_folder() / BASE_MODEL)

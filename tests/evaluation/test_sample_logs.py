@@ -18,7 +18,7 @@ from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.evaluation.sample_logs import (
     ReadingOptions,
     log_sets,
-    parse_same,
+    parse_pairs,
     read_log,
     tool_of,
 )
@@ -177,11 +177,11 @@ def test_other_problems_are_refused(mine, message):
 
 
 def test_a_task_takes_the_benchmark_that_it_is_said_to_have():
-    options = ReadingOptions(regrade=True, same=parse_same(["sums_repeated=sums"]))
+    options = ReadingOptions(regrade=True, same=parse_pairs(["sums_repeated=sums"]))
     (found,) = log_sets([read_log(REPEATED)], [ours()], options)
     assert found.benchmark == "sums" and found.problems[0] == "sums-0"
     with pytest.raises(ValueError, match="--same must be TASK=BENCHMARK; got 'sums'"):
-        parse_same(["sums"])
+        parse_pairs(["sums"])
     with pytest.raises(ValueError, match="--same must name what the logs have, 'sums'; got 'gsm'"):
         log_sets([read_log(SUMS)], [], replace(STRICT, same={"gsm": "sums"}))
 

@@ -385,6 +385,46 @@ def test_card_says_what_it_is():
     assert "vllm" not in text
 
 
+def evaluated(*models):
+    """What `report.json` holds of models on a data set of the hub."""
+    curve = {"1": {"mean": 0.5, "low": 0.4, "high": 0.6}}
+    row = {"benchmark": "gsm8k", "problems": 9, "samples": 1, "seeds": 1}
+    return {
+        "table": [row | {"model": model} for model in models],
+        "pass_at_k": {"gsm8k": dict.fromkeys(models, curve)},
+        "datasets": {"gsm8k": [{"hub_id": "openai/gsm8k", "rows": 9}]},
+        "sampling": {"temperature": 1.0},
+        "environment": {"date": "2026-11-22T05:00:00+00:00"},
+    }
+
+
+def test_card_has_the_results_of_its_own_model_where_the_hub_looks():
+    from huggingface_hub import ModelCard
+
+    text = card(report=evaluated("base", "mine"), report_model="mine")
+    found = ModelCard(text).data
+    (result,) = found.eval_results or []
+    assert (found.model_name, result.dataset_type) == ("me/mine", "openai/gsm8k")
+    assert (result.metric_type, result.metric_value) == ("pass@1", 50.0)
+    assert found.tags == ["grpo", "unsloth", "sage"]
+    assert "model-index" not in card(report=evaluated("base", "mine"))
+
+
+def test_an_export_has_result_files_of_the_hub(run, tmp_path):
+    out = export(run, "adapter", tmp_path / "one", report=evaluated("mine"))
+    assert "value: 50.0" in (out / ".eval_results" / "gsm8k.yaml").read_text()
+    assert "model-index" in (out / "README.md").read_text()
+    with pytest.raises(ValueError, match=r"one of base, mine; got 'x'; name it \(--report-model\)"):
+        export(run, "adapter", tmp_path / "two", report=evaluated("base", "mine"), report_model="x")
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_models_name_belongs_to_a_report(tmp_path, capsys):
+    command = ["export", str(tmp_path), "--to", "adapter", "--report-model", "mine"]
+    assert main(command) == 2
+    assert "give --report report.json" in capsys.readouterr().err
+
+
 def test_card_of_other_licences():
     other = card(license="qwen-research", base="Qwen/Qwen2.5-3B-Instruct")
     assert (

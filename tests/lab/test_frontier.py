@@ -60,6 +60,8 @@ def test_a_method_is_an_algorithm_and_values_of_one_setting():
         ("sage-branch=0", "beta = 0 drops the KL"),
         ("sage-brunch", "did you mean 'sage-branch'"),
         ("sage-teacher=0.1", "no teacher"),
+        ("pass-at-k=0.5", "k"),
+        ("maxrl:k=2", "none: it has no settings"),
     ],
 )
 def test_methods_that_are_refused(text, message):
@@ -76,6 +78,10 @@ def test_a_strength_is_set_and_all_else_stays():
     assert (settings.max_steps, settings.beta, guide) == (15, 0.05, None)
     assert type(settings.max_steps) is int
     assert configured(FrontierRun("grpo-no-kl", "", None, 7), RlvrConfig())[0].beta == 0
+    settings, _ = configured(Method.parse("pkpo=2").runs(7)[0], RlvrConfig())
+    assert (settings.advantages, settings.beta) == ("pkpo,k=2", 0.05)
+    settings, _ = configured(Method.parse("grpo-entropy=0.01").runs(7)[0], RlvrConfig())
+    assert (settings.entropy_coef, settings.advantages) == (0.01, "grpo")
 
 
 def test_runs_come_seed_by_seed():
@@ -307,6 +313,18 @@ def test_texts_and_figures_follow_from_the_records(tmp_path):
     assert "## Verdicts" in markdown(fresh)
     assert "](a/folder/report.md)" in section(report, "a/folder")
     assert "grpo-no-kl" in summary(report)
+
+
+def test_a_unit_counts_as_one_problem():
+    data = records(COUNTS)
+    whole = make_report(data)["points"]["grpo beta=0.4"]["pass@1"]["mean"]
+    data["sets"]["test"]["units"] = ["usual-0", "rare-0", "rare-0"]
+    report = make_report(data)
+    assert (report["num_problems"], report["num_units"]) == (3, 2)
+    assert "3 held-out problems in 2 units that count alike" in markdown(report)
+    strong = report["points"]["grpo beta=0.4"]["pass@1"]["mean"]
+    assert whole == pytest.approx(9 / 24)
+    assert strong == pytest.approx((2 / 4 + (1 + 1) / 8 + 3 / 4 + (1 + 1) / 8) / 4)
 
 
 # --- a run ----------------------------------------------------------------------------------------

@@ -516,6 +516,26 @@ def test_the_oracles_threshold_by_hand():
     assert entropy_threshold(entropies, mask, 0.5).item() == pytest.approx(0.3)
 
 
+# --- an entropy bonus ---
+
+
+@pytest.mark.parametrize(
+    ("guide", "settings", "options"),
+    [
+        (None, {}, {}),
+        (BRANCH, {"loss_type": "dr_grpo", "gradient_accumulation_steps": 2}, {}),
+        (OF_REFERENCE, {}, {"kl_estimator": "k2", "log_entropy": True}),
+        (None, {"beta": 0.0}, {"log_entropy": True}),
+        (BRANCH, {}, {"advantages": "rs-grpo"}),
+    ],
+    ids=["no-guide", "branch-dr_grpo-accumulation", "k2", "no-kl", "another-rule"],
+)
+def test_an_entropy_bonus_is_added_to_the_oracles_loss(make_trainer, guide, settings, options):
+    """The coefficient is large, so that a bonus without its gradient would be seen."""
+    trainer = make_trainer(entropy_coef=0.5, max_steps=2, **settings)
+    train_and_check(trainer, guide, **options)
+
+
 # --- advantage shaping ---
 
 

@@ -242,13 +242,13 @@ def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
         (
             "mine",
             [{"prompt": "P", "label": "1"}],
-            r"row 0 of mine .* saw the columns \['label', 'prompt'\]; repair",
+            "rows need a column for answer; .* has prompt, label; say which it is: --columns",
         ),
         ("mine", [{"problem": "P", "answer": None}], "saw the columns"),
         ("mine", [{"problem": " ", "answer": "1"}], "needs text in `problem`"),
         ("mine", [{"problem": "P", "solution": "no box"}], "needs text"),
         ("mine", [{"problem": "P", "answer": "1", "id": 7}] * 2, "2 rows, 1 ids repeat"),
-        ("mine", [], "0 rows"),
+        ("mine", [], "must have rows"),
         (
             "knights-and-knaves",
             [{"quiz": "Q"}],

@@ -29,7 +29,7 @@ from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.stopping import Terminated, ending, finishing
-from sage_unsloth.sampling.engines import Completion, SamplingConfig
+from sage_unsloth.sampling.engines import Completion, InBatches, SamplingConfig
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
@@ -415,7 +415,7 @@ def test_an_interrupt_frees_what_the_errors_before_it_hold():
     assert not [found for found in gc.get_objects() if isinstance(found, Model)]
 
 
-class Slow:
+class Slow(InBatches):
     """An engine that is sent a signal while it draws its second batch."""
 
     name = "transformers"

@@ -5,6 +5,7 @@ relied on.
 import dataclasses
 import inspect
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from table_engine import base_engine
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.sampling import engines
-from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine, invert, row_uniforms
+from sage_unsloth.sampling import engines, vllm_engine
+from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
+from sage_unsloth.sampling.refilling import can_refill
+from sage_unsloth.sampling.token_streams import invert, row_uniforms
 
 CONFIG = SamplingConfig(temperature=1.0, min_p=0.0, max_completion_length=32)
 
@@ -101,21 +104,81 @@ def test_a_completion_does_not_depend_on_its_batch(engine):
     assert len({c.text for c in together.values()}) > 20
 
 
-def test_a_prompt_that_all_rows_share_is_computed_once(engine, monkeypatch):
-    """The cache holds it but for its last token; what is drawn is the same up to rare rounding, and
-    prompts that differ share none.
-    """
+def requests(engine, problems, samples):
+    """Prompts and seeds of every sample of every problem."""
+    return [
+        (prompt_ids(engine.tokenizer, row["problem"]), sample_seed(3407, row["id"], sample))
+        for row in problems
+        for sample in samples
+    ]
+
+
+def test_filled_places_draw_what_batches_drew(engine):
+    """Against `generate`, in a mix of prompts and lengths, hot enough for long completions."""
+    rows = arithmetic.problems("test")[:5]
+    rows[0] = rows[0] | {"problem": "What is, please, " + rows[0]["problem"]}
+    wanted = requests(engine, rows, range(12))
+    config = dataclasses.replace(CONFIG, temperature=2.0, max_completion_length=90, batch_size=16)
+    found = list(engine.stream(iter(wanted), config))
+    by_number = dict(found)
+    assert sorted(by_number) == list(range(60)), "each once"
+    batches = [
+        one
+        for start in range(0, 60, 16)
+        for one in engine._generate(*zip(*wanted[start : start + 16], strict=True), config)
+    ]
+    assert sum(by_number[i] != one for i, one in enumerate(batches)) <= 1  # up to rare rounding
+    lengths = [one.num_tokens for one in batches]
+    assert max(lengths) > 3 * min(lengths)
+    assert [number for number, _ in found] != sorted(by_number), "they come as they end"
+
+
+def test_places_are_filled_and_prompts_computed_once(engine, monkeypatch):
     rows = arithmetic.problems("test")[:2]
-    prompts = [prompt_ids(engine.tokenizer, row["problem"]) for row in rows]
-    cache = engine._shared_prompt([prompts[0]] * 3)
-    assert cache.get_seq_length() == len(prompts[0]) - 1 and cache.layers[0].keys.shape[0] == 3
-    assert engine._shared_prompt(prompts) is None and engine._shared_prompt(prompts[:1]) is None
-    shared = [drawn(engine, [row], range(16)) for row in rows]
-    monkeypatch.setattr(TransformersEngine, "_shared_prompt", lambda self, prompts: None)
-    plain = [drawn(engine, [row], range(16)) for row in rows]
-    differ = sum(a[key] != b[key] for a, b in zip(shared, plain, strict=True) for key in a)
-    assert differ <= 1
-    assert len({completion.text for found in shared for completion in found.values()}) > 10
+    wanted = requests(engine, rows, range(16))
+    forward, shapes = engine.model.forward, []
+
+    def counted(*args, input_ids, **options):
+        shapes.append(tuple(input_ids.shape))
+        return forward(*args, input_ids=input_ids, **options)
+
+    counted.__signature__ = inspect.signature(forward)
+    monkeypatch.setattr(engine.model, "forward", counted)
+    config = dataclasses.replace(CONFIG, temperature=2.0, max_completion_length=60, batch_size=8)
+    drawn = dict(engine.stream(wanted, config))
+    assert [shape for shape in shapes if shape[1] > 1] == [(1, len(wanted[i][0])) for i in (0, 16)]
+    tokens = sum(one.num_tokens for one in drawn.values())
+    steps = [rows for rows, columns in shapes if columns == 1]
+    assert max(steps) == 8 and sum(steps) < 1.3 * tokens, "few rows are computed after their end"
+
+
+def test_what_is_in_flight_is_drawn_where_no_more_is_asked_for(engine):
+    wanted, taken = requests(engine, arithmetic.problems("test")[:2], range(8)), []
+
+    def until_the_first_ends():
+        for request in wanted:
+            if ended:
+                return
+            taken.append(request)
+            yield request
+
+    ended = []
+    found = dict(
+        engine.stream(
+            until_the_first_ends(), dataclasses.replace(CONFIG, batch_size=4), ended.append
+        )
+    )
+    assert sorted(found) == list(range(4)) and len(taken) == 4
+    assert sum(ended) == 4, "each was told"
+
+
+def test_models_whose_rows_cannot_be_taken_out_draw_by_generate(engine):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    assert can_refill(engine.model)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sliding = Gemma3TextConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    assert not can_refill(Gemma3ForCausalLM(sliding)), "a window that slides keeps no old keys"
 
 
 def test_min_p_top_k_and_top_p_leave_out_what_they_should(engine):
@@ -186,6 +249,38 @@ def adapter(folder, rank):
     return folder
 
 
+class BarReadingLlm:
+    """`LLM.generate` of vLLM 0.32 as far as bars go: one around the requests, one over those that
+    end, whose count, text and elapsed time are read.
+    """
+
+    def generate(self, prompts, parameters, *, use_tqdm, lora_request):
+        assert list(use_tqdm(prompts, desc="Adding requests")) == prompts
+        bar = use_tqdm(
+            total=len(prompts), desc="Processed prompts", dynamic_ncols=True, postfix="0 toks/s"
+        )
+        for _ in prompts:
+            bar.postfix = f"{7 / bar.format_dict['elapsed']:.0f} toks/s"
+            bar.update(1)
+            if bar.n == len(prompts):
+                bar.refresh()
+        bar.close()
+        token = SimpleNamespace(token_ids=[5, 6])
+        return [SimpleNamespace(outputs=[token]) for _ in prompts]
+
+
+def test_the_bar_moves_during_a_call_of_vllm(monkeypatch, capsys):
+    tokenizer = load_tokenizer(data_folder() / BASE_MODEL)
+    monkeypatch.setattr(vllm_engine, "request_parameters", lambda *_: None)
+    engine = vllm_engine.VllmEngine.around(BarReadingLlm(), tokenizer, [0])
+    told = []
+    config = dataclasses.replace(CONFIG, batch_size=3)
+    drawn = engine.stream([([1, 2], seed) for seed in range(4)], config, told.append)
+    assert next(drawn)[0] == 0 and told == [1, 1, 1], "before the call's completions come"
+    assert [number for number, _ in drawn] == [1, 2, 3] and told == [1] * 4
+    assert not "".join(capsys.readouterr()), "its own bars are not shown"
+
+
 @pytest.mark.vllm
 def test_vllm_takes_what_it_is_given(tmp_path):
     """Run it alone where vLLM does not load fully: Unsloth, once imported, hides such a vLLM."""
@@ -196,7 +291,7 @@ def test_vllm_takes_what_it_is_given(tmp_path):
 
     tokenizer = load_tokenizer(data_folder() / BASE_MODEL)
     adapters = [adapter(tmp_path / "a", 8), adapter(tmp_path / "b", 20)]
-    arguments = engines.engine_arguments(adapters, 2048, 0.8)
+    arguments = vllm_engine.engine_arguments(adapters, 2048, 0.8)
     parameters = inspect.signature(vllm.LLM.__init__).parameters
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     assert {*arguments, "model"} <= fields | set(parameters)
@@ -208,11 +303,11 @@ def test_vllm_takes_what_it_is_given(tmp_path):
     assert "token_ids" in {field.name for field in dataclasses.fields(CompletionOutput)}
 
     config, stops = SamplingConfig(num_samples=2, top_k=20, top_p=0.9), [tokenizer.eos_token_id, 5]
-    given = engines.request_parameters(tokenizer, stops, 2**52 - 1, config)
+    given = vllm_engine.request_parameters(tokenizer, stops, 2**52 - 1, config)
     assert (given.n, given.seed, given.temperature, given.min_p) == (1, 2**52 - 1, 0.3, 0.01)
     assert (given.top_k, given.top_p, given.max_tokens) == (20, 0.9, 1024)
     assert given.stop_token_ids == stops
     assert given.logit_bias == {tokenizer.pad_token_id: -100.0}
-    engines.request_parameters(tokenizer, stops, 1, SamplingConfig())  # top_k -1 too
-    second = engines.lora_request([str(a) for a in adapters], adapters[1])
+    vllm_engine.request_parameters(tokenizer, stops, 1, SamplingConfig())  # top_k -1 too
+    second = vllm_engine.lora_request([str(a) for a in adapters], adapters[1])
     assert (second.lora_int_id, second.lora_path) == (2, str(adapters[1]))

@@ -147,6 +147,9 @@ def test_only_what_is_missing_is_drawn(tmp_path):
     grown = draw(replace(CONFIG, num_samples=9, batch_size=5), more, ROWS, path)
     assert more.drawn.total() == 4 * 9 - 2 * 6 and max(more.drawn.values()) == 1
     assert [r for r in grown if r in first] == first
+    lines = read_jsonl(path)[12:]
+    assert [r["sample"] for r in lines[:2]] == [0, 0], "all problems first, with few samples"
+    assert [r["sample"] for r in lines[-4:]] == [8] * 4
     nothing = Table()
     fewer = draw(replace(CONFIG, num_samples=3), nothing, ROWS[1:3], path)
     assert not nothing.drawn
@@ -268,16 +271,23 @@ def test_a_repaired_gold_alone_grades_again(tmp_path):
     assert len(read_jsonl(path)) == 24 + 6
 
 
+def by_problem(records):
+    """Records on disk in the order in which drawing them returns them."""
+    return sorted(
+        records, key=lambda r: ([row["id"] for row in ROWS].index(r["problem_id"]), r["sample"])
+    )
+
+
 def test_a_set_is_read_once_and_what_is_returned_is_what_is_on_disk(tmp_path, monkeypatch):
     path, read = tmp_path / "samples.jsonl", []
     real = record_files.read_samples
     monkeypatch.setattr(record_files, "read_samples", lambda path: read.append(path) or real(path))
     few = draw(replace(CONFIG, num_samples=2), Table(), ROWS, path)
-    assert few == real(path) and not read, "there was nothing to read"
+    assert few == by_problem(real(path)) and not read, "there was nothing to read"
     all_rows = draw(CONFIG, Table(), ROWS, path)
-    assert all_rows == real(path) and read == [path]
+    assert all_rows == by_problem(real(path)) and read == [path]
     again = draw(CONFIG, Table(), ROWS, path, checker=replace(MATH, version=99))
-    assert again == real(path) != all_rows and read == [path, path]
+    assert again == by_problem(real(path)) != all_rows and read == [path, path]
 
 
 def test_an_answer_is_extracted_once(tmp_path, monkeypatch):

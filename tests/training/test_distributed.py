@@ -19,7 +19,7 @@ from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.rlvr_checks import check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.stage import run_settings
+from sage_unsloth.training.stage import read_metrics, run_settings
 
 WORKER = Path(__file__).parents[1] / "distributed_worker.py"
 OF_THE_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
@@ -108,7 +108,7 @@ def test_the_command_under_torchrun(both):
     assert [result["stage"] for result in results] == [[0, 143, 0, 0]] * 2
     whole, resumed = folder / "whole", folder / "resumed"
     assert json.loads((whole / "run.json").read_text())["settings"]["processes"] == 2
-    rows = read_jsonl(whole / "metrics.jsonl")
+    before, *rows = read_jsonl(whole / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     settings = dict(text.split("=") for text in STAGE)
     completions = int(settings["prompts_per_step"]) * int(settings["num_generations"])
@@ -123,6 +123,12 @@ def test_the_command_under_torchrun(both):
     assert any(weight.abs().max() > 0 for key, weight in weights.items() if "lora_B" in key)
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     assert not (whole / "checkpoints").exists()
+    curve = [row["eval/pass@1"] for row in (before, *rows) if "eval/pass@1" in row]
+    assert before["step"] == 0 and len(curve) == 3, "before, after step 2, after step 4"
+    again = [row["eval/pass@1"] for row in read_metrics(resumed, first=0) if "eval/pass@1" in row]
+    assert again == curve
+    assert len(read_jsonl(whole / "held-out" / "step-000004.jsonl")) == 4 * 2
+    assert (whole / "best" / "adapter_model.safetensors").is_file()
     assert (folder / "output").read_text().count("Written to") == 3
 
 

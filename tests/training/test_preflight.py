@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sage_unsloth.sampling.engines import Completion, InBatches
 from sage_unsloth.training.preflight import remedies, signal
 
 
@@ -66,7 +67,7 @@ def test_advice(changes, advice):
     assert all(re.search(pattern, text) for pattern, text in zip(advice, found, strict=True))
 
 
-class Boxes:
+class Boxes(InBatches):
     """An engine that answers rightly, but in a box, which RL does not reward."""
 
     name = "boxes"
@@ -75,8 +76,6 @@ class Boxes:
         self.tokenizer = tokenizer
 
     def draw(self, prompts, seeds, config):
-        from sage_unsloth.sampling.engines import Completion
-
         return [Completion(r"thus \boxed{2}", 5, "stop") for _ in prompts]
 
 

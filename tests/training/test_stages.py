@@ -16,7 +16,8 @@ from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.planning.fitting import plan_setup
 from sage_unsloth.planning.presets import CARDS, MODELS
-from sage_unsloth.problems.corpora import hold_out, sft_corpus
+from sage_unsloth.problems.corpora import sft_corpus
+from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.algorithms import get_algorithm
 from sage_unsloth.training.outcomes import course

@@ -122,6 +122,7 @@ def gather(
             "families": [row["family"] for row in one.rows],
             "num_samples": one.num_samples,
         }
+        | ({"units": [row["unit"] for row in one.rows]} if "unit" in one.rows[0] else {})
         for name, one in task.sets.items()
     }
     entries = [

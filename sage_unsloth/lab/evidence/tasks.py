@@ -27,7 +27,8 @@ class EvaluationSet:
     """Problems that every trained model answers.
 
     Attributes:
-        rows: with `id`, `problem`, `answer` and `family`.
+        rows: with `id`, `problem`, `answer` and `family`; and `unit`, where several problems count
+            as one.
         num_samples: of each problem.
         checker: what makes an answer right.
         max_completion_length: tokens; None takes that of the task's `sampling`.
@@ -142,7 +143,7 @@ def arithmetic_fresh_task() -> Task:
         train_rows=arithmetic_fresh.problems("train"),
         sets={
             "test": EvaluationSet(
-                title="held-out problems", rows=arithmetic_fresh.problems("test"), num_samples=64
+                title="held-out problems", rows=arithmetic_fresh.problems("test"), num_samples=32
             )
         },
         grid_seeds=0,

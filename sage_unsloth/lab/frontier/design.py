@@ -2,17 +2,28 @@
 
 import re
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from sage_unsloth.lab.evidence.tasks import Task, get_task
+from sage_unsloth.objective.advantage_rules import advantage_rule
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.planning.presets import PAPER_BETA
-from sage_unsloth.training.algorithms import SETTINGS, get_algorithm
+from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 PROBLEMS = {"pilot": "", "fresh": "-fresh"}
 """The problems to choose strengths on, those of the verdict, and what their tasks' names end in."""
 BETAS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 2.0)
-DEFAULT = ("grpo", "grpo-reverse-kl", "grpo-no-kl", "sage-branch", "sage-token", "sage-random")
+OWN = {
+    "grpo-entropy": ("entropy_coef", (0.001, 0.003, 0.01, 0.03)),
+    "pkpo": ("k", (2.0, 4.0, 7.0)),
+    "pass-at-k": ("k", (2.0, 4.0, 6.0)),
+}
+"""The strength of algorithms for which it is not β, and its values by default."""
+DEFAULT = (
+    "grpo", "grpo-reverse-kl", "grpo-no-kl", "sage-branch", "sage-token", "sage-random",
+    "maxrl", "pass-at-k", "grpo-entropy",
+)  # fmt: skip
 REDUCED = ("grpo=0.05,0.4,1", "grpo-reverse-kl=0.05,0.4,1", "sage-branch=0.4,1", "grpo-no-kl")
 NUM_SEEDS, REDUCED_SEEDS = 8, 6
 BASELINE = f"grpo beta={PAPER_BETA:g}"
@@ -50,7 +61,8 @@ class Method:
 
     Attributes:
         algorithm: a row of the table of algorithms.
-        setting: the field of `RlvrConfig` that is its strength.
+        setting: its strength: a number among the fields of `RlvrConfig`, or of the settings of its
+            rule for advantages.
         strengths: values of it; empty leaves the algorithm as it is, one point.
     """
 
@@ -62,7 +74,8 @@ class Method:
     def parse(cls, text: str) -> "Method":
         """`NAME`, `NAME=0.1,0.4` or `NAME:SETTING=0.1,0.4`.
 
-        Without values an algorithm with a KL term takes `BETAS`, any other stays as it is.
+        Without a setting it is the algorithm's in `OWN`, or β; without values those of `OWN`, or
+        `BETAS` where it has a KL term, and any other algorithm stays as it is.
 
         Raises:
             ValueError: another form, an unknown algorithm or setting, values that are not numbers,
@@ -71,7 +84,9 @@ class Method:
         form = "NAME, NAME=VALUE,… or NAME:SETTING=VALUE,…, as in grpo=0.1,0.4"
         if not (found := _SPEC.fullmatch(text)):
             raise ValueError(f"a method must be {form}; got {text!r}")
-        row, setting = get_algorithm(found[1]), found[2] or "beta"
+        row = get_algorithm(found[1])
+        own, values = OWN.get(found[1], ("beta", BETAS if row.beta else ()))
+        setting = found[2] or own
         if row.guide is not None and "teacher_logps" in row.guide.needs:
             raise ValueError(f"a frontier has no teacher, which {found[1]} needs; leave it out")
         try:
@@ -82,7 +97,7 @@ class Method:
             raise ValueError(f"a setting needs values, {form}; got {text!r}")
         if len(set(given)) < len(given):
             raise ValueError(f"strengths must be different; got {text!r}")
-        method = cls(found[1], setting, given or (BETAS if row.beta else ()))
+        method = cls(found[1], setting, given or values)
         for strength in method.strengths:
             configured(FrontierRun(method.algorithm, setting, strength, 0), RlvrConfig())
         return method
@@ -105,22 +120,29 @@ def configured(run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guid
         ValueError: the setting does not exist, is not a number, or does not suit the algorithm.
     """
     row = get_algorithm(run.algorithm)
-    given = {}
-    if run.strength is not None:
-        kinds = {field.name: field.type for field in fields(RlvrConfig)}
-        if kinds.get(run.setting) not in (int, float, "int", "float") or run.setting == "seed":
-            numbers = [name for name, kind in kinds.items() if kind in (int, float)]
-            raise ValueError(
-                "a strength must be a number among the settings of RLVR "
-                f"({', '.join(numbers)}); got {run.setting!r}"
-            )
-        whole = kinds[run.setting] in (int, "int")
-        if whole and run.strength != int(run.strength):
-            raise ValueError(f"{run.setting} must be a whole number; got {run.strength:g}")
-        given = {run.setting: int(run.strength) if whole else run.strength}
+    given = {} if run.strength is None else _given(row, run.setting, run.strength)
     row = row.with_settings(given)
     beside = {name: value for name, value in given.items() if name not in SETTINGS}
     return replace(row.configure(settings), seed=run.seed, **beside), row.guide
+
+
+def _given(row: Algorithm, setting: str, strength: float) -> dict[str, Any]:
+    """The strength as a setting of `RlvrConfig`."""
+    kinds = {field.name: field.type for field in fields(RlvrConfig)}
+    numbers = {name: kind for name, kind in kinds.items() if kind in (int, float)}
+    del numbers["seed"]
+    whole = strength == int(strength)
+    if setting in numbers:
+        if numbers[setting] is int and not whole:
+            raise ValueError(f"{setting} must be a whole number; got {strength:g}")
+        return {setting: int(strength) if numbers[setting] is int else strength}
+    rule = advantage_rule(row.advantages)
+    if rule.is_grpo or setting in kinds:
+        raise ValueError(
+            "a strength must be a number among the settings of RLVR "
+            f"({', '.join(numbers)}), or of the algorithm's rule for advantages; got {setting!r}"
+        )
+    return {"advantages": f"{rule.text},{setting}={int(strength) if whole else strength}"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The counts of a frontier: a benchmark's `records.json`, a row of it for each point and seed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,9 @@ class FrontierRecords(Records):
             runs.append(run | {"algorithm": point, "threshold": None, "ratio": None})
         super().__init__(dict(data) | {"runs": runs, "rare_route": None})
         self.set = next(iter(data["sets"]))
-        self.num_samples = data["sets"][self.set]["num_samples"]
+        one = data["sets"][self.set]
+        self.num_samples = one["num_samples"]
+        self.units = one.get("units", one["problems"])
         self.k = min(K, self.num_samples)
 
     def methods(self) -> dict[str, list[str]]:
@@ -64,11 +66,19 @@ class FrontierRecords(Records):
         }
 
     def values(self, point: str) -> dict[str, np.ndarray]:
-        """`pass@1`, `pass@k` and `area` over the powers of two up to k, each (S, P)."""
+        """`pass@1`, `pass@k` and `area` over the powers of two up to k, each (S, U) of U units."""
         ks = powers_of_two(self.k)
         correct = np.array([run["sets"][self.set]["correct"] for run in self.of(point)])
         curve = np.stack([pass_at_k(self.num_samples, correct, k) for k in ks])
-        return {"pass@1": curve[0], "pass@k": curve[-1], "area": area(curve, ks)}
+        found = {"pass@1": curve[0], "pass@k": curve[-1], "area": area(curve, ks)}
+        return {name: by_unit(values, self.units) for name, values in found.items()}
+
+
+def by_unit(values_SP: np.ndarray, units: Sequence[str]) -> np.ndarray:
+    """The mean over the problems of each unit, (S, U), in order of first appearance."""
+    places = list(dict.fromkeys(units))
+    member_PU = np.array([[unit == place for place in places] for unit in units], float)
+    return values_SP @ (member_PU / member_PU.sum(axis=0))
 
 
 def method_name(place: Mapping[str, Any]) -> str:

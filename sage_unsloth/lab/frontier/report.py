@@ -34,6 +34,7 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         "seeds": records.seeds,
         "k": records.k,
         "num_problems": len(data["sets"][records.set]["problems"]),
+        "num_units": len(set(records.units)),
         "num_samples": records.num_samples,
         "settings": data["settings"],
         "environment": data["environment"],

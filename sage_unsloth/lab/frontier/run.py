@@ -81,9 +81,10 @@ def power(config: FrontierConfig) -> list[str]:
     first = next(iter(config.load_task().sets.values()))
     points = config.points()
     found = {k: v for k, v in report["components"].items() if k.partition(" - ")[0] in points}
-    lines = power_lines(report | {"components": found}, len(config.seeds), len(first.rows))
+    units = len({row.get("unit", row["id"]) for row in first.rows})
+    lines = power_lines(report | {"components": found}, len(config.seeds), units)
     return [
         f"  Power, from a pilot with {len(report['seeds'])} seeds: a true difference that "
-        f"{len(config.seeds)} seeds x {len(first.rows)} problems find 4 times in 5:",
+        f"{len(config.seeds)} seeds x {units} problems find 4 times in 5:",
         *(f"    {line}" for line in lines),
     ]

@@ -20,11 +20,17 @@ def conditions(report: Mapping[str, Any]) -> str:
         f"seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}) of each point from one SFT "
         f"model, {settings['max_steps']} steps of {settings['prompts_per_step']} x "
         f"{settings['num_generations']} completions, learning rate "
-        f"{settings['learning_rate']:g}; {report['num_problems']} held-out problems, "
+        f"{settings['learning_rate']:g}; {_problems(report)}, "
         f"{report['num_samples']} samples each at "
         f"T = {report['settings']['sampling']['temperature']:g}; unsloth {packages['unsloth']}, "
         f"torch {packages['torch']}, {environment['date'][:10]}"
     )
+
+
+def _problems(report: Mapping[str, Any]) -> str:
+    problems, units = report["num_problems"], report["num_units"]
+    text = f"{problems} held-out problems"
+    return text if units == problems else f"{text} in {units} units that count alike"
 
 
 def brackets(report: Mapping[str, Any]) -> str:
@@ -147,7 +153,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             markdown_table(guides),
         ]
     if report["components"]:
-        lines = power_lines(report, len(report["seeds"]), report["num_problems"])
+        lines = power_lines(report, len(report["seeds"]), report["num_units"])
         parts += [
             "## Power",
             "A true difference that this design finds 4 times in 5, by the variances that it "

@@ -1,0 +1,151 @@
+"""Which column of a data set holds what.
+
+A column is named by what it is for: `problem` (text) or `messages` (a conversation), `answer`, and
+`solution`, the worked text that SFT teaches. Any other name is kept in the row, and rewards get it.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+FOUND_BY_NAME = {
+    "problem": ("problem", "question", "prompt"),
+    "messages": ("messages", "conversation", "prompt"),
+    "answer": ("answer",),
+    "solution": ("solution",),
+}
+"""Where a column is looked for that is not named: `prompt` is either, by what it holds."""
+RESERVED = (
+    "prompt", "prompts", "completion", "completions", "completion_ids", "trainer_state",
+    "log_extra", "log_metric", "image", "images", "tools", "environments", "id", "gold",
+)  # fmt: skip
+"""Names that the trainer or this package gives to something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """How the columns of a data set are read.
+
+    Attributes:
+        names: what a column is for -> its name; what is not named is found by `FOUND_BY_NAME`.
+        answer_pattern: a regular expression with one group, which is the answer inside the answer
+            column's text; where it matches several times, the last one counts.
+        split: of a data set on the hub; None takes "train" for training and "test" for evaluation.
+
+    Raises:
+        ValueError: a name that is reserved or no word; or a pattern without exactly one group.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    answer_pattern: str | None = None
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name in RESERVED or not name.isidentifier():
+                raise ValueError(
+                    "a column must be named problem, messages, answer, solution, or by a word "
+                    f"that is not taken ({', '.join(RESERVED)}); got {name!r}; choose another name"
+                )
+        if {"problem", "messages"} <= self.names.keys():
+            raise ValueError(
+                "a row asks by its problem or by its messages; got columns for both; leave one out"
+            )
+        if self.answer_pattern is None:
+            return
+        try:
+            groups = re.compile(self.answer_pattern).groups
+        except re.error as error:
+            raise ValueError(
+                f"--answer-pattern must be a regular expression; {error}; got "
+                f"{self.answer_pattern!r}; correct it"
+            ) from error
+        if groups != 1:
+            raise ValueError(
+                "--answer-pattern must have one group, which is the answer; got "
+                f"{self.answer_pattern!r} with {groups}; put brackets around the answer, as in "
+                "'#### (.+)', and (?:...) around anything else"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self.names) or self.answer_pattern is not None or self.split is not None
+
+
+def parse_columns(
+    words: Sequence[str] | None, answer_pattern: str | None = None, split: str | None = None
+) -> Columns:
+    """`["problem=question", "answer=answer"]` as columns.
+
+    Raises:
+        ValueError: not NAME=COLUMN, or a name twice; or see `Columns`.
+    """
+    names: dict[str, str] = {}
+    for word in words or ():
+        name, _, column = word.partition("=")
+        if not column or name in names:
+            raise ValueError(
+                "--columns takes NAME=COLUMN, each name once, as in problem=question "
+                f"answer=answer; got {' '.join(words or ())}"
+            )
+        names[name] = column
+    return Columns(names=names, answer_pattern=answer_pattern, split=split)
+
+
+def find_columns(
+    raw: Sequence[dict],
+    columns: Columns,
+    needed: Sequence[str],
+    data: str,
+    optional: Sequence[str],
+) -> dict[str, str]:
+    """What is read -> the column that holds it.
+
+    Args:
+        raw: rows as they were read.
+        columns: those that are named.
+        needed, optional: what a row has beside its problem, or may have.
+        data: names the rows in messages.
+
+    Raises:
+        ValueError: a column is not there; with those that are.
+    """
+    seen = list(dict.fromkeys(name for row in raw for name in row))
+    places = dict(columns.names)
+    for name, column in columns.names.items():
+        if column not in seen:
+            close = difflib.get_close_matches(column, seen, 1)
+            hint = f"--columns {name}={close[0]}?" if close else "name one of these"
+            raise ValueError(
+                f"--columns must name columns that are there; {data} has no {column!r}, but "
+                f"{', '.join(seen)}; {hint}"
+            )
+    if not {"problem", "messages"} & places.keys():
+        for name, test in (("problem", str), ("messages", list)):
+            for column in FOUND_BY_NAME[name]:
+                if column in seen and isinstance(raw[0].get(column), test):
+                    places.setdefault(name, column)
+        if {"problem", "messages"} <= places.keys():
+            del places["messages"]
+    chat = "messages" in places
+    wanted = [name for name in ("answer", "solution") if name in (*needed, *optional)]
+    for name in wanted:
+        for column in FOUND_BY_NAME[name]:
+            # One column is answer and solution only where a pattern takes the answer out of it.
+            if column in seen and (columns.answer_pattern or column not in places.values()):
+                places.setdefault(name, column)
+    if columns.answer_pattern is not None and "answer" in wanted and "answer" not in places:
+        raise ValueError(
+            f"--answer-pattern needs a column that it is looked for in; {data} has "
+            f"{', '.join(seen)}; say which it is: --columns answer=COLUMN"
+        )
+    lacking = [] if {"problem", "messages"} & places.keys() else ["problem"]
+    # A conversation may end in its solution.
+    lacking += [n for n in needed if n not in places and not (n == "solution" and chat)]
+    if lacking:
+        example = " ".join(f"{name}=COLUMN" for name in lacking)
+        raise ValueError(
+            f"rows need a column for {' and one for '.join(lacking)}; {data} has "
+            f"{', '.join(seen)}; say which it is: --columns {example}"
+        )
+    return places

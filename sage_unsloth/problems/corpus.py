@@ -1,0 +1,84 @@
+"""A corpus: rows that passed filters, how many each filter left, and the first it left out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import shorten
+
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.runs.text import printable
+
+NAMED = 3  # rows of each filter that are shown
+SHOWN = 60  # letters of their problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Rows ready for a stage.
+
+    Attributes:
+        rows: dicts with `problem` and `answer`, for SFT also `solution`; in the order of the
+            source.
+        counts: rows left after each filter, in order.
+        provenance: where the rows are from: hub id and revision, or file and digest.
+        left_out: the problems of the first `NAMED` rows that each filter left out.
+        checker: what makes an answer right.
+    """
+
+    rows: list[dict]
+    counts: dict[str, int]
+    provenance: dict
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    checker: Checker = MATH
+
+    def table(self) -> list[dict]:
+        """The counts as rows of a table."""
+        return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
+
+    def named(self) -> str:
+        """The first rows that each filter left out, a line for each filter; empty for none."""
+        return "\n".join(
+            f"left out by {name}, the first: "
+            + ", ".join(repr(shorten(printable(text), SHOWN, placeholder=" …")) for text in texts)
+            for name, texts in self.left_out.items()
+        )
+
+
+@dataclass
+class Filters:
+    """What filters have done so far: see `Corpus`."""
+
+    counts: dict[str, int]
+    left_out: dict[str, list[str]]
+
+    def keep_by(self, rows: list[dict], kept: Mapping[str, Sequence[bool]]) -> list[dict]:
+        """The rows that pass every filter of `kept`, which has a list over all rows for each."""
+        left = list(range(len(rows)))
+        for name, good in kept.items():
+            self.keep([rows[i] for i in left], [good[i] for i in left], name)
+            left = [i for i in left if good[i]]
+        return [rows[i] for i in left]
+
+    def keep(self, rows: list[dict], good: Sequence[bool], name: str) -> list[dict]:
+        """The good rows, counted; of the others the first are kept by their problems."""
+        gone = [row["problem"] for row, passes in zip(rows, good, strict=True) if not passes]
+        if gone:
+            self.left_out[name] = gone[:NAMED]
+        kept = [row for row, passes in zip(rows, good, strict=True) if passes]
+        self.counts[name] = len(kept)
+        return kept
+
+
+def limited(rows: list[dict], filters: Filters, provenance: dict, limit: int | None) -> Corpus:
+    """The corpus of the first `limit` rows; ValueError if there are none."""
+    counts = filters.counts
+    if limit is not None:
+        rows = rows[:limit]
+        counts[f"first {limit:,}"] = len(rows)
+    if not rows:
+        left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
+        raise ValueError(
+            f"at least one row must pass every filter; got none ({left}); raise the length "
+            "limit, or give other data"
+        )
+    return Corpus(rows=rows, counts=counts, provenance=provenance, left_out=filters.left_out)

@@ -1,0 +1,35 @@
+"""Rows that are kept from training."""
+
+from collections.abc import Sequence
+
+
+def spread(rows: Sequence[dict], count: int) -> list[dict]:
+    """`count` rows, evenly over the list."""
+    return [rows[int(i * len(rows) / count)] for i in range(count)]
+
+
+def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
+    """(training rows, held-out rows).
+
+    `count` rows, spread evenly over the list, are held out; rows with the same problems are left
+    out of training.
+
+    Raises:
+        ValueError: fewer than one row would be left to train on.
+    """
+    if count == 0:
+        return list(rows), []
+    if not 0 < count < len(rows):
+        raise ValueError(
+            f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out "
+            "fewer"
+        )
+    chosen = spread(rows, count)
+    problems = {row["problem"] for row in chosen}
+    training = [row for row in rows if row["problem"] not in problems]
+    if not training:
+        raise ValueError(
+            f"{count} held-out rows must leave another problem to train on; the {len(rows)} rows "
+            f"have {len(problems)} different problems; hold out fewer"
+        )
+    return training, [{"id": f"held-out-{i}"} | row for i, row in enumerate(chosen)]

@@ -1,0 +1,96 @@
+"""The options of a command that say which rows are read, and how a model is asked."""
+
+import argparse
+import logging
+from pathlib import Path
+
+from sage_unsloth.problems.columns import Columns, parse_columns
+from sage_unsloth.prompts import TAGS, TEMPLATES, PromptFormat, prompt_format
+
+logger = logging.getLogger(__name__)
+
+
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Adds `--columns`, `--answer-pattern` and `--split`."""
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        action="extend",
+        metavar="NAME=COLUMN",
+        help="columns of your own data: problem=question answer=answer, messages=, solution=; any "
+        "other NAME is passed to rewards",
+    )
+    parser.add_argument(
+        "--answer-pattern",
+        metavar="REGEX",
+        help="the answer is this pattern's one group in the answer column: '#### (.+)' for GSM8K",
+    )
+    parser.add_argument("--split", help="of data on the hub (default: train; evaluate: test)")
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    """Adds `--template`, `--system-prompt` and `--tags`."""
+    parser.add_argument(
+        "--template",
+        choices=TEMPLATES,
+        help="chat template of the prompts: this package's or the model's own (default: that of "
+        "its training here; else the own one of an instruct model, this package's for any other)",
+    )
+    parser.add_argument(
+        "--system-prompt",
+        metavar="FILE|TEXT",
+        help="in place of this package's; none asks without one (default: that of the model's "
+        "training here; else the one that names the tags)",
+    )
+    parser.add_argument(
+        "--tags",
+        nargs="+",
+        metavar="TAG",
+        help=f"{', '.join(TAGS)}; or two tags around the answer, or four around working and answer "
+        "(default: those of the model's training here; else project)",
+    )
+
+
+def columns_of(options: argparse.Namespace) -> Columns:
+    """What `add_columns` was given."""
+    return parse_columns(options.columns, options.answer_pattern, options.split)
+
+
+def prompt_of(options: argparse.Namespace) -> PromptFormat | None:
+    """What `add_prompt` was given; None where nothing was.
+
+    A system prompt that does not name the marks of the answer is warned of.
+    """
+    system = None if options.system_prompt is None else _system_prompt(options.system_prompt)
+    prompt = prompt_format(system, options.tags)
+    if prompt is not None and prompt.unnamed:
+        logger.warning(
+            "The system prompt does not name %s, by which an answer is found: a model that was not "
+            "trained to write it will hardly do so.",
+            " and ".join(prompt.unnamed),
+        )
+    return prompt
+
+
+def _system_prompt(text: str) -> str:
+    """The text, or that of the file which it names.
+
+    Raises:
+        ValueError: it has the form of a file's name, and there is none; or the file is no text.
+    """
+    path = Path(text) if len(text) < 1_000 and "\n" not in text else None
+    if path is not None and path.is_file():
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"--system-prompt must be text, or a file of text; {path} is none ({error}); "
+                "give another file"
+            ) from error
+    one_word = not any(sign.isspace() for sign in text.strip())
+    if path is not None and one_word and ("/" in text or path.suffix):
+        raise ValueError(
+            f"--system-prompt must be text, or a file of text; there is no file {text}; check the "
+            "path"
+        )
+    return text

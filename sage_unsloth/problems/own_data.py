@@ -1,0 +1,272 @@
+"""Rows of a data set of one's own, from a file or from the hub, by what its columns are for."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.problems.columns import Columns, find_columns
+from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
+from sage_unsloth.runs.text import printable
+
+ROLES = ("system", "user", "assistant")
+OTHER_KINDS = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".arrow", ".xlsx", ".xml", ".yaml")
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRows:
+    """The rows of a data set, read.
+
+    Attributes:
+        rows: `problem` (of a conversation its last user's turn), `messages`, `answer`, `solution`
+            and the other names, as far as there are columns for them.
+        kept: a text that says it -> whether each row of the source passes; in the order of reading.
+            `rows` has all of them, so that what is left out can be named.
+        provenance: hub id and revision, or file and digest; and the columns.
+    """
+
+    rows: list[dict]
+    kept: dict[str, list[bool]]
+    provenance: dict
+
+
+def source_of(data: str, split: str) -> tuple[Source, Path | None]:
+    """A file, or a data set on the hub: OWNER/NAME or OWNER/NAME:CONFIG.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    path = Path(data)
+    if path.is_dir():
+        raise ValueError(f"data must be a file or a hub id; {data} is a folder; name a file in it")
+    spelled = data.startswith((".", "/", "~")) or path.suffix in (*SUFFIXES, *OTHER_KINDS)
+    if path.is_file() or spelled:
+        return Source(hub_id="", split=""), path
+    found = _HUB_ID.fullmatch(data)
+    if found is None:
+        raise ValueError(
+            "data must be a file, a hub id (OWNER/NAME or OWNER/NAME:CONFIG), reasoning-gym:TASK, "
+            f"or a name that this package knows; got {data!r}, and there is no such file; check "
+            "the name"
+        )
+    return Source(hub_id=found["id"], config=found["config"], split=split), None
+
+
+def read_own(
+    data: str, columns: Columns, needed: Sequence[str], *, split: str, optional: Sequence[str] = ()
+) -> OwnRows:
+    """The rows of a file or of a data set on the hub, by what their columns are for.
+
+    Args:
+        data: see `source_of`.
+        columns: how they are read.
+        needed: `answer`, `solution`: what a row must have beside its problem.
+        split: of the hub, unless `columns` names one.
+        optional: what is looked for by its name, and may be missing.
+
+    Raises:
+        ValueError: nothing to read there, a column that is not there (with those that are), a
+            problem that is no text, values of mixed kinds, or a pattern that matches nothing.
+    """
+    raw, provenance = read_raw(data, columns, split)
+    own = read_columns(raw, columns, needed, data, optional=optional)
+    return OwnRows(rows=own.rows, kept=own.kept, provenance=provenance)
+
+
+def read_raw(data: str, columns: Columns, split: str) -> tuple[list[dict], dict]:
+    """The rows as they are, of which there must be some, and their provenance."""
+    source, path = source_of(data, columns.split or split)
+    if path is not None and columns.split is not None:
+        raise ValueError(
+            f"a split is a part of a data set on the hub; got --split {columns.split} with the "
+            f"file {path}; leave it out"
+        )
+    raw, provenance = read_source(source, path)
+    if not raw:
+        raise ValueError(
+            f"data must have rows; {data} has none; a .jsonl file has one object a line, a .json "
+            "file one list of objects"
+        )
+    how = {"columns": dict(columns.names)} if columns.names else {}
+    how |= {"answer_pattern": columns.answer_pattern} if columns.answer_pattern else {}
+    return raw, provenance | how
+
+
+def read_columns(
+    raw: Sequence[dict],
+    columns: Columns,
+    needed: Sequence[str],
+    data: str,
+    *,
+    optional: Sequence[str] = (),
+) -> OwnRows:
+    """`read_own` on rows that are read already; `data` names them in messages."""
+    places = find_columns(raw, columns, needed, data, optional)
+    asked = "messages" if "messages" in places else "problem"
+    rows: list[dict[str, Any]] = []
+    for number, row in enumerate(raw):
+        value = row.get(places[asked])
+        where = f"row {number} of {data}, column {places[asked]!r},"
+        rows.append(_conversation(value, where) if asked == "messages" else _problem(value, where))
+    kept: dict[str, list[bool]] = {}
+    for name in ("answer", "solution"):
+        if name in places and name in (*needed, *optional):
+            texts = _texts(raw, places[name], data)
+            if columns.answer_pattern is not None and name == "answer":
+                found = _matched(texts, columns.answer_pattern, data)
+                kept["answer pattern matches"] = [match is not None for match in found]
+                answers = ["" if match is None else match[1].strip() for match in found]
+            elif columns.answer_pattern is not None and places.get("answer") == places[name]:
+                answers = [_without_match(text, columns.answer_pattern) for text in texts]
+            else:
+                answers = texts
+            for row, text in zip(rows, answers, strict=True):
+                row[name] = text
+        if name == "solution" and name in needed and "messages" in places:
+            for row in rows:  # a conversation that ends in its solution
+                row.setdefault(name, row.pop("replied", ""))
+        if name in needed:
+            kept[f"has {'an' if name == 'answer' else 'a'} {name}"] = [
+                bool(row[name]) for row in rows
+            ]
+    for row in rows:
+        row.pop("replied", None)
+    for name, column in columns.names.items():
+        if name not in row_names(needed, optional):
+            for number, (row, source) in enumerate(zip(rows, raw, strict=True)):
+                row[name] = _kept_value(source.get(column), f"row {number} of {data}, {column!r},")
+    return OwnRows(rows=rows, kept=kept, provenance={})
+
+
+def row_names(needed: Sequence[str], optional: Sequence[str]) -> set[str]:
+    """What is read by its own rules; any other name is kept as it is."""
+    return {"problem", "messages", "answer", *needed, *optional}
+
+
+def _problem(value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        raise ValueError(
+            f"a problem must be text; {where} has a conversation; give it as messages "
+            "(--columns messages=COLUMN)"
+        )
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(
+            f"a problem must be non-empty text; {where} has {value!r:.100}; drop or repair the row"
+        )
+    return {"problem": value}
+
+
+def _conversation(value: Any, where: str) -> dict[str, Any]:
+    """A conversation up to the turn that is to be answered, and the answer where it has one."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(
+            f"messages must be a list of turns; {where} has {value!r:.100}; drop or repair the row"
+        )
+    for turn in value:
+        good = isinstance(turn, dict) and isinstance(turn.get("content"), str)
+        if not good or turn.get("role") not in ROLES:
+            raise ValueError(
+                "a turn must have a `role` (system, user or assistant) and a `content` of text; "
+                f"{where} has {turn!r:.150}; write the turns in that form"
+            )
+    turns = [{"role": turn["role"], "content": turn["content"]} for turn in value]
+    replied = turns.pop()["content"] if turns[-1]["role"] == "assistant" else None
+    if not turns or turns[-1]["role"] != "user" or not turns[-1]["content"].strip():
+        raise ValueError(
+            "a conversation must end in a user's turn, which is to be answered, or in the "
+            f"assistant's answer to one; {where} ends otherwise; drop or repair the row"
+        )
+    if any(turn["role"] == "system" for turn in turns[1:]):
+        raise ValueError(
+            f"a system turn must be the first one; {where} has one further on; repair the row"
+        )
+    row: dict[str, Any] = {"problem": turns[-1]["content"], "messages": turns}
+    return row if replied is None else row | {"replied": replied.strip()}
+
+
+def _texts(raw: Sequence[dict], column: str, data: str) -> list[str]:
+    """A column as text: numbers as they are written, lists and objects as JSON; "" where there is
+    nothing.
+    """
+    values = [row.get(column) for row in raw]
+    kinds: dict[str, int] = {}
+    for number, value in enumerate(values):
+        kind = _kind(value)
+        if kind != "nothing":
+            kinds.setdefault(kind, number)
+    if len(kinds) > 1:
+        told = " and ".join(
+            f"{kind} (row {number}: {values[number]!r:.60})" for kind, number in kinds.items()
+        )
+        raise ValueError(
+            f"a column must hold values of one kind; {column!r} of {data} has {told}; make them "
+            "of one kind"
+        )
+    if "values of another kind" in kinds:
+        number = kinds["values of another kind"]
+        raise ValueError(
+            f"an answer must be text, a number, a list or an object; {column!r} of {data} has "
+            f"{values[number]!r:.60} in row {number}; convert the column"
+        )
+    return [_text(value) for value in values]
+
+
+def _kind(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "nothing"
+    if isinstance(value, bool):
+        return "yes or no"
+    if isinstance(value, (str, int, float)):
+        return "text or numbers"
+    return "lists or objects" if isinstance(value, (list, dict)) else "values of another kind"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value.strip()
+    if _kind(value) == "nothing":
+        return ""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _matched(texts: Sequence[str], pattern: str, data: str) -> list[re.Match[str] | None]:
+    """The last match in each text; a group that took no part in it is none."""
+    compiled = re.compile(pattern)
+    found = []
+    for text in texts:
+        matches = [match for match in compiled.finditer(text) if (match[1] or "").strip()]
+        found.append(matches[-1] if matches else None)
+    if not any(found):
+        example = printable(texts[0])
+        shown = example if len(example) <= 120 else f"… {example[-120:]}"
+        raise ValueError(
+            f"--answer-pattern must match answers; {pattern!r} matches 0 % of the {len(texts):,} "
+            f"rows of {data}, of which the first is {shown!r}; correct the pattern"
+        )
+    return found
+
+
+def _without_match(text: str, pattern: str) -> str:
+    """A worked text without the answer behind it, which SFT writes between the tags."""
+    matches = [match for match in re.finditer(pattern, text) if (match[1] or "").strip()]
+    if not matches:
+        return text
+    return (text[: matches[-1].start()].rstrip() + text[matches[-1].end() :]).strip()
+
+
+def _kept_value(value: Any, where: str) -> Any:
+    """A value that is kept for rewards: whatever JSON can hold; dates and decimals become text."""
+    try:
+        json.dumps(value, allow_nan=True)
+    except (TypeError, ValueError):
+        if isinstance(value, (bytes, list, dict, set)):
+            raise ValueError(
+                f"a column that is kept must hold what JSON can; {where} has {value!r:.60}; leave "
+                "it out, or convert it"
+            ) from None
+        return str(value)
+    return value

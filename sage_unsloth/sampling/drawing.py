@@ -1,0 +1,105 @@
+"""The order in which completions are drawn, and how they come from an engine until one is stopped.
+
+All problems get one sample first, then two, four, eight and so on: what a kill leaves is a report
+on all problems with fewer samples (`compare --partial`).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sage_unsloth.runs.stopping import Stop
+from sage_unsloth.sampling.engines import Completion, Engine, EngineError, SamplingConfig
+from sage_unsloth.sampling.refilling import RENEWED, Request
+from sage_unsloth.sampling.token_streams import sample_seed
+
+Wanted = tuple[dict, int]
+"""A problem's row, and the number of a sample."""
+
+
+class Drawn(NamedTuple):
+    """A completion, and what it is of."""
+
+    row: dict
+    sample: int
+    seed: int
+    completion: Completion
+
+
+def in_rounds(rows: Sequence[dict], num_samples: int) -> list[Wanted]:
+    """Every (row, sample): all rows with sample 0, then with 1, with 2 and 3, with 4 to 7, ...
+
+    In a round, samples of one problem are neighbours, so that its prompt is computed once for them.
+    """
+    bounds = [0, 1]
+    while bounds[-1] < num_samples:
+        bounds.append(2 * bounds[-1])
+    return [
+        (row, sample)
+        for low, high in pairwise(bounds)
+        for row in rows
+        for sample in range(low, min(high, num_samples))
+    ]
+
+
+def completions(
+    engine: Engine,
+    config: SamplingConfig,
+    missing: Sequence[Wanted],
+    prompts: Mapping[str, Sequence[int]],
+    stop: Stop,
+    bar: Any,
+    path: Path,
+) -> Iterator[list[Drawn]]:
+    """The completions of `missing`, so many at a time as should be on disk at once.
+
+    Args:
+        engine: of the model.
+        config: sampling.
+        missing: what to draw, in this order.
+        prompts: problem -> token ids.
+        stop: once it is asked for, what is in flight is drawn, and nothing more.
+        bar: over completions; advanced as they end.
+        path: where the caller keeps them, for the message.
+
+    Raises:
+        EngineError: the engine failed; what had ended before was yielded.
+    """
+    asked: list[Wanted] = []
+
+    def requests() -> Iterator[Request]:
+        for row, sample in missing:
+            if stop.asked is not None:
+                return
+            asked.append((row, sample))
+            yield prompts[row["id"]], sample_seed(config.seed, row["id"], sample)
+
+    size = config.batch_size
+    if engine.fills_places:  # they end one by one, and few should be lost by a kill
+        size = max(1, size // RENEWED)
+    ended: list[Drawn] = []
+    failure: Exception | None = None
+    tokens, started = 0, time.perf_counter()
+    try:
+        for number, completion in engine.stream(requests(), config, bar.update):
+            row, sample = asked[number]
+            seed = sample_seed(config.seed, row["id"], sample)
+            ended.append(Drawn(row, sample, seed, completion))
+            tokens += completion.num_tokens
+            if len(ended) == size:
+                pace = tokens / (time.perf_counter() - started)
+                bar.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
+                yield ended
+                ended = []
+    except Exception as error:  # engines fail by classes of their own: out of memory, dead
+        failure = error
+    if ended:
+        yield ended
+    if failure is not None:
+        raise EngineError(
+            f"the engine must draw {len(missing):,} completions; it failed: "
+            f"{type(failure).__name__}: {failure!s:.500}; what was drawn before is kept in {path}; "
+            "run the same command again, with a smaller batch if memory ran out"
+        ) from failure

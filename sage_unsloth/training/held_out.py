@@ -1,0 +1,289 @@
+"""The held-out curve: pass@k of the policy on problems that it is not trained on, while it trains.
+
+    before the first step, every `eval_steps`, after the last one:
+        N completions of every held-out problem, each by its own seed → graded → pass@1 … pass@N
+
+Each problem's completions have the same seeds at every evaluation, so two points of the curve
+differ by the policy alone. Nothing of it reaches the training (`policy_engine`).
+
+The best adapter and early stopping follow from the curve, which follows from the rows of
+`metrics.jsonl`. So they are right after a resume too: no row counts of steps
+that are trained again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_unsloth.evaluation.metrics import pass_at_k, powers_of_two
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.tokenizers import load_stop_tokens
+from sage_unsloth.models.trained import write_readme
+from sage_unsloth.patch.rollout_weights import digest
+from sage_unsloth.runs.files import read_json, read_jsonl, whole_folder, write_json
+from sage_unsloth.runs.processes import gathered, rank, wait_for_all
+from sage_unsloth.runs.progress import progress
+from sage_unsloth.runs.stopping import Terminated
+from sage_unsloth.sampling.counts import correct_matrix
+from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
+from sage_unsloth.sampling.record_files import read_settings, settings_path
+from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.held_out_schedule import best_metric, is_due, is_exhausted
+from sage_unsloth.training.policy_engine import policy_engine
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rows import (
+    METRICS,
+    best_evaluation,
+    evaluations_since_best,
+    held_out_curve,
+)
+
+FOLDER, BEST = "held-out", "best"
+PROBLEMS = "problems.json"
+"""In `held-out/`: the rows, which the completions name by their ids."""
+NOTE = "evaluation.json"
+"""In `best/`: which evaluation it is of."""
+
+logger = logging.getLogger(__name__)
+
+
+class HeldOut:
+    """Evaluates the policy of a run, keeps the adapter of the best evaluation, and says when to
+    stop. Every process makes one and calls its methods at the same steps; the first one draws.
+
+    Args:
+        config: of the run, with `eval_steps` > 0.
+        rows: the held-out ones, with `id`, `problem` and `answer`.
+        folder: of the run; gets `held-out/` with every completion, a record set for each
+            evaluation, and `best/`.
+        trainer: of the run.
+        tokenizer: not the trainer's own; goes to `best/` with the adapter.
+        model_path: the model below the adapter.
+        verifier: what makes an answer right.
+    """
+
+    def __init__(
+        self,
+        config: RlvrConfig,
+        rows: Sequence[dict],
+        folder: Path,
+        trainer: Any,
+        tokenizer: Any,
+        model_path: str | Path,
+        verifier: Checker = MATH,
+    ) -> None:
+        self.verifier = verifier
+        self.config, self.rows, self.folder = config, rows, folder
+        self.trainer, self.tokenizer = trainer, tokenizer
+        self.stops = load_stop_tokens(model_path, tokenizer)
+        self.metric = best_metric(config)
+        self.sampling = held_out_sampling(config, vllm=trainer.use_vllm)
+        self.curve: list[Mapping[str, Any]] = []
+        self.asked: signal.Signals | None = None
+        """The signal that interrupted an evaluation, which the resumed run then makes first."""
+
+    def begin(self, step: int) -> dict[str, Any]:
+        """Take the curve up to this step from the run's rows, with the adapter that was best then,
+        and evaluate here if that is due and was not done.
+
+        Returns:
+            The row of the evaluation, or an empty one.
+        """
+        log = self.folder / METRICS
+        self.curve = held_out_curve(read_jsonl(log) if log.exists() else [], step)
+        if rank() == 0:
+            (self.folder / FOLDER).mkdir(exist_ok=True)
+            write_json(self.folder / FOLDER / PROBLEMS, [dict(row) for row in self.rows])
+            self._restore_best(step)
+        wait_for_all()
+        return self.after(step) if is_due(self.config, self.curve, step) else {}
+
+    def after(self, step: int) -> dict[str, Any]:
+        """The metrics of the policy after this optimizer step; empty where no evaluation is due, or
+        where a signal interrupted it (`asked`).
+        """
+        if not is_due(self.config, self.curve, step):
+            return {}
+        found: Any = None
+        if rank() == 0:
+            try:
+                found = self._evaluate(step)
+            except KeyboardInterrupt:
+                found = signal.SIGINT
+            except Terminated as stopped:
+                found = stopped.signum
+        found = gathered([found])[0]
+        if isinstance(found, signal.Signals):
+            self.asked = found
+            return {}
+        row = {"step": step} | found
+        self.curve.append(row)
+        if rank() == 0 and evaluations_since_best(self.curve, self.metric) == 0:
+            self._keep_best(row)
+        return row
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last `patience` evaluations were no better than the best before them."""
+        return is_exhausted(self.config, self.curve)
+
+    def saved(self, checkpoint: Path) -> None:
+        """Put the adapter that is best by now into a checkpoint, for a run that resumes there."""
+        if (self.folder / BEST).is_dir():
+            place = checkpoint / FOLDER / BEST
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(self.folder / BEST, place, copy_function=_link)
+
+    def report(self) -> None:
+        """Log which evaluation was best."""
+        best = best_evaluation(self.curve, self.metric)
+        if best is None or rank() > 0:
+            return
+        logger.info(
+            "Held-out %s: %.3f before training, %.3f at step %d, where it was best, %.3f at step "
+            "%d; %s is the adapter of step %d.%s",
+            self.metric.removeprefix("eval/"),
+            self.curve[0][self.metric],
+            best[self.metric],
+            best["step"],
+            self.curve[-1][self.metric],
+            self.curve[-1]["step"],
+            self.folder / BEST,
+            best["step"],
+            " No step of training was better than none." if best["step"] == 0 else "",
+        )
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        started = time.perf_counter()
+        path = self.folder / FOLDER / f"step-{step:06d}.jsonl"
+        policy = policy_digest(self.trainer.model)
+        _forget_other_policy(path, policy)
+        quiet = progress(disable=True)
+        with policy_engine(self.trainer, self.tokenizer, self.stops) as engine:
+            records = sample_and_grade(
+                self.sampling,
+                engine,
+                self.rows,
+                path,
+                model=f"step {step}",
+                benchmark="held-out",
+                identity={"policy": policy},
+                checker=self.verifier,
+                boxed=False,
+                prompt=self.config.prompt,
+                bar=quiet,
+            )
+        seconds = time.perf_counter() - started
+        return held_out_metrics(records) | {"eval/seconds": round(seconds, 3)}
+
+    def _keep_best(self, row: Mapping[str, Any]) -> None:
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        # A teacher may be another adapter of the model.
+        adapter = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
+        with whole_folder(self.folder / BEST, replace=True) as partial:
+            model.save_pretrained(partial, **adapter)
+            self.tokenizer.save_pretrained(partial)
+            if adapter:
+                write_readme(partial)
+            write_json(partial / NOTE, dict(row))
+
+    def _restore_best(self, step: int) -> None:
+        """`best/` as it was at this step: a later one is of steps that are trained again."""
+        best, place = best_evaluation(self.curve, self.metric), self.folder / BEST
+        kept = self.folder / "checkpoints" / f"checkpoint-{step}"
+        wanted = None if best is None else best["step"]
+        if wanted is None or wanted != _step_of(place):
+            copy = kept / FOLDER / BEST
+            if wanted is not None and wanted == _step_of(copy):
+                with whole_folder(place, replace=True) as partial:
+                    shutil.copytree(copy, partial)
+            else:
+                shutil.rmtree(place, ignore_errors=True)
+                if wanted is not None:
+                    logger.warning(
+                        "The adapter of step %d, which was best by %s, is not there any more; the "
+                        "next one that is better becomes %s.",
+                        wanted,
+                        self.metric,
+                        place,
+                    )
+        if wanted is not None and kept.is_dir() and not (kept / FOLDER).is_dir():
+            self.saved(kept)  # killed between the checkpoint and its copy
+
+
+def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
+    """How the held-out completions are drawn: as those of training."""
+    batch = config.completions_per_step  # which the memory of the card was planned for
+    if not has_gpu():
+        batch = max(batch, BATCH_SIZES["transformers"])
+    return SamplingConfig(
+        num_samples=config.eval_samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        max_completion_length=config.max_completion_length,
+        batch_size=BATCH_SIZES["vllm"] if vllm else batch,
+        grade_seconds=config.grade_seconds,
+        seed=config.seed,
+    )
+
+
+def held_out_metrics(records: Sequence[dict]) -> dict[str, float]:
+    """What one evaluation adds to its step's row.
+
+    Args:
+        records: N of each problem.
+
+    Returns:
+        `eval/pass@k`, the mean over problems, for k = 1, 2, 4 … N; `eval/format` and `eval/cut`,
+        shares of completions with a solution tag and without an end; `eval/tokens`, a mean.
+    """
+    correct_PN = correct_matrix(records)
+    samples, correct_P = correct_PN.shape[1], correct_PN.sum(axis=1)
+    n = len(records)
+    return {
+        f"eval/pass@{k}": float(np.mean(pass_at_k(samples, correct_P, k)))
+        for k in powers_of_two(samples)
+    } | {
+        "eval/format": sum(record["extracted"] is not None for record in records) / n,
+        "eval/cut": sum(record["finish_reason"] != "stop" for record in records) / n,
+        "eval/tokens": sum(record["num_tokens"] for record in records) / n,
+    }
+
+
+def policy_digest(model: Any) -> str:
+    """A digest of the trained weights."""
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return hashlib.sha256(json.dumps(digest(weights), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _forget_other_policy(path: Path, policy: str) -> None:
+    """Deletes what was drawn after a step that was trained again since, to other weights."""
+    settings = settings_path(path)
+    same = settings.exists() and read_settings(path)["settings"].get("policy") == policy
+    if not same:
+        for file in (path, settings):
+            file.unlink(missing_ok=True)
+
+
+def _step_of(best: Path) -> int | None:
+    return read_json(best / NOTE)["step"] if (best / NOTE).is_file() else None
+
+
+def _link(source: str, target: str) -> None:
+    """The same file under a second name, which takes no room; a copy where that cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

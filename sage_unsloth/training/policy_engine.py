@@ -1,0 +1,100 @@
+"""Engines that draw from the policy while it trains, and leave the training as it was.
+
+Whatever is drawn between two optimizer steps, the next one is the same to the last bit: each
+completion has a random stream of its own, and what a generation switches is put back (`undisturbed`
+says what that is).
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sage_unsloth.patch import switches
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
+
+SWITCHED = ("training", "gradient_checkpointing", "_flag_for_generation")
+"""Attributes of a module that Unsloth's `for_inference` and `model.eval()` set."""
+
+
+@contextmanager
+def policy_engine(trainer: Any, tokenizer: Any, stops: Sequence[int]) -> Iterator[Engine]:
+    """Within this context, an engine that draws from the policy as it is now.
+
+    Args:
+        trainer: Unsloth's generated `GRPOTrainer`, between two optimizer steps.
+        tokenizer: makes the prompts; not the trainer's own, whose padding side is its business.
+        stops: tokens that end a completion, for vLLM.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with undisturbed(model, trainer.processing_class):
+        if trainer.use_vllm:
+            yield VllmEngine.around(RolloutLlm(trainer.vllm_generation), tokenizer, stops)
+        else:
+            yield TransformersEngine(model, tokenizer)
+
+
+@contextmanager
+def undisturbed(model: Any, tokenizer: Any) -> Iterator[None]:
+    """Afterwards these are what they were: the random states of Python, NumPy and PyTorch (every
+    device), `SWITCHED` of each module, `use_cache` of each config, the tokenizer's padding side,
+    and Unsloth's environment variables.
+    """
+    import numpy as np
+    import torch
+
+    states = random.getstate(), np.random.get_state()
+    modules = [
+        (module, {name: vars(module)[name] for name in SWITCHED if name in vars(module)})
+        for module in model.modules()
+    ]
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    caches = [(c, vars(c)["use_cache"]) for c in configs.values() if "use_cache" in _vars(c)]
+    side = tokenizer.padding_side
+    try:
+        with torch.random.fork_rng(), switches.forward_returns_logits():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for module, attributes in modules:
+            for name in SWITCHED:
+                if name in attributes:
+                    setattr(module, name, attributes[name])
+                elif name in vars(module):
+                    delattr(module, name)
+        for config, use_cache in caches:
+            config.use_cache = use_cache
+        tokenizer.padding_side = side
+
+
+def _vars(config: Any) -> dict[str, Any]:
+    return getattr(config, "__dict__", {})
+
+
+class RolloutLlm:
+    """vLLM's `generate` by the function that draws the rollouts: it wakes the engine, gives it the
+    adapter as it is now, and puts it to sleep. The sampling parameters alone are the caller's, so
+    that each completion has its own seed. It was not run on a GPU.
+    """
+
+    def __init__(self, generation: Any) -> None:
+        self.generation = generation
+
+    def generate(self, prompts: Sequence[dict], parameters: Sequence[Any], **_: Any) -> list:
+        """vLLM's outputs, in order."""
+        llm, outputs = self.generation.llm, []
+        plain = llm.generate
+
+        def generate(prompts: Any, sampling_params: Any = None, **options: Any) -> list:
+            outputs.extend(plain(prompts, sampling_params=list(parameters), **options))
+            return outputs
+
+        with replaced(llm, generate=generate):
+            self.generation.generate(
+                prompts=[prompt["prompt_token_ids"] for prompt in prompts],
+                images=None,
+                num_generations=1,
+            )
+        return outputs

@@ -1,0 +1,308 @@
+"""The held-out curve: what it measures, what it keeps, and that training does not notice it."""
+
+import json
+import os
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sage_unsloth.evaluation.named_models import parse_model
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.objective.guides import RandomGuide
+from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.quickstart import smoke_config
+from sage_unsloth.runs.checkpoints import last_checkpoint
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.sampling.engines import TransformersEngine
+from sage_unsloth.training.held_out_rows import split_rows
+from sage_unsloth.training.policy_engine import undisturbed
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.rows import best_evaluation, evaluations_since_best, held_out_curve
+from sage_unsloth.training.sft_stage import sft
+from sage_unsloth.training.stage import METRICS, read_metrics
+
+TRAIN = arithmetic.problems("train")
+HELD_OUT = arithmetic.problems("test")[:4]
+SMOKE = smoke_config()
+PLAIN = replace(
+    SMOKE.rlvr,
+    max_steps=5,
+    save_steps=2,
+    learning_rate=5e-3,
+    max_resamples=1,
+    lora=LoraSettings(dropout=0.1),
+)
+EVALUATED = replace(PLAIN, eval_steps=2, eval_samples=3)
+
+
+def guide():
+    return RandomGuide(CosineSchedule(0.5, 0.5))
+
+
+def weights(folder):
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def equal(one, other):
+    one, other = weights(one), weights(other)
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory, unsloth_module):
+    base = data_folder() / BASE_MODEL
+    return sft(SMOKE.sft, base, arithmetic.problems("sft"), tmp_path_factory.mktemp("sft"))
+
+
+@pytest.fixture(scope="module")
+def plain(merged, tmp_path_factory):
+    return rlvr(PLAIN, merged, TRAIN, tmp_path_factory.mktemp("plain"), guide())
+
+
+@pytest.fixture(scope="module")
+def evaluated(merged, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluated")
+    return rlvr(EVALUATED, merged, TRAIN, folder, guide(), held_out=HELD_OUT)
+
+
+def test_training_does_not_notice_it(plain, evaluated):
+    """Dropout, the guide's noise, groups sampled again, rollouts: all random, all the same."""
+    assert equal(plain, evaluated)
+    without, rows = (read_metrics(adapter.parent) for adapter in (plain, evaluated))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    changing = ("seconds", "step_time")
+    for one, other in zip(without, rows, strict=True):
+        trained = {k: v for k, v in other.items() if not k.startswith("eval/")}
+        assert {k: v for k, v in one.items() if k not in changing} == {
+            k: v for k, v in trained.items() if k not in changing
+        }
+
+
+def test_the_curve_is_what_the_completions_say(evaluated):
+    folder = evaluated.parent
+    rows = read_metrics(folder, first=0)
+    curve = held_out_curve(rows)
+    assert [row["step"] for row in curve] == [0, 2, 4, 5], "before, every second step, after"
+    assert [row["step"] for row in read_jsonl(folder / METRICS)] == [0, 1, 2, 3, 4, 5]
+    for row in curve:
+        records = read_jsonl(folder / "held-out" / f"step-{row['step']:06d}.jsonl")
+        assert len(records) == 4 * 3
+        right = {}
+        for record in records:
+            right.setdefault(record["problem_id"], []).append(record["grade"] == "correct")
+        assert right.keys() == {problem["id"] for problem in HELD_OUT}
+        assert row["eval/pass@1"] == pytest.approx(np.mean([np.mean(r) for r in right.values()]))
+        assert row["eval/pass@3"] == pytest.approx(np.mean([any(r) for r in right.values()]))
+        assert row["eval/tokens"] == pytest.approx(np.mean([r["num_tokens"] for r in records]))
+        assert row["eval/seconds"] > 0
+    problems = json.loads((folder / "held-out" / "problems.json").read_text())
+    assert problems == HELD_OUT
+    drawn = [
+        [r["completion"] for r in read_jsonl(folder / "held-out" / f"step-00000{step}.jsonl")]
+        for step in (0, 5)
+    ]
+    assert drawn[0] != drawn[1], "the policy that is evaluated is the one that is trained"
+
+
+def test_the_best_adapter_is_kept_and_can_be_evaluated(evaluated):
+    folder = evaluated.parent
+    best = best_evaluation(held_out_curve(read_metrics(folder, first=0)), "eval/pass@1")
+    note = json.loads((folder / "best" / "evaluation.json").read_text())
+    assert (note["step"], note["eval/pass@1"]) == (best["step"], best["eval/pass@1"])
+    assert equal(folder / "best", evaluated) == (best["step"] == 5)
+    spec = parse_model(f"best={folder / 'best'}")
+    assert spec.adapter == str(folder / "best")
+    assert spec.path == json.loads((folder / "run.json").read_text())["model_path"]
+
+
+class Killed(BaseException):
+    """What no code of the run can catch, as SIGKILL."""
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
+@pytest.mark.parametrize("evaluation", [0, 4, 5])
+def test_killed_in_an_evaluation(merged, evaluated, tmp_path, monkeypatch, how, evaluation):
+    """Resumed, it ends as the run that was left alone; a signal loses no step."""
+    draw = TransformersEngine.draw
+    config = replace(EVALUATED, save_steps=3)
+
+    def dies(self, prompts, seeds, sampling):
+        if list((tmp_path / "held-out").glob(f"step-{evaluation:06d}.settings.json")):
+            raise how
+        return draw(self, prompts, seeds, sampling)
+
+    monkeypatch.setattr(TransformersEngine, "draw", dies)
+    with pytest.raises(how):
+        rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    monkeypatch.undo()
+    saved = last_checkpoint(tmp_path / "checkpoints")
+    expected = None if evaluation == 0 else evaluation if how is KeyboardInterrupt else 3
+    assert saved is None if expected is None else saved.name == f"checkpoint-{expected}"
+    adapter = rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    assert equal(adapter, evaluated)
+    assert equal(tmp_path / "best", evaluated.parent / "best")
+
+    def timeless(folder):
+        changing = ("seconds", "step_time", "eval/seconds")
+        rows = read_metrics(folder, first=0)
+        return [{k: v for k, v in row.items() if k not in changing} for row in rows]
+
+    assert timeless(tmp_path) == timeless(evaluated.parent)
+
+
+def test_a_best_adapter_of_steps_that_are_trained_again_is_taken_back(
+    merged, tmp_path, monkeypatch
+):
+    """Best at step 2, saved in the checkpoint of step 3; better at step 4, and killed in step 5."""
+    from sage_unsloth.training import held_out
+
+    config, real = replace(EVALUATED, save_steps=3), held_out.held_out_metrics
+    scores = iter([0.1, 0.5, 0.9])
+
+    def dictated(records):
+        return real(records) | {"eval/pass@1": next(scores)}
+
+    monkeypatch.setattr(held_out, "held_out_metrics", dictated)
+    with pytest.raises(StopIteration):  # at the evaluation of step 5
+        rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 4
+    scores = iter([0.4, 0.2])  # as where the GPU rounds in another order
+    rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 2
+    assert [row["eval/pass@1"] for row in held_out_curve(read_metrics(tmp_path, 0))] == [
+        0.1, 0.5, 0.4, 0.2,
+    ]  # fmt: skip
+
+
+def test_patience_ends_the_run(merged, tmp_path):
+    """A policy that does not learn is not better: the run ends after two evaluations."""
+    config = replace(
+        PLAIN, learning_rate=1e-12, eval_steps=1, eval_samples=1, patience=2, best_by="pass@k"
+    )
+    adapter = rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 0
+    assert rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT) == adapter
+
+
+def test_killed_after_the_evaluation_that_ended_the_run(merged, tmp_path, monkeypatch):
+    from peft import PeftModel
+
+    config = replace(PLAIN, learning_rate=1e-12, eval_steps=1, eval_samples=1, patience=2)
+    save = PeftModel.save_pretrained
+
+    def dies(self, folder, *args, **kwargs):
+        if "adapter.partial" in str(folder):
+            raise Killed
+        return save(self, folder, *args, **kwargs)
+
+    monkeypatch.setattr(PeftModel, "save_pretrained", dies)
+    with pytest.raises(Killed):
+        rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    monkeypatch.undo()
+    rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2], "not a step more"
+
+
+def test_rows_are_held_out_with_every_row_of_their_problem():
+    rows = [{"problem": f"p{i % 10}", "answer": "1", "id": str(i)} for i in range(20)]
+    config = RlvrConfig(eval_steps=1, eval_rows=3)
+    training, kept = split_rows(config, rows)
+    assert len(kept) == 3 and len(training) == 14
+    assert not {r["problem"] for r in kept} & {r["problem"] for r in training}
+    assert len(split_rows(replace(config, eval_rows=64), rows)[1]) == 5, "a quarter at most"
+    training, kept = split_rows(config, rows, [{"problem": "p1", "answer": "2"}])
+    assert len(training) == 18 and kept == [{"id": "held-out-0", "problem": "p1", "answer": "2"}]
+    assert split_rows(RlvrConfig(), rows) == (rows, [])
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "held_out", "message"),
+    [
+        (RlvrConfig(), TRAIN, HELD_OUT, "eval_steps=0 makes none; got 4 rows"),
+        (RlvrConfig(eval_steps=1), TRAIN[:3], None, "at least 4; got 3"),
+        (RlvrConfig(eval_steps=1), TRAIN, [], "there must be a held-out row; got none"),
+        (RlvrConfig(eval_steps=1), TRAIN, [HELD_OUT[0]] * 2, "is there 2 times"),
+        (RlvrConfig(eval_steps=1), TRAIN, [{"problem": "1+1"}], "answer"),
+    ],
+)
+def test_held_out_rows_that_cannot_be_used(config, rows, held_out, message):
+    with pytest.raises(ValueError, match=message):
+        split_rows(config, rows, held_out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patience": 2}, "eval_steps=0 makes none; got patience=2"),
+        ({"best_by": "pass@8"}, "best_by must be one of pass@1, pass@k"),
+        ({"eval_steps": -1}, "eval_steps must be >= 0"),
+        ({"eval_samples": 0}, "eval_samples must be > 0"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RlvrConfig(**settings)
+
+
+def test_the_first_of_equal_evaluations_is_the_best():
+    values = [0.2, 0.5, 0.5, 0.4]
+    curve = [{"step": 10 * i, "eval/pass@1": value} for i, value in enumerate(values)]
+    assert best_evaluation(curve, "eval/pass@1")["step"] == 10
+    assert evaluations_since_best(curve, "eval/pass@1") == 2
+    assert evaluations_since_best(curve[:2], "eval/pass@1") == 0
+    assert best_evaluation([], "eval/pass@1") is None
+    rows = [{"step": 30, "eval/pass@1": 1}, {"step": 7}, {"step": 0, "eval/pass@1": 0}]
+    assert [row["step"] for row in held_out_curve(rows)] == [0, 30]
+    assert [row["step"] for row in held_out_curve(rows, 29)] == [0]
+
+
+def test_what_an_evaluation_switches_is_put_back(make_trainer):
+    trainer = make_trainer()
+    model, tokenizer = trainer.model, trainer.processing_class
+    model.train()
+    layer = next(m for m in model.modules() if hasattr(m, "gradient_checkpointing"))
+    layer.gradient_checkpointing = "unsloth"
+    model.config.use_cache = False
+    tokenizer.padding_side = "right"
+
+    def state():
+        return (
+            random.random(),
+            np.random.random(),
+            torch.rand(1).item(),
+            [m.training for m in model.modules()],
+            ["_flag_for_generation" in vars(m) for m in model.modules()],
+            layer.gradient_checkpointing,
+            model.config.use_cache,
+            tokenizer.padding_side,
+            {k: v for k, v in os.environ.items() if k.startswith("UNSLOTH_")},
+        )
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
+    try:
+        before = state()
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        with undisturbed(model, tokenizer):
+            assert os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] == "0"
+            state()  # draws from every generator
+            model.eval()
+            for module in model.modules():
+                module._flag_for_generation = True
+            layer.gradient_checkpointing, model.config.use_cache = False, True
+            tokenizer.padding_side = "left"
+            os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "2"
+            os.environ["UNSLOTH_OF_THE_TEST"] = "1"
+        assert state() == before
+    finally:
+        del os.environ["UNSLOTH_RETURN_HIDDEN_STATES"]
