@@ -255,7 +255,7 @@ def test_a_choice_that_cannot_be_is_refused_before_anything_is_made(
 
 @pytest.mark.slow
 def test_a_first_question_needs_no_code(finished, tmp_path):
-    """ "And by token guides, with β = 0.5?": the same SFT model, other curves, a held-out one too."""
+    """ "And by token guides, with β = 0.5?": the same SFT model, other curves, a held-out one."""
     arguments = ["quickstart", "--smoke", "--out", "run", "--algorithms", "sage-token"]
     arguments += ["--set", "beta=0.5", "eval_steps=1", "eval_rows=4"]
     done = command(*arguments, folder=tmp_path)

@@ -53,7 +53,8 @@ def serve(memory_limit_gib: float) -> NoReturn:
     confinement = Confinement(int(memory_limit_gib * 2**30))
     for name in USUAL:
         __import__(name)
-    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as outside, where `site` adds them
+    for name in ("exit", "quit"):  # as outside, where `site` adds them
+        setattr(builtins, name, sys.exit)
     gc.freeze()
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)

@@ -12,7 +12,8 @@ from typing import Any
 
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.sampling.engines import Engine, TransformersEngine, VllmEngine
+from sage_unsloth.sampling.engines import Engine, TransformersEngine
+from sage_unsloth.sampling.vllm_engine import VllmEngine
 
 SWITCHED = ("training", "gradient_checkpointing", "_flag_for_generation")
 """Attributes of a module that Unsloth's `for_inference` and `model.eval()` set."""
