@@ -149,6 +149,7 @@ def numbers_in_help():
     """Where the numbers in help texts come from."""
     from sage_unsloth.lab.cost.sizes import LARGE, SMALL
     from sage_unsloth.lab.evidence.tasks import TASKS, get_task
+    from sage_unsloth.lab.frontier import design
     from sage_unsloth.planning.presets import CARDS, PAPER_BETA
     from sage_unsloth.quickstart import QuickstartConfig
     from sage_unsloth.sampling.engines import BATCH_SIZES
@@ -162,6 +163,8 @@ def numbers_in_help():
         ("benchmark", "algorithms"): {100},  # minutes, as measured
         ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
         ("benchmark", "beta"): {PAPER_BETA},
+        ("frontier", "seeds"): {design.NUM_SEEDS},
+        ("frontier", "first_seed"): {design.seeds(name, 1)[0] for name in design.PROBLEMS},
         ("grid", "steps"): {quickstart.rlvr.max_steps},
         ("grid", "n"): {quickstart.sampling.num_samples},
         ("cost", "small"): {SMALL.hidden, SMALL.length},

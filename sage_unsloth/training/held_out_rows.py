@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from sage_unsloth.problems.corpora import hold_out
+from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.training.rlvr_config import RlvrConfig
 

@@ -264,6 +264,11 @@ def test_report_by_hand():
     assert strong["reward"]["mean"] == 0.6 and strong["kl"]["mean"] == 0.2
     assert strong["verdicts"]["keeps SFT's pass@k"] == "supported"
     assert "to_sft" not in points["sft"] and points["sft"]["reward"] is None
+    assert strong["families"]["rare"] == {"pass@1": 0.25, "pass@k": 1.0}
+    assert grpo["families"] == {
+        "usual": {"pass@1": 1.0, "pass@k": 1.0},
+        "rare": {"pass@1": 1 / 16, "pass@k": 0.25},
+    }
     line = report["methods"]["grpo"]
     assert line["points"] == ["grpo beta=0.05", "grpo beta=0.4"], "by strength"
     assert line["at"]["mean"] == 1.0 and line["at"]["difference"] == 0.0
@@ -308,6 +313,7 @@ def test_texts_and_figures_follow_from_the_records(tmp_path):
         assert (tmp_path / f"{name}.csv").read_text().count("\n") > 4
     text = (tmp_path / "report.md").read_text()
     assert text == markdown(report) and "| grpo beta=0.4 | .375 [" in text
+    assert "| grpo beta=0.05 | 1.00; 1.00 | 0.06; 0.25 |" in text
     assert "## Chosen for the verdict" in text and "## Verdicts" not in text
     fresh = make_report(records(COUNTS) | {"problems": "fresh"})
     assert "## Verdicts" in markdown(fresh)
@@ -348,7 +354,7 @@ def test_a_frontier_in_processes_of_its_own(smoke, capsys):
         ("grpo_beta-0.4_seed-101", 0.4, 2),
         ("grpo_max_steps-1_seed-101", 0.05, 1),
     ):
-        settings = json.loads((smoke / run / "run.json").read_text())["settings"]["config"]
+        settings = json.loads((smoke / run / "run.json").read_text())["settings"]
         assert (settings["beta"], settings["max_steps"], settings["seed"]) == (beta, steps, 101)
     made = make_report(json.loads((smoke / "records.json").read_text()))
     assert json.loads(json.dumps(made)) == report, "the report follows from the records alone"

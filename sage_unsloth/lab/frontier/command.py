@@ -15,9 +15,9 @@ def add_frontier(commands: Any) -> None:
         nargs="+",
         default=[],
         metavar="NAME[:SETTING][=VALUES]",
-        help="rows of train --list, each with the values of its strength, as in grpo=0.1,0.4 for "
-        "β, grpo:max_steps=15,25 for another number among the settings of RLVR, or pkpo=2,4 for "
-        "its rule's k; grpo=0.05 must be among them (default: grpo, its reverse KL, three guides "
+        help="rows of train --list, each with values of its strength, split by commas: grpo=0.4 "
+        "for β, grpo:max_steps=25 for another number among the settings of RLVR, pkpo=4 for its "
+        "rule's k; grpo=0.05 must be among them (default: grpo, its reverse KL, three guides "
         "and three other rules, a night on two cores)",
     )
     parser.add_argument(

@@ -9,10 +9,9 @@ from sage_unsloth.figures import curve_style, write_table
 from sage_unsloth.lab.evidence.claims import MATTERS
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.frontier.design import BASELINE
-from sage_unsloth.lab.frontier.text import conditions
+from sage_unsloth.lab.frontier.text import NAMES, conditions
 
 GREY = "#888888"
-NAMES = ("pass@1", "pass@k")
 
 
 def draw(report: Mapping[str, Any], out: Path) -> None:
@@ -126,6 +125,7 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
                 markerfacecolor=None if beyond else "white",
             )
         axis.set_title(title)
+        axis.locator_params(axis="x", nbins=5)
         axis.set_yticks(range(len(names)), names)
         axis.grid(axis="x", alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -73,6 +73,18 @@ class FrontierRecords(Records):
         found = {"pass@1": curve[0], "pass@k": curve[-1], "area": area(curve, ks)}
         return {name: by_unit(values, self.units) for name, values in found.items()}
 
+    def families(self, point: str) -> dict[str, dict[str, float]]:
+        """Family -> mean `pass@1` and `pass@k` over its problems and the seeds."""
+        correct = np.array([run["sets"][self.set]["correct"] for run in self.of(point)])
+        return {
+            family: {
+                name: float(pass_at_k(self.num_samples, correct[:, chosen], k).mean())
+                for name, k in (("pass@1", 1), ("pass@k", self.k))
+            }
+            for family, chosen in self.groups(self.set).items()
+            if family != "all"
+        }
+
 
 def by_unit(values_SP: np.ndarray, units: Sequence[str]) -> np.ndarray:
     """The mean over the problems of each unit, (S, U), in order of first appearance."""

@@ -51,6 +51,7 @@ def _point(records: FrontierRecords, values: Mapping, point: str) -> dict[str, A
     once = point == SFT
     found: dict[str, Any] = dict(records.points[point])
     found |= {name: level(table, once) for name, table in values[point].items()}
+    found["families"] = records.families(point)
     for column in ("reward", "kl", "entropy"):
         third = records.third(point, column, 2)
         found[column] = None if third is None else interval(third)

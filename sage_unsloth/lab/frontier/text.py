@@ -10,6 +10,8 @@ from sage_unsloth.lab.evidence.power import Components, detectable_difference
 from sage_unsloth.lab.evidence.text import cell, markdown_table
 from sage_unsloth.lab.frontier.design import BASELINE
 
+NAMES = ("pass@1", "pass@k")
+
 
 def conditions(report: Mapping[str, Any]) -> str:
     """One sentence that says what the numbers are of."""
@@ -54,17 +56,34 @@ def points_table(report: Mapping[str, Any]) -> list[list[str]]:
         if point == SFT:
             row += [""] * 3
         else:
-            row += [
-                cell(found["to_baseline"]["pass@1"], sign=True),
-                cell(found["to_sft"]["pass@k"], sign=True),
-                cell(found["to_baseline"]["pass@k"], sign=True) if point != BASELINE else "",
-            ]
+            first, many = (
+                "" if point == BASELINE else cell(found["to_baseline"][name], sign=True)
+                for name in NAMES
+            )
+            row += [first, cell(found["to_sft"]["pass@k"], sign=True), many]
         rows.append(row)
     return rows
 
 
 def _mean(found: Mapping[str, float] | None) -> str:
     return "–" if found is None else f"{found['mean']:.3f}".replace("0.", ".", 1)
+
+
+def families_table(report: Mapping[str, Any]) -> list[list[str]]:
+    """Header and rows: pass@1 and pass@k of each family of problems, `.05; .64`."""
+    families = list(report["points"][SFT]["families"])
+    if not families:
+        return []
+    return [["pass@1; pass@" + str(report["k"]), *families]] + [
+        [
+            point,
+            *(
+                "; ".join(f"{found['families'][family][name]:.2f}" for name in NAMES)
+                for family in families
+            ),
+        ]
+        for point, found in report["points"].items()
+    ]
 
 
 def verdicts_table(report: Mapping[str, Any], points: Sequence[str]) -> list[list[str]]:
@@ -143,6 +162,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         markdown_table(points_table(report)),
         "![differences](differences.png)",
         *_verdicts(report),
+        *_families(report),
         "## What a method keeps",
         _how_kept(report),
         markdown_table(methods_table(report)),
@@ -181,6 +201,11 @@ def _verdicts(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _families(report: Mapping[str, Any]) -> list[str]:
+    families = families_table(report)
+    return ["Families of problems, means:", markdown_table(families)] if families else []
+
+
 def _how_kept(report: Mapping[str, Any]) -> str:
     return (
         f"A line joins a method's strengths; pass@{report['k']} is read where it last has GRPO's "
@@ -192,7 +217,10 @@ def _how_kept(report: Mapping[str, Any]) -> str:
 def summary(report: Mapping[str, Any]) -> str:
     """For a terminal: points, and what is kept."""
     points = points_table(report)
-    tables = [[[*row[:3], *row[6:8]] for row in points], [row[:4] for row in methods_table(report)]]
+    tables = [
+        [[*row[:3], *row[6:8]] for row in points],
+        [[*row[:3], *row[4:6]] for row in methods_table(report)],
+    ]
     texts = [
         table_text([dict(zip(rows[0], row, strict=True)) for row in rows[1:]]) for rows in tables
     ]
@@ -217,6 +245,7 @@ def section(report: Mapping[str, Any], folder: str) -> str:
             f"**{report['problems'].capitalize()}:** {conditions(report)}. {brackets(report)}",
             f"![frontier]({folder}/frontier.png)",
             markdown_table(short),
+            *_families(report),
             *_verdicts(report)[1:],
             _how_kept(report),
             markdown_table(methods_table(report)),
