@@ -135,7 +135,7 @@ def from_grading() -> str:
     )
     header = ["answers come", "different answers to a problem", "answers", "ours, s"]
     header += ["`verify(parse, parse)`, s", "times as long", "grades that differ"]
-    lines = ["The baseline is extrapolated from a part."]
+    lines = ["Seconds of CPU, the workers' included; the baseline is extrapolated from a part."]
     listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
     lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
     return "\n\n".join([markdown(header, rows), *lines])

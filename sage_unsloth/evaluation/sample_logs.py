@@ -151,7 +151,7 @@ def log_sets(
         one = record_set(records, log.model, benchmark, {"temperature": log.temperature})
         texts = {record["problem_id"]: record["problem"] for record in records}
         one = dataclasses.replace(one, tool=log.tool, texts=texts)
-        known.setdefault(benchmark, (one.golds, by if options.regrade else ""))
+        known.setdefault(benchmark, (dict(one.golds), by if options.regrade else ""))
         sets.append(one)
     return sets
 

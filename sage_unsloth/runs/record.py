@@ -40,6 +40,7 @@ LATER: dict[str, Any] = {
     "advantages": "grpo",
     "entropy_coef": 0.0,
     "kl_in": "loss",
+    "reward_seconds": ANY,
     "code": ANY,
 } | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""

@@ -10,6 +10,7 @@ from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.problems.near_copies import NEAR, best_scores, near_copies, words_and_numbers
 
+# ruff: noqa: E501 (problems as they are written)
 # A problem, and the same one as somebody else would tell it.
 PAIRS = (
     (
