@@ -43,6 +43,7 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "sage_unsloth"
+highlight_language = "none"
 pygments_dark_style = "github-dark"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]

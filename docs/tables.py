@@ -24,6 +24,7 @@ from sage_unsloth.lab.evidence import text as evidence_text
 from sage_unsloth.lab.frontier import text as frontier_text
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.planning.plan import what_fits
+from sage_unsloth.theory import advantage_sizes
 from sage_unsloth.theory.optima import guided_optimum, per_token_optimum
 from sage_unsloth.theory.support import own_guide_optimum, tree_example
 from sage_unsloth.theory.trees import edge_guide, guide_table
@@ -38,6 +39,12 @@ NOTE = "<!-- Generated: python docs/tables.py -->"
 def from_algorithms() -> str:
     """What each algorithm changes against plain GRPO."""
     return algorithms.markdown_table()
+
+
+def from_advantages() -> str:
+    """Groups that teach nothing under each rule, and the size of its advantages."""
+    rows = advantage_sizes.table()
+    return markdown(list(rows[0]), (row.values() for row in rows))
 
 
 def from_plan() -> str:
@@ -128,16 +135,31 @@ def from_grading() -> str:
     )
     header = ["answers come", "different answers to a problem", "answers", "ours, s"]
     header += ["`verify(parse, parse)`, s", "times as long", "grades that differ"]
-    sampling, differ = result["sampling"], result["sampling"]["completions_that_differ"]
-    other = differ["in batches of other sizes and orders"]
-    lines = [
-        f"A stream for each row makes sampling {sampling['ratio']:.2f} times as long as "
-        f"`generate` alone; {other} of {sampling['completions']:,} completions differ in batches "
-        f"of other sizes and orders, {differ['alone']} of {differ['alone, of']} alone.",
-    ]
+    lines = ["Seconds of CPU, the workers' included; the baseline is extrapolated from a part."]
     listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
     lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
     return "\n\n".join([markdown(header, rows), *lines])
+
+
+def from_near_copies() -> str:
+    """How many paraphrases and strangers are found at each threshold."""
+    result = read("overlap", "near_copies.json")
+    rows = (
+        [
+            f"{row['threshold']}" + (" (default)" if row["threshold"] == result["default"] else ""),
+            f"{row['recall']:.1%}",
+            f"{row['false_alarms']:.2%}",
+            f"{row['precision']:.1%}",
+        ]
+        for row in result["thresholds"]
+    )
+    note = (
+        f"{result['paraphrases']} paraphrases by rule of {result['files']['training']} among its "
+        f"{result['training']:,} rows; {result['strangers']:,} strangers of "
+        f"{result['files']['strangers']}."
+    )
+    header = ["threshold", "paraphrases found", "strangers found", "of the found, paraphrases"]
+    return f"{markdown(header, rows)}\n\n{note}"
 
 
 def from_coverage() -> str:
@@ -331,6 +353,7 @@ def read(*parts: str) -> dict:
 
 SOURCES: dict[str, Callable[[], str]] = {
     "algorithms": from_algorithms,
+    "advantages": from_advantages,
     "plan": from_plan,
     "theory": from_theory,
     "quickstart": from_quickstart,
@@ -339,6 +362,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "frontier": from_frontier,
     "cost": from_cost,
     "grading-speed": from_grading,
+    "near-copies": from_near_copies,
     "coverage": from_coverage,
     "red-team": from_red_team,
     "reliability": from_reliability,

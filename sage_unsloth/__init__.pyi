@@ -1,8 +1,10 @@
 from .evaluation import pass_at_k as pass_at_k
 from .grading import Grade as Grade
 from .grading import Grader as Grader
+from .grading import Reward as Reward
 from .grading import SolutionReward as SolutionReward
 from .grading import extract_answer as extract_answer
+from .grading import get_verifier as get_verifier
 from .grading import grade as grade
 from .objective import AdaptiveGuide as AdaptiveGuide
 from .objective import BranchGuide as BranchGuide
@@ -30,6 +32,7 @@ __all__ = [
     "Grader",
     "Guide",
     "RandomGuide",
+    "Reward",
     "SolutionReward",
     "TeacherGuide",
     "TokenGuide",
@@ -37,6 +40,7 @@ __all__ = [
     "__version__",
     "dynamic_sampling",
     "extract_answer",
+    "get_verifier",
     "grade",
     "grpo_loss",
     "guided_kl",

@@ -137,7 +137,7 @@ def _run(
     guides = _guides(out, runs)
     recorded = {name: _recorded(guide) for name, guide in guides.items()}
     known = {"command": "quickstart", "guides": recorded} | asdict(config)
-    given = {key: asdict(v) if is_dataclass(v) else v for key, v in settings.items()}
+    given = {key: vars(v) if is_dataclass(v) else v for key, v in settings.items()}
     if given:
         known["set"] = given
     open_run(out, known)

@@ -114,7 +114,9 @@ class Oracle(TrainerCallback):
         teacher=None,
         shape_advantages=None,
         advantages="grpo",
+        kl_in="loss",
     ):
+        self.beta = trainer.beta if kl_in == "loss" else 0.0
         self.own_baseline = advantages != "grpo"
         self.trainer = trainer
         self.shape_advantages = shape_advantages
@@ -206,7 +208,7 @@ class Oracle(TrainerCallback):
                 advantages,
                 old_per_token_logps=old,
                 log_guide=log_guide,
-                beta=self.trainer.beta,
+                beta=self.beta,
                 epsilon=self.trainer.epsilon_low,
                 epsilon_high=self.trainer.epsilon_high,
                 loss_type=args.loss_type,
@@ -334,6 +336,7 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
         of_oracle,
         options.get("shape_advantages"),
         options.get("advantages", "grpo"),
+        options.get("kl_in", "loss"),
     )
     with (
         guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options),

@@ -17,7 +17,7 @@ from typing import Any
 
 CHANGING = frozenset({
     "seconds", "step_time", "run", "seconds_this_time", "environment", "model_path", "date",
-    "train_runtime", "train_samples_per_second", "train_steps_per_second",
+    "eval/seconds", "train_runtime", "train_samples_per_second", "train_steps_per_second",
 })  # fmt: skip
 LEFT_OUT = ("training_args.bin",)
 PATHS = ("base_model_name_or_path", "README.md")  # of PEFT; they name the model's folder

@@ -65,8 +65,8 @@ STUBBED = [
 PUBLIC = {
     "sage_unsloth": """
         AdaptiveGuide BranchGuide ContractError CosineSchedule Grade Grader Guide
-        RandomGuide SolutionReward TeacherGuide TokenGuide TokenSignals __version__
-        dynamic_sampling extract_answer grade grpo_loss guided_kl k3 load_benchmark
+        RandomGuide Reward SolutionReward TeacherGuide TokenGuide TokenSignals __version__
+        dynamic_sampling extract_answer get_verifier grade grpo_loss guided_kl k3 load_benchmark
         load_unsloth pass_at_k
     """,
     "sage_unsloth.objective": """
@@ -77,7 +77,7 @@ PUBLIC = {
         guided_kl load_unsloth ContractError dynamic_sampling finite_only reproduce
     """,
     "sage_unsloth.grading": """
-        Grade Grader SolutionReward grade extract_answer Checker
+        Grade Grader Reward SolutionReward grade extract_answer get_verifier Checker
     """,
     "sage_unsloth.models": """
         load_policy LoraSettings

@@ -69,6 +69,13 @@ def test_commands_parse(page, capsys):
                 check_command(parser, words, capsys)
 
 
+def test_the_readme_has_every_command():
+    rows = re.findall(r"^\| (`.*?) \|", PAGES[0].read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    (commands,) = (a for a in make_parser()._actions if a.dest == "command")
+    assert named == set(commands.choices)
+
+
 def check_command(parser, words: list[str], capsys) -> None:
     if "-m" in words and words[words.index("-m") + 1].startswith("sage_unsloth"):
         at = words.index("-m") + 1

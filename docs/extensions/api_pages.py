@@ -70,7 +70,7 @@ def room_page(name: str) -> str:
     # Autodoc looks for the text below a constant in the module that it is asked for.
     tables = constants(name) if (PACKAGE / name).is_dir() else {}
     for constant, text in tables.items():
-        lines += [f".. py:data:: sage_unsloth.{name}.{constant}", ""]
+        lines += [f".. py:data:: {constant}", f"   :module: sage_unsloth.{name}", ""]
         lines += [f"   {line}" for line in as_restructured_text(text.splitlines())] + [""]
     directives = "\n".join(lines)
     return f"# sage_unsloth.{name}\n\n```{{eval-rst}}\n{directives}```\n"

@@ -176,6 +176,11 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
         "lm-evaluation-harness, .eval or .json of inspect_ai, or a folder with some",
     )
     add_log_options(parser)
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="report on the problems and samples that all models have, where drawing is not done",
+    )
     parser.add_argument("--out", default="runs/comparison", help="folder (default: %(default)s)")
     _add_against(parser)
     parser.set_defaults(act=_compare)
@@ -185,7 +190,13 @@ def _compare(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation.report import compare
     from sage_unsloth.evaluation.report_text import report_text
 
-    result = compare(options.sets, options.out, options.against, reading_options(options))
+    result = compare(
+        options.sets,
+        options.out,
+        options.against,
+        reading_options(options),
+        partial=options.partial,
+    )
     print(f"{report_text(result)}\n\nTables and figures: {options.out}")
     return 0
 

@@ -13,7 +13,7 @@ import numpy as np
 from sage_unsloth.evaluation.curves_svg import STYLE as CURVES_STYLE
 from sage_unsloth.evaluation.curves_svg import graph, legend
 from sage_unsloth.evaluation.record_tables import RecordSet, in_order
-from sage_unsloth.evaluation.report_text import READING, graders_lines, interval_text
+from sage_unsloth.evaluation.report_text import graders_lines, interval_text
 from sage_unsloth.runs.html import escape, page
 
 CASES = 8  # of each benchmark
@@ -24,7 +24,7 @@ NAMES = 200  # names of problems in a list
 
 STYLE = """
 @media (max-width: 32rem) { body { padding: .7rem; } section { padding: .7rem; } }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr));
   gap: 1rem; } .panels > div { min-width: 0; }
 th, td { white-space: nowrap; padding: .3rem .5rem; } small { color: var(--faint); }
 details { border-top: 1px solid var(--line); padding: .4rem 0; } summary { cursor: pointer; }
@@ -39,7 +39,7 @@ h4 { font-size: .9rem; margin: .6rem 0 .2rem; } .right { color: var(--c4); } .wr
 def comparison_page(
     result: Mapping[str, Any],
     by_benchmark: Mapping[str, Mapping[str, Sequence[RecordSet]]],
-    note: str = "",
+    note: str,
 ) -> str:
     """The page.
 
@@ -47,11 +47,12 @@ def comparison_page(
         result: what `report.json` holds.
         by_benchmark: benchmark -> model -> its record sets, the training seeds; of the first, the
             counts and completions of the cases are taken.
-        note: the conditions, below the title.
+        note: what the bands are, and the temperature, as below a figure.
     """
     models = list(dict.fromkeys(row["model"] for row in result["table"]))
     title = f"pass@k: {', '.join(models)}"
-    body = [f"<h1>{escape(title)}</h1>", f'<p class="note">{escape(READING)}. {escape(note)}</p>']
+    reading = f"[ ] and {note}; differences are paired by problem"
+    body = [f"<h1>{escape(title)}</h1>", f'<p class="note">{escape(reading)}</p>']
     for benchmark, curves in result["pass_at_k"].items():
         rows = {row["model"]: row for row in result["table"] if row["benchmark"] == benchmark}
         sets = {name: seeds[0] for name, seeds in by_benchmark[benchmark].items()}
@@ -166,10 +167,15 @@ def _cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> 
     if not any(one.examples for one in sets.values()):
         return ""
     shown = dict(list(sets.items())[:CASE_MODELS])
+    chosen = "those that the model solves nearest to half the time"
+    if len(sets) > 1:
+        chosen = (
+            f"the first {ALONE} problems that each model alone solves, then those where the "
+            "models' shares of correct samples differ most"
+        )
     rule = (
-        f"Chosen by rule: the first {ALONE} problems that each model alone solves, then those "
-        "where the models' shares of correct samples differ most. Of each model, the first correct "
-        f"and the first wrong completion, at most {TEXT:,} characters of each."
+        f"Chosen by rule: {chosen}. Of each model, the first correct and the first wrong "
+        f"completion, at most {TEXT:,} characters of each."
     )
     parts = [f'<h3>completions to read</h3><p class="note">{rule}</p>']
     for problem in choose_cases(sets, only if len(sets) > 1 else {}):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engines
-from sage_unsloth.evaluation.pace import estimate
+from sage_unsloth.evaluation.pace import before_first_report, estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.figures import write_table
@@ -22,6 +22,7 @@ from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
+from sage_unsloth.problems.near_copies import near_copies
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER
 from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
@@ -262,8 +263,10 @@ def _report_overlap(
     out: Path,
     show: Callable[[str], object],
 ) -> None:
-    """Writes which problems share eight words in a row with the training set."""
-    rows = []
+    """Writes which problems share eight words in a row with the training set, and which are much
+    like one of it.
+    """
+    rows, near = [], []
     for benchmark in benchmarks:
         found = overlap(training, benchmark)
         rows += [{"benchmark": benchmark.name} | row for row in found]
@@ -272,6 +275,13 @@ def _report_overlap(
             f"{benchmark.name}: {len(found)} of {len(benchmark.rows)} problems share eight words "
             f"in a row with the training set, {whole} are in it word for word"
         )
+        alike = near_copies(training, benchmark)
+        near += [{"benchmark": benchmark.name} | row for row in alike]
+        show(
+            f"{benchmark.name}: {len(alike)} of {len(benchmark.rows)} problems have the words and "
+            "numbers of a training problem (near_copies.csv): paraphrases, or much alike"
+        )
+    write_table(out / "near_copies.csv", near)
     write_table(out / "overlap.csv", rows)
 
 
@@ -308,7 +318,8 @@ def _draw_sets(
                 lacking = [b for b in benchmarks if missing[number, b.name]]
                 if lacking:
                     with engine_errors(spec.name):
-                        show(estimate(loaded, lacking[0], config, left))
+                        first = before_first_report(missing, benchmarks, config)
+                        show(estimate(loaded, lacking[0], config, left, first))
                 bar = progress(total=total, initial=total - left, unit="completion")
             for benchmark in benchmarks:
                 bar.set_description(f"{spec.name} on {benchmark.name}")

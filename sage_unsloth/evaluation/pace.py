@@ -1,7 +1,7 @@
 """How long drawing will take, from a probe that goes on to the completions' own ends."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sage_unsloth.problems.benchmarks import Benchmark
@@ -13,7 +13,13 @@ PROBE_TOKENS = 256  # at most, of each completion of the probe
 PROBE_SHARE = 8  # the probe is at most this part of what is missing
 
 
-def estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, missing: int) -> str:
+def estimate(
+    engine: Engine,
+    benchmark: Benchmark,
+    config: SamplingConfig,
+    missing: int,
+    first: int | None = None,
+) -> str:
     """How long it will take to draw `missing` completions, as a text.
 
     Args:
@@ -21,6 +27,8 @@ def estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, missi
         benchmark: whose problems are the probe, evenly over them.
         config: sampling.
         missing: completions of all models and benchmarks.
+        first: how many of them are drawn when every model has a sample of every problem, so that
+            `compare --partial` has something to report; None for all.
     """
     count = min(config.batch_size, -(-missing // PROBE_SHARE))
     rows = [benchmark.rows[i * len(benchmark.rows) // count] for i in range(count)]
@@ -32,25 +40,58 @@ def estimate(engine: Engine, benchmark: Benchmark, config: SamplingConfig, missi
     started = time.perf_counter()
     drawn = engine.draw(prompts, seeds, replace(config, max_completion_length=limit))
     seconds = time.perf_counter() - started
-    minutes = seconds * stretch(drawn, config, engine.name) * missing / count / 60
+    each = seconds * stretch(drawn, config, engine.fills_places) / count / 60
     tokens = sum(one.num_tokens for one in drawn)
     cut = sum(one.finish_reason == "length" for one in drawn)
     longer = ""
     if cut and limit < config.max_completion_length:
         longer = f", {cut} of them not at an end, which are taken to need all the tokens allowed"
+    early = ""
+    if first is not None and first < missing:
+        early = f" A first report (compare --partial) is possible after {_text(each * first)} min."
     return (
-        f"Estimate: {minutes:.{0 if minutes > 10 else 1}f} min for drawing {missing:,} completions "
+        f"Estimate: {_text(each * missing)} min for drawing {missing:,} completions "
         f"({tokens / seconds:,.0f} tokens/s in a probe of {count}, {tokens / count:.0f} tokens "
         f"each{longer}); the bar knows better after the first batches. Stop it whenever you like: "
-        "the same command resumes."
+        "the same command resumes." + early
     )
 
 
-def stretch(drawn: Sequence[Completion], config: SamplingConfig, engine: str) -> float:
+def _text(minutes: float) -> str:
+    return f"{minutes:.{0 if minutes > 10 else 1}f}"
+
+
+def before_first_report(
+    missing: Mapping[tuple[int, str], int], benchmarks: Sequence[Benchmark], config: SamplingConfig
+) -> int:
+    """Completions to draw until every model has a sample of every problem.
+
+    Models and benchmarks are drawn one after the other, each with one sample of all problems first.
+
+    Args:
+        missing: (model's number, benchmark's name) -> completions to draw, in the order of drawing.
+        benchmarks: all that are drawn.
+        config: sampling.
+    """
+    rows = {benchmark.name: len(benchmark.rows) for benchmark in benchmarks}
+    lacking = [
+        key for key, count in missing.items() if count > rows[key[1]] * (config.num_samples - 1)
+    ]
+    total = 0
+    if lacking:
+        last = max(lacking, key=list(missing).index)
+        for key, count in missing.items():
+            if key == last:
+                return total + count - rows[key[1]] * (config.num_samples - 1)
+            total += count
+    return total
+
+
+def stretch(drawn: Sequence[Completion], config: SamplingConfig, fills_places: bool) -> float:
     """How much longer the probe would have taken without its own limit of tokens.
 
-    A completion that was cut counts as one of `max_completion_length`. With transformers a batch
-    lasts as long as its longest completion; vLLM fills the place of one that ends.
+    A completion that was cut counts as one of `max_completion_length`. A batch lasts as long as its
+    longest completion, unless the engine fills the place of one that ends.
     """
     of_probe = [one.num_tokens + 1 for one in drawn]
     whole = [
@@ -58,4 +99,4 @@ def stretch(drawn: Sequence[Completion], config: SamplingConfig, engine: str) ->
         for one in drawn
     ]
     longest = max(whole) / max(of_probe)
-    return longest if engine == "transformers" else sum(whole) / sum(of_probe)
+    return sum(whole) / sum(of_probe) if fills_places else longest

@@ -27,6 +27,7 @@ from sage_unsloth.evaluation.metrics import (
     powers_of_two,
     solved_only_by,
 )
+from sage_unsloth.evaluation.partial import shared_part
 from sage_unsloth.evaluation.record_tables import (
     RecordSet,
     in_order,
@@ -64,6 +65,8 @@ def compare(
     out: str | Path,
     against: str | None = None,
     logs: ReadingOptions | None = None,
+    *,
+    partial: bool = False,
 ) -> dict[str, Any]:
     """Report on record sets that are on disk, and on samples in other tools' logs.
 
@@ -75,25 +78,30 @@ def compare(
         out: folder of the report.
         against: the model that the others are compared with; None takes the first.
         logs: how other tools' logs are read; None takes their own grades.
+        partial: report on the problems and samples that all record sets on a benchmark have
+            (`partial`); else a set that is not complete is refused.
 
     Raises:
         ValueError: no sets, a set that is incomplete or of another format, sets that cannot be
             compared, or a log that cannot be read; or another process writes to `out`.
     """
     files, found = find_sets(paths)
+    read, parts = read_sets(files), {}
+    if partial:
+        read, parts = shared_part(files, read)
     ours = [
         replace(
             record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
             texts=read_texts(file),
             provenance=read_settings(file).get("provenance", []),
         )
-        for file, (settings, records) in zip(files, read_sets(files), strict=True)
+        for file, (settings, records) in zip(files, read, strict=True)
     ]
     sets = ours + log_sets(
         [read_log(path, name) for path, name in found.items()], ours, logs or ReadingOptions()
     )
     with locked(out):
-        return report_sets(sets, out, against)
+        return report_sets(sets, out, against, parts)
 
 
 def find_sets(paths: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str | None]]:
@@ -126,7 +134,10 @@ def find_sets(paths: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str |
 
 
 def report_sets(
-    sets: Sequence[RecordSet], out: str | Path, against: str | None = None
+    sets: Sequence[RecordSet],
+    out: str | Path,
+    against: str | None = None,
+    parts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Tables and figures of record sets, written to `out`.
 
@@ -134,6 +145,7 @@ def report_sets(
         sets: of any models and benchmarks.
         out: folder of the report.
         against: the model that the others are compared with; None takes the first.
+        parts: benchmark -> what of it is reported (`partial.shared_part`), kept as `partial`.
 
     Returns:
         What `report.json` holds.
@@ -177,6 +189,8 @@ def report_sets(
         },
         "environment": environment(),
     }
+    if parts:
+        result["partial"] = dict(parts)
     _write_tables(out, table, coverage)
     note = _conditions(sets, table)
     _draw_figures(out, curves, differences, against, note)

@@ -46,8 +46,14 @@ def report_text(result: Mapping[str, Any]) -> str:
         )
         lines.append(f"solved at least once in {found['samples']} samples: {solved}")
         lines += [*graders_lines(rows), ""]
+    lines += [
+        f"Partial: {benchmark} with the {part['samples']} samples of {part['problems']} of "
+        f"{part['of']} problems that all models have; what is missing may be what takes longest."
+        for benchmark, part in result.get("partial", {}).items()
+    ]
     lines.append(
-        f"{READING}; the percentage: of the t distribution. ±: sample deviation over parts of "
+        "[ ]: 95 %, over problems (and training seeds, where there are several), paired for "
+        "differences; the percentage: of the t distribution. ±: sample deviation over parts of "
         "the samples or over training seeds, which says nothing about other problems."
     )
     return "\n".join(lines)

@@ -85,7 +85,7 @@ def named_path(text: str | Path) -> tuple[str | None, Path]:
 
 
 def read_log(path: Path, name: str | None = None) -> SampleLog:
-    """What the log holds.
+    """What the log holds, its problems named TASK/ID.
 
     Args:
         path: of a log, as `tool_of` knows it.
@@ -111,7 +111,10 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
             f"{path} has {sorted(set(counts.values()))}, the fewest of {fewest!r}; "
             "let its tool complete the run"
         )
-    return dataclasses.replace(log, model=name or log.model)
+    records = [
+        record | {"problem_id": f"{log.task}/{record['problem_id']}"} for record in log.records
+    ]
+    return dataclasses.replace(log, model=name or log.model, records=records)
 
 
 def log_sets(
@@ -128,7 +131,7 @@ def log_sets(
         ValueError: no metric that can be read, or problems that are not those of a set on the same
             benchmark.
     """
-    known = {one.benchmark: (one.golds, one.grader) for one in reversed(ours)}
+    known = {one.benchmark: (_in_order(one), one.grader) for one in reversed(ours)}
     _refuse_unused(logs, options)
     sets = []
     for log in logs:
@@ -148,9 +151,15 @@ def log_sets(
         one = record_set(records, log.model, benchmark, {"temperature": log.temperature})
         texts = {record["problem_id"]: record["problem"] for record in records}
         one = dataclasses.replace(one, tool=log.tool, texts=texts)
-        known.setdefault(benchmark, (one.golds, by if options.regrade else ""))
+        known.setdefault(benchmark, (dict(one.golds), by if options.regrade else ""))
         sets.append(one)
     return sets
+
+
+def _in_order(one: RecordSet) -> dict[str, str]:
+    """problem -> gold in the order of the benchmark, which its texts keep; else as it was drawn."""
+    names = one.texts if one.golds.keys() <= one.texts.keys() else one.golds
+    return {name: one.golds[name] for name in names if name in one.golds}
 
 
 def chosen_metric(log: SampleLog, wanted: Sequence[str] = ()) -> str:

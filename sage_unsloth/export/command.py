@@ -16,6 +16,12 @@ def add_export(commands: Any) -> None:
     parser.add_argument("--to", required=True, choices=(*KINDS, "hub"))
     parser.add_argument("--out", help="new folder (default: export-KIND in the run's)")
     parser.add_argument(
+        "--which",
+        default="last",
+        choices=("last", "best"),
+        help="what the last step left, or the best of the held-out curve (default: %(default)s)",
+    )
+    parser.add_argument(
         "--model", help="the model that the run started from, where run.json does not name it"
     )
     parser.add_argument("--base-id", help="hub id of the model that the adapter belongs on")
@@ -45,7 +51,8 @@ def _export(options: argparse.Namespace) -> int:
 
     hub = options.to == "hub"
     kind = options.kind if hub else options.to
-    out = Path(options.out or Path(options.run) / ("export-hub" if hub else f"export-{kind}"))
+    default = f"export-{'hub' if hub else kind}{'-best' if options.which == 'best' else ''}"
+    out = Path(options.out or Path(options.run) / default)
     if hub and options.repo_id is None:
         raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
     if hub:
@@ -57,7 +64,7 @@ def _export(options: argparse.Namespace) -> int:
     report = None if options.report is None else _read_report(options.report)
     # After a push that failed, the same command pushes the export that is there.
     if not (hub and is_export(out, kind, options.repo_id)):
-        run = read_run(options.run, options.model)
+        run = read_run(options.run, options.model, options.which)
         export(
             run,
             kind,

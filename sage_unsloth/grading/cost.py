@@ -6,6 +6,7 @@ characters: powers of powers, and nesting. An answer may have as much of it as i
 little more.
 """
 
+import functools
 import re
 
 from sage_unsloth.grading.extraction import closing_brace
@@ -40,6 +41,7 @@ def costs_too_much(answer: str, gold: str) -> bool:
     return any(found > max(limits[what], allowed[what]) for what, found in _demands(answer).items())
 
 
+@functools.lru_cache(maxsize=1024)  # golds come again and again
 def _demands(text: str) -> dict[str, float]:
     """How much there is of each thing that a parser or SymPy can be lost in."""
     exponents = _exponents(text)

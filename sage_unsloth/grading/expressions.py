@@ -7,6 +7,7 @@ with its subscript, prime and case as one `x_{n}`, since the parser behind math-
 `r` and may drop a subscript.
 """
 
+import functools
 import re
 from fractions import Fraction
 
@@ -42,6 +43,7 @@ class _Unreadable(ValueError):
     """The text is no expression."""
 
 
+@functools.lru_cache(maxsize=1024)  # a gold, and an answer in several places of the rules
 def canonical(text: str) -> str | None:
     """The expression in one spelling, or None for a text that is none."""
     derivatives: list[str] = []

@@ -64,7 +64,7 @@ def extract_answer(
         prompt: whose tags mark working and answer.
     """
     meanings, pattern = _marks(prompt)
-    text = completion.translate(_NO_WIDTH)
+    text = completion if completion.isascii() else completion.translate(_NO_WIDTH)
     tags: list[tuple[int, int, int]] = []  # complete ones: begin and end of the inside, and end
     first = opened = marks = 0  # where the answer's part begins; the open tag's text, 0 for none
     end, working = len(text), False

@@ -4,6 +4,7 @@ A form is read from text in one spelling (`writing.spelled`), here and in a work
 are texts, which are compared one by one.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -101,6 +102,7 @@ def split(text: str, separator: str) -> list[str]:
     return [part.strip() for part in (*parts, text[start:])]
 
 
+@functools.lru_cache(maxsize=1024)  # a gold, and an answer in several places of the rules
 def read(text: str) -> Form:
     """The form of a text in one spelling; see `Form`."""
     for reading in (_based, _table, _equation, _intervals, _ordered, _members):

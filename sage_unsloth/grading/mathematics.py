@@ -5,6 +5,7 @@ equations part by part; and what is left as an expression, by math-verify in a w
 `docs/grading.md` has each rule with an example.
 """
 
+import functools
 import re
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
@@ -38,6 +39,7 @@ from sage_unsloth.grading.quantities import (
     read_quantity,
     same_quantity,
 )
+from sage_unsloth.grading.values import surely_differ
 from sage_unsloth.grading.writing import as_words, spelled, unwrap
 
 __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number", "unwrap"]
@@ -67,18 +69,33 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
             f"a gold answer must be text with a character in it; got {gold!r:.200}; drop or repair "
             "the row"
         )
-    expected = spelled(_LETTER_UNIT.sub(_named, gold))
+    expected = _spelled_gold(gold)
     if expected is None and answer and len(answer) <= LONGEST_ANSWER:
         return _judged(as_text(answer) == as_text(gold), Kind.TEXT)
     found = None if answer is None else spelled(answer)
     if found is None or expected is None:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
     try:
-        return judge(found, expected, same_plainly)
+        return judge(found, expected, _same_without_algebra)
     except NeedsAlgebra:
         if costs_too_much(found, expected):
             return Verdict(Grade.WRONG, Kind.REFUSED)
         return found, expected
+
+
+@functools.lru_cache(maxsize=1024)  # golds come again and again
+def _spelled_gold(gold: str) -> str | None:
+    return spelled(_LETTER_UNIT.sub(_named, gold))
+
+
+def _same_without_algebra(gold: str, answer: str) -> bool:
+    """Whether two parts are one number; False for expressions of other values."""
+    try:
+        return same_plainly(gold, answer)
+    except NeedsAlgebra:
+        if surely_differ(gold, answer):
+            return False
+        raise
 
 
 # A unit that a gold sets as text, which in one spelling would look like a variable.
@@ -163,6 +180,7 @@ _KINDS = {
 }
 
 
+@functools.lru_cache(maxsize=1024)
 def gold_quantity(gold: str) -> Quantity | None:
     """The number, with its unit, that a gold is; a letter behind it is a variable, not a unit."""
     found = read_quantity(gold)

@@ -5,8 +5,9 @@ from typing import Any
 
 from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.own_reward import OwnReward
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.grading.reward_functions import OwnReward, Reward, recorded_rewards
+from sage_unsloth.grading.reward_functions import Reward, recorded_rewards
 
 UNGRADED = Checker(
     name="unchecked",

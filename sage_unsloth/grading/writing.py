@@ -3,6 +3,7 @@ r"""How an answer is written: characters, markup and leads that say nothing abou
 Every rule here is one of `docs/grading.md`, with a case of what it must not accept.
 """
 
+import functools
 import re
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER
@@ -88,6 +89,7 @@ _SPELLINGS = [
         (r"\s+", " "),
     )
 ]  # fmt: skip
+_DIGITS = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")  # most answers: nothing here changes them
 # A command around the whole, and marks around it: each with one group, the text inside.
 _AROUND = re.compile(
     r"\\(?:boxed|fbox|underline|mathbf|textbf|boldsymbol|bm|mathrm|text(?=\s*\{[^{}]*\d))\s*(?=\{)"
@@ -126,6 +128,8 @@ def spelled(text: str) -> str | None:
     """The text in one spelling, without markup; None if it is empty, too long, or unbalanced."""
     if len(text) > LONGEST_ANSWER:
         return None
+    if _DIGITS.fullmatch(text):
+        return text
     text = unwrap(text.translate(_CHARACTERS))
     for pattern, new in _SPELLINGS:
         text = pattern.sub(new, text)
@@ -141,6 +145,7 @@ def spelled(text: str) -> str | None:
     return text.strip()
 
 
+@functools.lru_cache(maxsize=1024)  # golds come again and again
 def as_words(text: str) -> str | None:
     r"""The words that the text is, in lower case and without an article; None if it is none.
 

@@ -43,16 +43,18 @@ def write_readme(adapter: Path) -> None:
     (adapter / "README.md").write_text(README, encoding="utf-8")
 
 
-def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
+def read_run(folder: str | Path, model_path: str | Path | None = None, which: str = "last") -> Run:
     """What a run left.
 
     Args:
         folder: of the run.
         model_path: the model that the run started from; None takes it from `run.json`.
+        which: "last", what the last step left, or "best", the best of the run's evaluations on
+            held-out rows.
 
     Raises:
-        ValueError: not the folder of a stage, nothing finished in it, or the starting model is not
-            known.
+        ValueError: not the folder of a stage, nothing finished in it, no such evaluation, or the
+            starting model is not known.
     """
     folder = Path(folder)
     path = folder / "run.json"
@@ -74,6 +76,15 @@ def read_run(folder: str | Path, model_path: str | Path | None = None) -> Run:
         )
     if record["settings"]["stage"] == "rlvr" and adapter is not None:
         merged = None  # it may have been made later, for a second stage; the adapter is the result
+    if which == "best":
+        best = folder / "best"
+        if not best.is_dir():
+            raise ValueError(
+                "best/ is left by a run of `train` with evaluations on held-out rows; there is "
+                f"none in {folder}; train with --set eval_steps=50, or take the last step's"
+            )
+        whole = record["settings"].get("full_finetuning", False)
+        adapter, merged = (None, best) if whole else (best, None)
     model_path = model_path or record.get("model_path")
     if model_path is None:
         raise ValueError(

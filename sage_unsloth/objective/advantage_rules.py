@@ -134,8 +134,13 @@ def advantage_rule(rule: Rule) -> AdvantageRule:
     return AdvantageRule(",".join((name, *texts)), function, _settings(texts, function, name))
 
 
-def check_rule(rule: Rule, num_generations: int) -> None:
+def check_rule(rule: Rule, num_generations: int, *, any_reward: bool = False) -> None:
     """Raise where a rule cannot teach groups of that size, by what it does with them.
+
+    Args:
+        rule: see `advantage_rule`.
+        num_generations: completions of a group.
+        any_reward: the rewards are not 0 and 1 alone.
 
     Raises:
         ValueError: see `advantage_rule`; a setting that groups of `num_generations` do not allow;
@@ -148,6 +153,11 @@ def check_rule(rule: Rule, num_generations: int) -> None:
             "advantage 0, whatever their rewards of 0 and 1, so nothing would be learned; change "
             "its settings, or num_generations"
         )
+    if any_reward:
+        try:
+            rule.teaches(torch.linspace(-1, 1, num_generations).unsqueeze(0))
+        except ValueError as error:
+            raise ValueError(f"kl_in='reward' makes rewards of any size, but {error}") from None
 
 
 def _checked_function(function: Any, name: str) -> Callable[..., Tensor]:

@@ -65,3 +65,26 @@ def with_sequence_credit(
     if advantages.dim() == 1:
         advantages = advantages.unsqueeze(1)
     return advantages + credit.to(advantages.dtype), credit
+
+
+def less_kl(
+    rewards: Tensor, logps: Tensor, ref_logps: Tensor, completion_mask: Tensor, *, beta: float
+) -> Tensor:
+    """r − β Σ_t (log π_old(y_t) − log π_ref(y_t)), the KL in the reward (k1, whole completions).
+
+    The log-ratio of a completion is an unbiased estimate of KL(π‖π_ref) over completions, and as a
+    reward it credits a token with the KL of those after it: with r − mean of the others as
+    advantage, the gradient is that of E[r] − β KL (RLHF's, arXiv 2203.02155; compared with a KL in
+    the loss in 2512.21852). Under a rule that divides, β is divided with the reward.
+
+    Args:
+        rewards: (B,).
+        logps, ref_logps: of the policy that drew and of the reference, nats, (B, T).
+        completion_mask: (B, T).
+        beta: β.
+
+    Returns:
+        (B,), in units of reward.
+    """
+    difference = torch.where(completion_mask.bool(), logps.float() - ref_logps.float(), 0.0)
+    return rewards - beta * difference.sum(1).to(rewards)

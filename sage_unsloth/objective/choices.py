@@ -12,6 +12,8 @@ from sage_unsloth.objective.kl import PENALTIES, check_kl_estimator
 from sage_unsloth.objective.protocols import CausalGuide, Guide
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS
 
+KL_PLACES = ("loss", "reward")
+"""Where the KL to π_ref is: a penalty in the loss at each token, or a part of the reward."""
 UNDECIDED: Final = object()
 """In the place of a teacher that is chosen later."""
 
@@ -22,6 +24,7 @@ def check_choices(
     beta: float,
     kl_estimator: str = "k3",
     credit: str = "token",
+    kl_in: str = "loss",
     teacher: Any = UNDECIDED,
 ) -> None:
     """Raise where the parts of an objective contradict each other.
@@ -31,6 +34,7 @@ def check_choices(
         beta: KL coefficient β.
         kl_estimator: one of `kl.KL_ESTIMATORS`.
         credit: one of `credit.CREDITS`.
+        kl_in: one of `KL_PLACES`.
         teacher: what a guide that needs "teacher_logps" reads, None for none; `UNDECIDED` leaves it
             to a later call.
 
@@ -42,6 +46,7 @@ def check_choices(
         _check_guide(guide, beta)
     _check_penalty(kl_estimator, beta)
     _check_credit(credit, kl_estimator, beta, guide)
+    _check_kl_in(kl_in, kl_estimator, beta, guide, credit)
     if teacher is not UNDECIDED:
         _check_teacher(guide, teacher)
 
@@ -93,6 +98,26 @@ def _check_credit(credit: str, kl_estimator: str, beta: float, guide: Guide | No
             f"only for those after it; got {guide!r} without causal=True; set norm='causal' of a "
             "TokenGuide, give a guide of your own the attribute causal = True if it is so, or use "
             "credit='token'"
+        )
+
+
+def _check_kl_in(
+    kl_in: str, kl_estimator: str, beta: float, guide: Guide | None, credit: str
+) -> None:
+    if kl_in not in KL_PLACES:
+        raise ValueError(f"kl_in must be one of {KL_PLACES}; got {kl_in!r}")
+    if kl_in == "loss":
+        return
+    if beta == 0.0:
+        raise ValueError(
+            "kl_in='reward' takes β times the KL from the reward, so beta must not be 0; got "
+            f"beta={beta}; set beta=0.05, or leave kl_in at 'loss'"
+        )
+    if guide is not None or kl_estimator != "k3" or credit != "token":
+        raise ValueError(
+            "kl_in='reward' takes the KL out of the loss, where a guide, another kl_estimator than "
+            f"'k3' and credit='sequence' act; got guide={guide!r:.100}, kl_estimator="
+            f"{kl_estimator!r} and credit={credit!r}; leave these out, or kl_in at 'loss'"
         )
 
 

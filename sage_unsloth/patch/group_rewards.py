@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.objective.advantage_rules import RULES, AdvantageRule
+from sage_unsloth.objective.advantages import less_kl
 from sage_unsloth.objective.group_advantages import GRPO_EPSILON
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -31,7 +32,7 @@ DEAD = "advantages/dead_groups"
 
 
 @contextmanager
-def rule_advantages(trainer: Any, rule: AdvantageRule) -> Iterator[None]:
+def rule_advantages(trainer: Any, rule: AdvantageRule, *, kl_in: str = "loss") -> Iterator[None]:
     """While open, the advantages of each rollout batch of training are the rule's.
 
     Logged for each batch as `advantages/dead_groups`: the share of groups whose advantages are all
@@ -41,12 +42,14 @@ def rule_advantages(trainer: Any, rule: AdvantageRule) -> Iterator[None]:
     Args:
         trainer: Unsloth's generated `GRPOTrainer`.
         rule: "grpo" replaces nothing.
+        kl_in: "reward" takes β times each completion's log-ratio to π_ref from its reward, under
+            "grpo" too.
 
     Raises:
         ValueError: a reward that the rule does not take.
         ContractError: the batch's advantages are not those of its rewards.
     """
-    if rule.is_grpo:
+    if rule.is_grpo and kl_in == "loss":
         yield
         return
     generate = getattr(trainer, BATCH)
@@ -64,6 +67,15 @@ def rule_advantages(trainer: Any, rule: AdvantageRule) -> Iterator[None]:
         with replaced(trainer, **{GRADE: keeping}):
             batch = generate(inputs)
         rewards = _checked_rewards(trainer, graded, batch)
+        if kl_in == "reward":
+            own = less_kl(
+                torch.zeros_like(batch["advantages"]),
+                drawn_logps(trainer, batch),
+                in_completion_layout(batch["ref_per_token_logps"], batch),
+                batch["completion_mask"],
+                beta=trainer.beta,
+            )
+            rewards = rewards + trainer.accelerator.gather(own).to(rewards)
         advantages = _advantages(trainer, rule, rewards, batch)
         first = trainer.accelerator.process_index * len(batch["advantages"])
         own = advantages[first : first + len(batch["advantages"])]
@@ -149,16 +161,19 @@ def _advantages(
         "max_steps": max(trainer.state.max_steps, trainer.args.max_steps, 1),
     }
     shape = (-1, trainer.num_generations)
+    if rule.is_grpo:
+        return _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     if "mean_logps" in rule.needs:
-        own = mean_logps(trainer, batch)
+        mask = batch["completion_mask"]
+        own = drawn_logps(trainer, batch).sum(1) / mask.sum(1).clamp(min=1)
         signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
     return rule(rewards.view(shape), **signals).flatten()
 
 
 @torch.no_grad()
-def mean_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
-    """Mean token log π_old of each completion of a rollout batch, nats, (B,): what the batch has,
-    or one more scoring by the policy as it is, which has drawn the batch.
+def drawn_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside the mask: what the batch
+    has, or one more scoring by the policy as it is, which has drawn the batch.
     """
     mask = batch["completion_mask"]
     logps = batch.get("old_per_token_logps")
@@ -171,7 +186,14 @@ def mean_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
             mask.shape[1],
             batch_size=trainer.args.per_device_train_batch_size,
         )[0]
-    # Unsloth shifts each row left by its padding, and keeps T + the largest such padding columns.
+    return in_completion_layout(logps, batch)
+
+
+def in_completion_layout(logps: Tensor, batch: dict[str, Any]) -> Tensor:
+    """(B, T) float32 of Unsloth's layout, 0 outside the mask: Unsloth shifts each row left by its
+    padding, and keeps T + the largest such padding columns.
+    """
+    mask = batch["completion_mask"]
     left_pad = batch["prompt_mask"].shape[1] - batch["prompt_mask"].sum(1)
     start = logps.shape[1] - mask.shape[1] - left_pad
     if (start < 0).any():
@@ -181,8 +203,7 @@ def mean_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
             expected=f"at least {mask.shape[1] + int(left_pad.max())} columns",
         )
     columns = start.unsqueeze(1) + torch.arange(mask.shape[1], device=mask.device)
-    tokens = torch.where(mask.bool(), logps.float().gather(1, columns.to(logps.device)), 0.0)
-    return tokens.sum(1) / mask.sum(1).clamp(min=1)
+    return torch.where(mask.bool(), logps.float().gather(1, columns.to(logps.device)), 0.0)
 
 
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:

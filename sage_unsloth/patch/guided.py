@@ -7,7 +7,7 @@ pass. While `guided_kl` is open, three places of Unsloth's loss are rewritten (`
 
     whether entropies are computed     also if the guide asks for them
     what computes them                 `scoring.py`, where that is cheaper
-    UnslothEfficientGRPO.apply(…)      becomes _Hook.apply(trainer, entropies, …)
+    UnslothEfficientGRPO.apply(…)      becomes Hook.apply(trainer, entropies, …)
 
 The hook sees every (B, T) tensor of the loss. Under "k3" and "k3-is" it shifts `ref_logps` and
 calls what Unsloth would have called. Another penalty goes through a copy of that function over
@@ -18,8 +18,9 @@ The worst failure is no exception and the wrong loss. So `contract.py` checks na
 matches and numbers before anything is replaced, and the first optimizer step that does not pass
 through the hook stops training (`watch.py`); both raise `ContractError`.
 
-Read next: `rewrite.py`. What is called here and not needed to follow it: `settings.py` (arguments
-that contradict the trainer), `rollout_batch.py` (what is scored once for each rollout batch),
+Read next: `hook.py`, `rewrite.py`. What is called here and not needed to follow it: `settings.py`
+(arguments that contradict the trainer), `rollout_batch.py` (what is scored once for each rollout
+batch), `group_rewards.py` (another rule for the advantages),
 `finite.py` (nan and inf), `rollout_weights.py` (an engine that writes into the policy),
 `scoring.py` (entropies from one pass over the logits).
 """
@@ -27,24 +28,18 @@ that contradict the trainer), `rollout_batch.py` (what is scored once for each r
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sage_unsloth.objective.advantage_rules import GRPO, AdvantageRule, Rule, advantage_rule
-from sage_unsloth.objective.advantages import ShapeAdvantages, shaped, with_sequence_credit
+from sage_unsloth.objective.advantage_rules import GRPO, Rule, advantage_rule
+from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.protocols import Guide, describe
-from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
 from sage_unsloth.patch import unsloth_names as names
-from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.contract import check_contract
-from sage_unsloth.patch.data_parallel import pooled_means
-from sage_unsloth.patch.finite import Guard, finite_only
+from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.patch.group_rewards import rule_advantages
+from sage_unsloth.patch.hook import Hook
 from sage_unsloth.patch.kernel import kernel_with
 from sage_unsloth.patch.loading import trainer_module
 from sage_unsloth.patch.replaced import alone, replaced, watched
@@ -53,8 +48,7 @@ from sage_unsloth.patch.rollout_weights import keep_trained_weights
 from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.settings import check_settings
 from sage_unsloth.patch.trained_with import trained_with
-from sage_unsloth.patch.unsloth_names import ContractError
-from sage_unsloth.patch.watch import Measured, guide_watch
+from sage_unsloth.patch.watch import guide_watch
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +60,7 @@ def guided_kl(
     *,
     kl_estimator: str = "k3",
     credit: str = "token",
+    kl_in: str = "loss",
     teacher: Any = None,
     advantages: Rule = GRPO,
     shape_advantages: ShapeAdvantages | None = None,
@@ -95,6 +90,9 @@ def guided_kl(
             each token's advantage includes the guide and the KL of the tokens after it
             (`credit.sequence_credit`). It needs a penalty with the reverse KL's gradient,
             token-level importance ratios, and all completions of a prompt in one micro-batch.
+        kl_in: "loss", the paper's: a penalty at each token. "reward": β times the log-ratio of the
+            whole completion to π_ref is taken from its reward, before advantages are made
+            (`advantages.less_kl`), and the loss has no KL term. It takes no guide.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
             without gradient.
@@ -134,11 +132,13 @@ def guided_kl(
         guide=guide,
         kl_estimator=kl_estimator,
         credit=credit,
+        kl_in=kl_in,
         teacher=teacher,
         rule=rule,
     )
     own_penalty = kl_estimator in PENALTIES
     ours = guide is not None or shape_advantages is not None or credit != "token"
+    ours = ours or kl_in != "loss"
     watch = partial(
         guide_watch,
         trainer,
@@ -148,6 +148,7 @@ def guided_kl(
             guide=guide,
             kl_estimator=kl_estimator,
             credit=credit,
+            kl_in=kl_in,
             teacher=teacher,
             rule=rule,
             shape_advantages=shape_advantages,
@@ -168,10 +169,11 @@ def guided_kl(
         return
     rewritten = check_contract(module)
     plain = getattr(module, names.FUNCTION)
-    hook = _Hook(
+    hook = Hook(
         trainer=trainer,
         guide=guide,
         credit=credit,
+        kl_in=kl_in,
         rule=rule,
         shape_advantages=shape_advantages,
         log_entropy=log_entropy,
@@ -199,7 +201,7 @@ def guided_kl(
         hook.of_batch = stack.enter_context(
             rollout_signals(trainer, needs, groups=credit == "sequence", teacher=teacher)
         )
-        stack.enter_context(rule_advantages(trainer, rule))
+        stack.enter_context(rule_advantages(trainer, rule, kl_in=kl_in))
         yield
         if hook.measured.micro_batches == 0:
             logger.warning(
@@ -207,110 +209,3 @@ def guided_kl(
                 "trained with %s; call trainer.train() inside the context",
                 describe(guide),
             )
-
-
-@dataclass(kw_only=True)
-class _Hook:
-    """What the rewritten loss calls (its scorer aside) while one `guided_kl` is open."""
-
-    trainer: Any
-    guide: Guide | None
-    credit: str
-    rule: AdvantageRule
-    shape_advantages: ShapeAdvantages | None
-    log_entropy: bool
-    plain: Any  # UnslothEfficientGRPO
-    function: Any  # the same, or its copy over the kernel with another penalty
-    # Set by `guided_kl` as it opens them, before the first call of `apply`.
-    guard: Guard = field(init=False)
-    of_batch: dict[str, Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.clock = Clock(self.trainer)
-        self.measured = Measured(self.trainer, self.guide)
-
-    def needs_entropies(self, trainer: Any) -> bool:
-        asked = self.guide is not None and "entropies" in self.guide.needs
-        return trainer is self.trainer and (asked or self.log_entropy)
-
-    def apply(self, trainer: Any, entropies: Tensor | None, *arguments: Any) -> tuple:
-        """In the place of `UnslothEfficientGRPO.apply(*arguments)`, and what that returns.
-
-        Tensors are (B, T) of one micro-batch, log-probs and entropies in nats; advantages are (B,)
-        or (B, T). For another trainer in the process this is that call as it came.
-        """
-        if trainer is not self.trainer:
-            return self.plain.apply(*arguments)
-        # In the order that `rewrite.py` has checked.
-        new_logps, old_logps, ref_logps, sampling_logps, head, ids, mask, *rest = arguments
-        advantages, beta, *rest = rest
-        if trainer.beta != 0.0 and ref_logps is None:
-            raise ContractError(
-                "beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)"
-            )
-        # Unsloth calls this under autocast, which would run matrix products in 16 bits.
-        with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
-            signals = self._signals(new_logps, ref_logps if beta else None, entropies, mask)
-            log_guide = self._log_guide(signals)
-            advantages, credit = self._advantages(advantages, signals, log_guide)
-            # A nan is named here, before it disappears into the loss.
-            checked = {"old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}
-            self.guard.check_signals(vars(signals) | {"mask": None} | checked, mask)
-            self.measured.add(signals, log_guide, credit)
-            if log_guide is not None:
-                ref_logps = ref_logps + log_guide  # the whole method: π_ref becomes q·π_ref
-        function = self.function if beta else self.plain
-        logps = (new_logps, old_logps, ref_logps, sampling_logps)
-        result = function.apply(*logps, head, ids, mask, advantages, beta, *rest)
-        return pooled_means(result, mask, trainer.accelerator)
-
-    def _signals(
-        self, new_logps: Tensor, ref_logps: Tensor | None, entropies: Tensor | None, mask: Tensor
-    ) -> TokenSignals:
-        """What the guide sees of this micro-batch; without gradient, so q is a constant in the
-        update.
-        """
-        return TokenSignals(
-            new_logps.detach(),
-            None if ref_logps is None else ref_logps.detach(),
-            mask,
-            None if entropies is None else entropies.detach(),
-            **{name: v for name, v in self.of_batch.items() if name in OPTIONAL_SIGNALS},
-        )
-
-    def _log_guide(self, signals: TokenSignals) -> Tensor | None:
-        """log q_t, (B, T), 0 outside the mask; None without a guide or without a KL term."""
-        if self.guide is None or signals.ref_logps is None:
-            return None
-        step, max_steps, generator = self.clock.tick()
-        with read_only(vars(signals), self.guide):
-            log_guide = self.guide.log_guide(
-                signals, step=step, max_steps=max_steps, generator=generator
-            )
-        mask, found = signals.mask, f"{log_guide!r:.100}"
-        if isinstance(log_guide, Tensor):
-            if log_guide.shape == mask.shape and log_guide.dtype == torch.float32:
-                return torch.where(mask.bool(), log_guide.detach(), 0.0)
-            found = f"{log_guide.dtype} {tuple(log_guide.shape)}"
-        raise ValueError(
-            f"log_guide must return a float32 tensor of the mask's shape; got {found} for "
-            f"{tuple(mask.shape)} from {self.guide!r}"
-        )
-
-    def _advantages(
-        self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The advantages of the loss, and the part of them that is sequence credit, (B, T)."""
-        if self.shape_advantages is not None:
-            advantages = shaped(self.shape_advantages, signals, advantages)
-        if self.credit == "token":
-            return advantages, None
-        groups, beta = self.of_batch["groups"], self.trainer.beta
-        return with_sequence_credit(
-            advantages,
-            signals,
-            groups,
-            beta=beta,
-            log_guide=log_guide,
-            own_baseline=not self.rule.is_grpo,
-        )

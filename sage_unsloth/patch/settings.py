@@ -17,6 +17,7 @@ def check_settings(
     guide: Guide | None,
     kl_estimator: str,
     credit: str,
+    kl_in: str,
     teacher: Any,
     rule: AdvantageRule,
 ) -> None:
@@ -27,15 +28,20 @@ def check_settings(
         ValueError: with the rule, the value and what to change.
     """
     check_choices(
-        guide=guide, beta=trainer.beta, kl_estimator=kl_estimator, credit=credit, teacher=teacher
+        guide=guide,
+        beta=trainer.beta,
+        kl_estimator=kl_estimator,
+        credit=credit,
+        kl_in=kl_in,
+        teacher=teacher,
     )
     _check_model(trainer)
     check_data_parallel(trainer.accelerator)
     _check_estimator(trainer, kl_estimator)
     if credit == "sequence":
         _check_sequence_credit(trainer)
-    if not rule.is_grpo:
-        _check_rule(trainer, rule)
+    if not rule.is_grpo or kl_in != "loss":
+        _check_rule(trainer, rule, kl_in)
     _check_columns(trainer)
 
 
@@ -134,19 +140,21 @@ def _check_sequence_credit(trainer: Any) -> None:
         )
 
 
-def _check_rule(trainer: Any, rule: AdvantageRule) -> None:
+def _check_rule(trainer: Any, rule: AdvantageRule, kl_in: str) -> None:
     """The rule reads the sum of the rewards, and groups of equal rewards too."""
-    check_rule(rule, trainer.num_generations)
+    check_rule(rule, trainer.num_generations, any_reward=kl_in == "reward")
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             f"advantages={rule.text!r} is a rule for the sum of the rewards, so "
             "multi_objective_aggregation must be 'sum_then_normalize'; got "
-            f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo'"
+            f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo' "
+            "and kl_in at 'loss'"
         )
     if drops_equal_rewards():
         raise ValueError(
             f"advantages={rule.text!r} may learn from groups of equal rewards, which "
-            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo'"
+            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo' "
+            "and kl_in at 'loss'"
         )
 
 

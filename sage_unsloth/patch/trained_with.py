@@ -12,7 +12,7 @@ from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide, SteeredGuide, describe
 from sage_unsloth.patch.rollout_weights import digest
 
-LATER = {"advantages": GRPO}
+LATER = {"advantages": GRPO, "kl_in": "loss"}
 """What checkpoints of earlier versions did not record, and were trained with."""
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ def trained_with(
     guide: Guide | None,
     kl_estimator: str,
     credit: str,
+    kl_in: str,
     teacher: Any,
     rule: AdvantageRule,
     shape_advantages: ShapeAdvantages | None,
@@ -33,6 +34,7 @@ def trained_with(
         "guide": describe(guide),
         "kl_estimator": kl_estimator,
         "credit": credit,
+        "kl_in": kl_in,
         "beta": trainer.beta,
         "teacher": describe_teacher(trainer, teacher),
         "advantages": describe_rule(rule),

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.runs.files import read_json, write_json
@@ -28,6 +28,8 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
+ANY: Final = object()
+"""Of a setting that is not compared where an earlier version did not record it."""
 LATER: dict[str, Any] = {
     "template": "project",
     "eval_steps": 0,
@@ -37,6 +39,9 @@ LATER: dict[str, Any] = {
     "patience": 0,
     "advantages": "grpo",
     "entropy_coef": 0.0,
+    "kl_in": "loss",
+    "reward_seconds": ANY,
+    "code": ANY,
 } | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 
@@ -166,7 +171,7 @@ def _differences(
     before, now = _leaves(recorded), _leaves(current)
     for key in now.keys() - before.keys():
         if absent and (name := key.rpartition(".")[2]) in absent:
-            before[key] = json.dumps(absent[name])
+            before[key] = now[key] if absent[name] is ANY else json.dumps(absent[name])
     return [
         f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"
         for key in sorted(before | now)

@@ -43,7 +43,7 @@ def asked_in(prompt: PromptFormat) -> dict[str, Any]:
 
 def gold_of(row: dict) -> str:
     """What the checker compares an answer with."""
-    return row.get("gold", row["answer"])
+    return row["gold"] if "gold" in row else row["answer"]
 
 
 def sample_and_grade(

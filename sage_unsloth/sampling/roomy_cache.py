@@ -20,7 +20,7 @@ class RoomyLayer(DynamicLayer):
     def of_shape(cls, like: "RoomyLayer", rows: int, columns: int) -> "RoomyLayer":
         """A layer of zeros, of the heads and sizes of another."""
         layer = cls()
-        layer.lazy_initialization(like.keys, like.values)
+        layer.lazy_initialization(*like.pair)
         layer.buffers = tuple(  # pyright: ignore[reportAttributeAccessIssue]
             part.new_zeros(rows, part.shape[1], columns + SPARE, part.shape[3])
             for part in like.pair
@@ -42,7 +42,8 @@ class RoomyLayer(DynamicLayer):
             self.keys, self.values = key_states, value_states
             self.buffers = self.pair
             return self.pair
-        start, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
+        start = self.pair[0].shape[2]
+        end = start + key_states.shape[2]
         if end > self.buffers[0].shape[2]:
             self.buffers = tuple(  # pyright: ignore[reportAttributeAccessIssue]
                 torch.nn.functional.pad(part, (0, 0, 0, end - start + SPARE)) for part in self.pair

@@ -19,6 +19,7 @@ SETTINGS = (
     "beta",
     "kl_estimator",
     "credit",
+    "kl_in",
 )
 """The fields of an algorithm that are settings of `RlvrConfig`; its guide is the other choice."""
 
@@ -43,6 +44,7 @@ class Algorithm:
         kl_estimator: the KL penalty, one of `sage_unsloth.objective.kl.KL_ESTIMATORS`.
         credit: "token", the paper's loss, or "sequence", the gradient of Eq. 6
             (`sage_unsloth.objective.credit.sequence_credit`).
+        kl_in: "loss", the paper's, or "reward", the KL of whole completions in the reward.
         guide: shapes the KL anchor; None is q = 1.
 
     Raises:
@@ -62,6 +64,7 @@ class Algorithm:
     beta: float = RlvrConfig.beta
     kl_estimator: str = RlvrConfig.kl_estimator
     credit: str = RlvrConfig.credit
+    kl_in: str = RlvrConfig.kl_in
     guide: Guide | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +79,7 @@ class Algorithm:
             beta=self.beta,
             kl_estimator=self.kl_estimator,
             credit=self.credit,
+            kl_in=self.kl_in,
             teacher=teacher,
         )
 

@@ -215,6 +215,12 @@ ALGORITHMS = {
             "all rewards are equal; one more scoring of each batch",
         ),
         Algorithm(
+            name="grpo-kl-in-reward",
+            kl_in="reward",
+            description="r − β log(π/π_ref) of the whole completion as the reward: the reverse "
+            "KL's gradient with its effect on later tokens; one more scoring of each batch",
+        ),
+        Algorithm(
             name="grpo-entropy",
             entropy_coef=0.001,
             description="grpo and an entropy bonus of .001 nats a token, as nsr's paper leaves on",

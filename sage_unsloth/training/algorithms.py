@@ -4,32 +4,46 @@
     rlvr(algorithm.configure(RlvrConfig()), model, rows, folder, algorithm.guide, algorithm.name)
 
 A row of your own is another `Algorithm`: `replace(ALGORITHMS["sage-branch"], name="mine",
-guide=BranchGuide(ratio=0.5))`.
+guide=BranchGuide(ratio=0.5))`; the command line takes it as `module:name`, and a package brings it
+by an entry point (`own_algorithms`).
 """
 
 import difflib
 import textwrap
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sage_unsloth.figures import COLUMNS
-from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.protocols import Guide, describe
 from sage_unsloth.training.algorithm import SETTINGS as SETTINGS
 from sage_unsloth.training.algorithm import Algorithm as Algorithm
 from sage_unsloth.training.algorithm_rows import ALGORITHMS as ALGORITHMS
+from sage_unsloth.training.own_algorithms import Brought, brought_algorithms, named_algorithm
 
 
 def get_algorithm(name: str) -> Algorithm:
-    """The row of `ALGORITHMS` of that name.
+    """The row of `ALGORITHMS` of that name, that of an installed package, or `module:name`.
 
     Raises:
-        ValueError: there is none; with the names, the nearest first.
+        ValueError: there is none; with the names, the nearest first. Or it is broken.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), ALGORITHMS, n=1, cutoff=0.5)
+    if ":" in name:
+        return named_algorithm(name)
+    brought = _brought()
+    if name in brought:
+        found = brought[name]
+        if found.algorithm is None:
+            raise ValueError(
+                f"the algorithm {name!r} of {found.package} cannot be used: {found.problem}; mend "
+                "or uninstall that package, or take another algorithm"
+            )
+        return found.algorithm
+    names = [*ALGORITHMS, *brought]
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
     raise ValueError(
-        f"an algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}"
+        f"an algorithm must be one of {', '.join(names)}, or module:name of your own; got {name!r}"
         + (f"; did you mean {near[0]!r}?" if near else "")
     )
 
@@ -44,15 +58,33 @@ def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[
 
 
 def listing() -> str:
-    """Every algorithm on two lines: what it changes against grpo, and which gradient that is."""
-    width = 2 + max(len(name) for name in ALGORITHMS)
+    """Every algorithm on two lines: what it changes against grpo, and which gradient that is; of
+    one that an installed package brings also which, or why it cannot be used.
+    """
+    blocks: list[tuple[str, tuple[str, ...]]] = [
+        (name, (_changes_text(algorithm), algorithm.description))
+        for name, algorithm in ALGORITHMS.items()
+    ]
+    for name, found in _brought().items():
+        texts = (f"cannot be used: {found.problem}",)
+        if found.algorithm is not None:
+            texts = (_changes_text(found.algorithm), found.algorithm.description)
+        blocks.append((name, (*texts, f"from {found.package}")))
+    width = 2 + max(len(name) for name, _ in blocks)
     return "\n".join(
         textwrap.fill(
-            text, COLUMNS, initial_indent=f"{start:{width}}", subsequent_indent=" " * width
+            text,
+            COLUMNS,
+            initial_indent=f"{'' if line else name:{width}}",
+            subsequent_indent=" " * width,
         )
-        for name, algorithm in ALGORITHMS.items()
-        for start, text in ((name, _changes_text(algorithm)), ("", algorithm.description))
+        for name, texts in blocks
+        for line, text in enumerate(texts)
     )
+
+
+def _brought() -> dict[str, Brought]:
+    return brought_algorithms(frozenset(ALGORITHMS))
 
 
 def markdown_table() -> str:
@@ -77,7 +109,11 @@ def _changes_text(algorithm: Algorithm) -> str:
 
 
 def _guide_text(guide: Any) -> str:
-    """A dataclass guide's class and the fields that differ from the class's defaults."""
+    """A dataclass guide's class and the fields that differ from the class's defaults; of another
+    what `describe` says.
+    """
+    if not is_dataclass(guide):
+        return describe(guide)
     given = [
         f"{field.name}={_guide_text(value) if isinstance(value, Guide) else repr(value)}"
         for field in fields(guide)

@@ -62,7 +62,9 @@ def add_train(commands: Any) -> None:
     )
     parser.add_argument("--list", action="store_true", help="print the algorithms and exit")
     parser.add_argument(
-        "--algorithm", default="sage-branch", help="a row of --list (default: %(default)s)"
+        "--algorithm",
+        default="sage-branch",
+        help="a row of --list, or module:name of your own (default: %(default)s)",
     )
     parser.add_argument(
         "--from",

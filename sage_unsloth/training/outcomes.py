@@ -95,6 +95,7 @@ def evaluation_command(
         words += ["--problems", "10", "--n", "4"]
     if not smoke and config.max_completion_length != SamplingConfig.max_completion_length:
         words += ["--max-tokens", f"{config.max_completion_length}"]
+    words += config.prompt.options()  # for a model that was not trained here
     return f"python -m sage_unsloth {shlex.join(words)}"
 
 
@@ -106,6 +107,7 @@ COURSE = {
     "completions/mean_length": "tokens",
     "completions/clipped_ratio": "cut",
     "frac_reward_zero_std": "dead groups",
+    "advantages/dead_groups": "dead groups",  # logged where another rule than GRPO's decides
     "seconds": "seconds a step",
 }
 

@@ -145,6 +145,7 @@ def preflight(
     """
     count = min(config.preflight_prompts, len(rows))
     chosen = [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
+    unchecked = {"gold": ""} if verifier is UNGRADED else {}
     sampling = SamplingConfig(
         num_samples=config.num_generations,
         temperature=config.temperature,
@@ -160,7 +161,7 @@ def preflight(
     records = sample_and_grade(
         sampling,
         engine,
-        chosen,
+        [row | unchecked for row in chosen],
         path,
         model="policy",
         benchmark="preflight",

@@ -23,6 +23,7 @@ from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpora import (
+    RL_DATA,
     rl_corpus,
     rl_rows,
     sft_corpus,
@@ -40,8 +41,9 @@ from sage_unsloth.training.outcomes import (
     course,
     evaluation_command,
 )
+from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import REPORT, SHARES
-from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_processes
+from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
@@ -216,11 +218,14 @@ def run_rlvr(
     found = rl_rows(data=data, path=path, limit=limit, **reading)
     for_curve = None
     if eval_file is not None:
-        of_curve = _default_data(point.preset, eval_file, "dapo")
-        for_curve = rl_rows(data=of_curve, path=eval_file, **reading)
+        own = {"data": str(eval_file)}  # beside data of one's own, in the same columns
+        known_columns = {"data": "dapo", "path": eval_file}
+        for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
     check_fills_a_step(config, len(found.rows))
+    check_judges(asked, found.checker, found.rows)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
+        known |= own_code(algorithm.guide, config.advantages)
         if point.unmerged:
             del known["model"]
         check_folder(out, known)

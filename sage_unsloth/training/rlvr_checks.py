@@ -6,11 +6,13 @@ from typing import Any
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, normalise
+from sage_unsloth.grading.reward_functions import Reward, check_columns_of
 from sage_unsloth.grading.total_reward import UNGRADED
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.processes import world_size
 from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rlvr_trainer import trainer_row
 
 
 def check_processes(config: RlvrConfig) -> None:
@@ -71,8 +73,11 @@ def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
             )
 
 
-def check_verifier(verifier: Checker) -> None:
-    """Starts a worker of a verifier that is not the default one, to see that it can."""
+def check_judges(rewards: Sequence[Reward], verifier: Checker, rows: Sequence[dict]) -> None:
+    """The columns that rewards need are there, and a verifier that is not the default one can
+    start a worker.
+    """
+    check_columns_of(rewards, trainer_row(rows[0]))
     if verifier is not MATH:
         with Grader(checker=verifier) as grader:
             grader.check_workers()

@@ -35,6 +35,8 @@ class RlvrConfig:
             KL of those after it, so that the update follows Eq. 6 (`credit.sequence_credit`). All
             completions of a step then go through the loss together, and `micro_batch_size` says how
             many of them at a time have their logits computed.
+        kl_in: "loss", the paper's, or "reward": β times a completion's log-ratio to π_ref is taken
+            from its reward, and the loss has no KL term.
         teacher: for a guide that reads one: an adapter's folder (on the same base), or a model's
             folder or hub id (with the same tokenizer); empty for none. A model takes its own
             memory, which the plan does not count.
@@ -103,6 +105,7 @@ class RlvrConfig:
     beta: float = PAPER_BETA
     kl_estimator: str = "k3"
     credit: str = "token"
+    kl_in: str = "loss"
     reference: str = "sft"
     teacher: str = ""
     loss_type: str = "grpo"
@@ -154,9 +157,14 @@ class RlvrConfig:
                     f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
                 )
         check_choices(
-            guide=None, beta=self.beta, kl_estimator=self.kl_estimator, credit=self.credit
+            guide=None,
+            beta=self.beta,
+            kl_estimator=self.kl_estimator,
+            credit=self.credit,
+            kl_in=self.kl_in,
         )
-        check_rule(self.advantages, self.num_generations)
+        any_reward = self.kl_in == "reward"
+        check_rule(self.advantages, self.num_generations, any_reward=any_reward)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):

@@ -19,7 +19,6 @@ from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward_functions import (
     Reward,
-    check_columns_of,
     get_rewards,
     recorded_rewards,
 )
@@ -48,19 +47,19 @@ from sage_unsloth.sampling.vllm_engine import VllmEngine
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
+from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
     check_golds,
+    check_judges,
     check_processes,
     check_prompt_lengths,
-    check_verifier,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_trainer import (
     extra_metrics,
     make_trainer,
-    trainer_row,
     warn_if_untrained,
 )
 from sage_unsloth.training.stage import (
@@ -134,6 +133,7 @@ def rlvr(
         beta=config.beta,
         kl_estimator=config.kl_estimator,
         credit=config.credit,
+        kl_in=config.kl_in,
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
@@ -141,7 +141,6 @@ def rlvr(
     if all(reward.function is not None for reward in asked):
         verifier = UNGRADED
     check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
-    check_columns_of(asked, trainer_row(rows[0]))
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
             "reference='base' trains on an adapter against the model without it, and "
@@ -150,7 +149,7 @@ def rlvr(
         )
     rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *kept], verifier)
-    check_verifier(verifier)
+    check_judges(asked, verifier, rows)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = _choose_rollouts(config)
@@ -235,6 +234,7 @@ def _settings(job: _Job) -> dict[str, Any]:
     if job.held_out:
         settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
+    settings |= own_code(job.guide, job.config.advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
     if job.verifier not in (MATH, UNGRADED):
@@ -329,6 +329,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 job.guide,
                 kl_estimator=config.kl_estimator,
                 credit=config.credit,
+                kl_in=config.kl_in,
                 teacher=teacher,
                 advantages=config.advantages,
                 log_entropy=config.log_entropy,

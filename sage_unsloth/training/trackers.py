@@ -6,6 +6,7 @@ write files, and W&B is offline unless you set `WANDB_MODE` yourself.
 """
 
 import hashlib
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,8 +73,7 @@ class Wandb:
     """
 
     def __init__(self, folder: Path) -> None:
-        import wandb
-
+        wandb: Any = importlib.import_module("wandb")
         os.environ.setdefault("WANDB_MODE", "offline")
         record = read_json(folder / "run.json")
         name = hashlib.sha256(f"{folder.name} {record['environment']['date']}".encode()).hexdigest()
@@ -82,6 +82,7 @@ class Wandb:
             project=os.environ.get("WANDB_PROJECT", "sage_unsloth"),
             name=folder.name,
             id=name[:12],
+            mode=os.environ["WANDB_MODE"],
             resume="allow" if os.environ["WANDB_MODE"] == "online" else None,
             dir=str(folder),
             config=record["settings"],
@@ -100,7 +101,7 @@ class Wandb:
 
     def close(self) -> None:
         """Ends the run, and its process."""
-        self.run.finish(quiet=True)
+        self.run.finish()
 
 
 class Tracked:

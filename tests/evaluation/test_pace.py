@@ -65,6 +65,6 @@ def test_the_probe_is_a_small_part_of_what_is_missing():
 def test_stretch_by_hand():
     drawn = [Completion("", 9, "stop"), Completion("", PROBE_TOKENS, "length")]
     config = SamplingConfig(max_completion_length=1024)
-    assert stretch(drawn, config, "transformers") == pytest.approx(1025 / 257)
-    assert stretch(drawn, config, "vllm") == pytest.approx((10 + 1025) / (10 + 257))
-    assert stretch(drawn[:1], config, "transformers") == 1
+    assert stretch(drawn, config, False) == pytest.approx(1025 / 257)
+    assert stretch(drawn, config, True) == pytest.approx((10 + 1025) / (10 + 257))
+    assert stretch(drawn[:1], config, False) == 1

@@ -79,18 +79,18 @@ def test_inspect_grades_are_those_of_its_own_results():
     (found,) = log_sets([log], [], ReadingOptions())
     assert found.correct.shape == (12, 4) and found.correct.sum() == 17
     assert found.grader == "inspect_ai: pattern"
-    assert found.golds["1"] == "242" and found.texts["1"] == "22*11=?"
-    assert found.examples["1"]["correct"]["completion"].startswith("22")
+    assert found.golds["sums/1"] == "242" and found.texts["sums/1"] == "22*11=?"
+    assert found.examples["sums/1"]["correct"]["completion"].startswith("22")
 
 
 def test_a_document_of_inspect_is_read_as_its_archive_is():
     raw = json.loads(DOCUMENT.read_text(encoding="utf-8"))
     (found,) = log_sets([read_log(DOCUMENT)], [], ReadingOptions())
-    assert found.problems == ("1", "2", "3")
+    assert found.problems == ("sums/1", "sums/2", "sums/3")
     expected = defaultdict(dict)
     for sample in raw["samples"]:
         value = sample["scores"]["pattern"]["value"]
-        expected[str(sample["id"])][sample["epoch"] - 1] = value == "C"
+        expected[f"sums/{sample['id']}"][sample["epoch"] - 1] = value == "C"
     rows = [[expected[problem][i] for i in range(2)] for problem in found.problems]
     assert np.array_equal(found.correct, rows)
     usage = [sample["output"]["usage"]["output_tokens"] for sample in raw["samples"]]
@@ -119,7 +119,9 @@ def test_regrading_gives_every_repeat_a_grade_of_its_own():
     counts = {}
     for line in lines_of(REPEATED):
         wanted = f"<SOLUTION>{line['target']}</SOLUTION>"
-        counts[str(line["doc_id"])] = sum(text.endswith(wanted) for text in line["resps"][0])
+        counts[f"sums_repeated/{line['doc_id']}"] = sum(
+            text.endswith(wanted) for text in line["resps"][0]
+        )
     assert dict(zip(found.problems, found.correct.sum(axis=1), strict=True)) == counts
     assert sum(counts.values()) == 17 and found.grader.startswith("math ")
 
@@ -149,6 +151,11 @@ def test_problems_are_put_together_by_order_and_golds():
     (theirs,) = log_sets([read_log(ARCHIVE)], [mine], ReadingOptions())
     assert theirs.problems == mine.problems and dict(theirs.golds) == dict(mine.golds)
     assert set(theirs.texts) == set(mine.problems)
+    # A set that was drawn in another order has the benchmark's in its texts.
+    turned = ours(list(mine.golds)[::-1], list(mine.golds.values())[::-1])
+    texts = dict.fromkeys(mine.golds, "?")
+    (again,) = log_sets([read_log(ARCHIVE)], [replace(turned, texts=texts)], ReadingOptions())
+    assert again.problems == mine.problems
     (regraded,) = log_sets([read_log(ARCHIVE)], [mine], ReadingOptions(regrade=True))
     assert regraded.grader == mine.grader
 
@@ -167,7 +174,7 @@ def test_golds_that_are_whole_solutions_are_compared_by_their_answers(tmp_path):
     ("mine", "message"),
     [
         (lambda golds: ours(golds=golds[:5]), "has 12 and the set before it 5"),
-        (lambda golds: ours(golds=golds[::-1]), "same golds; 12 differ: 0 of .* has '242'"),
+        (lambda golds: ours(golds=golds[::-1]), "same golds; 12 differ: sums/0 of .* has '242'"),
     ],
 )
 def test_other_problems_are_refused(mine, message):

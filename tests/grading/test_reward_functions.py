@@ -8,8 +8,8 @@ import time
 import pytest
 
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.own_reward import OwnReward
 from sage_unsloth.grading.reward_functions import (
-    OwnReward,
     Reward,
     check_columns_of,
     get_rewards,
@@ -206,14 +206,14 @@ def test_one_that_holds_pythons_lock_ends_the_process_with_its_place(tmp_path):
     script.write_text(
         textwrap.dedent("""
             import re
-            from sage_unsloth.grading import reward_functions
-            reward_functions.UNINTERRUPTED = 0.5
+            from sage_unsloth.grading import own_reward, reward_functions
+            own_reward.UNINTERRUPTED = 0.5
 
             def my_slow_reward(completions):
                 re.match("(a+)+$", "a" * 60 + "b")
 
             reward = reward_functions.Reward(function=my_slow_reward)
-            reward_functions.OwnReward(reward, 0.5)(["x"], ["y"])
+            own_reward.OwnReward(reward, 0.5)(["x"], ["y"])
         """)
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sage_unsloth.objective import group_advantages as rules
+from sage_unsloth.objective.advantages import less_kl
 
 GRID = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95]
 SIZES = [2, 3, 4, 5, 8]
@@ -129,6 +130,14 @@ def test_pass_at_k_without_its_division_is_short_of_pass_at_k(p=0.3, n=8, k=4):
         update = (rules.pass_at_k(group, k=k) * sigma * score).mean().item()
         total += comb(n, c) * p**c * (1 - p) ** (n - c) * update
     assert total == pytest.approx((1 / k - 1 / n) * slope_of_pass_at_k(p, k))
+
+
+def test_less_kl_by_hand():
+    rewards, mask = torch.tensor([1.0, 0.0]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    logps = torch.tensor([[-1.0, -2.0, NAN], [-3.0, NAN, NAN]])
+    ref = torch.tensor([[-2.0, -2.5, 0.0], [-1.0, 0.0, 0.0]])
+    found = less_kl(rewards, logps, ref, mask, beta=0.1)
+    assert found.tolist() == pytest.approx([1 - 0.1 * 1.5, 0.1 * 2.0])
 
 
 @pytest.mark.parametrize("rule", [rules.maxpo, rules.maxrl, rules.grpo, rules.rs_grpo])

@@ -126,19 +126,67 @@ def test_a_group_that_is_all_wrong_teaches_where_the_rule_uses_it(make_trainer):
     assert trained(advantages="maxrl") == (0, 1)
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["scored", "old-logps"])
-def test_unlikeliness_ranks_by_the_policy_that_drew(make_trainer, monkeypatch, settings):
-    trainer = make_trainer(reward=every_third, max_steps=2, **(FOUR_GROUPS | settings))
-    seen, plain = [], group_rewards.mean_logps
+def recorded_scorings(monkeypatch):
+    """For each rollout batch: itself, what it was scored as, and the policy's weights then."""
+    seen, plain = [], group_rewards.drawn_logps
 
-    def mean_logps(trainer, batch):
+    def drawn_logps(trainer, batch):
         found = plain(trainer, batch)
         weights = copy.deepcopy(trainer.accelerator.unwrap_model(trainer.model).state_dict())
         batch = {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
         seen.append((batch, found, weights))
         return found
 
-    monkeypatch.setattr(group_rewards, "mean_logps", mean_logps)
+    monkeypatch.setattr(group_rewards, "drawn_logps", drawn_logps)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("grpo", {}),
+        ("grpo", {"scale_rewards": "none", "loss_type": "dr_grpo", **ACCUMULATED}),
+        ("rs-grpo", {"top_entropy_quantile": 0.5}),
+    ],
+    ids=["grpo", "accumulated", "rs-grpo"],
+)
+def test_the_kl_is_in_the_reward_and_not_in_the_loss(make_trainer, monkeypatch, text, settings):
+    """β is large, so that the KL moves the advantages by more than rounding."""
+    trainer = make_trainer(reward=every_third, max_steps=2, beta=0.5, **(FOUR_GROUPS | settings))
+    seen = recorded_scorings(monkeypatch)
+    train_and_check(trainer, None, kl_in="reward", advantages=text)
+    assert len(seen) == 2
+    batch, _, weights = seen[-1]
+    model = trainer.oracle_model.eval()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        logps, _ = score(texts(model), batch)
+        with model.disable_adapter():
+            ref, _ = score(texts(model), batch)
+    rewards = torch.tensor([[*trainer._logs["rewards"]["every_third"]]]).double()
+    rewards = (rewards - 0.5 * (logps - ref).sum(1)).view(4, 4)
+    expected = rules.rs_grpo(rewards) if text == "rs-grpo" else rewards - rewards.mean(1, True)
+    if text == "grpo" and "scale_rewards" not in settings:
+        expected = expected / (rewards.std(1, keepdim=True) + 1e-4)
+    table = torch.tensor([*trainer._logs["advantages"]]).double().view(4, 4)
+    torch.testing.assert_close(table, expected, rtol=1e-3, atol=1e-3)
+    assert all(entry["kl"] == 0 and entry["kl/ref_k3"] > 1e-4 for entry in logs(trainer))
+
+
+def test_a_rule_that_counts_does_not_go_with_the_kl_in_the_reward(make_trainer):
+    trainer = make_trainer()
+    message = r"kl_in='reward' makes rewards of any size, but advantages='maxrl' counts"
+    with (
+        pytest.raises(ValueError, match=message),
+        guided_kl(trainer, advantages="maxrl", kl_in="reward"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["scored", "old-logps"])
+def test_unlikeliness_ranks_by_the_policy_that_drew(make_trainer, monkeypatch, settings):
+    trainer = make_trainer(reward=every_third, max_steps=2, **(FOUR_GROUPS | settings))
+    seen = recorded_scorings(monkeypatch)
     train_and_check(trainer, BRANCH, advantages="unlikeliness,weight=0.5")
     assert len(seen) == (1 if settings else 2)
     for batch, found, weights in seen:
@@ -146,12 +194,12 @@ def test_unlikeliness_ranks_by_the_policy_that_drew(make_trainer, monkeypatch, s
         model.load_state_dict(weights)
         with torch.no_grad():
             logps, _ = score(texts(model), batch)
-        expected = logps.sum(1) / batch["completion_mask"].sum(1)
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-5)
+        torch.testing.assert_close(found.double(), logps, rtol=0, atol=5e-5)
         assert ("old_per_token_logps" in batch) == bool(settings)
     table = torch.tensor([*trainer._logs["advantages"]]).view(4, 4)
     rewards = torch.tensor([[*map(float, trainer._logs["rewards"]["every_third"])]]).view(4, 4)
-    by_rank = rules.unlikeliness(rewards, mean_logps=seen[-1][1].view(4, 4), weight=0.5)
+    means = seen[-1][1].sum(1) / seen[-1][0]["completion_mask"].sum(1)
+    by_rank = rules.unlikeliness(rewards, mean_logps=means.view(4, 4), weight=0.5)
     assert torch.allclose(table, by_rank, atol=1e-5)
     assert len({round(a, 4) for a in table.flatten().tolist()}) > 4  # ranks tell equals apart
 

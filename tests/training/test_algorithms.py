@@ -65,6 +65,7 @@ EXPECTED = {
     "pass-at-k": {"advantages": "pass-at-k"},
     "rs-grpo": {"advantages": "rs-grpo"},
     "unlikeliness": {"advantages": "unlikeliness"},
+    "grpo-kl-in-reward": {"kl_in": "reward"},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
 NOT_IN_THE_PAPER = {
@@ -86,6 +87,7 @@ NOT_IN_THE_PAPER = {
     "pass-at-k",
     "rs-grpo",
     "unlikeliness",
+    "grpo-kl-in-reward",
     "grpo-entropy",
 }
 
@@ -122,7 +124,8 @@ def test_configure_changes_the_rows_settings_and_nothing_else():
 
 def test_an_unknown_name_is_answered_with_the_names():
     with pytest.raises(
-        ValueError, match=r"one of grpo, .*grpo-entropy; got 'SAGE_branch'.* mean 'sage-branch'"
+        ValueError,
+        match=r"one of grpo, .*entropy, or module:name .*got 'SAGE_branch'.* mean 'sage-branch'",
     ):
         get_algorithm("SAGE_branch")
     with pytest.raises(ValueError, match=r"got 'zzz'$"):
@@ -140,6 +143,9 @@ def test_an_algorithm_of_ones_own():
     [
         ({"loss_type": "ppo"}, ValueError, "loss_type must be one of"),
         ({"advantages": "ppo"}, ValueError, "advantages must be one of"),
+        ({"kl_in": "value"}, ValueError, "kl_in must be one of"),
+        ({"kl_in": "reward", "beta": 0.0}, ValueError, "so beta must not be 0"),
+        ({"kl_in": "reward", "guide": BranchGuide()}, ValueError, "takes the KL out of the loss"),
         ({"kl_estimator": "k4"}, ValueError, "kl_estimator must be one of"),
         ({"kl_estimator": "k2", "beta": 0.0}, ValueError, "beta must not be 0"),
         ({"guide": BranchGuide(), "beta": 0.0}, ValueError, "beta must not be 0"),
@@ -199,9 +205,12 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     guide = expected.pop("guide", None)
     credit = expected.pop("credit", "token")
     rule = expected.pop("advantages", "grpo")
+    kl_in = expected.pop("kl_in", "loss")
     assert {key: getattr(args, key) for key in expected} == expected
     assert args.use_bias_correction_kl is (estimator == "k3-is")
-    assert seen["patched"] == (guide is not None or estimator in PENALTIES or credit == "sequence")
+    assert seen["patched"] == (
+        guide is not None or estimator in PENALTIES or credit == "sequence" or kl_in == "reward"
+    )
     assert args.scale_rewards == expected.get("scale_rewards", "group")
     recorded = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert recorded["kl_estimator"] == estimator
@@ -216,10 +225,10 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
         assert ("sage/guide_mean" in row) == (guide is not None)
         assert ("kl/ref_k3" in row) == seen["patched"]
         assert ("sage/credit_abs" in row) == (credit == "sequence")
-        assert ("advantages/dead_groups" in row) == (rule != "grpo")
+        assert ("advantages/dead_groups" in row) == (rule != "grpo" or kl_in == "reward")
         assert ("sage/strength" in row) == isinstance(guide, AdaptiveGuide)
     # At step 1 the policy is the reference; the guide's shift of the anchor is all that can be in
     # the kl.
     assert guide is not None or abs(metrics[0]["kl"]) < 1e-7
-    if algorithm.beta:
+    if algorithm.beta and kl_in == "loss":
         assert metrics[1]["kl"] > 1e-6

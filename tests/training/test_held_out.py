@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sage_unsloth.__main__ import main
 from sage_unsloth.evaluation.named_models import parse_model
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import RandomGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.problems import arithmetic
@@ -122,6 +124,19 @@ def test_the_best_adapter_is_kept_and_can_be_evaluated(evaluated):
     assert spec.path == json.loads((folder / "run.json").read_text())["model_path"]
 
 
+def test_the_best_adapter_can_be_exported(evaluated, plain, tmp_path):
+    folder = evaluated.parent
+    assert read_run(folder).adapter == evaluated
+    assert read_run(folder, which="best").adapter == folder / "best"
+    out = tmp_path / "export"
+    export = ["export", str(folder), "--to", "adapter", "--which", "best", "--out", str(out)]
+    if json.loads((folder / "best" / "evaluation.json").read_text())["step"]:
+        assert main(export) == 0
+        assert equal(out, folder / "best")
+    with pytest.raises(ValueError, match=r"none in .*--set eval_steps=50"):
+        read_run(plain.parent, which="best")
+
+
 class Killed(BaseException):
     """What no code of the run can catch, as SIGKILL."""
 
@@ -130,15 +145,17 @@ class Killed(BaseException):
 @pytest.mark.parametrize("evaluation", [0, 4, 5])
 def test_killed_in_an_evaluation(merged, evaluated, tmp_path, monkeypatch, how, evaluation):
     """Resumed, it ends as the run that was left alone; a signal loses no step."""
-    draw = TransformersEngine.draw
+    stream = TransformersEngine.stream
     config = replace(EVALUATED, save_steps=3)
 
-    def dies(self, prompts, seeds, sampling):
-        if list((tmp_path / "held-out").glob(f"step-{evaluation:06d}.settings.json")):
+    def dies(self, *arguments):
+        drawn = stream(self, *arguments)
+        if (tmp_path / "held-out" / f"step-{evaluation:06d}.settings.json").exists():
+            yield next(drawn)
             raise how
-        return draw(self, prompts, seeds, sampling)
+        yield from drawn
 
-    monkeypatch.setattr(TransformersEngine, "draw", dies)
+    monkeypatch.setattr(TransformersEngine, "stream", dies)
     with pytest.raises(how):
         rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
     monkeypatch.undo()

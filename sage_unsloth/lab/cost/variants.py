@@ -99,8 +99,9 @@ def choose_variants(names: list[str] | None = None, log_entropy: bool = False) -
         algorithm = get_algorithm(name)
         if name not in _comparable():
             raise ValueError(
-                "variants must have the baseline's loss type and β, so that only the KL term "
-                f"differs, and no teacher; {name!r} has loss_type={algorithm.loss_type!r}, "
+                "variants must have the baseline's loss type, rule for advantages and β, so that "
+                f"only the KL term differs, and no teacher; {name!r} has "
+                f"loss_type={algorithm.loss_type!r}, advantages={algorithm.advantages!r}, "
                 f"beta={algorithm.beta}, guide={algorithm.guide!r}; choose among "
                 f"{', '.join([*_comparable(), MATERIALISED])}"
             )
@@ -124,8 +125,11 @@ def _comparable() -> list[str]:
 
     def alike(row: Algorithm) -> bool:
         same_loss = row.loss_type == base.loss_type or row.credit == "sequence"
+        # A variant has no rule for advantages, no bonus and no KL in the reward.
+        others = ("advantages", "entropy_coef", "kl_in")
+        same_rest = all(getattr(row, name) == getattr(base, name) for name in others)
         needs_teacher = row.guide is not None and "teacher_logps" in row.guide.needs
-        return same_loss and row.beta == base.beta and not needs_teacher
+        return same_loss and same_rest and row.beta == base.beta and not needs_teacher
 
     return [name for name, row in ALGORITHMS.items() if alike(row)]
 

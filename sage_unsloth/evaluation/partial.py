@@ -1,0 +1,85 @@
+"""What all models have of sets that are not complete: the problems and samples of a first report.
+
+Samples count from 0 without a gap. All problems stay in the report where every model has a sample
+of each, which is so soon, since all problems are drawn at few samples first; else those stay with
+which problems times samples is largest. Which problems were left out says something about them: the
+ones not drawn to an end yet may be those with long completions.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.sampling.record_files import read_settings
+
+Set = tuple[dict[str, Any], list[dict]]
+"""Settings and records of a record set."""
+
+
+def shared_part(
+    files: Sequence[Path], sets: Sequence[Set]
+) -> tuple[list[Set], dict[str, dict[str, Any]]]:
+    """The sets, cut down to what all sets on the same benchmark have.
+
+    Args:
+        files: of the sets, for the problems that were asked.
+        sets: in the same order.
+
+    Returns:
+        The sets, and by benchmark: `problems` kept, `of` how many that were asked, and `samples`.
+
+    Raises:
+        ValueError: the sets on a benchmark have no sample of a problem in common.
+    """
+    of_benchmark: dict[str, list[int]] = defaultdict(list)
+    for number, (settings, _) in enumerate(sets):
+        of_benchmark[settings["benchmark"]].append(number)
+    cut, found = list(sets), {}
+    for benchmark, numbers in of_benchmark.items():
+        asked = dict.fromkeys(p for i in numbers for p in read_settings(files[i])["prompts"])
+        lengths = [_lengths(sets[i][1]) for i in numbers]
+        least = {problem: min(one.get(problem, 0) for one in lengths) for problem in asked}
+        problems, samples = largest_part(least)
+        if not samples:
+            raise ValueError(
+                f"a partial report needs a problem of which every set has a sample; those on "
+                f"{benchmark} have none in common; draw some more (evaluate), or leave a set out: "
+                + ", ".join(str(files[i]) for i in numbers)
+            )
+        for i in numbers:
+            settings, records = sets[i]
+            kept = [r for r in records if r["problem_id"] in problems and r["sample"] < samples]
+            cut[i] = (settings, kept)
+        found[benchmark] = {"problems": len(problems), "of": len(asked), "samples": samples}
+    return cut, found
+
+
+def largest_part(least: Mapping[str, int]) -> tuple[set[str], int]:
+    """The problems and the number of samples that are kept.
+
+    Args:
+        least: problem -> samples that every set has of it.
+
+    Returns:
+        All problems if each has a sample; else those with which problems times samples is largest,
+        more problems before more samples.
+    """
+    if least and min(least.values()):
+        return set(least), min(least.values())
+    sizes = sorted({n for n in least.values() if n})
+    kept = {n: {problem for problem, has in least.items() if has >= n} for n in sizes}
+    samples = max(sizes, key=lambda n: (n * len(kept[n]), -n), default=0)
+    return kept.get(samples, set()), samples
+
+
+def _lengths(records: Sequence[dict]) -> dict[str, int]:
+    """problem -> how many graded samples from 0 on it has without a gap."""
+    samples: dict[str, set[int]] = defaultdict(set)
+    for record in records:
+        if "grade" in record:
+            samples[record["problem_id"]].add(record["sample"])
+    return {
+        problem: next(n for n in range(len(found) + 1) if n not in found)
+        for problem, found in samples.items()
+    }

@@ -1,0 +1,182 @@
+"""Calls a reward function of a user's: within its time, with its value checked."""
+
+import asyncio
+import faulthandler
+import inspect
+import math
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any, cast
+
+from sage_unsloth.grading.reward_functions import Reward, columns_needed, parameters_of
+
+UNINTERRUPTED = 30.0
+"""Seconds after its time limit at which a function that even holds Python's lock ends the run."""
+
+
+class OwnReward:
+    """A reward function as TRL calls it, which stops the run with its name where it fails.
+
+    Attributes:
+        last_batch: `prompt`, `completion` and `reward` of each completion of the last call.
+
+    Args:
+        reward: with a function.
+        seconds: time limit of one call.
+    """
+
+    def __init__(self, reward: Reward, seconds: float) -> None:
+        assert reward.function is not None
+        self.function, self.name, self.seconds = reward.function, reward.name, seconds
+        self.__name__ = reward.name  # TRL names its metric after it
+        self.required_columns = tuple(columns_needed(reward.function))
+        self.last_batch: list[dict] = []
+        parameters = parameters_of(reward.function)
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._takes = None if open_ended else set(parameters)
+        self._sum, self._count = 0.0, 0
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+    ) -> list[float | None]:
+        """One reward for each completion, checked.
+
+        Raises:
+            ValueError: the function raised, took too long, or returned something else.
+        """
+        given = {"prompts": prompts, "completions": completions} | columns
+        if self._takes is not None:
+            given = {name: value for name, value in given.items() if name in self._takes}
+        values = _checked(self.name, self._call(given), len(completions))
+        self.last_batch = [
+            {"prompt": _last(prompt), "completion": _last(completion), "reward": value}
+            for prompt, completion, value in zip(prompts, completions, values, strict=True)
+        ]
+        self._add(self.last_batch, 1)
+        return values
+
+    def _call(self, given: dict[str, Any]) -> Any:
+        """The function's value, from a thread that is waited for no longer than its time."""
+        box: list[tuple[bool, Any]] = []
+        setting = _torch_setting()
+
+        def call() -> None:
+            try:
+                with setting():
+                    value = self.function(**given)
+                    if inspect.isawaitable(value):
+                        value = asyncio.run(_awaited(value))
+                box.append((True, value))
+            except BaseException as error:
+                box.append((False, error))
+
+        thread = threading.Thread(target=call, name=f"reward {self.name}", daemon=True)
+        with _ended_after(self.seconds + UNINTERRUPTED):
+            thread.start()
+            thread.join(self.seconds)
+        if not box:
+            raise ValueError(
+                f"the reward {self.name} must return within {self.seconds:g} s a call; it did not; "
+                "mend it, or set reward_seconds=… (its thread runs on until this process ends)"
+            )
+        returned, value = box[0]
+        if returned:
+            return value
+        if isinstance(value, KeyboardInterrupt):
+            raise value
+        raise ValueError(
+            f"the reward {self.name} must return a list of numbers; it raised "
+            f"{type(value).__name__}: {value!s:.500}; mend it, and run the same command again, "
+            "which resumes"
+        ) from value
+
+    def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
+        """Takes completions that are not trained on out of the mean (`resampling`)."""
+        self._add(dropped, -1)
+        self.last_batch = batch
+
+    def _add(self, rows: Sequence[dict], sign: int) -> None:
+        values = [row["reward"] for row in rows if row["reward"] is not None]
+        self._sum += sign * sum(values)
+        self._count += sign * len(values)
+
+    def pop_mean(self) -> tuple[float, int]:
+        """The sum of the rewards since the last call, and of how many."""
+        found, self._sum, self._count = (self._sum, self._count), 0.0, 0
+        return found
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _checked(name: str, values: Any, count: int) -> list[float | None]:
+    """The values as numbers, None where the function has nothing to say.
+
+    Raises:
+        ValueError: of another length, or one is no finite number.
+    """
+    try:
+        values = list(values)
+    except TypeError:
+        raise ValueError(
+            f"the reward {name} must return a list of a number per completion; got {values!r:.200}"
+        ) from None
+    if len(values) != count:
+        raise ValueError(
+            f"the reward {name} must return a number for each of the {count} completions; it "
+            f"returned {len(values)}"
+        )
+    return [None if value is None else _number(name, i, value) for i, value in enumerate(values)]
+
+
+def _number(name: str, place: int, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"the reward {name} must return finite numbers, or None where it has nothing to say; "
+            f"completion {place} got {value!r:.100}"
+        )
+    return number
+
+
+@contextmanager
+def _ended_after(seconds: float):
+    """Ends the process, with every thread's stack on stderr, if what is inside takes longer: code
+    in C that holds Python's lock can be told nothing.
+    """
+    watching = False
+    with suppress(ValueError, OSError, RuntimeError, AttributeError):  # stderr may be no file
+        faulthandler.dump_traceback_later(seconds, exit=True, file=cast(IO, sys.__stderr__))
+        watching = True
+    try:
+        yield
+    finally:
+        if watching:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _torch_setting() -> Callable[[], Any]:
+    """What of PyTorch's settings belongs to a thread, as this one has it: gradients, device."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return suppress
+    grad = torch.is_grad_enabled()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def setting() -> Any:
+        if device is not None:
+            torch.cuda.set_device(device)
+        return torch.set_grad_enabled(grad)
+
+    return setting
+
+
+def _last(turns: Any) -> str:
+    """A text as it is; of a list of messages the last one's content."""
+    return (turns[-1]["content"] if turns else "") if isinstance(turns, list) else turns

@@ -1,0 +1,89 @@
+"""A report on sets that a kill left: which problems and samples, by hand and from files."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from table_engine import CONFIG, ROWS, Table
+
+from sage_unsloth.evaluation.pace import before_first_report
+from sage_unsloth.evaluation.partial import largest_part
+from sage_unsloth.evaluation.report import compare
+from sage_unsloth.evaluation.report_text import report_text
+from sage_unsloth.problems.benchmarks import Benchmark
+from sage_unsloth.sampling.record_sets import sample_and_grade
+
+
+@pytest.mark.parametrize(
+    ("least", "problems", "samples"),
+    [
+        ({"a": 4, "b": 4}, "ab", 4),
+        ({"a": 9, "b": 1}, "ab", 1),  # all problems, however few samples
+        ({"a": 9, "b": 8, "c": 0}, "ab", 8),
+        ({"a": 9, "b": 2, "c": 0}, "a", 9),
+        ({"a": 4, "b": 2, "c": 0}, "ab", 2),  # as many either way: more problems
+        ({"a": 0}, "", 0),
+        ({}, "", 0),
+    ],
+)
+def test_the_largest_part_by_hand(least, problems, samples):
+    assert largest_part(least) == (set(problems), samples)
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """Two sets: one whole, and one with the lines of 11 of 24 completions."""
+    for name, lines in (("whole", 24), ("cut", 11)):
+        path = tmp_path / f"{name}.jsonl"
+        identity = {"weights": name}
+        sample_and_grade(
+            CONFIG, Table(), ROWS, path, model=name, benchmark="toy", identity=identity
+        )
+        kept = path.read_text().splitlines(keepends=True)[:lines]
+        path.write_text("".join(kept))
+    return tmp_path
+
+
+def test_a_report_on_what_both_have(killed, tmp_path):
+    with pytest.raises(ValueError, match="every problem must have"):
+        compare([killed], tmp_path / "out")
+    result = compare([killed], tmp_path / "out", partial=True)
+    # In rounds of 1, 1, 2 and 2 samples, 11 lines are two of each problem, and three more.
+    assert result["partial"] == {"toy": {"problems": 4, "of": 4, "samples": 2}}
+    assert [(row["problems"], row["samples"]) for row in result["table"]] == [(4, 2)] * 2
+    assert "the 2 samples of 4 of 4 problems" in report_text(result)
+    records = [json.loads(line) for line in (killed / "cut.jsonl").read_text().splitlines()]
+    right = [r["grade"] == "correct" for r in records if r["sample"] < 2]
+    row = next(row for row in result["table"] if row["model"] == "cut")
+    assert row["pass@1"] == pytest.approx(sum(right) / 8, abs=1e-4)
+
+
+def test_sets_from_before_rounds_keep_whole_problems(killed, tmp_path):
+    """Drawn problem by problem: the first ones whole, the last not at all."""
+    path = killed / "cut.jsonl"
+    whole = [json.loads(line) for line in (killed / "whole.jsonl").read_text().splitlines()]
+    run = json.loads(path.read_text().splitlines()[0])["run"]
+    order = [row["id"] for row in ROWS]
+    whole.sort(key=lambda r: (order.index(r["problem_id"]), r["sample"]))
+    lines = [json.dumps(r | {"run": run, "model": "cut"}) + "\n" for r in whole[:15]]
+    path.write_text("".join(lines))
+    result = compare([killed], tmp_path / "out", partial=True)
+    assert result["partial"] == {"toy": {"problems": 2, "of": 4, "samples": 6}}
+    assert "2 of 4 problems" in report_text(result)
+
+
+def test_nothing_in_common_is_named(killed, tmp_path):
+    (killed / "cut.jsonl").write_text("")
+    with pytest.raises(ValueError, match="those on toy have none in common; draw some more"):
+        compare([killed], tmp_path / "out", partial=True)
+
+
+def test_when_a_first_report_is_possible():
+    toy = Benchmark(name="toy", rows=ROWS, provenance=[])
+    more = Benchmark(name="more", rows=ROWS[:2], provenance=[])
+    config = replace(CONFIG, num_samples=6)
+    missing = {(0, "toy"): 24, (0, "more"): 12, (1, "toy"): 24, (1, "more"): 12}
+    assert before_first_report(missing, [toy, more], config) == 24 + 12 + 24 + 2
+    missing[1, "more"] = 9  # has one of each
+    assert before_first_report(missing, [toy, more], config) == 24 + 12 + 4
+    assert before_first_report(dict.fromkeys(missing, 3), [toy, more], config) == 0

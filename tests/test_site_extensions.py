@@ -1,0 +1,78 @@
+"""What `docs/extensions` makes of docstrings, links and formulas."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from docutils import nodes
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture
+def extension(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    yield importlib.import_module
+    for name in ("docstrings", "repository", "mathml", "api_pages"):
+        sys.modules.pop(name, None)
+
+
+def test_a_docstring_is_text_and_its_indented_blocks_are_code(extension):
+    written = ["β * x and |x| of name_, `a_b*`.", "", "    run(*args)", "", "After.", "", "Args:"]
+    assert extension("docstrings").as_restructured_text(written) == [
+        r"β \* x and \|x\| of name\_, ``a_b*``.",
+        "",
+        "::",
+        "",
+        "    run(*args)",
+        "",
+        "After.",
+        "",
+        "Args:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[a](memory.md#b)", "[a](memory.md#b)"),
+        ("[a](#b) [c](https://d.e)", "[a](#b) [c](https://d.e)"),
+        ("[five](../notebooks/05_theory.ipynb)", "[five](tutorials/05_theory.ipynb)"),
+        ("[how](../CONTRIBUTING.md#how-to-add)", "[how](contributing.md#how-to-add)"),
+        (
+            "[figures](../data/results)",
+            "[figures](https://github.com/sage-unsloth/sage_unsloth/tree/main/data/results)",
+        ),
+        ("![a](../data/b.png)", "![a](../data/b.png)"),
+        ("[![Colab](https://a.b/c.svg)](https://d.e)", "[Colab](https://d.e)"),
+    ],
+)
+def test_links_lead_to_the_site_or_to_the_repository(extension, written, shown):
+    page = DOCS / "stages.md"
+    assert extension("repository").on_the_site(written, page, page) == shown
+
+
+def test_an_included_page_keeps_its_links(extension):
+    on_the_site = extension("repository").on_the_site
+    written = "[plan](docs/memory.md) ![a](data/b.png)"
+    assert (
+        on_the_site(written, ROOT / "CONTRIBUTING.md", DOCS / "contributing.md")
+        == "[plan](memory.md) ![a](../data/b.png)"
+    )
+
+
+def test_a_formula_is_mathml_and_an_unknown_command_is_named(extension):
+    formula = extension("mathml").formula
+    assert "<msub>" in formula(nodes.math(text="q_t"), as_block=False)
+    assert 'display="block"' in formula(nodes.math_block(text="q_t"), as_block=True)
+    with pytest.raises(ValueError, match=r"nonsense"):
+        formula(nodes.math(text=r"\nonsense"), as_block=False)
+
+
+def test_public_names_and_constants_of_a_room(extension):
+    api = extension("api_pages")
+    names = api.public_names(ROOT / "sage_unsloth" / "planning" / "__init__.pyi")
+    assert names["CARDS"] == "presets"
+    assert api.constants("planning")["CARDS"] == "The cards that have a preset, by its name."

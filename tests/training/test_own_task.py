@@ -1,0 +1,118 @@
+"""The recipes of `docs/own_data.md` and `docs/prompts.md` from the command line, with the tiny
+model.
+"""
+
+import json
+
+import pytest
+
+from sage_unsloth.__main__ import main
+from sage_unsloth.export.exporter import export
+from sage_unsloth.models.templates import choose_format
+from sage_unsloth.models.tokenizers import load_tokenizer
+from sage_unsloth.models.trained import read_run
+from sage_unsloth.prompts import prompt_format, render_prompt
+from sage_unsloth.runs.files import read_json, read_jsonl
+
+ANSWER = ["--answer-pattern", "#### (.+)"]
+LENGTHS = ["--set", "max_prompt_length=200", "max_completion_length=16"]
+
+
+@pytest.fixture(scope="module")
+def gsm8k(tmp_path_factory):
+    """Rows in the form of GSM8K, short enough for the tiny model."""
+    rows = [
+        {"question": f"{n} pens in a box, {n} boxes?", "answer": f"{n}*{n}={n * n}\n#### {n * n}"}
+        for n in range(2, 42)
+    ]
+    file = tmp_path_factory.mktemp("data") / "gsm8k.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def sft_run(gsm8k, tmp_path_factory, unsloth_module):
+    """SFT on worked solutions, with tags of its own."""
+    out = str(tmp_path_factory.mktemp("runs") / "sft")
+    command = ["sft", "--model", "arithmetic-base", "--out", out, "--smoke", "--held-out", "2"]
+    command += ["--data", gsm8k, "--columns", "problem=question", "solution=answer", *ANSWER]
+    assert main([*command, "--tags", "think-answer", "--set", "max_length=400"]) == 0
+    return out
+
+
+def train(out, *more):
+    return main(["train", "--out", str(out), "--smoke", "--algorithm", "grpo", *LENGTHS, *more])
+
+
+def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
+    gsm8k, sft_run, tmp_path, capsys
+):
+    run = read_json(f"{sft_run}/run.json")["settings"]
+    assert run["prompt"]["reasoning"] == ["<think>", "</think>"]
+    assert len(read_jsonl(f"{sft_run}/held-out/after.jsonl")) == 2 * 4
+
+    out = tmp_path / "grpo"
+    data = ["--data", gsm8k, *ANSWER]
+    assert train(out, "--from", sft_run, *data) == 0
+    assert "answer pattern matches" in capsys.readouterr().out
+    assert read_json(out / "run.json")["settings"]["prompt"] == run["prompt"]
+    assert read_jsonl(out / "completions.jsonl")[0]["answer"] in {str(n * n) for n in range(2, 42)}
+    # Another format than the chain's is refused, with both.
+    assert train(tmp_path / "other", "--from", sft_run, *data, "--tags", "boxed") == 2
+    error = capsys.readouterr().err
+    assert "was trained with PromptFormat(" in error and "'<think>'" in error and "boxed" in error
+
+    command = ["evaluate", "--models", f"sft={sft_run}", f"grpo={out}", "--smoke"]
+    command += ["--out", str(tmp_path / "eval"), "--benchmarks", f"mine={gsm8k}", *ANSWER]
+    assert main(command) == 0
+    for name in ("sft", "grpo"):
+        settings = read_json(tmp_path / "eval" / "samples" / "mine" / f"{name}.settings.json")
+        assert settings["settings"]["prompt"]["solution"] == ["<answer>", "</answer>"]
+        assert settings["provenance"][0]["answer_pattern"] == "#### (.+)"
+    assert main([*command, "--tags", "boxed"]) == 2
+
+
+def test_an_export_carries_the_prompt_of_its_run(sft_run, tmp_path):
+    out = export(read_run(sft_run), "merged", tmp_path / "export")
+    prompt = prompt_format(None, ["think-answer"])
+    assert choose_format(out) == prompt
+    assert render_prompt(load_tokenizer(out), "1+1=?") == (
+        f"{prompt.system}<|endoftext|>1+1=?<think>"
+    )
+    card = (out / "README.md").read_text()
+    assert "The answer is between `<answer>` and `</answer>`" in card
+    assert "    Place it between <think> and </think>." in card
+
+
+def test_a_chat_file_and_boxed_answers_without_a_system_prompt(tmp_path, unsloth_module, capsys):
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ""}]
+    file = tmp_path / "chat.jsonl"
+    rows = [
+        {"messages": [turns[0], turns[1] | {"content": f"{n}+{n}=?"}], "answer": 2 * n}
+        for n in range(2, 30)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "grpo"
+    options = ["--system-prompt", "none", "--tags", "boxed"]
+    assert train(out, "--from", "arithmetic-base", "--data", str(file), *options) == 0
+    prompt = read_json(out / "run.json")["settings"]["prompt"]
+    assert prompt == {"system": None, "reasoning": None, "solution": None}
+    assert read_jsonl(out / "completions.jsonl")[0]["prompt"].endswith("=?")
+    assert train(out, "--from", "arithmetic-base", "--data", str(file)) == 2, "resumed otherwise"
+    assert "prompt.solution was null and is" in capsys.readouterr().err
+
+
+def test_a_task_of_reasoning_gym(tmp_path, unsloth_module):
+    out = tmp_path / "gym"
+    data = ["--data", "reasoning-gym:chain_sum", "--limit", "40"]
+    assert train(out, "--from", "arithmetic-base", *data) == 0
+    first = read_jsonl(out / "completions.jsonl")[0]
+    assert json.loads(first["answer"])["task"] == "chain_sum"
+    assert first["grader"].startswith("reasoning-gym")
+
+
+def test_a_solution_without_an_answer_begins_where_the_prompt_ends(gsm8k, tmp_path, capsys):
+    command = ["sft", "--model", "arithmetic-base", "--out", str(tmp_path / "sft"), "--smoke"]
+    command += ["--data", gsm8k, "--columns", "solution=answer"]
+    assert main(command) == 2
+    assert "must begin with that; row 0 begins with '2*2=4" in capsys.readouterr().err
