@@ -28,7 +28,10 @@ SETTINGS = (
     "weight_decay",
     "beta",
     "kl_estimator",
+    "kl_in",
     "credit",
+    "advantages",
+    "entropy_coef",
     "reference",
     "scale_rewards",
     "full_finetuning",
@@ -53,6 +56,7 @@ METRICS = (
     "completions/mean_length",
     "completions/clipped_ratio",
     "frac_reward_zero_std",
+    "advantages/dead_groups",
     "grad_norm",
     "loss",
 )

@@ -107,7 +107,9 @@ def read_set(path: str | Path) -> tuple[dict[str, Any], list[dict]]:
         ValueError: as `read_settings` and `read_samples`.
     """
     recorded, records = read_settings(path), read_samples(path)
-    places = {problem: place for place, problem in enumerate(recorded["prompts"])}
+    # Problems that the settings do not name, as in a set that other code wrote, as they came.
+    known = (*recorded.get("prompts", ()), *(record["problem_id"] for record in records))
+    places = {problem: place for place, problem in enumerate(dict.fromkeys(known))}
     records.sort(key=lambda record: (places[record["problem_id"]], record["sample"]))
     return recorded["settings"], records
 

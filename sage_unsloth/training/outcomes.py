@@ -107,6 +107,7 @@ COURSE = {
     "completions/mean_length": "tokens",
     "completions/clipped_ratio": "cut",
     "frac_reward_zero_std": "dead groups",
+    "advantages/dead_groups": "dead groups",  # logged where another rule than GRPO's decides
     "seconds": "seconds a step",
 }
 

@@ -32,6 +32,7 @@ SHOWN = {
     "completions/mean_length": "tokens",
     "completions/clipped_ratio": "cut",
     "frac_reward_zero_std": "dead",
+    "advantages/dead_groups": "dead",  # logged where another rule than GRPO's decides
     "seconds": "s",
     "mean_token_accuracy": "accuracy",
 }
