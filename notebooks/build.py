@@ -7,7 +7,7 @@ python notebooks/build.py --smoke --to DIR   # execute at smoke size into DIR, t
 
 A notebook is checked for its cells, and for the outputs of those that are tagged `reproduced`:
 cells that need no cell before them, and print what code alone decides. `--smoke` also compares the
-outline of every cell's outputs with the committed one (`outline`).
+outputs of those that are tagged `outline`, but for their numbers.
 """
 
 import argparse
@@ -98,29 +98,27 @@ def shown(cell: nbformat.NotebookNode) -> list[str]:
     return found
 
 
-def outline(cell: nbformat.NotebookNode) -> list[str]:
-    """What stays of a cell's outputs whatever was trained, on how many rows: their kinds and, but
-    in a cell that is tagged `data`, the lines of text with # in the place of numbers, each once.
+def outline(cell: nbformat.NotebookNode) -> set[str]:
+    """What stays of a cell's outputs whatever was trained, on however many rows: their kinds, and
+    the lines of text with # in the place of numbers.
     """
     kinds = {
         "text" if output.output_type == "stream" else ", ".join(sorted(output.data))
         for output in cell.outputs
     }
-    if "data" in cell.metadata.get("tags", []):
-        return sorted(kinds)
     text = "".join(o.text for o in cell.outputs if o.output_type == "stream")
-    lines = [" ".join(re.sub(NUMBER, "#", line).split()) for line in text.splitlines()]
-    return sorted(kinds | {line for line in lines if re.search("[a-z]", line)})
+    lines = (" ".join(re.sub(NUMBER, "#", line).split()) for line in text.splitlines())
+    return kinds | {line for line in lines if re.search("[a-z]", line)}
 
 
 def differing_outlines(smoke: nbformat.NotebookNode, committed: nbformat.NotebookNode) -> list[str]:
-    """The lines and kinds of output that one of the two has and the other lacks."""
+    """What one of the two prints and the other does not, in cells that are tagged `outline`."""
     cells = [cell for cell in smoke.cells if cell["id"] != "injected-parameters"]
     return [
         f"cell {number}: {line}"
         for number, (one, other) in enumerate(zip(cells, committed.cells, strict=True))
-        if one.cell_type == "code"
-        for line in sorted(set(outline(one)) ^ set(outline(other)))
+        if "outline" in one.metadata.get("tags", [])
+        for line in sorted(outline(one) ^ outline(other))
     ]
 
 

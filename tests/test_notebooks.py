@@ -1,6 +1,7 @@
 """Notebooks equal their sources, call the package, and are safe to run top to bottom."""
 
 import ast
+import copy
 import importlib.util
 import re
 import subprocess
@@ -47,6 +48,19 @@ def test_an_output_of_older_code_is_noticed():
     (output,) = committed.cells[number].outputs
     output.text = output.text.replace("sage-branch-exact", "sage-branch")
     assert build.stale_outputs(committed) == [number]
+
+
+def test_an_outline_of_older_code_is_noticed():
+    committed = nbformat.read(build.HERE / "02_rlvr.ipynb", 4)
+    tagged = [i for i, c in enumerate(committed.cells) if "outline" in c.metadata.get("tags", [])]
+    assert tagged and build.differing_outlines(committed, committed) == []
+    smoke = copy.deepcopy(committed)
+    (text,) = (o for o in smoke.cells[tagged[0]].outputs if o.output_type == "stream")
+    text.text = text.text.replace("rows ", "8 rows ").replace("220", " 64")
+    found = build.differing_outlines(smoke, committed)
+    assert len(found) >= 2 and all(line.startswith(f"cell {tagged[0]}: ") for line in found)
+    text.text = committed.cells[tagged[0]].outputs[0].text.replace("220", " 64")
+    assert build.differing_outlines(smoke, committed) == []
 
 
 def test_notebook_carries_the_outputs_of_a_real_run(source):

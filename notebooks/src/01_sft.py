@@ -250,7 +250,7 @@ if done is None:
 # - *Cut* completions never ended. If there are many, the rows are too long for `MAX_LENGTH`, or
 #   there were too few of them.
 
-# %%
+# %% tags=["outline"]
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.preflight import signal
 
@@ -302,7 +302,7 @@ figure.savefig(OUT / "training.png", dpi=130)
 # The adapter is merged into its base. RL starts from this model and its reference π_ref, "adapter
 # off", is this model too. The folder is an ordinary model: transformers loads it.
 
-# %%
+# %% tags=["outline"]
 if not (OUT / "model").exists():
     save_merged(trainer.model, tokenizer, OUT / "model")
 print(*sorted(path.name for path in (OUT / "model").iterdir()))

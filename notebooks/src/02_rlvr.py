@@ -118,7 +118,7 @@ model, tokenizer = load_policy(
 # other column is passed to the rewards by its name. For data of your own, make `rows` a list of
 # `{"problem": …, "answer": …}` and add the columns that your rewards read.
 
-# %%
+# %% tags=["outline"]
 from datasets import Dataset
 
 from sage_unsloth.figures import show_table
@@ -192,7 +192,7 @@ if done is None and last_checkpoint(OUT / "checkpoints") is None:
     names = {"model": "start", "benchmark": "look"}
     sample_and_grade(sampling, engine, few, look, **names, boxed=False, prompt=PROMPT)
 
-# %%
+# %% tags=["outline"]
 from sage_unsloth.runs.files import read_jsonl
 
 records = read_jsonl(look)
@@ -202,7 +202,7 @@ show_table([{name: f"{share:.2f}" for name, share in signal(records).items()}])
 # Where would the guide act? Each dot is a token of these completions: its entropy H_t and the q_t
 # that the guide gives it. To the left of the threshold q is 1, and the KL is GRPO's own.
 
-# %%
+# %% tags=["outline"]
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -278,7 +278,8 @@ args = GRPOConfig(
 # %% [markdown]
 # ## Trainer
 # `trl.GRPOTrainer` is Unsloth's generated class by now. Had it copied the adapter as the reference,
-# π_ref would not be the model that you start from.
+# π_ref would not be the model that you start from. (Without a GPU, what Unsloth says of "this GPU"
+# is of none.)
 
 # %%
 from trl import GRPOTrainer
