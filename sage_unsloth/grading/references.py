@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 
@@ -42,6 +43,11 @@ def find_function(reference: str, what: str) -> OwnFunction:
         raise ValueError(
             f"{what} of your own is named module:function, as in my_rewards:brevity; got "
             f"{reference!r}"
+        )
+    if module_name.endswith(".py"):
+        raise ValueError(
+            f"{what} of your own is named by its module, without .py; got {reference!r}; write "
+            f"{module_name.removesuffix('.py').replace('/', '.')}:{name}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the console script does not
@@ -85,7 +91,15 @@ def source_digest(function: Callable[..., Any]) -> str:
         try:
             content = inspect.getsource(own if inspect.isroutine(own) else type(own)).encode()
         except (OSError, TypeError):
-            routine: Any = own if inspect.isroutine(own) else type(own).__call__
-            code = routine.__code__
-            content = code.co_code + repr((code.co_consts, code.co_names)).encode()
+            written = [own] if inspect.isroutine(own) else vars(type(own)).values()
+            parts = [_code_bytes(part.__code__) for part in written if inspect.isfunction(part)]
+            content = b"".join(parts)
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _code_bytes(code: CodeType) -> bytes:
+    """What compiled code does, without the addresses that its printed form has."""
+    parts = [code.co_code, repr(code.co_names).encode()]
+    for value in code.co_consts:
+        parts.append(_code_bytes(value) if isinstance(value, CodeType) else repr(value).encode())
+    return b"\0".join(parts)

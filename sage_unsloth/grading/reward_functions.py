@@ -140,8 +140,8 @@ def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> N
             raise ValueError(
                 f"the parameters of a reward are prompts, completions, {', '.join(OF_TRL)} and "
                 f"columns of the data; {reward.name} needs {', '.join(lacking)}, and the data have "
-                f"{', '.join(there) or 'no column'}; rename the parameter or the column, or give "
-                "it a default"
+                f"{', '.join(there) or 'no column'}; name the column (--columns "
+                f"{lacking[0]}={lacking[0]}), rename the parameter, or give it a default"
             )
 
 

@@ -71,6 +71,12 @@ class Columns:
     def __bool__(self) -> bool:
         return bool(self.names) or self.answer_pattern is not None or self.split is not None
 
+    def options(self) -> list[str]:
+        """The words of a command that ask for this; `split` is each command's own."""
+        words = [f"{name}={column}" for name, column in self.names.items()]
+        pattern = [] if self.answer_pattern is None else ["--answer-pattern", self.answer_pattern]
+        return (["--columns", *words] if words else []) + pattern
+
 
 def parse_columns(
     words: Sequence[str] | None, answer_pattern: str | None = None, split: str | None = None

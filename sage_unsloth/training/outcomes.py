@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
+from sage_unsloth.problems.columns import Columns
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
@@ -74,18 +75,35 @@ def before_and_after(
 
 
 def evaluation_command(
-    point: StartingPoint, name: str, run: Path, config: RlvrConfig, *, smoke: bool = False
+    point: StartingPoint,
+    name: str,
+    run: Path,
+    config: RlvrConfig,
+    *,
+    smoke: bool = False,
+    data: str | None = None,
+    columns: Columns | None = None,
 ) -> str:
     """The command that compares a run's model with what it started from, of a size that fits it.
 
     For the embedded model as many samples as its quickstart draws; for others the paper's, but a
     few where there is no GPU.
+
+    Args:
+        data: of one's own, which the run was trained on; its problems stand in for those that you
+            have kept from training.
+        columns: of `data`.
     """
     embedded = point.preset.name == EMBEDDED
     below = EMBEDDED if embedded and point.model == model_path(point.preset) else point.model
     before = f"{below}+{point.adapter}" if point.adapter else below
     words = ["evaluate", "--models", f"start={before}", f"{name}={run}", "--benchmarks"]
-    words += ["arithmetic"] if embedded else ["aime", "amc23", "math500-l5"]
+    if data is None:
+        words += ["arithmetic"] if embedded else ["aime", "amc23", "math500-l5"]
+    elif data.startswith("reasoning-gym:"):
+        words.append(data)
+    else:
+        words += [f"{Path(data.partition(':')[0]).stem}={data}", *(columns or Columns()).options()]
     if smoke:
         words.append("--smoke")
     elif embedded:

@@ -272,7 +272,15 @@ def run_rlvr(
         _show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "
             f"{trained.name}/\n\nNext: "
-            + evaluation_command(point, algorithm.name, Path(out), config, smoke=smoke)
+            + evaluation_command(
+                point,
+                algorithm.name,
+                Path(out),
+                config,
+                smoke=smoke,
+                data=None if data in RL_DATA else data,
+                columns=columns,
+            )
         )
     return metrics
 
