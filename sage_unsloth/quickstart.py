@@ -45,7 +45,8 @@ def add_quickstart(commands: Any) -> None:
     text = "SFT, GRPO, SAGE-Branch and pass@k on the embedded task"
     parser = commands.add_parser("quickstart", help=text)
     parser.add_argument("--out", default="runs/quickstart", help="folder (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a minute; only shows that it works")
+    text = "half a minute; only shows that it works"
+    parser.add_argument("--smoke", action="store_true", help=text)
     parser.add_argument(
         "--algorithms",
         nargs="+",

@@ -6,6 +6,7 @@ the answer goes.
 
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from sage_unsloth.prompts import (
@@ -125,10 +126,16 @@ def choose_format(
     if wanted not in (None, recorded):
         raise ValueError(
             "a model is asked with the prompt that it was trained with; "
-            f"{trained} was trained with {recorded}, and {wanted} is asked for; leave "
-            "--system-prompt and --tags out (prompt=None)"
+            f"{trained} was trained with {_asked(recorded)}, and {_asked(wanted)} is asked for; "
+            "leave --system-prompt and --tags out (in Python, the parameter of the prompt)"
         )
     return recorded
+
+
+def _asked(prompt: PromptFormat | None) -> str:
+    """A format as a command asks for it, for a message."""
+    words = [] if prompt is None else prompt.options()
+    return " ".join(repr(shorten(w, 120)) if " " in w else w for w in words) or "--tags project"
 
 
 def put_template(

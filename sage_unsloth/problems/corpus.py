@@ -79,6 +79,6 @@ def limited(rows: list[dict], filters: Filters, provenance: dict, limit: int | N
         left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
         raise ValueError(
             f"at least one row must pass every filter; got none ({left}); raise the length "
-            "limit, or give other data"
+            "limit (--set max_length=… of sft, max_prompt_length=… of train), or give other data"
         )
     return Corpus(rows=rows, counts=counts, provenance=provenance, left_out=filters.left_out)

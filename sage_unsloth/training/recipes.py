@@ -4,6 +4,7 @@ training, table, next command.
 
 import json
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from sage_unsloth.planning.presets import ModelPreset, model_preset
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpora import (
     RL_DATA,
+    SFT_DATA,
     rl_corpus,
     rl_rows,
     sft_corpus,
@@ -133,9 +135,14 @@ def run_sft(
     if table:
         _show(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
         _show(table)
+    words = ["--smoke"] if smoke else []
+    if data not in SFT_DATA:
+        columns = columns or Columns()
+        names = {name: of for name, of in columns.names.items() if name != "solution"}
+        words += ["--data", data, *replace(columns, names=names).options()]
     _show(
         f"\nNext: python -m sage_unsloth train --algorithm sage-branch --from {out} --out "
-        f"{Path(out).parent / 'sage-branch'}{' --smoke' if smoke else ''}"
+        f"{Path(out).parent / 'sage-branch'} {shlex.join(words)}".rstrip()
     )
     return table
 

@@ -89,6 +89,12 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
                 f"or an RL run; got {start}; give the folder of one, or reference='sft', which is "
                 "the model itself"
             )
+        if not folder.exists() and (folder.parts[0] == "runs" or len(folder.parts) > 2):
+            raise ValueError(
+                "RL starts from the folder of a run, a model's folder, a preset or a hub id; there "
+                f"is no folder {start}; train it first (python -m sage_unsloth sft --out {start}), "
+                "or check the path"
+            )
         preset = model_preset(start)
         return StartingPoint(preset, model_path(preset))
     run = read_json(folder / "run.json")

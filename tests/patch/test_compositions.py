@@ -4,6 +4,7 @@ trainer, against the oracle.
 
 import hashlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -391,9 +392,10 @@ def test_off_replaces_nothing(make_trainer):
 def test_dead_groups_by_hand():
     nan = math.nan
     rewards = torch.tensor([0.0, 0, 0, 1, 1, 1, nan, 2, nan, nan, 3, 4, 7.3, 7.3, 7.3])
-    assert dead_groups(rewards, 3) == [0, 1, 2, 4]
+    trainer = SimpleNamespace(num_generations=3, state=SimpleNamespace(global_step=0, max_steps=1))
+    assert dead_groups(trainer, rewards) == [0, 1, 2, 4]
     rewards[2] = 1.0
-    assert dead_groups(rewards, 3) == [1, 2, 4]
+    assert dead_groups(trainer, rewards) == [1, 2, 4]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.training.starting import starting_point
 
 ROW = {"prompt": "1+1=?", "solution": "2"}
 WORKED = {"problem": "1+1=?", "generated_solution": "two", "expected_answer": "2"}
@@ -76,3 +77,9 @@ def test_bad_input_is_refused_before_unsloth_is_imported(cases, tmp_path):
         assert expected in message, words
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "other" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_folder_that_is_not_there_is_no_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"there is no folder runs/sft; train it first \(python"):
+        starting_point("runs/sft", "sft")

@@ -9,6 +9,7 @@ from sage_unsloth.__main__ import make_parser
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.columns import Columns
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.outcomes import evaluation_command
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -48,3 +49,15 @@ def test_a_large_model_takes_the_papers_samples_on_a_gpu_and_a_few_without():
 def test_after_a_smoke_run_comes_another():
     found = parsed(StartingPoint(TINY, "runs/sft/model"), embedded_settings.RLVR, smoke=True)
     assert found.smoke and found.n == 256  # which --smoke shortens
+
+
+def test_after_data_of_ones_own_come_problems_of_ones_own():
+    point, config = StartingPoint(TINY, "runs/sft/model"), embedded_settings.RLVR
+    columns = Columns(names={"problem": "ask", "answer": "total"}, answer_pattern="#### (.+)")
+    found = parsed(point, config, data="my/mine.jsonl", columns=columns)
+    assert found.benchmarks == ["mine=my/mine.jsonl"]
+    assert found.columns == ["problem=ask", "answer=total"]
+    assert found.answer_pattern == "#### (.+)"
+    assert parsed(point, config, data="reasoning-gym:chain_sum").benchmarks == [
+        "reasoning-gym:chain_sum"
+    ]

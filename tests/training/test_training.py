@@ -91,7 +91,7 @@ def test_a_missing_shard_makes_a_checkpoint_incomplete(tmp_path):
 
 def test_trackers_are_checked_before_anything_is_loaded():
     check_tracker("none")
-    with pytest.raises(ValueError, match="one of none, tensorboard, trackio, wandb; got 'mlflow'"):
+    with pytest.raises(ValueError, match="one of none, tensorboard, wandb, trackio; got 'mlflow'"):
         check_tracker("mlflow")
     with pytest.raises(ValueError, match="pip install trackio, or leave it out"):
         check_tracker("trackio")

@@ -18,7 +18,7 @@ def add_frontier(commands: Any) -> None:
         help="rows of train --list, each with values of its strength, split by commas: grpo=0.4 "
         "for β, grpo:max_steps=25 for another number among the settings of RLVR, pkpo=4 for its "
         "rule's k; grpo=0.05 must be among them (default: grpo, its reverse KL, three guides "
-        "and three other rules, a night on two cores)",
+        "and three other rules, five hours on two cores)",
     )
     parser.add_argument(
         "--reduced",
