@@ -47,6 +47,8 @@ def answers(rng: random.Random, number: int, distinct: int) -> tuple[str, list[s
         wrong = [str(a * b + i) for i in range(1, distinct)]
     else:
         form = r"\frac{%d}{%d}" if number < INTEGERS + FRACTIONS else rng.choice(LATEX)
+        if form.startswith("["):
+            b += 200  # an interval that is empty equals any other empty one for math-verify
         gold = form % (a, b)
         right = [gold, f"${gold}$"]
         wrong = [form % (a + i, b) for i in range(1, distinct)]
