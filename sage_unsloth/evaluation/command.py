@@ -90,7 +90,9 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
             flag, type=type(default), default=default, help=f"{text} (default: %(default)s)"
         )
     parser.add_argument(
-        "--train", metavar="FILE", help="training set to look for in the benchmarks"
+        "--train",
+        metavar="FILE",
+        help="training set to look for in the benchmarks, in the columns that train --data finds",
     )
     add_verifier(parser)
     _add_against(parser)
@@ -102,6 +104,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.evaluation.report_text import report_text
     from sage_unsloth.grading.verifiers import get_verifier
+    from sage_unsloth.problems.overlap import training_problems
 
     if options.smoke:
         _shorten(options)
@@ -132,7 +135,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         options.out,
         config,
         engine=engine,
-        training=_training_rows(options.train) if options.train else (),
+        training=training_problems(options.train) if options.train else (),
         against=options.against,
         load_in_4bit=options.load_in_4bit,
         show=print,
@@ -148,18 +151,6 @@ def _shorten(options: argparse.Namespace) -> None:
     for name, value in SMOKE.items():
         if getattr(options, name) == (usual | {"problems": None, "out": OUT})[name]:
             setattr(options, name, value)
-
-
-def _training_rows(path: str) -> list[dict]:
-    """A training set's problems, in our columns or in DAPO's."""
-    from sage_unsloth.problems.sources import check_columns, read_file
-
-    rows = [
-        {"problem": row["prompt"]} if "problem" not in row and "prompt" in row else row
-        for row in read_file(path)
-    ]
-    check_columns(rows, ("problem",))
-    return rows
 
 
 def add_compare(commands: argparse._SubParsersAction) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from sage_unsloth.evaluation.curves_svg import STYLE as CURVES_STYLE
 from sage_unsloth.evaluation.curves_svg import graph, legend
 from sage_unsloth.evaluation.record_tables import RecordSet, in_order
-from sage_unsloth.evaluation.report_text import graders_lines, interval_text
+from sage_unsloth.evaluation.report_text import graders_lines, interval_text, partial_line
 from sage_unsloth.runs.html import escape, page
 
 CASES = 8  # of each benchmark
@@ -63,6 +63,11 @@ def comparison_page(
             _curve_table(curves, rows),
             _difference_table(result["differences"][benchmark]),
             *(f'<p class="note">{escape(line)}</p>' for line in graders_lines(rows)),
+            *(
+                f'<p class="note">{escape(partial_line(name, part))}</p>'
+                for name, part in result.get("partial", {}).items()
+                if name == benchmark
+            ),
             _alone(result["coverage"][benchmark]),
             _cases(sets, result["coverage"][benchmark]["only"]),
             "</section>",

@@ -59,10 +59,21 @@ def refused(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> str | N
     """Why a benchmark's score belongs on no leaderboard of the hub; None where it does."""
     if row.get("drawn_by"):
         return f"its samples are {row['drawn_by']}'s, which says no data set"
+    read = [source for source in sources if "repairs" not in source]
+    rows = sum(source.get("rows", 0) for source in read)
+    count = f"{row['problems']:,} of {rows:,}" if rows else f"{row['problems']:,}"
     if len(sources) != 1 or not sources[0].get("hub_id"):
-        return "its problems are not those of one data set of the hub"
-    if sources[0].get("rows") != row["problems"]:
-        return f"{row['problems']} problems are not all {sources[0].get('rows')} of the data set"
+        names = [source.get("hub_id") or source.get("file") for source in sources]
+        found = f", but from {', '.join(map(str, names))}" if any(names) else ""
+        return (
+            f"its problems ({count}) are not those of one data set of the hub{found}; evaluate "
+            "all of one, by its name on the hub: no local copy (NAME=FILE, --data), no repairs"
+        )
+    if rows != row["problems"]:
+        return (
+            f"its problems ({count}) are not all of {sources[0]['hub_id']}; evaluate without "
+            "--problems, on all rows of the data set"
+        )
     return None
 
 
@@ -161,9 +172,9 @@ def write_eval_results(folder: Path, entries: Mapping[str, list[dict[str, Any]]]
 
 def yaml_text(data: Any) -> str:
     """YAML in which every text is harmless: quoted where it needs to be, and `printable`."""
-    import yaml
+    from huggingface_hub.utils import yaml_dump
 
-    return yaml.safe_dump(_printable(data), sort_keys=False, allow_unicode=True, width=100)
+    return yaml_dump(_printable(data), sort_keys=False, width=100)
 
 
 def _printable(data: Any) -> Any:

@@ -6,7 +6,7 @@ https://inspect.aisi.org.uk/eval-logs.html names the fields; the package itself 
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def write_inspect_log(file: Path, out: Path, texts: Mapping[str, str]) -> Path:
     """
     recorded, records = read_settings(file), read_samples(file)
     settings = recorded["settings"]
-    log = inspect_log(recorded, records, texts, datetime.fromtimestamp(file.stat().st_mtime, UTC))
+    log = inspect_log(recorded, records, texts)
     stamp = log["eval"]["created"].replace(":", "-").replace("+", "-")
     task = file_name(settings["benchmark"]).replace("_", "-")  # "_" parts the name
     name = f"{stamp}_{task}_{recorded['run']}.json"
@@ -49,15 +49,13 @@ def inspect_log(
     recorded: Mapping[str, Any],
     records: Sequence[Mapping[str, Any]],
     texts: Mapping[str, str],
-    made: datetime,
 ) -> dict[str, Any]:
     """The log as JSON holds it.
 
     Args:
-        recorded: the set's settings file.
+        recorded: the set's settings file; its date, when the set was begun, is the log's.
         records: of the set.
         texts: problem -> its text.
-        made: when the last of them was written.
 
     Raises:
         ValueError: there are none, or a problem lacks samples that another has.
@@ -72,7 +70,8 @@ def inspect_log(
             "run evaluate on it"
         )
     count = correct_PN.shape[1]
-    created = made.isoformat(timespec="seconds")
+    begun = datetime.fromisoformat(environment["date"])
+    created = begun.isoformat(timespec="seconds")
     config = {
         name: sampling[ours]
         for name, ours in (

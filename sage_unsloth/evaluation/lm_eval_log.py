@@ -44,7 +44,7 @@ def read(path: Path) -> SampleLog:
         ValueError: a line is no sample, or the responses to two documents differ in number.
     """
     records: dict[tuple[Any, int], dict] = {}
-    repeats, temperature = 1, None
+    repeats, temperature, has_texts = 1, None, True
     for number, line in enumerate(read_jsonl(path), 1):
         if not line.keys() >= FIELDS:
             raise ValueError(
@@ -52,6 +52,8 @@ def read(path: Path) -> SampleLog:
                 f"{path} has {', '.join(sorted(line))}; log the samples again"
             )
         completions = _completions(line["resps"])
+        has_texts = has_texts and completions is not None
+        completions = [""] if completions is None else completions
         repeats = max(repeats, len(completions))
         scores = {} if len(completions) > 1 else _scores(line)
         prompt, settings = _arguments(line.get("arguments"))
@@ -84,14 +86,15 @@ def read(path: Path) -> SampleLog:
         why=f"the tool grades what a filter leaves of {repeats} responses"
         if repeats > 1
         else "the metrics differ from line to line",
+        has_texts=has_texts,
     )
 
 
-def _completions(resps: list) -> list[str]:
-    """The texts of the first request's repeats; "" for log-likelihoods, which have none."""
+def _completions(resps: list) -> list[str] | None:
+    """The texts of the first request's repeats; None for log-likelihoods, which have none."""
     if len(resps) == 1 and all(isinstance(text, str) for text in resps[0]):
         return list(resps[0])
-    return [""]
+    return None
 
 
 def _scores(line: Mapping[str, Any]) -> dict[str, Any]:

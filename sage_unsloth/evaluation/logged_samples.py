@@ -18,6 +18,7 @@ class SampleLog:
             `num_tokens` and `finish_reason` (None where the log does not say), `gold`, and `scores`
             (metric -> value of this sample).
         why: why a sample may be without a grade of its own, for the message.
+        has_texts: whether samples have completions; log-likelihoods of given answers have none.
     """
 
     path: Path
@@ -27,6 +28,7 @@ class SampleLog:
     temperature: float | None
     records: list[dict[str, Any]]
     why: str
+    has_texts: bool = True
 
 
 def final_answer(target: Any) -> str:

@@ -27,7 +27,8 @@ def shared_part(
         sets: in the same order.
 
     Returns:
-        The sets, and by benchmark: `problems` kept, `of` how many that were asked, and `samples`.
+        The sets, and by benchmark: `problems` kept, `of` how many that were asked, `samples`, and
+        `left_out`, how many completions the sets have beside these.
 
     Raises:
         ValueError: the sets on a benchmark have no sample of a problem in common.
@@ -47,11 +48,14 @@ def shared_part(
                 f"{benchmark} have none in common; draw some more (evaluate), or leave a set out: "
                 + ", ".join(str(files[i]) for i in numbers)
             )
+        left_out = 0
         for i in numbers:
             settings, records = sets[i]
             kept = [r for r in records if r["problem_id"] in problems and r["sample"] < samples]
             cut[i] = (settings, kept)
+            left_out += len(records) - len(kept)
         found[benchmark] = {"problems": len(problems), "of": len(asked), "samples": samples}
+        found[benchmark]["left_out"] = left_out
     return cut, found
 
 

@@ -46,17 +46,29 @@ def report_text(result: Mapping[str, Any]) -> str:
         )
         lines.append(f"solved at least once in {found['samples']} samples: {solved}")
         lines += [*graders_lines(rows), ""]
-    lines += [
-        f"Partial: {benchmark} with the {part['samples']} samples of {part['problems']} of "
-        f"{part['of']} problems that all models have; what is missing may be what takes longest."
-        for benchmark, part in result.get("partial", {}).items()
-    ]
+    lines += [partial_line(name, part) for name, part in result.get("partial", {}).items()]
     lines.append(
         "[ ]: 95 %, over problems (and training seeds, where there are several), paired for "
         "differences; the percentage: of the t distribution. ±: sample deviation over parts of "
         "the samples or over training seeds, which says nothing about other problems."
     )
     return "\n".join(lines)
+
+
+def partial_line(benchmark: str, part: Mapping[str, int]) -> str:
+    """What of a benchmark a report with `--partial` has, as `partial.shared_part` says it."""
+    samples, of = part["samples"], part["of"]
+    if part["problems"] < of:
+        return (
+            f"Partial: {benchmark} with the {samples} samples of {part['problems']} of {of} "
+            "problems that all models have; what is missing may be what takes longest."
+        )
+    if part["left_out"]:
+        return (
+            f"Partial: {benchmark} with the first {samples} samples of all {of} problems, which "
+            f"all models have; {part['left_out']:,} further completions are left out."
+        )
+    return f"{benchmark}: nothing is left out; all models have {samples} samples of {of} problems."
 
 
 def _solved(row: Mapping[str, Any], curve: Mapping[str, Mapping[str, float]]) -> dict[str, str]:

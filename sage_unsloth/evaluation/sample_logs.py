@@ -128,11 +128,13 @@ def log_sets(
         options: see there.
 
     Raises:
-        ValueError: no metric that can be read, or problems that are not those of a set on the same
-            benchmark.
+        ValueError: no metric that can be read, problems that are not those of a set on the same
+            benchmark, or a log without completions that is to be graded here.
     """
     known = {one.benchmark: (_in_order(one), one.grader) for one in reversed(ours)}
     _refuse_unused(logs, options)
+    if options.regrade:
+        _refuse_without_texts(logs)
     sets = []
     for log in logs:
         benchmark = options.same.get(log.task, log.task)
@@ -169,20 +171,22 @@ def chosen_metric(log: SampleLog, wanted: Sequence[str] = ()) -> str:
         ValueError: samples without a grade of their own, or no metric or several that could be
             meant.
     """
-    offered: dict[str, bool] = {}
-    for record in log.records:
-        for name, value in record["scores"].items():
-            offered[name] = offered.get(name, True) and value in BINARY
+    offered = _offered(log)
+    remedy = (
+        "give --regrade, which grades every completion here"
+        if log.has_texts
+        else "leave the log out: without completions, nothing can be graded here either"
+    )
     if not offered or any(record["scores"].keys() != offered.keys() for record in log.records):
         raise ValueError(
             f"every sample must have a grade of its own; those of {log.path} have not ({log.why}); "
-            "give --regrade, which grades every completion here"
+            f"{remedy}"
         )
     binary = [name for name, is_binary in offered.items() if is_binary]
     if not binary:
         raise ValueError(
             f"a metric must be 0 or 1 for every sample; {log.path} has {_names(offered)}, which "
-            "are not; give --regrade, which grades every completion here"
+            f"are not; {remedy}"
         )
     chosen = [name for name in binary if name in wanted] or binary
     if len(chosen) > 1:
@@ -191,6 +195,31 @@ def chosen_metric(log: SampleLog, wanted: Sequence[str] = ()) -> str:
             "them with --metric"
         )
     return chosen[0]
+
+
+def _offered(log: SampleLog) -> dict[str, bool]:
+    """The log's metrics, and whether each is 0 or 1 wherever it is."""
+    offered: dict[str, bool] = {}
+    for record in log.records:
+        for name, value in record["scores"].items():
+            offered[name] = offered.get(name, True) and value in BINARY
+    return offered
+
+
+def _refuse_without_texts(logs: Sequence[SampleLog]) -> None:
+    """Refuses logs that have no completions to grade.
+
+    Raises:
+        ValueError: there is one, with the metrics that it has instead.
+    """
+    for log in logs:
+        if not log.has_texts:
+            binary = [name for name, is_binary in _offered(log).items() if is_binary]
+            own = f"compare it without --regrade: --metric {' or '.join(binary)}"
+            raise ValueError(
+                f"--regrade grades completions; {log.path} has none, but log-likelihoods of given "
+                f"answers; {own if binary else 'leave it out'}"
+            )
 
 
 def _refuse_unused(logs: Sequence[SampleLog], options: ReadingOptions) -> None:

@@ -2,9 +2,47 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sage_unsloth.problems.benchmarks import Benchmark
+from sage_unsloth.problems.columns import FOUND_BY_NAME, Columns, find_columns
+from sage_unsloth.problems.own_data import read_columns
+from sage_unsloth.problems.sources import read_file
+
+
+def training_problems(path: str | Path) -> list[dict]:
+    """The problems of a training set's file, found by their column as `train --data` finds them.
+
+    Args:
+        path: .jsonl, .json or .parquet.
+
+    Returns:
+        Rows with `problem`; of a conversation, its last user's turn.
+
+    Raises:
+        ValueError: no such file, no rows, or no column with problems or conversations.
+    """
+    try:
+        rows = read_file(path)
+        if not rows:
+            raise ValueError(f"a training set must have rows; {path} has none; name another file")
+        _check_has_problems(rows, path)
+        return read_columns(rows, Columns(), (), str(path)).rows
+    except ValueError as error:
+        raise ValueError(f"--train FILE: {error}") from error
+
+
+def _check_has_problems(rows: Sequence[dict], path: str | Path) -> None:
+    try:
+        find_columns(rows, Columns(), (), str(path), ())
+    except ValueError:
+        texts, turns = (", ".join(FOUND_BY_NAME[name]) for name in ("problem", "messages"))
+        raise ValueError(
+            f"a training set needs a column with its problems, as text ({texts}) or as turns "
+            f"({turns}); {path} has {', '.join(dict.fromkeys(k for row in rows for k in row))}; "
+            "rename the column that holds them"
+        ) from None
 
 
 def overlap(

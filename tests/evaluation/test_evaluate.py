@@ -89,7 +89,7 @@ def arguments(out, adapter, *more):
 def evaluated(unsloth_module, adapter, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluation") / "run"
     training = tmp_path_factory.mktemp("train") / "train.jsonl"
-    training.write_text(json.dumps({"problem": "1+1=?"}) + "\n")
+    training.write_text(json.dumps({"question": "1+1=?", "answer": "2"}) + "\n")
     assert main(arguments(out, adapter, "--train", str(training))) == 0
     return out
 
@@ -214,7 +214,7 @@ def test_compare_says_the_same_of_the_same_sets(evaluated, tmp_path, capsys):
         (["--models", f"a={BASE}", f"a={BASE}"], "models of one name must differ"),
         (["--models", f"a={BASE}+/nowhere"], "must be a folder with adapter_config.json"),
         (["--against", "other"], "--against must be one of base, tuned; got 'other'"),
-        (["--train", "/nowhere.jsonl"], "there is none at /nowhere.jsonl"),
+        (["--train", "/nowhere.jsonl"], "--train FILE: path must be a file; there is none at /no"),
     ],
 )
 def test_bad_input_is_named_and_nothing_is_drawn(evaluated, adapter, capsys, change, message):
@@ -524,7 +524,12 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
         (["--engine", "vllm"], "rollouts='vllm' cannot be had"),
         (["--engine", "vllm", "--load-in-4bit"], "4-bit evaluation draws by transformers"),
         (["--load-in-4bit"], "load_in_4bit needs a GPU"),
-        (["--train", "TRAIN"], "lacks 'problem' and has ['text']"),
+        (
+            ["--train", "TRAIN"],
+            "--train FILE: a training set needs a column with its problems, as text (problem, "
+            "question, prompt) or as turns (messages, conversation, prompt); TRAIN has text; "
+            "rename",
+        ),
         (["--models", "x=no/such-model"], "could not be loaded"),
     ],
 )
@@ -535,7 +540,7 @@ def test_bad_requests_are_messages(adapter, tmp_path, more, message, capsys):
     train.write_text('{"text": "1+1"}\n')
     more = [str(train) if word == "TRAIN" else word for word in more]
     assert main(arguments(tmp_path / "run", adapter, *more)) == 2
-    assert message in capsys.readouterr().err
+    assert message.replace("TRAIN", str(train)) in capsys.readouterr().err
 
 
 def test_many_cut_completions_are_named(tmp_path):

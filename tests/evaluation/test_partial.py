@@ -49,9 +49,14 @@ def test_a_report_on_what_both_have(killed, tmp_path):
         compare([killed], tmp_path / "out")
     result = compare([killed], tmp_path / "out", partial=True)
     # In rounds of 1, 1, 2 and 2 samples, 11 lines are two of each problem, and three more.
-    assert result["partial"] == {"toy": {"problems": 4, "of": 4, "samples": 2}}
+    assert result["partial"] == {"toy": {"problems": 4, "of": 4, "samples": 2, "left_out": 16 + 3}}
     assert [(row["problems"], row["samples"]) for row in result["table"]] == [(4, 2)] * 2
-    assert "the 2 samples of 4 of 4 problems" in report_text(result)
+    line = (
+        "Partial: toy with the first 2 samples of all 4 problems, which all models have; 19 "
+        "further completions are left out."
+    )
+    assert line in report_text(result)
+    assert line in (tmp_path / "out" / "comparison.html").read_text(encoding="utf-8")
     records = [json.loads(line) for line in (killed / "cut.jsonl").read_text().splitlines()]
     right = [r["grade"] == "correct" for r in records if r["sample"] < 2]
     row = next(row for row in result["table"] if row["model"] == "cut")
@@ -68,8 +73,18 @@ def test_sets_from_before_rounds_keep_whole_problems(killed, tmp_path):
     lines = [json.dumps(r | {"run": run, "model": "cut"}) + "\n" for r in whole[:15]]
     path.write_text("".join(lines))
     result = compare([killed], tmp_path / "out", partial=True)
-    assert result["partial"] == {"toy": {"problems": 2, "of": 4, "samples": 6}}
-    assert "2 of 4 problems" in report_text(result)
+    assert result["partial"] == {"toy": {"problems": 2, "of": 4, "samples": 6, "left_out": 12 + 3}}
+    line = "the 6 samples of 2 of 4 problems that all models have; what is missing may be what"
+    assert line in report_text(result)
+
+
+def test_whole_sets_are_not_called_partial(killed, tmp_path):
+    result = compare([killed / "whole.jsonl"], tmp_path / "out", partial=True)
+    text = report_text(result)
+    assert "toy: nothing is left out; all models have 6 samples of 4 problems." in text
+    assert "Partial" not in text and "missing" not in text
+    again = compare([killed / "whole.jsonl"], tmp_path / "again")
+    assert result["table"] == again["table"]
 
 
 def test_nothing_in_common_is_named(killed, tmp_path):

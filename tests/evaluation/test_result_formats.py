@@ -1,7 +1,6 @@
 """Results in the formats of others: lines by their schema, logs of inspect_ai, files of the hub."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -102,7 +101,11 @@ def test_a_log_that_we_wrote_is_read_again(drawn, tmp_path):
     main(["convert", str(drawn), "--to", "inspect", "--out", str(tmp_path)])
     (path,) = tmp_path.glob("*.json")
     (found,) = log_sets([read_log(path)], [], ReadingOptions())
-    right = {(r["problem_id"], r["sample"]) for r in read_samples(drawn) if r["grade"] == "correct"}
+    right = {
+        (f"arithmetic/{r['problem_id']}", r["sample"])
+        for r in read_samples(drawn)
+        if r["grade"] == "correct"
+    }
     assert found.correct.sum() == len(right) >= 4
     assert {
         (problem, sample)
@@ -113,8 +116,9 @@ def test_a_log_that_we_wrote_is_read_again(drawn, tmp_path):
 
 
 def test_a_set_without_texts_says_so(drawn):
-    made = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    log = inspect_log(read_settings(drawn), read_samples(drawn), {}, made)
+    recorded = read_settings(drawn)
+    recorded["environment"]["date"] = "2026-01-02T03:04:05+00:00"
+    log = inspect_log(recorded, read_samples(drawn), {})
     assert {sample["input"] for sample in log["samples"]} == {NO_TEXT}
     assert log["eval"]["created"] == "2026-01-02T03:04:05+00:00"
 
@@ -167,7 +171,11 @@ def report(**datasets):
 
 def test_a_score_is_written_as_the_hub_reads_it(tmp_path):
     entries, reasons = eval_results(report(), "sage", {"gsm8k": "gsm8k_main"})
-    assert reasons == {"own": "its problems are not those of one data set of the hub"}
+    assert reasons == {
+        "own": "its problems (7 of 7) are not those of one data set of the hub, but from "
+        "own.jsonl; evaluate all of one, by its name on the hub: no local copy (NAME=FILE, "
+        "--data), no repairs"
+    }
     (file,) = write_eval_results(tmp_path, entries)
     assert file == tmp_path / ".eval_results" / "gsm8k.yaml"
     (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text(encoding="utf-8")))
@@ -185,10 +193,17 @@ def test_a_score_is_written_as_the_hub_reads_it(tmp_path):
 @pytest.mark.parametrize(
     ("sources", "reason"),
     [
-        ([SOURCE | {"rows": 2000}], "1319 problems are not all 2000 of the data set"),
-        ([SOURCE, SOURCE], "not those of one data set"),
-        ([SOURCE, {"file": "repairs.jsonl", "repairs": []}], "not those of one data set"),
-        ([], "not those of one data set"),
+        (
+            [SOURCE | {"rows": 2000}],
+            "(1,319 of 2,000) are not all of openai/gsm8k; evaluate without --problems",
+        ),
+        ([SOURCE, SOURCE], "(1,319 of 2,638) are not those of one data set"),
+        (
+            [SOURCE, {"file": "repairs.jsonl", "rows": 3, "repairs": []}],
+            "(1,319 of 1,319) are not those of one data set of the hub, but from openai/gsm8k, "
+            "repairs.jsonl; evaluate all of one",
+        ),
+        ([], "(1,319) are not those of one data set of the hub; evaluate"),
     ],
 )
 def test_part_of_a_data_set_is_no_score_of_it(sources, reason):
@@ -231,5 +246,5 @@ def test_hostile_names_stay_text():
 def test_convert_writes_the_hubs_files_and_says_what_it_left_out(drawn, tmp_path, capsys):
     assert main(["convert", str(drawn), "--to", "hub", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "table on arithmetic: nothing written, because its problems are not those of" in out
+    assert "table on arithmetic: nothing written, because its problems (4) are not those of" in out
     assert (tmp_path / "report" / "comparison.html").is_file()

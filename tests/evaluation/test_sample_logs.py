@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sage_unsloth.__main__ import main
 from sage_unsloth.evaluation import compare
 from sage_unsloth.evaluation.lm_eval_log import read as read_lm_eval
 from sage_unsloth.evaluation.record_tables import record_set
@@ -124,6 +125,26 @@ def test_regrading_gives_every_repeat_a_grade_of_its_own():
         )
     assert dict(zip(found.problems, found.correct.sum(axis=1), strict=True)) == counts
     assert sum(counts.values()) == 17 and found.grader.startswith("math ")
+
+
+@pytest.mark.parametrize("given", [CHOICE, LM_EVAL], ids=["the log", "its folder"])
+def test_log_likelihoods_are_not_graded_here(given, tmp_path, capsys):
+    assert main(["compare", str(given), "--regrade", "--out", str(tmp_path / "out")]) == 2
+    assert (
+        f"--regrade grades completions; {CHOICE} has none, but log-likelihoods of given answers; "
+        "compare it without --regrade: --metric acc,none or acc_norm,none"
+    ) in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_log_likelihoods_without_a_metric_to_take_are_left_out(tmp_path):
+    """As of perplexity: neither the tool's grade nor ours."""
+    lines = [line | {"metrics": ["bits"], "bits": 1.25} for line in lines_of(CHOICE)]
+    log = read_log(write_lines(tmp_path / "samples_x_2026-11-22T04-27-13.7.jsonl", lines))
+    with pytest.raises(ValueError, match=r"'bits,none', which are not; leave the log out"):
+        log_sets([log], [], ReadingOptions())
+    with pytest.raises(ValueError, match="log-likelihoods of given answers; leave it out"):
+        log_sets([log], [], ReadingOptions(regrade=True))
 
 
 def ours(problems=None, golds=None):

@@ -518,6 +518,12 @@ def draw_set(path):
     return rows, engine.drawn.total()
 
 
+def by_problem(records):
+    """Records as a draw returns them, whichever order they were drawn in."""
+    found = {(record["problem_id"], record["sample"]): record for record in records}
+    return [found[row["id"], sample] for row in ROWS for sample in range(CONFIG.num_samples)]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -574,7 +580,8 @@ def test_a_damaged_end_is_drawn_again_alone(record_set, tail):
     whole = read_samples(record_set)
     record_set.write_bytes(b"".join([*lines, tail(last)]))
     rows, drawn = draw_set(record_set)
-    assert rows == whole and drawn == (0 if tail(last) == last[:-1] else 1)
+    assert read_samples(record_set) == whole
+    assert rows == by_problem(whole) and drawn == (0 if tail(last) == last[:-1] else 1)
 
 
 def test_a_line_that_is_there_twice_counts_once(record_set):
@@ -582,7 +589,8 @@ def test_a_line_that_is_there_twice_counts_once(record_set):
     whole = read_samples(record_set)
     record_set.write_bytes(b"".join([*lines, lines[0], lines[-1]]))
     rows, drawn = draw_set(record_set)
-    assert rows == whole and drawn == 0
+    assert read_samples(record_set) == whole
+    assert rows == by_problem(whole) and drawn == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", bytes(100)])
