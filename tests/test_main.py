@@ -76,7 +76,7 @@ def test_the_algorithms_are_listed(capsys):
     ("command", "message"),
     [
         (["train", "--algorithm", "sage"], "sage-branch"),
-        (["train", "--from", "runs/none", "--algorithm", "grpo"], "a model must be one of"),
+        (["train", "--from", "runs/none", "--algorithm", "grpo"], "there is no folder runs/none"),
         (
             ["train", "--from", "arithmetic-base", "--set", "rollouts=sglang"],
             "rollouts must be one of",

@@ -39,7 +39,7 @@ from sage_unsloth.grading.quantities import (
     read_quantity,
     same_quantity,
 )
-from sage_unsloth.grading.values import surely_differ
+from sage_unsloth.grading.values import surely_differ, surely_equal
 from sage_unsloth.grading.writing import as_words, spelled, unwrap
 
 __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number", "unwrap"]
@@ -75,8 +75,20 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     found = None if answer is None else spelled(answer)
     if found is None or expected is None:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
+
+    def same_without_algebra(part: str, other: str) -> bool:
+        try:
+            return same_plainly(part, other)
+        except NeedsAlgebra:
+            if not costs_too_much(found, expected):
+                if surely_equal(part, other):
+                    return True
+                if surely_differ(part, other):
+                    return False
+            raise
+
     try:
-        return judge(found, expected, _same_without_algebra)
+        return judge(found, expected, same_without_algebra)
     except NeedsAlgebra:
         if costs_too_much(found, expected):
             return Verdict(Grade.WRONG, Kind.REFUSED)
@@ -86,16 +98,6 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
 @functools.lru_cache(maxsize=1024)  # golds come again and again
 def _spelled_gold(gold: str) -> str | None:
     return spelled(_LETTER_UNIT.sub(_named, gold))
-
-
-def _same_without_algebra(gold: str, answer: str) -> bool:
-    """Whether two parts are one number; False for expressions of other values."""
-    try:
-        return same_plainly(gold, answer)
-    except NeedsAlgebra:
-        if surely_differ(gold, answer):
-            return False
-        raise
 
 
 # A unit that a gold sets as text, which in one spelling would look like a variable.

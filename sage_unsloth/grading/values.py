@@ -1,6 +1,7 @@
-"""Which expressions surely differ, by their values at one point: in microseconds, without SymPy.
+"""Which expressions surely are equal or differ: in microseconds, without SymPy.
 
-Most answers that need algebra are wrong, and math-verify takes milliseconds to say so. What is
+Equal are those that are written alike. Others differ where their values at one point do: most
+answers that need algebra are wrong, and math-verify takes milliseconds to say so. What is
 computed here is an expression in one spelling (`expressions.canonical`), each symbol at a fixed
 number of its own, in floats with a bound on their error. Values further apart than the bound are of
 different expressions. Values that agree prove nothing, and whatever is not read here (an operator
@@ -39,6 +40,17 @@ class _NoValue(ArithmeticError):
     """Not read, or not computed with a bound."""
 
 
+def surely_equal(first: str, second: str) -> bool:
+    """Whether two expressions are one in one spelling, brackets around the whole aside.
+
+    False for one without a value: math-verify may not read it, and then compares it as text.
+    """
+    one, other = canonical(first), canonical(second)
+    if one is None or other is None or _value_of(first) is None:
+        return False
+    return _without_brackets(one) == _without_brackets(other)
+
+
 def surely_differ(first: str, second: str) -> bool:
     """Whether two expressions are certain not to be equal; False where nobody can tell."""
     one, other = _value_of(first), _value_of(second)
@@ -46,6 +58,13 @@ def surely_differ(first: str, second: str) -> bool:
         return False
     (a, error_a), (b, error_b) = one, other
     return abs(a - b) > 16 * (error_a + error_b) + MARGIN * max(abs(a), abs(b))
+
+
+def _without_brackets(written: str) -> str:
+    """The text without brackets at both ends; of `(a)(b)` it is `a)(b`, which nothing else is."""
+    while written.startswith("(") and written.endswith(")"):
+        written = written[1:-1]
+    return written
 
 
 @functools.lru_cache(maxsize=1024)

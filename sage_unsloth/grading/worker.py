@@ -185,6 +185,8 @@ class Worker:
                 deadline = min(latest, deadline + left)
                 continue
             reply = received
+        if "refused" not in reply and not reply.get("last") and connection.wait([self._ready], 0):
+            self._await_child()  # the child before it had died, and this one has answered
         return reply
 
     def _computed(self) -> float | None:

@@ -227,3 +227,4 @@ ALGORITHMS = {
         ),
     )
 }
+"""Every row of this package, by its name."""

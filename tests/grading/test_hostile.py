@@ -17,6 +17,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from multiprocessing import connection
 from pathlib import Path
 
 import fuzz_grading
@@ -387,6 +388,27 @@ def test_a_worker_that_died_idle_is_replaced_and_its_question_asked(attack, monk
     assert worker.deaths == 0
 
 
+def test_a_child_that_has_answered_before_its_caller_looks_is_known(attack, monkeypatch):
+    """On a busy machine, the child before it having died idle: it is this one that must be ended
+    when a later question hangs.
+    """
+    worker = attack("environment")
+    first = worker.pid
+    os.kill(first, signal.SIGKILL)
+    assert connection.wait([worker._ready], 20), "the next child"
+
+    def look_late():  # between asking and looking
+        assert connection.wait([worker._replies], 20)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(worker, "_computed", look_late)
+        assert worker.ask(("environment", "")) is not LATE
+    assert worker.pid != first
+    os.kill(worker.pid, 0)
+    assert worker.ask(("environment", "")) is not LATE
+    assert worker.deaths == 0
+
+
 def test_limits_of_a_worker(monkeypatch):
     with Grader() as grader:
         grader.grade_many(["<SOLUTION>x+1</SOLUTION>"], ["1+x"])
@@ -410,7 +432,7 @@ def test_what_a_library_says_about_an_answer_stays_in_the_worker(capfd, monkeypa
     )
     monkeypatch.setattr(worker_module, "_START", code)
     with Grader() as grader:
-        assert grader.grade_many(["<SOLUTION>y</SOLUTION>"], ["y"]) == [Grade.WRONG]
+        assert grader.grade_many(["<SOLUTION>y+z</SOLUTION>"], ["z+y"]) == [Grade.WRONG]
     assert "owned" not in "".join(capfd.readouterr())
 
 

@@ -337,8 +337,9 @@ def test_equal_pairs_are_graded_once(grader, monkeypatch):
     )
     completions = [tagged("a+b"), "other words " + tagged("a+b"), tagged("a+c")]
     for _ in range(2):
-        assert grader.grade_many(completions, ["a", "a", "a"]) == [Grade.WRONG] * 3
-    assert asked == [("a+b", "a"), ("a+c", "a")]
+        # Equal, so that nothing but this stand-in for a worker says that they are wrong.
+        assert grader.grade_many(completions, ["b+a", "b+a", "c+a"]) == [Grade.WRONG] * 3
+    assert asked == [("a+b", "b+a"), ("a+c", "c+a")]
 
 
 def test_the_cache_forgets_the_least_recently_used(monkeypatch):

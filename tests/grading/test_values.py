@@ -1,5 +1,5 @@
 """Values of expressions at one point: as SymPy's, with a bound; what has none; and that a wrong
-answer needs no worker.
+answer, and one that is the gold in another spelling, need no worker.
 """
 
 import random
@@ -11,7 +11,7 @@ from sage_unsloth.grading import algebra, values
 from sage_unsloth.grading.checker import Grade, Kind
 from sage_unsloth.grading.expressions import canonical
 from sage_unsloth.grading.grader import Grader
-from sage_unsloth.grading.values import surely_differ
+from sage_unsloth.grading.values import surely_differ, surely_equal
 
 
 def made_up(count):
@@ -84,6 +84,37 @@ def test_by_hand(first, second, differ):
     assert surely_differ(second, first) is differ
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "equal"),
+    [
+        ("6r^2-4r-24", "(6r^{2} - 4r - 24)", True),
+        ("((x+1))", "x+1", True),
+        ("0.5x", r"\frac12x", True),
+        ("(x+1)(x-1)", "x+1)(x-1", False),  # brackets of two
+        ("(x+1)(x-1)", "(x+1)", False),
+        ("x+1", "1+x", False),  # which takes algebra
+        ("x", "X", False),
+        # Nobody can tell whether math-verify reads them:
+        ("1/(x-x)", "1/(x-x)", False),
+        (r"\log 100", r"\log 100", False),
+        ("words", "words", False),
+    ],
+)
+def test_what_is_written_alike(first, second, equal):
+    assert surely_equal(first, second) is equal
+    assert surely_equal(second, first) is equal
+
+
+def test_what_is_written_alike_is_right_by_algebra_too():
+    told = 0
+    for text in made_up(150):
+        if surely_equal(text, f"({text})"):
+            assert algebra.readable(text), "else it is compared as text"
+            assert algebra.same(text, f"({text})") is True, text
+            told += 1
+    assert told > 40
+
+
 def test_what_hangs_sympy_has_no_value():
     started = time.process_time()
     for text in (
@@ -97,7 +128,7 @@ def test_what_hangs_sympy_has_no_value():
     assert time.process_time() - started < 0.5
 
 
-def test_a_wrong_answer_needs_no_worker():
+def test_a_wrong_answer_and_one_that_is_the_gold_need_no_worker():
     with Grader(boxed=True) as grader:
         pairs = [
             (r"2\sqrt{3}", r"3\sqrt{2}", Kind.MATHEMATICS),
@@ -107,6 +138,13 @@ def test_a_wrong_answer_needs_no_worker():
         ]
         for answer, gold, kind in pairs:
             assert grader.judge_answers([answer], [gold]) == [(Grade.WRONG, kind)]
+        pairs = [
+            (r"\left(6r^2-4r-24\right)", "6r^2-4r-24", Kind.MATHEMATICS),
+            (r"( 3, \pi/2 )", r"(3, \pi/2)", Kind.TUPLE),
+            ("2x+3", "y = 2x + 3", Kind.EQUATION),
+        ]
+        for answer, gold, kind in pairs:
+            assert grader.judge_answers([answer], [gold]) == [(Grade.CORRECT, kind)]
         assert grader._workers.all[0].process is None
         assert grader.grade_answers([r"\sqrt{12}"], [r"2\sqrt{3}"]) == [Grade.CORRECT]
-        assert grader._workers.all[0].process is not None, "a right one is proved by algebra"
+        assert grader._workers.all[0].process is not None, "another right one is proved by algebra"

@@ -149,12 +149,12 @@ def test_what_was_cut_short_is_not_remembered(monkeypatch):
     value = CUT_SHORT
     with Grader() as grader:
         monkeypatch.setattr(grader._workers, "ask", lambda questions: [value] * len(questions))
-        assert grader.grade_many([tagged("x+1")], ["y"]) == [Grade.TIMED_OUT]
+        assert grader.grade_many([tagged("x+1")], ["1+x"]) == [Grade.TIMED_OUT]
         value = LATE
-        assert grader.grade_many([tagged("x+1")], ["y"]) == [Grade.TIMED_OUT]
-        value = ["correct", "text"]
-        assert grader.grade_many([tagged("x+1")], ["y"]) == [Grade.TIMED_OUT], "had its time"
-        assert grader.grade_many([tagged("x+2")], ["y"]) == [Grade.CORRECT]
+        assert grader.grade_many([tagged("x+1")], ["1+x"]) == [Grade.TIMED_OUT]
+        value = ["wrong", "text"]  # which only this stand-in for a worker says of x+2 and 2+x
+        assert grader.grade_many([tagged("x+1")], ["1+x"]) == [Grade.TIMED_OUT], "had its time"
+        assert grader.grade_many([tagged("x+2")], ["2+x"]) == [Grade.WRONG]
 
 
 # --- through the grader ---------------------------------------------------------------------------
@@ -174,19 +174,19 @@ def worker_that(compare, monkeypatch):
 def test_running_out_of_memory_counts_as_timed_out(monkeypatch):
     worker_that("str(len(bytearray(2**30)))", monkeypatch)
     with Grader(memory_limit_gib=0.5) as grader:
-        assert grader.grade_many([tagged("y")], ["z"]) == [Grade.TIMED_OUT]
+        assert grader.grade_many([tagged("y+z")], ["z+y"]) == [Grade.TIMED_OUT]
 
 
 def test_broken_code_raises_and_is_no_grade(monkeypatch):
     worker_that("undefined_name", monkeypatch)
     with Grader() as grader, pytest.raises(RuntimeError, match="undefined_name"):
-        grader.grade_many([tagged("y")], ["z"])
+        grader.grade_many([tagged("y+z")], ["z+y"])
 
 
 def test_a_worker_that_cannot_start_raises(monkeypatch):
     monkeypatch.setattr(worker_module, "_START", "raise SystemExit('no such package')")
     with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
-        grader.grade_many([tagged("y")], ["z"])
+        grader.grade_many([tagged("y+z")], ["z+y"])
 
 
 def test_a_child_that_cannot_start_ends_its_worker(monkeypatch, capfd):
@@ -196,14 +196,14 @@ def test_a_child_that_cannot_start_ends_its_worker(monkeypatch, capfd):
     )
     monkeypatch.setattr(worker_module, "_START", code)
     with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
-        grader.grade_many([tagged("y")], ["z"])
+        grader.grade_many([tagged("y+z")], ["z+y"])
     assert "not callable" in capfd.readouterr().err
 
 
 def test_what_a_worker_prints_is_no_reply(monkeypatch):
     worker_that("print('noise') or ['wrong', 'text']", monkeypatch)
     with Grader() as grader:
-        assert grader.grade_many([tagged("y")], ["y"]) == [Grade.WRONG], "the stand-in's grade"
+        assert grader.grade_many([tagged("y+z")], ["z+y"]) == [Grade.WRONG], "the stand-in's grade"
 
 
 def test_children_are_replaced_before_they_grow_old(function, monkeypatch):
