@@ -1,4 +1,4 @@
-from .algorithms import ALGORITHMS as ALGORITHMS
+from .algorithm_rows import ALGORITHMS as ALGORITHMS
 from .algorithms import Algorithm as Algorithm
 from .algorithms import get_algorithm as get_algorithm
 from .live import LivePlot as LivePlot
