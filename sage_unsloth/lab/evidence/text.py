@@ -166,17 +166,20 @@ def results_folder(task: str) -> Path:
     return data_folder() / "results" / "benchmark" / task
 
 
+def pilot_report(folder: Path, seeds: Sequence[int], *, smoke: bool) -> dict[str, Any] | str:
+    """The report of a pilot, from which power is computed; or the line that says why it is not."""
+    if len(seeds) < 2:
+        return "  Power: unknown, since one seed shows no difference between methods"
+    if smoke or not (folder / "report.json").is_file():
+        return "  Power: unknown, since there was no pilot of this task at this size"
+    return json.loads((folder / "report.json").read_text())
+
+
 def power_lines(config: BenchmarkConfig, task: Task) -> list[str]:
     """The differences that the design can find, by the variances of a pilot with other seeds."""
-    pilot = results_folder(task.name) / "pilot" / "report.json"
-    if not pilot.is_file() or config.smoke or len(config.seeds) < 2:
-        reason = (
-            "one seed shows no difference between methods"
-            if len(config.seeds) < 2
-            else "there was no pilot of this task at this size"
-        )
-        return [f"  Power: unknown, since {reason}"]
-    report = json.loads(pilot.read_text())
+    report = pilot_report(results_folder(task.name) / "pilot", config.seeds, smoke=config.smoke)
+    if isinstance(report, str):
+        return [report]
     problems = len(task.sets["test"].rows)
     lines = [
         f"  Power, from a pilot with {len(report['seeds'])} other seeds: a true difference that "

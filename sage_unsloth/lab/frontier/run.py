@@ -1,11 +1,11 @@
 """Every point of a frontier over training seeds, by the benchmark's workers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.lab.evidence.records import result_path
 from sage_unsloth.lab.evidence.run import run_all, task_settings
+from sage_unsloth.lab.evidence.text import pilot_report
 from sage_unsloth.lab.frontier.design import FrontierConfig
 from sage_unsloth.lab.frontier.publish import publish
 from sage_unsloth.lab.frontier.text import power_lines
@@ -69,15 +69,10 @@ def results_folder(task: str, problems: str) -> Path:
 
 def power(config: FrontierConfig) -> list[str]:
     """The differences that the design can find, by the variances of the committed pilot."""
-    pilot = results_folder(config.task, "pilot") / "report.json"
-    if not pilot.is_file() or config.smoke or len(config.seeds) < 2:
-        reason = (
-            "one seed shows no difference between methods"
-            if len(config.seeds) < 2
-            else "there was no pilot of this task at this size"
-        )
-        return [f"  Power: unknown, since {reason}"]
-    report = json.loads(pilot.read_text())
+    folder = results_folder(config.task, "pilot")
+    report = pilot_report(folder, config.seeds, smoke=config.smoke)
+    if isinstance(report, str):
+        return [report]
     first = next(iter(config.load_task().sets.values()))
     points = config.points()
     found = {k: v for k, v in report["components"].items() if k.partition(" - ")[0] in points}
