@@ -96,7 +96,8 @@ load_unsloth(standby=rollouts == "vllm")  # before trl, transformers and peft
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.runs.checkpoints import last_checkpoint, trained_adapter
 
-done = trained_adapter(OUT)  # of an earlier run of this notebook, if it came to its end
+# Of an earlier run of this notebook, if it came to its end.
+done = trained_adapter(OUT, last_checkpoint(OUT / "checkpoints"))
 model, tokenizer = load_policy(
     MODEL,
     lora=LoraSettings(

@@ -53,14 +53,16 @@ def is_last(checkpoint: Path | None) -> bool:
     return state["global_step"] >= state["max_steps"]
 
 
-def trained_adapter(folder: Path) -> Path | None:
+def trained_adapter(folder: Path, newest: Path | None) -> Path | None:
     """What a run has trained, once it came to its end, or None: `adapter/` in its folder or, where
     it was killed before it wrote that, its last checkpoint.
+
+    Args:
+        folder: of the run.
+        newest: its `last_checkpoint`, whose files need not be read again.
     """
-    if (folder / "adapter").exists():
-        return folder / "adapter"
-    newest = last_checkpoint(folder / "checkpoints")
-    return newest if is_last(newest) else None
+    adapter = folder / "adapter"
+    return adapter if adapter.exists() else newest if is_last(newest) else None
 
 
 def copy_result(checkpoint: Path, folder: Path) -> None:

@@ -147,7 +147,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
     resume = last_checkpoint(checkpoints)
-    trained = trained_adapter(folder)  # where it is there, only the merge is left
+    trained = trained_adapter(folder, resume)  # where it is there, only the merge is left
     if trained is None:
         check_checkpoints(folder, resume, config.save_steps)
     model, tokenizer = load_policy(
