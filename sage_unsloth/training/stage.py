@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -105,11 +105,20 @@ def check_folder(folder: str | Path, settings: dict) -> None:
             refuse_strangers(folder)
 
 
-def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
+def begin(
+    folder: str | Path,
+    settings: dict,
+    config: Any,
+    model_path: str | Path,
+    data: Mapping[str, Any] | None = None,
+) -> None:
     """Open the folder of a stage, whose settings are fixed from its first optimizer step on.
 
     Until then (it ran out of memory, say) a run takes new settings, and the files of a preflight
     under the old ones are deleted.
+
+    Args:
+        data: where the rows are from, kept beside the settings; `settings` have the rows' digest.
 
     Raises:
         ValueError: see `record.open_run`.
@@ -131,7 +140,10 @@ def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Pat
         for file in folder.glob("preflight.*"):
             file.unlink()
     free = {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
-    open_run(folder, settings, begun=begun, model_path=str(model_path), free_settings=free)
+    notes: dict[str, Any] = {"model_path": str(model_path), "free_settings": free}
+    if data:
+        notes["data"] = dict(data)
+    open_run(folder, settings, begun=begun, **notes)
 
 
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
