@@ -220,7 +220,7 @@ def _trainer(
             completion_only_loss=config.completion_only_loss,
             packing=False,
             seed=config.seed,
-            **common_arguments(folder, config.report_to, config.save_steps),
+            **common_arguments(folder, config.save_steps),
         ),
     )
     _assert_eos_is_learned(trainer, tokenizer, len(rows))
