@@ -22,7 +22,7 @@ from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.training.figures import plot_training
-from sage_unsloth.training.quickstart_plan import SECONDS, plan
+from sage_unsloth.training.quickstart_plan import SECONDS, plan, rl_seconds
 from sage_unsloth.training.side_by_side import Job, processes_for, train_side_by_side
 from sage_unsloth.training.stage import read_metrics
 
