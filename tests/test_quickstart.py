@@ -19,7 +19,7 @@ from sage_unsloth.evaluation.families import family_report
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.metrics import Estimate, pass_at_k
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.problems.subsets import spread
+from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.training.figures import moving_average, plot_training
 
 LEFT_BEHIND = (
@@ -199,8 +199,8 @@ def test_problems_are_spread_over_families():
         {"id": i, "family": name}
         for i, name in enumerate(["usual"] * 50 + ["rare"] * 35 + ["far"] * 15)
     ]
-    assert spread(rows, None) == spread(rows, 100) == rows
-    few = spread(rows, 5)
+    assert over_families(rows, None) == over_families(rows, 100) == rows
+    few = over_families(rows, 5)
     assert {row["family"] for row in few} == {"usual", "rare", "far"}
     assert len({row["id"] for row in few}) == 5
 

@@ -122,7 +122,7 @@ def run_sft(
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
-    _show(f"SFT of {preset.name} -> {out}\n{template}\n")
+    _show(f"SFT of {preset.name} -> {out}\n{template}\n{corpus.origin()}\n")
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
@@ -130,7 +130,7 @@ def run_sft(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
     )
-    merged = sft(config, start, training, out)
+    merged = sft(config, start, training, out, data=corpus.record(path or data))
     table = before_and_after(config, start, merged, kept, out) if kept else []
     if table:
         _show(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
@@ -242,16 +242,16 @@ def run_rlvr(
     wait_for_all()
     template = template_for(point.model, settings.get("template"), point.adapter, config.prompt)
     config = replace(config, template=template.template)
-    _show(f"{point}\n{template}\n")
+    _show(f"{point}\n{template}\n{found.origin()}\n")
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
-    held_out = None
+    held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
         kept = rl_corpus(tokenizer, config.max_prompt_length, limit=None, found=for_curve)
-        held_out = kept.rows
+        held_out, origin["held_out"] = kept.rows, kept.record(eval_file)
         _show(f"\nHeld-out rows, of {eval_file}:\n")
         _show(kept.table())
     _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
@@ -268,6 +268,7 @@ def run_rlvr(
         force=force or smoke,
         rewards=asked,
         verifier=corpus.checker,
+        data=origin,
     )
     metrics = read_metrics(out)
     if rank() == 0:
