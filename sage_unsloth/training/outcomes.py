@@ -24,7 +24,7 @@ def before_and_after(
     config: SftConfig, start: str | Path, merged: Path, rows: Sequence[dict], out: str | Path
 ) -> list[dict]:
     """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
-    `before_after.json`.
+    `before_after.json`. After training in 4 bits it is the adapter on these weights, as trained.
     """
     report = Path(out) / "before_after.json"
     if report.exists():
@@ -39,10 +39,12 @@ def before_and_after(
         seed=config.seed,
     )
     table = []
-    for name, path in {"before": start, "after": merged}.items():
+    after = (start, merged.parent / "adapter") if config.load_in_4bit else (merged, None)
+    for name, (path, adapter) in {"before": (start, None), "after": after}.items():
         release_memory()  # of the model before
         model, tokenizer = load_policy(
             path,
+            adapter=adapter,
             max_length=config.max_length,
             load_in_4bit=config.load_in_4bit,
             template=config.template,
@@ -113,6 +115,8 @@ def evaluation_command(
         words += ["--problems", "10", "--n", "4"]
     if not smoke and config.max_completion_length != SamplingConfig.max_completion_length:
         words += ["--max-tokens", f"{config.max_completion_length}"]
+    if config.load_in_4bit:  # what it started from as well
+        words.append("--load-in-4bit")
     words += config.prompt.options()  # for a model that was not trained here
     return f"python -m sage_unsloth {shlex.join(words)}"
 

@@ -136,7 +136,10 @@ def merge_run(folder: Path) -> None:
         if (folder / "model").exists():
             return
         logger.info("Merging the adapter of %s into %s.", folder, folder / "model")
-        model, tokenizer = load_policy(_model_below(run), adapter=folder / "adapter")
+        in_4bit = run["settings"].get("load_in_4bit", False)
+        model, tokenizer = load_policy(
+            _model_below(run), adapter=folder / "adapter", load_in_4bit=in_4bit
+        )
         save_merged(model, tokenizer, folder / "model")
         del model
         release_memory()
