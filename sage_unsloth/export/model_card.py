@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.hub_results import model_index, yaml_text
-from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.export.card_example import example, string
+from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.text import markdown, printable
 
