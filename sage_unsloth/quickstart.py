@@ -179,7 +179,7 @@ def _run(
     report["seconds_this_time"] = {name: round(value, 1) for name, value in seconds.items()}
     logs = {name: read_metrics(out / name.lower(), first=0) for name in runs}
     seed = settings.get("seed", config.rlvr.seed)
-    note = f"embedded arithmetic, seed {seed}; thin: each step"
+    note = f"embedded arithmetic, seed {seed}"
     plot_training(logs, out / "training.png", note)
     trained = {name: [row for row in log if row["step"] > 0] for name, log in logs.items()}
     report["training"] = {name: course(log) for name, log in trained.items()}

@@ -224,6 +224,21 @@ def test_figures_are_drawn_from_the_tables_beside_them(tmp_path):
     assert moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
 
 
+@pytest.mark.parametrize(("steps", "lines"), [(3, ["None"]), (17, ["None"]), (18, ["-", "-"])])
+def test_a_few_steps_are_drawn_as_points_and_not_as_a_course(tmp_path, monkeypatch, steps, lines):
+    drawn = {}
+
+    def save(figure, axes, path, table, note):
+        drawn.update(axis=axes[0], note=note)
+
+    monkeypatch.setattr("sage_unsloth.training.figures.save_figure", save)
+    rows = [{"step": s, "reward": 0.1 * s} for s in range(1, steps + 1)]
+    plot_training({"GRPO": rows}, tmp_path / "t.png", "seed 1")
+    found = [line.get_linestyle() for line in drawn["axis"].get_lines()]
+    assert len(found) == len(lines) and (found == ["None"]) is (lines == ["None"])
+    assert (f"{steps} are too few" in drawn["note"]) is (lines == ["None"])
+
+
 def test_any_algorithms_under_settings_of_ones_own():
     config = quickstart.smoke_config()
     default = quickstart.chosen(config, quickstart.ALGORITHMS, {})

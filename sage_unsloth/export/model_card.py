@@ -1,12 +1,12 @@
 """The model card of an export: what it is, how it was trained, what came out, an example."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.hub_results import model_index, yaml_text
+from sage_unsloth.export.card_example import example, string
 from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.text import markdown, printable
@@ -44,6 +44,7 @@ SETTINGS = (
     "top_p",
     "min_p",
     "lora",
+    "load_in_4bit",
     "template",
     "seed",
 )
@@ -61,7 +62,6 @@ METRICS = (
     "grad_norm",
     "loss",
 )
-QUESTION = "12*6=?"
 OPEN_LICENSES = ("apache-2.0", "mit")
 KINDS = {
     "adapter": ("LoRA adapter", "peft"),
@@ -135,7 +135,13 @@ def model_card(
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to ask it\n\n"
-        + _example(kind, loads_from or name, loads_on, settings.get("max_completion_length", 512)),
+        + example(
+            kind,
+            loads_from or name,
+            loads_on,
+            settings.get("max_completion_length", 512),
+            settings.get("load_in_4bit", False),
+        ),
         _prompt_text(recorded_format(settings)),
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
@@ -210,46 +216,6 @@ def _header(
     return "\n".join([*lines, "---"])
 
 
-def _example(kind: str, loads_from: str, loads_on: str | None, tokens: int) -> str:
-    """Code that asks the model one question, as Markdown."""
-    if kind == "gguf":
-        return (
-            "With llama.cpp, or anything that reads GGUF and its chat template:\n\n```bash\n"
-            "llama-cli -m FILE.gguf --jinja\n```"
-        )
-    folder = f"folder = {_string(loads_from)}  # this folder, or where you put it"
-    tokenizer = "tokenizer = AutoTokenizer.from_pretrained(folder)"
-    classes = "from transformers import AutoModelForCausalLM, AutoTokenizer"
-    ask = f"""
-question = [{{"role": "user", "content": {_string(QUESTION)}}}]
-inputs = tokenizer.apply_chat_template(
-    question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-)
-output = model.generate(**inputs, max_new_tokens={tokens}, do_sample=False)
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :]))"""
-    if kind == "merged":
-        model = 'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")'
-        return _code_block(classes, "", folder, model, tokenizer, ask)
-    on = f'AutoModelForCausalLM.from_pretrained({_string(loads_on or "")}, dtype="auto")'
-    peft, warning = "from peft import PeftModel", ""
-    if loads_on is None:
-        peft = "from peft import PeftConfig, PeftModel"
-        on = (
-            "AutoModelForCausalLM.from_pretrained(\n"
-            '    PeftConfig.from_pretrained(folder).base_model_name_or_path, dtype="auto"\n)'
-        )
-        warning = (
-            "It belongs on the model that this run started from, which is not on the hub; "
-            "adapter_config.json names its folder.\n\n"
-        )
-    model = "model = PeftModel.from_pretrained(base, folder)"
-    return warning + _code_block(peft, classes, "", folder, f"base = {on}", model, tokenizer, ask)
-
-
-def _code_block(*lines: str) -> str:
-    return "\n".join(["```python", *lines, "```"])
-
-
 # Names come from users, hubs and files; in the card they are text, whatever they contain.
 
 
@@ -257,14 +223,9 @@ def _code(text: str) -> str:
     return f"`{' '.join(printable(text).split()).replace('`', '')}`"
 
 
-def _string(text: str) -> str:
-    """A Python literal on one line."""
-    return json.dumps(printable(text), ensure_ascii=False)
-
-
 def _yaml(text: str) -> str:
     """A plain scalar where that is safe, else a quoted one, which JSON's is."""
-    return text if re.fullmatch(r"[\w./:-]*\w", text, re.ASCII) else _string(text)
+    return text if re.fullmatch(r"[\w./:-]*\w", text, re.ASCII) else string(text)
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
+from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.extraction import unfenced
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.programs import python_checker
@@ -305,6 +306,7 @@ VERIFIERS: dict[str, Checker] = {
         longest=LONGEST_JSON,
     ),
     "roles": ROLES,
+    "countdown": COUNTDOWN,
     "reasoning-gym": REASONING_GYM,
     "python": python_checker(),
 }

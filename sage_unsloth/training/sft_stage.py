@@ -51,7 +51,7 @@ class SftConfig:
         max_length: tokens of prompt and solution together.
         completion_only_loss: learn working out, solution tag and EOS alone; False also learns the
             prompt, as the authors' code does.
-        load_in_4bit: quantise the frozen weights (GPU only).
+        load_in_4bit: quantise the frozen weights of the linear layers.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags.
         save_steps: optimizer steps between checkpoints.

@@ -86,6 +86,7 @@ BAD_GOLDS = {
     "regex": "(",
     "json": "no JSON",
     "roles": "42",
+    "countdown": '{"numbers": [2, "3"], "target": 5}',
     "python": "42",
     "reasoning-gym": '{"task": "chain_sum"}',
 }
