@@ -103,8 +103,12 @@ def build_tokenizer(pad_token="<pad>"):
     return tokenizer
 
 
-def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **settings):
-    """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called."""
+def build_trainer(
+    output_dir, tokenizer=None, lora_noise=0.05, reward=None, columns=lambda i: {}, **settings
+):
+    """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called. `columns` gives a row
+    further ones by its number.
+    """
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -135,7 +139,8 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
         generation_kwargs={"suppress_tokens": [1]},
     )
     rows = [
-        {"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)
+        {"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} | columns(i)
+        for i in range(32)
     ]
     trainer = GRPOTrainer(
         model=prepare_for_cpu(tiny_model(lora_noise)),
