@@ -8,11 +8,11 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
-from sage_unsloth.grading.reward_functions import Reward, columns_needed, parameters_of
+from sage_unsloth.grading.reward_functions import OF_TRL, Reward, columns_needed, parameters_of
 from sage_unsloth.own_code import own_frames, place_of, raised
 
 UNINTERRUPTED = 30.0
@@ -120,6 +120,37 @@ class OwnReward:
         """The sum of the rewards since the last call, and of how many."""
         found, self._sum, self._count = (self._sum, self._count), 0.0, 0
         return found
+
+
+def try_reward(reward: Reward, row: Mapping[str, Any], seconds: float) -> None:
+    """Calls a function once, with two made-up completions of one row, before anything is loaded.
+
+    One that asks for what only a trainer has (`OF_TRL`) is not called. An exception counts unless
+    the function takes any further argument (`**columns`), where it may look for such things.
+
+    Args:
+        reward: any; of the checked answer there is nothing to try.
+        row: as the trainer gets it.
+        seconds: time limit of the call.
+
+    Raises:
+        ValueError: as from a call in training.
+    """
+    if reward.function is None:
+        return
+    parameters = parameters_of(reward.function)
+    if any(name in OF_TRL for name in parameters):
+        return
+    called = OwnReward(reward, seconds)
+    columns = {name: [value] * 2 for name, value in row.items() if name != "prompt"}
+    completions = [[{"role": "assistant", "content": text}] for text in ("0", "1")]
+    given = {"prompts": [row["prompt"]] * 2, "completions": completions} | columns
+    try:
+        called(**given)
+    except ValueError as error:
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if error.__cause__ is None or not open_ended:
+            raise
 
 
 async def _awaited(value: Any) -> Any:

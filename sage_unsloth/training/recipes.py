@@ -30,6 +30,7 @@ from sage_unsloth.problems.corpora import (
     sft_corpus,
     sft_rows,
 )
+from sage_unsloth.problems.corpus import check_limit
 from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
@@ -100,6 +101,7 @@ def run_sft(
     _show_log()
     changes = (SMOKE["sft"] if smoke else {}) | settings
     check_tracker(SftConfig(**changes).report_to)
+    check_limit(limit)
     preset = model_preset(model)
     start = model_path(preset)
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
@@ -234,7 +236,7 @@ def run_rlvr(
         known_columns = {"data": "dapo", "path": eval_file}
         for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
     check_fills_a_step(config, len(found.rows))
-    check_judges(asked, found.checker, found.rows)
+    check_judges(asked, found.checker, found.rows, config.reward_seconds)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
         known |= own_code(algorithm.guide, config.advantages)
