@@ -167,12 +167,13 @@ def _checked(name: str, values: Any, count: int) -> list[float | None]:
         values = list(values)
     except TypeError:
         raise ValueError(
-            f"the reward {name} must return a list of a number per completion; got {values!r:.200}"
+            f"the reward {name} must return a list of a number per completion; got "
+            f"{values!r:.200}; mend it"
         ) from None
     if len(values) != count:
         raise ValueError(
             f"the reward {name} must return a number for each of the {count} completions; it "
-            f"returned {len(values)}"
+            f"returned {len(values)}; mend it"
         )
     return [None if value is None else _number(name, i, value) for i, value in enumerate(values)]
 
@@ -185,7 +186,7 @@ def _number(name: str, place: int, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(
             f"the reward {name} must return finite numbers, or None where it has nothing to say; "
-            f"completion {place} got {value!r:.100}"
+            f"completion {place} got {value!r:.100}; mend it"
         )
     return number
 

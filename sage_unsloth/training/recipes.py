@@ -37,6 +37,7 @@ from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.figures import plot_training
+from sage_unsloth.training.held_out_rows import check_evaluations
 from sage_unsloth.training.outcomes import (
     SAMPLES,
     before_and_after,
@@ -235,6 +236,8 @@ def run_rlvr(
         own = {"data": str(eval_file)}  # beside data of one's own, in the same columns
         known_columns = {"data": "dapo", "path": eval_file}
         for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
+    given = None if for_curve is None else len(for_curve.rows)
+    check_evaluations(config, given, graded=reading["answered"])
     check_fills_a_step(config, len(found.rows))
     check_judges(asked, found.checker, found.rows, config.reward_seconds)
     if rank() == 0:
