@@ -19,7 +19,7 @@ from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.near_copies import near_copies
@@ -157,7 +157,7 @@ def evaluate(
             _report_overlap(training, benchmarks, out, show)
         missing = _count_missing(files, benchmarks, config)
         if engine == "transformers" and any(missing.values()):
-            load_unsloth()  # before transformers, whose tokenizers the templates are read from
+            load_backend()  # before transformers, whose tokenizers the templates are read from
             if all(is_small(spec.path) for spec in models):
                 settle_process()
         models = _with_templates(models, templates, show)

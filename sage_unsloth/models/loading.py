@@ -1,4 +1,5 @@
-"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one.
+"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one or
+where TRL's own trainer trains.
 
 Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
 that carries the chat template of its prompts. Adapters are plain peft folders either way.
@@ -8,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
 from sage_unsloth.patch import switches
-from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
+from sage_unsloth.patch.backends import TRL, backend, load_backend
+from sage_unsloth.patch.loading import prepare_for_cpu
 from sage_unsloth.prompts import PromptFormat
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -94,6 +96,10 @@ def load_policy(
         raise ValueError(
             "load_in_4bit needs a GPU because bitsandbytes quantises there; got none; leave it off"
         )
+    if backend() == TRL and load_in_4bit:
+        raise ValueError(
+            "4-bit weights are loaded by Unsloth; got load_in_4bit with backend='trl'; leave it off"
+        )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     refuse_pickles(path)
@@ -101,8 +107,12 @@ def load_policy(
         check_adapter_fits(path, adapter)
         if lora is not None:
             _check_lora(adapter, lora)
-    load_unsloth(standby=use_vllm)
-    if has_gpu():
+    if load_backend(standby=use_vllm) == TRL:
+        # Every weight is trained in float32: in bfloat16 alone, small steps are lost in rounding.
+        sixteen = has_gpu() and not full_finetuning
+        dtype, device = (sixteen_bit_dtype() if sixteen else "float32"), process_device()
+        model, tokenizer = _load_plain(path, lora, adapter, seed, dtype=dtype, device=device)
+    elif has_gpu():
         model, tokenizer = _load_on_gpu(
             path,
             lora,
@@ -166,6 +176,20 @@ def _load_on_gpu(
 def _load_on_cpu(
     path: str | Path, lora: LoraSettings | None, adapter: str | Path | None, seed: int
 ) -> tuple[Any, Any]:
+    model, tokenizer = _load_plain(path, lora, adapter, seed, dtype="float32", device="cpu")
+    return prepare_for_cpu(model), tokenizer
+
+
+def _load_plain(
+    path: str | Path,
+    lora: LoraSettings | None,
+    adapter: str | Path | None,
+    seed: int,
+    *,
+    dtype: str,
+    device: str,
+) -> tuple[Any, Any]:
+    """By transformers and peft, whose adapters are in float32."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -173,8 +197,9 @@ def _load_on_cpu(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True
+            path, dtype=getattr(torch, dtype), use_safetensors=True
         )
+        model = model.to(torch.device(device))
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     if lora is not None:
@@ -191,7 +216,7 @@ def _load_on_cpu(
         )
     elif adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
-    return prepare_for_cpu(model), tokenizer
+    return model, tokenizer
 
 
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:

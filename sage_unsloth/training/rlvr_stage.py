@@ -1,4 +1,5 @@
-"""Stage 2: RL with verifiable rewards by Unsloth's fast GRPO loss, with or without a guide.
+"""Stage 2: RL with verifiable rewards by the GRPO trainer of Unsloth or of TRL, with or without a
+guide.
 
 A stage is a function of a config, a model, rows and a folder. A complete folder returns at once; a
 run that was killed resumes from its last checkpoint with the same guide values, data order and
@@ -33,9 +34,9 @@ from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch import switches
+from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
@@ -44,6 +45,7 @@ from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engines import Engine, TransformersEngine
 from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.training.by_trl import check_trl, choose_trl_rollouts
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
@@ -137,6 +139,8 @@ def rlvr(
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
+    check_backend(config.backend)
+    check_trl(config)
     asked, verifier = get_rewards(rewards), get_verifier(verifier)
     if all(reward.function is not None for reward in asked):
         verifier = UNGRADED
@@ -214,6 +218,8 @@ class _Job:
 
 
 def _choose_rollouts(config: RlvrConfig) -> str:
+    if config.backend == TRL:
+        return choose_trl_rollouts(config.rollouts)
     rollouts = choose_rollouts(
         "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
         full_finetuning=config.full_finetuning,
@@ -261,10 +267,11 @@ def _rlvr(job: _Job) -> Path:
     resume = last_checkpoint(checkpoints)
     check_checkpoints(job.folder, resume, config.save_steps)
     switches.recompute_logits(config.recompute_logits)
-    load_unsloth(standby=job.rollouts == "vllm")
+    load_backend(config.backend, standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
     tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
     check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
+    by_unsloth = config.backend != TRL
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -272,7 +279,7 @@ def _rlvr(job: _Job) -> Path:
         full_finetuning=config.full_finetuning,
         max_length=job.max_length,
         load_in_4bit=config.load_in_4bit,
-        use_vllm=job.rollouts == "vllm",
+        use_vllm=by_unsloth and job.rollouts == "vllm",
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,
@@ -368,7 +375,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
 
 def _preflight_engine(job: _Job, model: Any, tokenizer: Any) -> Engine:
     """An engine that draws from the policy as training begins with it."""
-    if job.rollouts == "vllm" and job.adapter is None:
+    if job.rollouts == "vllm" and job.adapter is None and job.config.backend != TRL:
         # vLLM beside the model draws without an adapter, which is what a fresh one amounts to.
         stops = load_stop_tokens(job.model_path, tokenizer)
         return VllmEngine.around(model.vllm_engine, tokenizer, stops)
