@@ -10,7 +10,7 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu, sixteen_bit_dtype
 from sage_unsloth.patch.backends import TRL
-from sage_unsloth.runs.processes import is_sharded, world_size
+from sage_unsloth.runs.processes import is_sharded
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 REFERENCE = "ref"
@@ -62,6 +62,7 @@ def common_trl_arguments() -> dict[str, Any]:
         "fp16": sixteen == "float16",
         "gradient_checkpointing": has_gpu(),
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "ddp_find_unused_parameters": False,
     }
 
 
@@ -87,18 +88,3 @@ def keep_base_as_reference(model: Any) -> None:
     """
     if REFERENCE in getattr(model, "peft_config", {}):
         model.delete_adapter(REFERENCE)
-
-
-def let_generation_wait(trainer: Any) -> None:
-    """Under FSDP, a process that has drawn its completions takes part in the forward passes of the
-    others until these are done too; transformers asks this mark whether that is needed.
-    """
-    if is_sharded() and world_size() > 1:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        for part in (model, getattr(model, "base_model", None), _innermost(model)):
-            if part is not None:
-                part._is_fsdp_managed_module = True
-
-
-def _innermost(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else None

@@ -64,6 +64,7 @@ from sage_unsloth.training.rlvr_trainer import (
     make_trainer,
     warn_if_untrained,
 )
+from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     begin,
@@ -287,14 +288,15 @@ def _rlvr(job: _Job) -> Path:
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
+    whole: dict[str, Any] = {}
     finished = resume if has_ended(config, job.folder, resume) else None
     if finished is None:
-        model = _train(job, model, tokenizer, untouched, resume)
+        model, whole = _train(job, model, tokenizer, untouched, resume)
     wait_for_all()  # every process is done with the checkpoints
     if rank() == 0:
         with whole_folder(trained) as partial:
             if finished is None:
-                model.save_pretrained(partial)
+                model.save_pretrained(partial, **whole)
             else:
                 copy_result(finished, partial)
             untouched.save_pretrained(partial)
@@ -305,9 +307,12 @@ def _rlvr(job: _Job) -> Path:
     return trained
 
 
-def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None) -> Any:
+def _train(
+    job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None
+) -> tuple[Any, dict[str, Any]]:
     """Train from the checkpoint `resume`, or from the start after a preflight, and return the
-    trainer's model, without the teacher. The trainer takes `tokenizer`, evaluations `untouched`.
+    trainer's model, without the teacher, and what else its `save_pretrained` takes. The trainer
+    takes `tokenizer`, evaluations `untouched`.
     """
     config, folder = job.config, job.folder
     teacher = None
@@ -368,9 +373,10 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)
+    weights = whole_weights(trainer)
     if rank() == 0:
-        warn_if_untrained(trainer.model)
-    return trainer.model
+        warn_if_untrained(trainer.model.named_parameters() if weights is None else weights.items())
+    return trainer.model, {} if weights is None else {"state_dict": weights}
 
 
 def _preflight_engine(job: _Job, model: Any, tokenizer: Any) -> Engine:

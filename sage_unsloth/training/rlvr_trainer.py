@@ -3,7 +3,7 @@ beside its own.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from sage_unsloth.sampling.engine_choice import check_calls, generation_argument
 from sage_unsloth.sampling.record_sets import gold_of
 from sage_unsloth.training.by_trl import (
     keep_base_as_reference,
-    let_generation_wait,
     rollout_arguments,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sharded import let_generation_wait
 from sage_unsloth.training.stage import COMPLETIONS, common_arguments
 
 logger = logging.getLogger(__name__)
@@ -193,9 +193,9 @@ def log_grades(
     return graded
 
 
-def warn_if_untrained(model: Any) -> None:
+def warn_if_untrained(weights: Iterable[tuple[str, Any]]) -> None:
     """Warn of an adapter whose B is still 0: no group had mixed rewards, or the rate is 0."""
-    sizes = [p.detach().abs().max().item() for n, p in model.named_parameters() if "lora_B" in n]
+    sizes = [weight.detach().abs().max().item() for name, weight in weights if "lora_B" in name]
     if sizes and max(sizes) == 0:
         logger.warning(
             "The adapter is still zero, so the model has not changed: look at frac_reward_zero_std "
