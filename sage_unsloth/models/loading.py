@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
 from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
-=======
-from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
->>>>>>> s9-trl
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
@@ -97,17 +93,11 @@ def load_policy(
             "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
             "or load_in_4bit as well; leave these out, or full_finetuning"
         )
-<<<<<<< HEAD
-    if not has_gpu() and load_in_4bit:
-        raise ValueError(
-            "load_in_4bit needs a GPU because bitsandbytes quantises there; got none; leave it off"
-        )
     if backend() == TRL and load_in_4bit:
         raise ValueError(
-            "4-bit weights are loaded by Unsloth; got load_in_4bit with backend='trl'; leave it off"
+            "4-bit weights are loaded beside Unsloth's trainer; got load_in_4bit with "
+            "backend='trl'; leave it off"
         )
-=======
->>>>>>> s9-trl
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     refuse_pickles(path)
@@ -188,7 +178,9 @@ def _load_on_cpu(
     seed: int,
     load_in_4bit: bool,
 ) -> tuple[Any, Any]:
-    model, tokenizer = _load_plain(path, lora, adapter, seed, dtype="float32", device="cpu")
+    model, tokenizer = _load_plain(
+        path, lora, adapter, seed, dtype="float32", device="cpu", load_in_4bit=load_in_4bit
+    )
     return prepare_for_cpu(model), tokenizer
 
 
@@ -200,24 +192,22 @@ def _load_plain(
     *,
     dtype: str,
     device: str,
+    load_in_4bit: bool = False,
 ) -> tuple[Any, Any]:
     """By transformers and peft, whose adapters are in float32."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    dtype = torch.float32
-    options = {"quantization_config": four_bit_config(dtype)} if load_in_4bit else {}
+    numbers = getattr(torch, dtype)
+    options = {"quantization_config": four_bit_config(numbers)} if load_in_4bit else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-<<<<<<< HEAD
-            path, dtype=getattr(torch, dtype), use_safetensors=True
-=======
-            path, dtype=dtype, use_safetensors=True, **options
->>>>>>> s9-trl
+            path, dtype=numbers, use_safetensors=True, **options
         )
-        model = model.to(torch.device(device))
+        if device != "cpu":
+            model = model.to(torch.device(device))
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     keep_exact_products(model)

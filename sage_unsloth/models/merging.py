@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
-<<<<<<< HEAD
-from sage_unsloth.patch.backends import UNSLOTH, backend
-=======
 from sage_unsloth.models.quantised import is_quantised, merge_dequantised
->>>>>>> s9-trl
+from sage_unsloth.patch.backends import UNSLOTH, backend
 from sage_unsloth.runs.files import whole_folder
 
 
