@@ -11,6 +11,7 @@ from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engin
 from sage_unsloth.evaluation.pace import before_first_report, estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
+from sage_unsloth.evaluation.trained_on import trained_on
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
@@ -134,6 +135,8 @@ def evaluate(
         replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
     ]
     _say_precisions(models, show)
+    for warning in trained_on(models, benchmarks):
+        show(warning)
     identities = _identities(models)
     files = _files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already

@@ -297,6 +297,7 @@ def run_rlvr(
                 smoke=smoke,
                 data=None if data in RL_DATA else data,
                 columns=columns,
+                eval_file=eval_file,
             )
         )
     return metrics
