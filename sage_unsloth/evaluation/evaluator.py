@@ -90,8 +90,9 @@ def choose_engine(wanted: str = "auto", *, load_in_4bit: bool = False) -> str:
     """
     if load_in_4bit and wanted == "vllm":
         raise ValueError(
-            "4-bit evaluation draws by transformers, because vLLM loads 16-bit weights here; got "
-            "--engine vllm with --load-in-4bit; leave one of them out"
+            "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones; got "
+            "--engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; leave "
+            "it out, or add --no-load-in-4bit"
         )
     return choose_rollouts("transformers" if load_in_4bit else wanted)
 
@@ -106,7 +107,6 @@ def evaluate(
     engine: str = "transformers",
     training: Sequence[dict] = (),
     against: str | None = None,
-    load_in_4bit: bool = False,
     show: Callable[[str], object] = logger.info,
 ) -> dict[str, Any]:
     """Draw and grade what is missing of every model on every benchmark, and report.
@@ -122,8 +122,6 @@ def evaluate(
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
         against: the model that the others are compared with; None takes the first.
-        load_in_4bit: quantise the weights, as a card of 16 GB needs for a 7B model; its record sets
-            are others than those of 16-bit weights.
         show: is given how much there is to do and how long it may take, a text at a time.
 
     Raises:
@@ -135,7 +133,8 @@ def evaluate(
     models = [
         replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
     ]
-    identities = _identities(models, load_in_4bit)
+    _say_precisions(models, show)
+    identities = _identities(models)
     files = _files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
     for (number, benchmark), file in files.items():
@@ -163,9 +162,7 @@ def evaluate(
         models = _with_templates(models, templates, show)
         for identity, spec in zip(identities, models, strict=True):
             identity["template"] = spec.template
-        sets = _draw_sets(
-            models, benchmarks, out, config, engine, load_in_4bit, identities, files, missing, show
-        )
+        sets = _draw_sets(models, benchmarks, out, config, engine, identities, files, missing, show)
         ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
         return report_sets(ordered, out, against)
 
@@ -186,7 +183,20 @@ def _check_request(
         raise ValueError(f"models of one name must differ, as training seeds do; got {names}")
 
 
-def _identities(models: Sequence[ModelSpec], load_in_4bit: bool) -> list[dict[str, Any]]:
+def _say_precisions(models: Sequence[ModelSpec], show: Callable[[str], object]) -> None:
+    """A comparison of models whose weights differ in format compares the formats too."""
+    quantised = list(dict.fromkeys(spec.name for spec in models if spec.load_in_4bit))
+    others = list(dict.fromkeys(spec.name for spec in models if not spec.load_in_4bit))
+    if quantised and others:
+        show(
+            f"{', '.join(quantised)} in 4 bits, as trained, {', '.join(others)} not: "
+            "--load-in-4bit quantises all, --no-load-in-4bit none"
+        )
+    elif quantised:
+        show(f"4-bit weights: {', '.join(quantised)}")
+
+
+def _identities(models: Sequence[ModelSpec]) -> list[dict[str, Any]]:
     """What tells each model's record sets from others: digests of its weights, the device, and that
     the weights are quantised, if they are.
     """
@@ -195,7 +205,7 @@ def _identities(models: Sequence[ModelSpec], load_in_4bit: bool) -> list[dict[st
         if spec.adapter is not None:
             check_adapter_fits(spec.path, spec.adapter)
         device = "cuda" if has_gpu() else "cpu"
-        quantised = {"weight_bits": 4} if load_in_4bit else {}
+        quantised = {"weight_bits": 4} if spec.load_in_4bit else {}
         identity = model_identity(spec.path, spec.adapter) | {"device": device} | quantised
         identities.append(identity | asked_in(spec.prompt or PROJECT_PROMPT))
     return identities
@@ -291,7 +301,6 @@ def _draw_sets(
     out: Path,
     config: SamplingConfig,
     engine: str,
-    load_in_4bit: bool,
     identities: Sequence[Mapping[str, Any]],
     files: Mapping[Key, Path],
     missing: Mapping[Key, int],
@@ -309,9 +318,7 @@ def _draw_sets(
     sets: dict[Key, RecordSet] = {}
     bar = None
     try:
-        engines = load_engines(
-            engine, models, benchmarks, config, missing, load_in_4bit=load_in_4bit
-        )
+        engines = load_engines(engine, models, benchmarks, config, missing)
         for number, loaded in engines:
             spec = models[number]
             if bar is None:

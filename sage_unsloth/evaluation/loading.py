@@ -4,7 +4,6 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sage_unsloth.problems.benchmarks import Benchmark
@@ -25,6 +24,7 @@ class ModelSpec:
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
         prompt: the format that it is asked in; None takes what `templates.choose_format` says.
+        load_in_4bit: quantise the linear layers' weights.
     """
 
     name: str
@@ -32,6 +32,7 @@ class ModelSpec:
     adapter: str | None = None
     template: str | None = None
     prompt: PromptFormat | None = None
+    load_in_4bit: bool = False
 
 
 class IdleEngine(InBatches):
@@ -50,8 +51,6 @@ def load_engines(
     benchmarks: Sequence[Benchmark],
     config: SamplingConfig,
     missing: Mapping[tuple[int, str], int],
-    *,
-    load_in_4bit: bool = False,
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model, one at a time; the caller drops it before it asks for the next.
 
@@ -63,7 +62,6 @@ def load_engines(
         benchmarks: whose prompts decide how long a sequence can be.
         config: sampling.
         missing: (model's number, benchmark's name) -> completions to draw.
-        load_in_4bit: quantise the weights (transformers on a GPU only).
 
     Yields:
         The model's number in `models`, and its engine.
@@ -76,7 +74,7 @@ def load_engines(
     groups: dict[str, list[int]] = defaultdict(list)
     for number, spec in enumerate(models):
         groups[spec.path].append(number)
-    load = _load_vllm if kind == "vllm" else partial(_load_transformers, load_in_4bit)
+    load = _load_vllm if kind == "vllm" else _load_transformers
     for path, numbers in groups.items():
         tokenizers = {
             n: load_tokenizer(path, models[n].template, models[n].adapter, models[n].prompt)
@@ -114,7 +112,7 @@ def _load_vllm(
 
 
 def _load_transformers(
-    load_in_4bit: bool, path: str, models: Mapping[int, ModelSpec], length: int
+    path: str, models: Mapping[int, ModelSpec], length: int
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model: its adapter is loaded with it."""
     from sage_unsloth.models.device import release_memory
@@ -127,7 +125,7 @@ def _load_transformers(
                 path,
                 adapter=spec.adapter,
                 max_length=length,
-                load_in_4bit=load_in_4bit,
+                load_in_4bit=spec.load_in_4bit,
                 template=spec.template,
                 prompt=spec.prompt,
             )

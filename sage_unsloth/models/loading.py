@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
@@ -71,7 +72,7 @@ def load_policy(
         path: model folder or hub id.
         lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
-        load_in_4bit: quantise the weights (GPU only).
+        load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
         use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
         seed: of the fresh adapter's A.
@@ -80,19 +81,15 @@ def load_policy(
         prompt: the format of the prompts; None takes what `templates.choose_format` says.
 
     Raises:
-        ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an
-            adapter of another shape or for another model; weights in pickles; a tokenizer without
-            EOS or a token to pad with; a model that cannot be found; a template or a prompt that
-            the model was not trained with, or a template that it does not have.
+        ValueError: full fine-tuning with an adapter or in 4 bit; vLLM without a GPU; an adapter of
+            another shape or for another model; weights in pickles; a tokenizer without EOS or a
+            token to pad with; a model that cannot be found; a template or a prompt that the model
+            was not trained with, or a template that it does not have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
             "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
             "or load_in_4bit as well; leave these out, or full_finetuning"
-        )
-    if not has_gpu() and load_in_4bit:
-        raise ValueError(
-            "load_in_4bit needs a GPU because bitsandbytes quantises there; got none; leave it off"
         )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
@@ -117,7 +114,7 @@ def load_policy(
             gpu_memory_utilization=gpu_memory_utilization,
         )
     else:
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed)
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, load_in_4bit)
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
@@ -164,19 +161,26 @@ def _load_on_gpu(
 
 
 def _load_on_cpu(
-    path: str | Path, lora: LoraSettings | None, adapter: str | Path | None, seed: int
+    path: str | Path,
+    lora: LoraSettings | None,
+    adapter: str | Path | None,
+    seed: int,
+    load_in_4bit: bool,
 ) -> tuple[Any, Any]:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    dtype = torch.float32
+    options = {"quantization_config": four_bit_config(dtype)} if load_in_4bit else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True
+            path, dtype=dtype, use_safetensors=True, **options
         )
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
+    keep_exact_products(model)
     if lora is not None:
         torch.manual_seed(seed)  # of A
         model = get_peft_model(

@@ -67,7 +67,7 @@ class RlvrConfig:
             at most 2 (as TRL 0.23, which the authors ran); vLLM's is that after min-p, so the
             weight is the share of probability that min-p kept.
         full_finetuning: train every weight instead of an adapter.
-        load_in_4bit: quantise the frozen weights (GPU only).
+        load_in_4bit: quantise the frozen weights of the linear layers.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags by which an answer is found.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn

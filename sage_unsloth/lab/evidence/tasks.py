@@ -11,7 +11,7 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.lab.evidence import smollm2
 from sage_unsloth.models.embedded import BASE_MODEL, COUNTDOWN_MODEL, FRESH_MODEL, data_folder
 from sage_unsloth.problems import arithmetic, arithmetic_fresh, countdown
-from sage_unsloth.problems.subsets import spread
+from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.quickstart import QuickstartConfig
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -115,12 +115,12 @@ def arithmetic_task() -> Task:
             ),
             "swapped": EvaluationSet(
                 title="factor first (6*17=?)",
-                rows=spread(arithmetic.swapped_problems(), 50),
+                rows=over_families(arithmetic.swapped_problems(), 50),
                 num_samples=16,
             ),
             "round": EvaluationSet(
                 title="round numbers (60*7=?)",
-                rows=spread(arithmetic.round_problems(), 36),
+                rows=over_families(arithmetic.round_problems(), 36),
                 num_samples=16,
             ),
         },
@@ -220,7 +220,7 @@ def smollm2_task() -> Task:
 
 def _smoke(task: Task) -> Task:
     sets = {
-        name: replace(one, rows=spread(list(one.rows), 3), num_samples=4)
+        name: replace(one, rows=over_families(list(one.rows), 3), num_samples=4)
         for name, one in task.sets.items()
     }
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
