@@ -38,6 +38,7 @@ LATER: dict[str, Any] = {
     "best_by": "pass@1",
     "patience": 0,
     "advantages": "grpo",
+    "token_advantages": "none",
     "entropy_coef": 0.0,
     "kl_in": "loss",
     "backend": "unsloth",

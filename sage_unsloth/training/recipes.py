@@ -240,7 +240,7 @@ def run_rlvr(
     check_judges(asked, found.checker, found.rows)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
-        known |= own_code(algorithm.guide, config.advantages)
+        known |= own_code(algorithm.guide, config.advantages, config.token_advantages)
         if point.unmerged:
             del known["model"]
         check_folder(out, known)

@@ -6,6 +6,7 @@ from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.token_rules import NONE, check_token_rule
 from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
@@ -51,6 +52,9 @@ class RlvrConfig:
             rule of `objective.advantage_rules` with its settings ("pkpo,k=4"), or
             "module:function" for one of your own; with another than "grpo", `scale_rewards` has no
             effect.
+        token_advantages: what changes the advantages of single tokens: "none", a rule of
+            `objective.token_rules` with its settings ("clip-cov,share=0.001"), or "module:function"
+            for one of your own.
         entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
             of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
         epsilon, epsilon_high: clip range of the importance ratio.
@@ -115,6 +119,7 @@ class RlvrConfig:
     loss_type: str = "grpo"
     scale_rewards: str = "group"
     advantages: str = GRPO
+    token_advantages: str = NONE
     entropy_coef: float = 0.0
     epsilon: float = 0.2
     epsilon_high: float = 0.2
@@ -172,6 +177,7 @@ class RlvrConfig:
         )
         any_reward = self.kl_in == "reward"
         check_rule(self.advantages, self.num_generations, any_reward=any_reward)
+        check_token_rule(self.token_advantages)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):

@@ -33,6 +33,7 @@ from sage_unsloth.models.trained import write_readme
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
@@ -243,7 +244,7 @@ def _settings(job: _Job) -> dict[str, Any]:
     if job.held_out:
         settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
-    settings |= own_code(job.guide, job.config.advantages)
+    settings |= own_code(job.guide, job.config.advantages, job.config.token_advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
     if job.verifier not in (MATH, UNGRADED):
@@ -346,6 +347,7 @@ def _train(
                 kl_in=config.kl_in,
                 teacher=teacher,
                 advantages=config.advantages,
+                shape_advantages=token_rule(config.token_advantages),
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),
