@@ -4,6 +4,7 @@ Both ways take the same arguments and return a model that Unsloth's trainers acc
 that carries the chat template of its prompts. Adapters are plain peft folders either way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def load_policy(
     load_in_4bit: bool = False,
     use_vllm: bool = False,
     gpu_memory_utilization: float = 0.5,
+    engine_arguments: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
     seed: int = 3407,
     template: str | None = None,
     prompt: PromptFormat | None = None,
@@ -74,6 +77,9 @@ def load_policy(
         load_in_4bit: quantise the weights (GPU only).
         use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
+        engine_arguments: further arguments of that engine, as Unsloth's loader takes them.
+        dtype: of the weights that are not quantised, "float32", "bfloat16" or "float16"; None takes
+            float32 without a GPU, and on one what Unsloth chooses.
         seed: of the fresh adapter's A.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
@@ -102,6 +108,8 @@ def load_policy(
         if lora is not None:
             _check_lora(adapter, lora)
     load_unsloth(standby=use_vllm)
+    import torch
+
     if has_gpu():
         model, tokenizer = _load_on_gpu(
             path,
@@ -109,15 +117,17 @@ def load_policy(
             adapter,
             seed,
             max_seq_length=max_length,
+            dtype=None if dtype is None else getattr(torch, dtype),
             load_in_4bit=load_in_4bit,
             full_finetuning=full_finetuning,
             # In bfloat16 alone, a step of 5e-6 is lost in rounding for most weights.
             float32_mixed_precision=True if full_finetuning else None,
             fast_inference=use_vllm,
             gpu_memory_utilization=gpu_memory_utilization,
+            **(engine_arguments or {}),
         )
     else:
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed)
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, dtype or "float32")
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
@@ -164,7 +174,11 @@ def _load_on_gpu(
 
 
 def _load_on_cpu(
-    path: str | Path, lora: LoraSettings | None, adapter: str | Path | None, seed: int
+    path: str | Path,
+    lora: LoraSettings | None,
+    adapter: str | Path | None,
+    seed: int,
+    dtype: str,
 ) -> tuple[Any, Any]:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -173,7 +187,7 @@ def _load_on_cpu(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True
+            path, dtype=getattr(torch, dtype), use_safetensors=True
         )
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
