@@ -42,6 +42,8 @@ LATER: dict[str, Any] = {
     "kl_in": "loss",
     "reward_seconds": ANY,
     "code": ANY,
+    "dtype": ANY,
+    "engine_arguments": [],
 } | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 
