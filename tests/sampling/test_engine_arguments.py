@@ -107,7 +107,7 @@ def test_the_phase_that_failed_is_named():
             engine_errors("m", phase),
         ):
             raise MemoryError("full")
-    with pytest.raises(ValueError, match="^ours$"), engine_errors("m", "start"):
+    with pytest.raises(ValueError, match=r"^ours$"), engine_errors("m", "start"):
         raise ValueError("ours")
     with (
         pytest.raises(EngineError, match="must start; it failed: ValueError: theirs"),
