@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec, dtype_of, load_engines
@@ -203,7 +204,10 @@ def _check_request(
 
 
 def _identities(
-    models: Sequence[ModelSpec], load_in_4bit: bool, dtype: str, arguments: Mapping[str, Any]
+    models: Sequence[ModelSpec],
+    load_in_4bit: bool,
+    dtype: str = "auto",
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """What tells each model's record sets from others: digests of its weights, the device, their
     format, that they are quantised, if they are, and what the engine was told that matters.

@@ -51,10 +51,12 @@ def keep_one_library() -> None:
 
 
 def run_in_this_process() -> None:
-    """Before an engine starts: it runs in this process, where the policy's tensors are, and no
-    other process is left when this one is killed. A choice of the caller's own is kept.
+    """Before vLLM is imported: its engine runs in this process, where the policy's tensors are, and
+    no other process is left when this one is killed; its log begins at warnings. A choice of the
+    caller's own is kept.
     """
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
 def put_beside(model: Any, start: Callable[[], Any]) -> None:

@@ -12,7 +12,7 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import adapter_config
 
 GIB = 2**30
-CACHE_BYTES = 4 * GIB
+CACHE_BYTES = GIB
 """For keys and values, at most; a quarter of the memory that is free where that is less."""
 OURS = {
     "model": "--models",

