@@ -29,7 +29,7 @@ from sage_unsloth.problems.published import PUBLISHED, TOGETHER
 from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
-from sage_unsloth.sampling.engine_arguments import not_free
+from sage_unsloth.sampling.engine_arguments import check_temperature, not_free
 from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import SamplingConfig
@@ -144,6 +144,7 @@ def evaluate(
     models = [
         replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
     ]
+    check_temperature(engine, config.temperature)
     if engine != "vllm" and engine_arguments:
         raise ValueError(
             "engine arguments are vLLM's; got "

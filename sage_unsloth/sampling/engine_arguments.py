@@ -14,6 +14,7 @@ from sage_unsloth.models.weights import adapter_config
 GIB = 2**30
 CACHE_BYTES = GIB
 """For keys and values, at most; a quarter of the memory that is free where that is less."""
+HOTTEST = 2.0
 OURS = {
     "model": "--models",
     "tokenizer": "--models",
@@ -95,6 +96,19 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
                 f"an engine argument must be one that vLLM has; it has no {name}; "
                 + (f"the nearest: {', '.join(near)}" if near else "see vLLM's engine arguments")
             )
+
+
+def check_temperature(engine: str, temperature: float) -> None:
+    """Refuses a temperature that vLLM does not take, before anything is loaded.
+
+    Raises:
+        ValueError: above `HOTTEST` with vLLM.
+    """
+    if engine == "vllm" and temperature > HOTTEST:
+        raise ValueError(
+            f"temperature must be <= {HOTTEST:g} with vLLM, which takes no higher one; got "
+            f"{temperature}; lower it, or take transformers"
+        )
 
 
 def not_free(arguments: Mapping[str, Any]) -> dict[str, Any]:

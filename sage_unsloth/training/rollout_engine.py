@@ -10,7 +10,11 @@ from sage_unsloth.models.teacher import is_adapter
 from sage_unsloth.models.tokenizers import load_stop_tokens
 from sage_unsloth.runs.processes import world_size
 from sage_unsloth.sampling.cpu_engine import start_beside
-from sage_unsloth.sampling.engine_arguments import check_arguments, parse_arguments
+from sage_unsloth.sampling.engine_arguments import (
+    check_arguments,
+    check_temperature,
+    parse_arguments,
+)
 from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import Engine, TransformersEngine
@@ -30,6 +34,7 @@ def choose_engine(config: RlvrConfig) -> str:
         full_finetuning=config.full_finetuning,
         load_in_4bit=config.load_in_4bit,
     )
+    check_temperature(rollouts, config.temperature)
     if rollouts == "vllm" and config.teacher and is_adapter(config.teacher):
         raise ValueError(
             "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "

@@ -1,20 +1,24 @@
 """Tests with the real vLLM (`vllm_cpu`): each in a process of its own.
 
 An engine leaves settings behind in its process (threads, memory, what Unsloth replaced), and one
-that dies may take the process with it. What such a test needs it makes by functions that it calls,
-so that nothing is started in the process that collects.
+that dies may take the process with it. So each test is a fork of this process, which has imported
+the libraries, once, and starts no engine: importing takes longer than most tests.
 """
 
+import faulthandler
+import importlib
 import os
-import subprocess
+import signal
 import sys
+import time
+import traceback
 
 import pytest
 
 from sage_unsloth.patch import cpu_vllm
 
-INSIDE = "SAGE_UNSLOTH_TEST_OF_ITS_OWN"
-SECONDS = 600
+SECONDS = 900
+LIBRARIES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "transformers", "peft")
 
 
 def pytest_collection_modifyitems(items):
@@ -28,18 +32,45 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    if not pyfuncitem.get_closest_marker("vllm_cpu") or os.environ.get(INSIDE):
+    if not pyfuncitem.get_closest_marker("vllm_cpu"):
         return None
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, pyfuncitem.nodeid],
-        cwd=pyfuncitem.config.rootpath,
-        env=os.environ | {INSIDE: "1"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        pytest.fail(f"exit {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}", False)
+    cpu_vllm.run_in_this_process()
+    if pyfuncitem.get_closest_marker("with_unsloth"):
+        from sage_unsloth.patch.loading import load_unsloth
+
+        load_unsloth()
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    said, code = forked(lambda: pyfuncitem.obj(**arguments))
+    if code:
+        pytest.fail(f"exit {code}\n{said}", pytrace=False)
     return True
+
+
+def forked(call):
+    """What a call raised, as text, and the exit code of the process that made it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        faulthandler.enable()
+        text, code = "", 0
+        try:
+            call()
+        except BaseException:
+            text, code = traceback.format_exc(), 1
+        with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+            pipe.write(text)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    os.close(writing)
+    end = time.monotonic() + SECONDS
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.05)
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        return pipe.read(), os.waitstatus_to_exitcode(found[1])

@@ -16,7 +16,7 @@ from sage_unsloth.training import rlvr_stage
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import read_metrics
 
-pytestmark = pytest.mark.vllm_cpu
+pytestmark = [pytest.mark.vllm_cpu, pytest.mark.with_unsloth]
 
 TRAIN = arithmetic.problems("train")
 CONFIG = RlvrConfig(

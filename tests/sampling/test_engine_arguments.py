@@ -1,6 +1,7 @@
 """Format and arguments of an engine: as asked for, recorded, and refused where they cannot be."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.models.dtypes import chosen_dtype, own_dtype
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.sampling.engine_arguments import (
+    check_temperature,
     engine_arguments,
     not_free,
     parse_arguments,
@@ -170,6 +172,13 @@ def test_the_format_tells_a_set_from_others_and_older_sets_resume(tmp_path):
     with pytest.raises(ValueError, match='dtype was "float32" and is "bfloat16"'):
         refuse_other_set(path, now)
     refuse_other_set(path, now | {"dtype": "float32"})
+
+
+def test_a_temperature_that_vllm_does_not_take_is_refused_at_once(tmp_path):
+    hot = replace(CONFIG, temperature=2.5)
+    check_temperature("transformers", 2.5)
+    with pytest.raises(ValueError, match=r"temperature must be <= 2 with vLLM.* got 2.5; lower"):
+        evaluator.evaluate([], [], tmp_path, hot, engine="vllm")
 
 
 def test_arguments_of_vllm_are_for_vllm(tmp_path):
