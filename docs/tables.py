@@ -98,12 +98,12 @@ def from_benchmark(task: str) -> str:
     return evidence_text.readme_section(read("benchmark", task, "report.json"), shown)
 
 
-def from_frontier() -> str:
+def from_frontier(task: str) -> str:
     """Points, what each method keeps, guides: the pilot, and the verdict on fresh problems."""
-    folder = RESULTS / "frontier" / "arithmetic"
+    folder = RESULTS / "frontier" / task
     return "\n\n".join(
         frontier_text.section(
-            read("frontier", "arithmetic", problems, "report.json"),
+            read("frontier", task, problems, "report.json"),
             Path("..", "..", folder, problems).as_posix(),
         )
         for problems in ("fresh", "pilot")
@@ -119,7 +119,7 @@ def from_cost() -> str:
 
 
 def from_grading() -> str:
-    """Seconds to grade made-up answers, ours against math-verify alone; sampling."""
+    """Seconds to grade made-up answers, ours against math-verify alone."""
     result = read("grading", "evaluation.json")
     rows = (
         [
@@ -139,6 +139,31 @@ def from_grading() -> str:
     listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
     lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
     return "\n\n".join([markdown(header, rows), *lines])
+
+
+def from_sampling() -> str:
+    """Drawing on a CPU with filled places, against `generate` batch by batch."""
+    result = read("sampling", "speed.json")
+    rows = (
+        [
+            row["mix"],
+            f"{row['tokens']['mean']:.0f} and {row['tokens']['longest']}",
+            f"{row['filled_seconds']:.1f}",
+            f"{row['batches_seconds']:.1f}",
+            "{1} ({0} to {2})".format(*row["times_as_fast"]),
+            str(row["differ_from_batches"] + row["differ_in_other_order_and_size"]),
+        ]
+        for row in result["mixes"]
+    )
+    header = ["lengths", "tokens, mean and longest", "filled, s", "batches, s"]
+    header += ["times as fast (least to most)", "completions that differ"]
+    first = result["mixes"][0]
+    note = (
+        f"{first['completions']} completions of the embedded model, "
+        f"{first['sampling']['batch_size']} places, one thread, seconds of CPU. Completions that "
+        "differ are counted against the batches, and again with another order and number of places."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
 
 
 def from_near_copies() -> str:
@@ -359,9 +384,10 @@ SOURCES: dict[str, Callable[[], str]] = {
     "quickstart": from_quickstart,
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
     "benchmark-smollm2": partial(from_benchmark, "smollm2"),
-    "frontier": from_frontier,
+    "frontier": partial(from_frontier, "arithmetic"),
     "cost": from_cost,
     "grading-speed": from_grading,
+    "sampling-speed": from_sampling,
     "near-copies": from_near_copies,
     "coverage": from_coverage,
     "red-team": from_red_team,

@@ -225,7 +225,7 @@ def _analyze_perplexity(
     from sage_unsloth.models.weights import model_identity
     from sage_unsloth.runs.progress import progress
 
-    spec = parse_model(f"baseline={baseline}")
+    spec = parse_model(f"baseline={baseline}", load_in_4bit=False)
     identity = model_identity(spec.path, spec.adapter)
     chosen = {
         model: [record for record in records if record["sample"] < responses]

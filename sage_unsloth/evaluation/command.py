@@ -68,8 +68,9 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     add_engine_options(parser)
     parser.add_argument(
         "--load-in-4bit",
-        action="store_true",
-        help="quantise the weights: a 7B model on a card of 16 GB; draws by transformers",
+        action=argparse.BooleanOptionalAction,
+        help="quantise the weights of all models (a 7B model on a card of 16 GB; draws by "
+        "transformers), or of none (default: of those that were trained in 4 bits)",
     )
     parser.add_argument(
         "--batch",
@@ -111,13 +112,17 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.smoke:
         _shorten(options)
     prompt, columns = prompt_of(options), columns_of(options)
-    models = [parse_model(text, options.template, prompt) for text in options.models]
+    models = [
+        parse_model(text, options.template, prompt, options.load_in_4bit) for text in options.models
+    ]
     benchmarks = [
         evaluator.parse_benchmark(text, options.data, options.problems, columns)
         for text in options.benchmarks
     ]
     evaluator.check_columns_are_used(options.benchmarks, columns)
-    engine = evaluator.choose_engine(options.engine, load_in_4bit=options.load_in_4bit)
+    engine = evaluator.choose_engine(
+        options.engine, load_in_4bit=any(m.load_in_4bit for m in models)
+    )
     engine_settings = engine_options(options, engine)
     config = SamplingConfig(
         num_samples=options.n,
@@ -140,7 +145,6 @@ def _evaluate(options: argparse.Namespace) -> int:
         engine=engine,
         training=training_problems(options.train) if options.train else (),
         against=options.against,
-        load_in_4bit=options.load_in_4bit,
         **engine_settings,
         show=print,
     )

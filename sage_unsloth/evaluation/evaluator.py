@@ -12,6 +12,7 @@ from sage_unsloth.evaluation.loading import ModelSpec, dtype_of, load_engines
 from sage_unsloth.evaluation.pace import before_first_report, estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
+from sage_unsloth.evaluation.trained_on import trained_on
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
@@ -20,7 +21,7 @@ from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.near_copies import near_copies
@@ -93,8 +94,9 @@ def choose_engine(wanted: str = "auto", *, load_in_4bit: bool = False) -> str:
     """
     if load_in_4bit and wanted == "vllm":
         raise ValueError(
-            "4-bit evaluation draws by transformers, because vLLM loads 16-bit weights here; got "
-            "--engine vllm with --load-in-4bit; leave one of them out"
+            "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones; got "
+            "--engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; leave "
+            "it out, or add --no-load-in-4bit"
         )
     return choose_rollouts("transformers" if load_in_4bit else wanted)
 
@@ -109,7 +111,6 @@ def evaluate(
     engine: str = "transformers",
     training: Sequence[dict] = (),
     against: str | None = None,
-    load_in_4bit: bool = False,
     dtype: str = "auto",
     engine_arguments: Mapping[str, Any] | None = None,
     show: Callable[[str], object] = logger.info,
@@ -127,8 +128,6 @@ def evaluate(
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
         against: the model that the others are compared with; None takes the first.
-        load_in_4bit: quantise the weights, as a card of 16 GB needs for a 7B model; its record sets
-            are others than those of 16-bit weights.
         dtype: format of the weights, "auto" (each model's own), "float32", "bfloat16" or
             "float16"; recorded.
         engine_arguments: further arguments of vLLM's engine; those on which results depend tell
@@ -140,17 +139,20 @@ def evaluate(
         EngineError: the engine failed; a second run resumes from there.
     """
     out = Path(out)
+    check_temperature(engine, config.temperature)
     _check_request(models, benchmarks, against)
     models = [
         replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
     ]
-    check_temperature(engine, config.temperature)
     if engine != "vllm" and engine_arguments:
         raise ValueError(
             "engine arguments are vLLM's; got "
             f"{', '.join(engine_arguments)} with engine {engine}; leave them out, or take vllm"
         )
-    identities = _identities(models, load_in_4bit, dtype, engine_arguments or {})
+    _say_precisions(models, show)
+    for warning in trained_on(models, benchmarks):
+        show(warning)
+    identities = _identities(models, dtype, engine_arguments or {})
     files = _files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
     for (number, benchmark), file in files.items():
@@ -172,15 +174,13 @@ def evaluate(
             _report_overlap(training, benchmarks, out, show)
         missing = _count_missing(files, benchmarks, config)
         if engine == "transformers" and any(missing.values()):
-            load_unsloth()  # before transformers, whose tokenizers the templates are read from
+            load_backend()  # before transformers, whose tokenizers the templates are read from
             if all(is_small(spec.path) for spec in models):
                 settle_process()
         models = _with_templates(models, templates, show)
         for identity, spec in zip(identities, models, strict=True):
             identity["template"] = spec.template
-        loading = {
-            "load_in_4bit": load_in_4bit, "dtype": dtype, "arguments": engine_arguments
-        }  # fmt: skip
+        loading = {"dtype": dtype, "arguments": engine_arguments}
         sets = _draw_sets(
             models, benchmarks, out, config, engine, loading, identities, files, missing, show
         )
@@ -204,9 +204,21 @@ def _check_request(
         raise ValueError(f"models of one name must differ, as training seeds do; got {names}")
 
 
+def _say_precisions(models: Sequence[ModelSpec], show: Callable[[str], object]) -> None:
+    """A comparison of models whose weights differ in format compares the formats too."""
+    quantised = list(dict.fromkeys(spec.name for spec in models if spec.load_in_4bit))
+    others = list(dict.fromkeys(spec.name for spec in models if not spec.load_in_4bit))
+    if quantised and others:
+        show(
+            f"{', '.join(quantised)} in 4 bits, as trained, {', '.join(others)} not: "
+            "--load-in-4bit quantises all, --no-load-in-4bit none"
+        )
+    elif quantised:
+        show(f"4-bit weights: {', '.join(quantised)}")
+
+
 def _identities(
     models: Sequence[ModelSpec],
-    load_in_4bit: bool,
     dtype: str = "auto",
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
@@ -218,9 +230,9 @@ def _identities(
         if spec.adapter is not None:
             check_adapter_fits(spec.path, spec.adapter)
         device = "cuda" if has_gpu() else "cpu"
-        quantised = {"weight_bits": 4} if load_in_4bit else {}
+        quantised = {"weight_bits": 4} if spec.load_in_4bit else {}
         identity = model_identity(spec.path, spec.adapter) | {"device": device} | quantised
-        if (found := dtype_of(spec.path, dtype, load_in_4bit=load_in_4bit)) is not None:
+        if (found := dtype_of(spec, dtype)) is not None:
             identity["dtype"] = found
         if matters := not_free(arguments):
             identity["engine_arguments"] = matters

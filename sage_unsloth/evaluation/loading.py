@@ -26,6 +26,7 @@ class ModelSpec:
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
         prompt: the format that it is asked in; None takes what `templates.choose_format` says.
+        load_in_4bit: quantise the linear layers' weights.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelSpec:
     adapter: str | None = None
     template: str | None = None
     prompt: PromptFormat | None = None
+    load_in_4bit: bool = False
 
 
 class IdleEngine(InBatches):
@@ -45,11 +47,11 @@ class IdleEngine(InBatches):
         raise RuntimeError("a complete set asks for no completion")
 
 
-def dtype_of(path: str, dtype: str, *, load_in_4bit: bool) -> str | None:
+def dtype_of(spec: ModelSpec, dtype: str) -> str | None:
     """The format that a model is evaluated in; None for quantised weights, whose loader chooses
     where nothing else is asked for.
     """
-    return None if load_in_4bit and dtype == "auto" else chosen_dtype(dtype, path)
+    return None if spec.load_in_4bit and dtype == "auto" else chosen_dtype(dtype, spec.path)
 
 
 def load_engines(
@@ -59,7 +61,6 @@ def load_engines(
     config: SamplingConfig,
     missing: Mapping[tuple[int, str], int],
     *,
-    load_in_4bit: bool = False,
     dtype: str = "auto",
     arguments: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, Engine]]:
@@ -73,7 +74,6 @@ def load_engines(
         benchmarks: whose prompts decide how long a sequence can be.
         config: sampling.
         missing: (model's number, benchmark's name) -> completions to draw.
-        load_in_4bit: quantise the weights (transformers only).
         dtype: of the weights, one of `dtypes.DTYPES`.
         arguments: further ones of `vllm.LLM`.
 
@@ -91,7 +91,7 @@ def load_engines(
     if kind == "vllm":
         load = partial(_load_vllm, dtype, arguments or {})
     else:
-        load = partial(_load_transformers, load_in_4bit, dtype)
+        load = partial(_load_transformers, dtype)
     for path, numbers in groups.items():
         tokenizers = {
             n: load_tokenizer(path, models[n].template, models[n].adapter, models[n].prompt)
@@ -132,7 +132,7 @@ def _load_vllm(
 
 
 def _load_transformers(
-    load_in_4bit: bool, dtype: str, path: str, models: Mapping[int, ModelSpec], length: int
+    dtype: str, path: str, models: Mapping[int, ModelSpec], length: int
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model: its adapter is loaded with it."""
     from sage_unsloth.models.device import release_memory
@@ -145,8 +145,8 @@ def _load_transformers(
                 path,
                 adapter=spec.adapter,
                 max_length=length,
-                load_in_4bit=load_in_4bit,
-                dtype=dtype_of(path, dtype, load_in_4bit=load_in_4bit),
+                load_in_4bit=spec.load_in_4bit,
+                dtype=dtype_of(spec, dtype),
                 template=spec.template,
                 prompt=spec.prompt,
             )

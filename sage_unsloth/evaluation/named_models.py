@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.models.embedded import located
-from sage_unsloth.models.trained import read_run
+from sage_unsloth.models.trained import read_run, trained_in_4bit
 from sage_unsloth.models.weights import adapter_config
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.prompts import PromptFormat
@@ -13,13 +13,19 @@ from sage_unsloth.runs.files import read_json
 
 
 def parse_model(
-    text: str, template: str | None = None, prompt: PromptFormat | None = None
+    text: str,
+    template: str | None = None,
+    prompt: PromptFormat | None = None,
+    load_in_4bit: bool | None = None,
 ) -> ModelSpec:
     """`NAME=MODEL` or `NAME=MODEL+ADAPTER`; each may be the folder of a run (`find_model`).
 
     Args:
         text: see above.
         template, prompt: see `ModelSpec`.
+        load_in_4bit: quantise the weights; None where the adapter, or the run, was trained so. Of
+            an SFT run its adapter is then taken on the model that it started from, and not its
+            merged model, which is in full precision.
 
     Raises:
         ValueError: another form, a name with other signs than letters, digits, ".", "-", "_", or
@@ -35,21 +41,31 @@ def parse_model(
     adapter = None
     if "+" in path and not Path(path).exists():
         path, _, adapter = path.partition("+")
-    path, own = find_model(path)
+    path, own = find_model(path, load_in_4bit)
     if adapter is not None and own is not None:
         raise ValueError(
             f"a model has one adapter at a time; got {own} and {adapter} for {name}; give the "
             "model below them, or one of the two"
         )
     adapter = own if adapter is None else find_adapter(adapter)
-    return ModelSpec(name=name, path=path, adapter=adapter, template=template, prompt=prompt)
+    if load_in_4bit is None:
+        load_in_4bit = adapter is not None and trained_in_4bit(adapter)
+    return ModelSpec(
+        name=name,
+        path=path,
+        adapter=adapter,
+        template=template,
+        prompt=prompt,
+        load_in_4bit=load_in_4bit,
+    )
 
 
-def find_model(path: str) -> tuple[str, str | None]:
+def find_model(path: str, load_in_4bit: bool | None = None) -> tuple[str, str | None]:
     """The model that a person names, and the adapter on it.
 
     Args:
         path: a preset's name, a model's folder, an SFT or RL run's, an adapter's, or a hub id.
+        load_in_4bit: see `parse_model`.
 
     Returns:
         Folder or hub id of the model, and the adapter's folder or None.
@@ -78,9 +94,10 @@ def find_model(path: str) -> tuple[str, str | None]:
             f"run's (run.json); {path} has none of these; check the path"
         )
     run = read_run(folder)
-    if run.merged is not None:
+    as_trained = run.in_4bit and run.adapter is not None and load_in_4bit is not False
+    if run.merged is not None and not as_trained:
         return str(run.merged), None
-    if run.record["settings"]["stage"] == "sft":
+    if run.merged is None and run.record["settings"]["stage"] == "sft":
         raise ValueError(
             f"a run must be complete to be used; {path} has no model/ yet; start its command again"
         )

@@ -6,6 +6,7 @@ model card in it, and is never overwritten.
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,12 @@ from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.models.tokenizers import load_tokenizer
-from sage_unsloth.models.trained import Run
+from sage_unsloth.models.trained import EXPORT, Run
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.prompts import recorded_format
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.training.stage import METRICS, read_metrics
-
-RECORD = "export.json"
 
 
 class ExportError(RuntimeError):
@@ -114,7 +113,7 @@ def export(
         if report is not None and own is not None:
             write_eval_results(partial, eval_results(report, own)[0])
         write_json(
-            partial / RECORD,
+            partial / EXPORT,
             {
                 "kind": to,
                 "name": name,
@@ -128,7 +127,7 @@ def export(
 
 def is_export(folder: str | Path, kind: str, name: str) -> bool:
     """Whether the folder is a finished export of this kind under this name."""
-    path = Path(folder) / RECORD
+    path = Path(folder) / EXPORT
     if not path.exists():
         return False
     record = read_json(path)
@@ -139,8 +138,14 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
     if run.adapter is None:
         raise ValueError(f"{run.folder} trained every weight and has no adapter; export it merged")
     checks = {"largest |B|": round(check_adapter(run.adapter), 6)}
-    model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
+    model, tokenizer = _policy(run)
     checks["largest change of a logit"] = round(check_effect(model, tokenizer), 4)
+    if run.in_4bit:
+        answers = greedy_answers(model, tokenizer)
+        del model
+        release_memory()
+        full = load_policy(run.model_path, adapter=run.adapter)[0]
+        checks |= _distance(FULL, check_parity(full, answers, exact=False))
     folder.mkdir()
     for file in ADAPTER_FILES:
         shutil.copy(run.adapter / file, folder / file)
@@ -160,21 +165,51 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
         settings = run.record["settings"]
         template, prompt = settings.get("template", "project"), recorded_format(settings)
         load_tokenizer(folder, template, prompt=prompt).save_pretrained(folder)
-        return {"copied from the run": "model/"}
+        checks: dict[str, Any] = {"copied from the run": "model/"}
+        if run.in_4bit and run.adapter is not None:
+            answers = greedy_answers(*_policy(run))
+            release_memory()
+            parity = check_parity(load_policy(folder)[0], answers, exact=not has_gpu())
+            checks |= _distance(MERGED, parity)
+        return checks
     assert run.adapter is not None, "`read_run` finds an adapter, a model, or both"
     largest = check_adapter(run.adapter)
-    model, tokenizer = load_policy(run.model_path, adapter=run.adapter)
+    model, tokenizer = _policy(run)
     change = check_effect(model, tokenizer)
     answers = greedy_answers(model, tokenizer)
     save_merged(model, tokenizer, folder, dtype="bfloat16")
     del model  # two models at once would be too much for a card that holds one
     release_memory()
-    parity = check_parity(load_policy(folder)[0], answers)
-    return {
+    # On a GPU Unsloth merges into the weights before they were quantised.
+    exact = not (run.in_4bit and has_gpu())
+    parity = check_parity(load_policy(folder)[0], answers, exact=exact)
+    checks = {
         "largest |B|": round(largest, 6),
         "largest change of a logit": round(change, 4),
+    }
+    if run.in_4bit:
+        return checks | _distance(MERGED, parity)
+    return checks | {
         "greedy tokens that agree with base and adapter": f"{parity['agreement']:.1%}",
         "rounding to 16 bits, in units of what training changed": f"{parity['distance']:.1%}",
+    }
+
+
+def _policy(run: Run) -> tuple[Any, Any]:
+    """The policy as it was trained, and its tokenizer."""
+    return load_policy(run.model_path, adapter=run.adapter, load_in_4bit=run.in_4bit)
+
+
+FULL = "the adapter on the model before it was quantised"
+MERGED = "the merged model"
+
+
+def _distance(what: str, parity: Mapping[str, float]) -> dict[str, str]:
+    """How far a model is from the policy that was trained on 4-bit weights, for the card."""
+    return {
+        f"KL of {what} to the policy in 4 bits, nats a token": f"{parity['kl']:.2g}",
+        "greedy tokens that agree": f"{parity['agreement']:.1%}",
+        "distance in logits, in units of what training changed": f"{parity['distance']:.1%}",
     }
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from sage_unsloth.export.exporter import RECORD
+from sage_unsloth.models.trained import EXPORT
 
 
 def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
@@ -21,9 +21,9 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
         ConnectionError: the hub is out of reach, or refuses; the export stays.
     """
     folder = Path(folder)
-    if not (folder / RECORD).exists():
+    if not (folder / EXPORT).exists():
         raise ValueError(
-            f"only an export is pushed, a folder with {RECORD}; got {folder}; export it first"
+            f"only an export is pushed, a folder with {EXPORT}; got {folder}; export it first"
         )
     config = folder / "adapter_config.json"
     if config.exists():

@@ -1,12 +1,13 @@
 """The model card of an export: what it is, how it was trained, what came out, an example."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.hub_results import model_index, yaml_text
+from sage_unsloth.export.card_example import example, string
+from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.text import markdown, printable
 
@@ -43,6 +44,7 @@ SETTINGS = (
     "top_p",
     "min_p",
     "lora",
+    "load_in_4bit",
     "template",
     "seed",
 )
@@ -60,7 +62,6 @@ METRICS = (
     "grad_norm",
     "loss",
 )
-QUESTION = "12*6=?"
 OPEN_LICENSES = ("apache-2.0", "mit")
 KINDS = {
     "adapter": ("LoRA adapter", "peft"),
@@ -129,15 +130,23 @@ def model_card(
     if report is not None and report_model is not None:
         index = model_index(report, name, report_model)
     parts = [
-        _header(base, license, library, rl, index),
+        _header(base, license, library, rl, index, hub_data(record.get("data", {}))),
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how}{before} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to ask it\n\n"
-        + _example(kind, loads_from or name, loads_on, settings.get("max_completion_length", 512)),
+        + example(
+            kind,
+            loads_from or name,
+            loads_on,
+            settings.get("max_completion_length", 512),
+            settings.get("load_in_4bit", False),
+        ),
         _prompt_text(recorded_format(settings)),
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
+    if data := data_rows(record.get("data", {})):
+        parts.append("## Trained on\n\n" + _table(("data", "value"), data))
     averages = final_metrics(metrics)
     if averages:
         steps = max(row.get("step", 0) for row in metrics)
@@ -178,7 +187,12 @@ def _prompt_text(prompt: PromptFormat) -> str:
 
 
 def _header(
-    base: str, license: str | None, library: str | None, rl: bool, index: list | None
+    base: str,
+    license: str | None,
+    library: str | None,
+    rl: bool,
+    index: list | None,
+    datasets: Sequence[str],
 ) -> str:
     lines = ["---"]
     if "/" in base:
@@ -193,51 +207,13 @@ def _header(
         ]
     if library is not None:
         lines.append(f"library_name: {library}")
+    if datasets:
+        lines += ["datasets:", *(f"- {_yaml(name)}" for name in datasets)]
     lines += ["pipeline_tag: text-generation", "tags:", *(["- grpo"] if rl else ["- sft"])]
     lines += ["- unsloth", "- sage"]
     if index is not None:
         lines.append(yaml_text({"model-index": index}).rstrip())
     return "\n".join([*lines, "---"])
-
-
-def _example(kind: str, loads_from: str, loads_on: str | None, tokens: int) -> str:
-    """Code that asks the model one question, as Markdown."""
-    if kind == "gguf":
-        return (
-            "With llama.cpp, or anything that reads GGUF and its chat template:\n\n```bash\n"
-            "llama-cli -m FILE.gguf --jinja\n```"
-        )
-    folder = f"folder = {_string(loads_from)}  # this folder, or where you put it"
-    tokenizer = "tokenizer = AutoTokenizer.from_pretrained(folder)"
-    classes = "from transformers import AutoModelForCausalLM, AutoTokenizer"
-    ask = f"""
-question = [{{"role": "user", "content": {_string(QUESTION)}}}]
-inputs = tokenizer.apply_chat_template(
-    question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-)
-output = model.generate(**inputs, max_new_tokens={tokens}, do_sample=False)
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :]))"""
-    if kind == "merged":
-        model = 'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")'
-        return _code_block(classes, "", folder, model, tokenizer, ask)
-    on = f'AutoModelForCausalLM.from_pretrained({_string(loads_on or "")}, dtype="auto")'
-    peft, warning = "from peft import PeftModel", ""
-    if loads_on is None:
-        peft = "from peft import PeftConfig, PeftModel"
-        on = (
-            "AutoModelForCausalLM.from_pretrained(\n"
-            '    PeftConfig.from_pretrained(folder).base_model_name_or_path, dtype="auto"\n)'
-        )
-        warning = (
-            "It belongs on the model that this run started from, which is not on the hub; "
-            "adapter_config.json names its folder.\n\n"
-        )
-    model = "model = PeftModel.from_pretrained(base, folder)"
-    return warning + _code_block(peft, classes, "", folder, f"base = {on}", model, tokenizer, ask)
-
-
-def _code_block(*lines: str) -> str:
-    return "\n".join(["```python", *lines, "```"])
 
 
 # Names come from users, hubs and files; in the card they are text, whatever they contain.
@@ -247,14 +223,9 @@ def _code(text: str) -> str:
     return f"`{' '.join(printable(text).split()).replace('`', '')}`"
 
 
-def _string(text: str) -> str:
-    """A Python literal on one line."""
-    return json.dumps(printable(text), ensure_ascii=False)
-
-
 def _yaml(text: str) -> str:
     """A plain scalar where that is safe, else a quoted one, which JSON's is."""
-    return text if re.fullmatch(r"[\w./:-]*\w", text, re.ASCII) else _string(text)
+    return text if re.fullmatch(r"[\w./:-]*\w", text, re.ASCII) else string(text)
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -6,6 +6,7 @@ completion. The total reward of a completion is the sum of its rewards times the
 may be None where it has nothing to say of a completion.
 """
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.grading.references import OwnFunction, describe_function, find_function
+from sage_unsloth.own_code import OwnFunction, describe_function, named_function
 
 ANSWER = "answer"
 """Names the checked answer among rewards: 1 for a correct one, else 0."""
@@ -109,7 +110,7 @@ def _reward(item: str | Callable[..., Any] | Reward) -> Reward:
         ) from None
     if reference == ANSWER:
         return Reward(weight=value)
-    return Reward(function=find_function(reference, "a reward").function, weight=value)
+    return Reward(function=named_function(reference, "a reward").function, weight=value)
 
 
 def recorded_rewards(rewards: Sequence[Reward]) -> list[dict[str, Any]] | None:
@@ -137,11 +138,19 @@ def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> N
         there = sorted(set(columns) - {"prompt"})
         lacking = [name for name in columns_needed(reward.function) if name not in there]
         if lacking:
+            known = ("prompts", "completions", *OF_TRL, *there)
+            meant = [difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in lacking]
+            guess = ", ".join(found for match in meant for found in match)
+            others = [name for name, match in zip(lacking, meant, strict=True) if not match]
+            read = ""
+            if others:
+                read = f"read a column of the data under that name (--columns {others[0]}=COLUMN), "
             raise ValueError(
                 f"the parameters of a reward are prompts, completions, {', '.join(OF_TRL)} and "
-                f"columns of the data; {reward.name} needs {', '.join(lacking)}, and the data have "
-                f"{', '.join(there) or 'no column'}; name the column (--columns "
-                f"{lacking[0]}={lacking[0]}), rename the parameter, or give it a default"
+                f"columns of the data that are read; {reward.name} needs {', '.join(lacking)}, and "
+                f"what is read is {', '.join(there) or 'no column'}; "
+                f"{f'did you mean {guess}? Else ' if guess else ''}"
+                f"{read}rename the parameter, or give it a default"
             )
 
 

@@ -1,4 +1,5 @@
-"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one.
+"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one or
+where TRL's own trainer trains.
 
 Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
 that carries the chat template of its prompts. Adapters are plain peft folders either way.
@@ -9,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
+from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
 from sage_unsloth.patch import switches
-from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
+from sage_unsloth.patch.backends import TRL, backend, load_backend
+from sage_unsloth.patch.loading import prepare_for_cpu
 from sage_unsloth.prompts import PromptFormat
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -74,7 +77,7 @@ def load_policy(
         path: model folder or hub id.
         lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
-        load_in_4bit: quantise the weights (GPU only).
+        load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
         use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
         engine_arguments: further arguments of that engine, as Unsloth's loader takes them.
@@ -86,19 +89,20 @@ def load_policy(
         prompt: the format of the prompts; None takes what `templates.choose_format` says.
 
     Raises:
-        ValueError: full fine-tuning with an adapter or in 4 bit; 4-bit or vLLM without a GPU; an
-            adapter of another shape or for another model; weights in pickles; a tokenizer without
-            EOS or a token to pad with; a model that cannot be found; a template or a prompt that
-            the model was not trained with, or a template that it does not have.
+        ValueError: full fine-tuning with an adapter or in 4 bit; vLLM without a GPU; an adapter of
+            another shape or for another model; weights in pickles; a tokenizer without EOS or a
+            token to pad with; a model that cannot be found; a template or a prompt that the model
+            was not trained with, or a template that it does not have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
             "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
             "or load_in_4bit as well; leave these out, or full_finetuning"
         )
-    if not has_gpu() and load_in_4bit:
+    if backend() == TRL and load_in_4bit:
         raise ValueError(
-            "load_in_4bit needs a GPU because bitsandbytes quantises there; got none; leave it off"
+            "4-bit weights are loaded beside Unsloth's trainer; got load_in_4bit with "
+            "backend='trl'; leave it off"
         )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
@@ -107,10 +111,14 @@ def load_policy(
         check_adapter_fits(path, adapter)
         if lora is not None:
             _check_lora(adapter, lora)
-    load_unsloth(standby=use_vllm)
-    import torch
+    if load_backend(standby=use_vllm) == TRL:
+        # Every weight is trained in float32: in bfloat16 alone, small steps are lost in rounding.
+        sixteen = has_gpu() and not full_finetuning
+        own, device = (sixteen_bit_dtype() if sixteen else "float32"), process_device()
+        model, tokenizer = _load_plain(path, lora, adapter, seed, dtype=dtype or own, device=device)
+    elif has_gpu():
+        import torch
 
-    if has_gpu():
         model, tokenizer = _load_on_gpu(
             path,
             lora,
@@ -127,7 +135,7 @@ def load_policy(
             **(engine_arguments or {}),
         )
     else:
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, dtype or "float32")
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, dtype or "float32", load_in_4bit)
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
@@ -179,18 +187,41 @@ def _load_on_cpu(
     adapter: str | Path | None,
     seed: int,
     dtype: str,
+    load_in_4bit: bool,
 ) -> tuple[Any, Any]:
+    model, tokenizer = _load_plain(
+        path, lora, adapter, seed, dtype=dtype, device="cpu", load_in_4bit=load_in_4bit
+    )
+    return prepare_for_cpu(model), tokenizer
+
+
+def _load_plain(
+    path: str | Path,
+    lora: LoraSettings | None,
+    adapter: str | Path | None,
+    seed: int,
+    *,
+    dtype: str,
+    device: str,
+    load_in_4bit: bool = False,
+) -> tuple[Any, Any]:
+    """By transformers and peft, whose adapters are in float32."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    numbers = getattr(torch, dtype)
+    options = {"quantization_config": four_bit_config(numbers)} if load_in_4bit else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), use_safetensors=True
+            path, dtype=numbers, use_safetensors=True, **options
         )
+        if device != "cpu":
+            model = model.to(torch.device(device))
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
+    keep_exact_products(model)
     if lora is not None:
         torch.manual_seed(seed)  # of A
         model = get_peft_model(
@@ -205,7 +236,7 @@ def _load_on_cpu(
         )
     elif adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
-    return prepare_for_cpu(model), tokenizer
+    return model, tokenizer
 
 
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:

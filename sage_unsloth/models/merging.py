@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.quantised import is_quantised, merge_dequantised
+from sage_unsloth.patch.backends import UNSLOTH, backend
 from sage_unsloth.runs.files import whole_folder
 
 
@@ -12,6 +14,10 @@ def save_merged(
     model: Any, tokenizer: Any, folder: str | Path, *, dtype: str | None = None
 ) -> None:
     """Merges the adapter into its base and saves an ordinary model folder, complete or not at all.
+
+    Without a GPU, an adapter on 4-bit weights is merged into the values that they stand for, so
+    the merged model is the policy that was trained. On a GPU Unsloth merges it into the weights
+    before they were quantised, which is another model: how far off, an export says.
 
     Unsloth is given an absolute path: on Kaggle it moves a relative one that does not fit to /tmp,
     and only prints that it did.
@@ -36,7 +42,7 @@ def save_merged(
                 f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has "
                 f"{free / 2**30:.1f} GiB free; free some, or choose a folder on another disk"
             )
-        if has_gpu():
+        if has_gpu() and backend() == UNSLOTH:
             from unsloth.save import patch_saving_functions
 
             # An adapter that peft loaded has only its base's saving functions, which refuse.
@@ -47,7 +53,10 @@ def save_merged(
                 str(partial), tokenizer, save_method="merged_16bit", safe_serialization=None
             )
         else:
-            merged = model.merge_and_unload() if isinstance(model, PeftModel) else model
+            if is_quantised(model):
+                merged = merge_dequantised(model)
+            else:
+                merged = model.merge_and_unload() if isinstance(model, PeftModel) else model
             if dtype is not None:
                 import torch
 

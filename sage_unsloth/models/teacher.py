@@ -37,7 +37,7 @@ def load_teacher(
         model: the policy.
         tokenizer: the policy's.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
-        load_in_4bit: quantise a teacher that is a model (GPU only).
+        load_in_4bit: quantise a teacher that is a model.
 
     Returns:
         The name of a frozen adapter, now in `model`, or a frozen model of its own.

@@ -25,7 +25,14 @@ class Run:
     adapter: Path | None
     merged: Path | None
 
+    @property
+    def in_4bit(self) -> bool:
+        """Whether it was trained on 4-bit weights: then its policy is its adapter on these."""
+        return self.record["settings"].get("load_in_4bit", False)
 
+
+EXPORT = "export.json"
+"""An export's record of its run's settings and of what was checked."""
 README = """# A LoRA adapter
 
 Trained by sage_unsloth. `adapter_config.json` names the model that it belongs on, and `run.json` in
@@ -41,6 +48,17 @@ python -m sage_unsloth export RUN --to adapter   # with a model card, and an exa
 def write_readme(adapter: Path) -> None:
     """The README of an adapter's folder, in the place of the form that peft leaves to fill in."""
     (adapter / "README.md").write_text(README, encoding="utf-8")
+
+
+def trained_in_4bit(adapter: str | Path) -> bool:
+    """Whether an adapter was trained on 4-bit weights, as its run says (it is the run's `adapter/`
+    or `best/`), or its export; False where neither is there.
+    """
+    folder = Path(adapter).absolute()
+    for file, key in ((folder / EXPORT, "run"), (folder.parent / "run.json", "settings")):
+        if file.is_file():
+            return read_json(file)[key].get("load_in_4bit", False)
+    return False
 
 
 def read_run(folder: str | Path, model_path: str | Path | None = None, which: str = "last") -> Run:

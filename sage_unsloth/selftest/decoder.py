@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from sage_unsloth.models.quantised import dequantised
+
 _WRAPPERS = re.compile(r"^base_model\.model\.|\.base_layer|\.default(?=\.)")
 
 
@@ -167,13 +169,3 @@ def decoder_of(
     lora = policy.peft_config["default"]
     scale = lora.lora_alpha / lora.r
     return Decoder(shape_of(policy.config), weights, adapter, scale, dtype=dtype, device=device)
-
-
-def dequantised(parameter: Tensor) -> Tensor:
-    """The weight's values: of bitsandbytes' 4-bit weights those that its products use."""
-    state = getattr(parameter, "quant_state", None)
-    if state is None:
-        return parameter.data
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(parameter.data, state)

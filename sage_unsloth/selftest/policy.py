@@ -10,6 +10,7 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.loading import LORA_TARGETS
+from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.random_weights import save_random_model
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
@@ -126,17 +127,13 @@ def _load_by_unsloth(path: Path, dtype: Any, in_4bit: bool, max_length: int, opt
 def _load_by_transformers(path: Path, dtype: Any, in_4bit: bool) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {}
     if in_4bit:
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-        )
+        options["quantization_config"] = four_bit_config(dtype)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, **options)
+    keep_exact_products(model)
     torch.manual_seed(SEED)  # of A
     lora = LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=list(LORA_TARGETS), task_type="CAUSAL_LM"

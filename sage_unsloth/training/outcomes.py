@@ -5,18 +5,23 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from sage_unsloth.grading.checker import Grade
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.problems.columns import Columns
-from sage_unsloth.runs.files import write_json
+from sage_unsloth.problems.sources import SUFFIXES
+from sage_unsloth.prompts import PromptFormat
+from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.embedded_settings import SAMPLING
-from sage_unsloth.training.preflight import signal
+from sage_unsloth.training.preflight import REPORT, SHARES, answers_remedy, signal
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
-from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path
+from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path, result_folder
 
+HELD_OUT = "HELD_OUT.jsonl"
+"""Stands for a file of questions that were not trained on."""
 SAMPLES = 4  # completions of each held-out row, before and after SFT
 
 
@@ -24,7 +29,7 @@ def before_and_after(
     config: SftConfig, start: str | Path, merged: Path, rows: Sequence[dict], out: str | Path
 ) -> list[dict]:
     """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
-    `before_after.json`.
+    `before_after.json`. After training in 4 bits it is the adapter on these weights, as trained.
     """
     report = Path(out) / "before_after.json"
     if report.exists():
@@ -39,10 +44,12 @@ def before_and_after(
         seed=config.seed,
     )
     table = []
-    for name, path in {"before": start, "after": merged}.items():
+    after = (start, merged.parent / "adapter") if config.load_in_4bit else (merged, None)
+    for name, (path, adapter) in {"before": (start, None), "after": after}.items():
         release_memory()  # of the model before
         model, tokenizer = load_policy(
             path,
+            adapter=adapter,
             max_length=config.max_length,
             load_in_4bit=config.load_in_4bit,
             template=config.template,
@@ -83,6 +90,7 @@ def evaluation_command(
     smoke: bool = False,
     data: str | None = None,
     columns: Columns | None = None,
+    eval_file: str | Path | None = None,
 ) -> str:
     """The command that compares a run's model with what it started from, of a size that fits it.
 
@@ -90,9 +98,11 @@ def evaluation_command(
     few where there is no GPU.
 
     Args:
-        data: of one's own, which the run was trained on; its problems stand in for those that you
-            have kept from training.
+        data: of one's own, which the run was trained on. Of a set of the hub the evaluation takes
+            the test split; for a file stands `HELD_OUT`, a file of questions that were not
+            trained on.
         columns: of `data`.
+        eval_file: of the run's held-out curve, which is such a file.
     """
     embedded = point.preset.name == EMBEDDED
     below = EMBEDDED if embedded and point.model == model_path(point.preset) else point.model
@@ -103,7 +113,10 @@ def evaluation_command(
     elif data.startswith("reasoning-gym:"):
         words.append(data)
     else:
-        words += [f"{Path(data.partition(':')[0]).stem}={data}", *(columns or Columns()).options()]
+        is_file = Path(data).suffix in SUFFIXES
+        name = "held-out" if is_file else Path(data.partition(":")[0]).stem
+        words += [f"{name}={(eval_file or HELD_OUT) if is_file else data}"]
+        words += (columns or Columns()).options()
     if smoke:
         words.append("--smoke")
     elif embedded:
@@ -113,21 +126,63 @@ def evaluation_command(
         words += ["--problems", "10", "--n", "4"]
     if not smoke and config.max_completion_length != SamplingConfig.max_completion_length:
         words += ["--max-tokens", f"{config.max_completion_length}"]
+    if config.load_in_4bit:  # what it started from as well
+        words.append("--load-in-4bit")
     words += config.prompt.options()  # for a model that was not trained here
     return f"python -m sage_unsloth {shlex.join(words)}"
 
 
 COURSE = {
     "reward": "reward",
-    "kl/ref_k3": "KL to reference",
+    "kl/ref_k3": "KL",
     "sage/entropy": "entropy",
     "sage/guide_mean": "guide",
     "completions/mean_length": "tokens",
     "completions/clipped_ratio": "cut",
     "frac_reward_zero_std": "dead groups",
     "advantages/dead_groups": "dead groups",  # logged where another rule than GRPO's decides
-    "seconds": "seconds a step",
+    "seconds": "seconds",
 }
+
+
+def result_of(out: str | Path, stage: str) -> Path | None:
+    """The result of a finished run; None where the folder's run is of another stage, or goes on."""
+    record = Path(out) / "run.json"
+    settings = read_json(record)["settings"] if record.is_file() else {}
+    if settings.get("stage") != stage:
+        return None
+    trained = result_folder(Path(out), settings)
+    return trained if trained.is_dir() else None
+
+
+def finished_text(out: str | Path, trained: Path) -> str:
+    """What the command that is started again says of a finished run, before anything is loaded."""
+    return (
+        f"{out} is finished: {trained}. Nothing is trained again; what follows checks that "
+        "settings and rows are those of the run, and shows its outcome. Another --out trains "
+        "anew.\n"
+    )
+
+
+def unanswered(metrics: Sequence[dict]) -> float | None:
+    """The share of completions without an answer that can be read; None where none was checked."""
+    keys = [f"reward/{grade.value}" for grade in Grade]
+    graded = [row for row in metrics if all(key in row for key in keys)]
+    count = sum(row[key] for row in graded for key in keys)
+    if not count:
+        return None
+    return sum(row[f"reward/{Grade.UNPARSABLE.value}"] for row in graded) / count
+
+
+def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
+    """What to do where most answers of the last tenth cannot be read; empty where they can."""
+    share = unanswered(metrics[-max(1, len(metrics) // 10) :])
+    if share is None or share <= 0.5:
+        return ""
+    return (
+        f"{share:.0%} of the last completions hold no answer that can be read, and are never "
+        f"rewarded: {answers_remedy(prompt)}; completions.jsonl shows what they wrote"
+    )
 
 
 def course(metrics: Sequence[dict]) -> list[dict]:
@@ -142,5 +197,23 @@ def course(metrics: Sequence[dict]) -> list[dict]:
             values = [step[metric] for step in steps if metric in step]
             if values:
                 row[title] = f"{sum(values) / len(values):.3f}"
+        if (share := unanswered(steps)) is not None:
+            row["no answer"] = f"{share:.3f}"
         rows.append(row)
     return rows
+
+
+def outcome(out: Path, metrics: Sequence[dict], prompt: PromptFormat) -> list[str | list[dict]]:
+    """Texts and tables of a finished RL run: the preflight, where there was one, the first and the
+    last tenth of training, and what to do where answers could not be read.
+    """
+    parts: list[str | list[dict]] = []
+    preflight = out / REPORT
+    if preflight.is_file():
+        found = json.loads(preflight.read_text(encoding="utf-8"))
+        parts += ["\nPreflight, before the first step:"]
+        parts += [[{name: f"{found[name]:.3f}" for name in SHARES if name in found}]]
+    parts += ["\nTraining:", course(metrics)]
+    if found := advice(metrics, prompt):
+        parts.append(f"\n{found}.")
+    return parts

@@ -2,7 +2,6 @@
 training, table, next command.
 """
 
-import json
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.backends import check_backend, load_backend
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
@@ -36,15 +35,17 @@ from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
+from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.outcomes import (
     SAMPLES,
     before_and_after,
-    course,
     evaluation_command,
+    finished_text,
+    outcome,
+    result_of,
 )
 from sage_unsloth.training.own_algorithms import own_code
-from sage_unsloth.training.preflight import REPORT, SHARES
 from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
@@ -104,6 +105,8 @@ def run_sft(
     start = model_path(preset)
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
     config = replace(config, prompt=choose_format(start, settings.get("prompt")))
+    if (done := result_of(out, "sft")) is not None:
+        _show(finished_text(out, done))
     data = data or _default_data(preset, path, "openmath")
     found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt)
     check_folder(out, known_settings("sft", config, start))
@@ -122,7 +125,7 @@ def run_sft(
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
-    _show(f"SFT of {preset.name} -> {out}\n{template}\n")
+    _show(f"SFT of {preset.name} -> {out}\n{template}\n{corpus.origin()}\n")
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
@@ -130,7 +133,7 @@ def run_sft(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
     )
-    merged = sft(config, start, training, out)
+    merged = sft(config, start, training, out, data=corpus.record(path or data))
     table = before_and_after(config, start, merged, kept, out) if kept else []
     if table:
         _show(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
@@ -209,12 +212,17 @@ def run_rlvr(
     prompt = choose_format(point.model, settings.get("prompt"), point.adapter)
     config = replace(config, prompt=prompt)
     check_tracker(config.report_to)
+    check_backend(config.backend)
+    check_trl(config)
     check_processes(config)
     setup = setup_of(point.preset, config, gib)
     _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
-    if point.preset.name != EMBEDDED:
+    done = result_of(out, "rlvr")
+    if done is not None:
+        _show(finished_text(out, done))
+    elif point.preset.name != EMBEDDED:
         _show(f"{memory_report(setup, point.preset.name, gib)}\n")
-    if gib is not None:
+    if gib is not None and done is None:
         check_fits(setup, gib)
     data = data or _default_data(point.preset, path, "dapo")
     reading: dict[str, Any] = {
@@ -236,25 +244,26 @@ def run_rlvr(
         if point.unmerged:
             del known["model"]
         check_folder(out, known)
-    _load_libraries(point.preset, standby=setup.use_vllm and has_gpu())
+    _load_libraries(point.preset, config.backend, standby=setup.use_vllm and has_gpu())
     if point.unmerged and rank() == 0:
         merge_run(point.unmerged)
     wait_for_all()
     template = template_for(point.model, settings.get("template"), point.adapter, config.prompt)
     config = replace(config, template=template.template)
-    _show(f"{point}\n{template}\n")
+    _show(f"{point}\n{template}\n{found.origin()}\n")
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
-    held_out = None
+    held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
         kept = rl_corpus(tokenizer, config.max_prompt_length, limit=None, found=for_curve)
-        held_out = kept.rows
+        held_out, origin["held_out"] = kept.rows, kept.record(eval_file)
         _show(f"\nHeld-out rows, of {eval_file}:\n")
         _show(kept.table())
-    _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
+    if done is None:
+        _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
         config,
         point.model,
@@ -268,14 +277,15 @@ def run_rlvr(
         force=force or smoke,
         rewards=asked,
         verifier=corpus.checker,
+        data=origin,
     )
     metrics = read_metrics(out)
     if rank() == 0:
-        note = f"{point.preset.name}, seed {config.seed}; thin: each step, thick: moving average"
-        plot_training(
-            {algorithm.name: read_metrics(out, first=0)}, Path(out) / "training.png", note
-        )
-        _show_outcome(Path(out), metrics)
+        note = f"{point.preset.name}, seed {config.seed}"
+        course = {algorithm.name: read_metrics(out, first=0)}
+        plot_training(course, Path(out) / "training.png", note)
+        for part in outcome(Path(out), metrics, config.prompt):
+            _show(part)
         _show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "
             f"{trained.name}/\n\nNext: "
@@ -287,20 +297,10 @@ def run_rlvr(
                 smoke=smoke,
                 data=None if data in RL_DATA else data,
                 columns=columns,
+                eval_file=eval_file,
             )
         )
     return metrics
-
-
-def _show_outcome(out: Path, metrics: Sequence[dict]) -> None:
-    """The preflight, where there was one, and the first and the last tenth of training."""
-    preflight = out / REPORT
-    if preflight.is_file():
-        found = json.loads(preflight.read_text(encoding="utf-8"))
-        _show("\nPreflight, before the first step:")
-        _show([{name: f"{found[name]:.3f}" for name in SHARES if name in found}])
-    _show("\nTraining:")
-    _show(course(metrics))
 
 
 def _show(content: str | Sequence[Mapping]) -> None:
@@ -317,9 +317,11 @@ def _show_log() -> None:
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
 
 
-def _load_libraries(preset: ModelPreset, *, standby: bool = False) -> None:
-    """Unsloth, before anything imports transformers, once the cheap checks have passed."""
-    load_unsloth(standby=standby)
+def _load_libraries(
+    preset: ModelPreset, backend: str | None = None, *, standby: bool = False
+) -> None:
+    """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not."""
+    load_backend(backend, standby=standby)
     if is_small(model_path(preset)):
         settle_process()
 

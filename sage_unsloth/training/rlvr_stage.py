@@ -1,4 +1,5 @@
-"""Stage 2: RL with verifiable rewards by Unsloth's fast GRPO loss, with or without a guide.
+"""Stage 2: RL with verifiable rewards by the GRPO trainer of Unsloth or of TRL, with or without a
+guide.
 
 A stage is a function of a config, a model, rows and a folder. A complete folder returns at once; a
 run that was killed resumes from its last checkpoint with the same guide values, data order and
@@ -8,7 +9,7 @@ random state; a folder with other settings is refused.
 import copy
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +34,15 @@ from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch import switches
+from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all
+from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
@@ -65,6 +67,7 @@ from sage_unsloth.training.rollout_engine import (
     preflight_engine,
     start_engine,
 )
+from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     begin,
@@ -96,6 +99,7 @@ def rlvr(
     force: bool = False,
     verifier: Checker | str | Callable[[str, str], Any] = MATH,
     rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -122,6 +126,7 @@ def rlvr(
         verifier: what makes an answer right, as `verifiers.get_verifier` takes it.
         rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
             for the checked answer alone. Where they lack it, rows need no `answer`.
+        data: where the rows are from, for `run.json`, as `Corpus.record` has it.
 
     Raises:
         ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
@@ -140,6 +145,8 @@ def rlvr(
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
+    check_backend(config.backend)
+    check_trl(config)
     asked, verifier = get_rewards(rewards), get_verifier(verifier)
     if all(reward.function is not None for reward in asked):
         verifier = UNGRADED
@@ -174,7 +181,7 @@ def rlvr(
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
-            begin(folder, settings, config, model_path)
+            begin(folder, settings, config, model_path, data)
         return _rlvr(job)
 
 
@@ -249,7 +256,8 @@ def _rlvr(job: _Job) -> Path:
     resume = last_checkpoint(checkpoints)
     check_checkpoints(job.folder, resume, config.save_steps)
     switches.recompute_logits(config.recompute_logits)
-    load_unsloth(standby=job.rollouts == "vllm" and has_gpu())
+    with_vllm = config.backend != TRL and job.rollouts == "vllm"
+    load_backend(config.backend, standby=job.rollouts == "vllm" and has_gpu())
     wait_for_all()  # until the first process has checked that the folder is this run's
     tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
     check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
@@ -264,20 +272,21 @@ def _rlvr(job: _Job) -> Path:
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
-        **loaded_with(config, job.rollouts),
+        **loaded_with(config, with_vllm=with_vllm),
     )
-    if job.rollouts == "vllm":
+    if with_vllm:
         start_engine(config, model, job.model_path, job.max_length)
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
+    whole: dict[str, Any] = {}
     finished = resume if has_ended(config, job.folder, resume) else None
     if finished is None:
-        model = _train(job, model, tokenizer, untouched, resume)
+        model, whole = _train(job, model, tokenizer, untouched, resume)
     wait_for_all()  # every process is done with the checkpoints
     if rank() == 0:
         with whole_folder(trained) as partial:
             if finished is None:
-                model.save_pretrained(partial)
+                model.save_pretrained(partial, **whole)
             else:
                 copy_result(finished, partial)
             untouched.save_pretrained(partial)
@@ -288,9 +297,12 @@ def _rlvr(job: _Job) -> Path:
     return trained
 
 
-def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None) -> Any:
+def _train(
+    job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None
+) -> tuple[Any, dict[str, Any]]:
     """Train from the checkpoint `resume`, or from the start after a preflight, and return the
-    trainer's model, without the teacher. The trainer takes `tokenizer`, evaluations `untouched`.
+    trainer's model, without the teacher, and what else its `save_pretrained` takes. The trainer
+    takes `tokenizer`, evaluations `untouched`.
     """
     config, folder = job.config, job.folder
     teacher = None
@@ -311,8 +323,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 model,
                 tokenizer,
                 job.model_path,
-                rollouts=job.rollouts,
-                fresh=job.adapter is None,
+                by_vllm=config.backend != TRL and job.rollouts == "vllm" and job.adapter is None,
             )
             found = preflight(config, engine, job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
@@ -357,6 +368,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)
+    weights = whole_weights(trainer)
     if rank() == 0:
-        warn_if_untrained(trainer.model)
-    return trainer.model
+        warn_if_untrained(trainer.model.named_parameters() if weights is None else weights.items())
+    return trainer.model, {} if weights is None else {"state_dict": weights}

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             "another folder"
         )
     full = run["settings"].get("full_finetuning", False)
-    result = folder / ("model" if stage == "sft" or full else "adapter")
+    result = result_folder(folder, run["settings"])
     if not result.is_dir():
         raise ValueError(
             f"a run must be complete before RL starts from it; {start} has no {result.name} yet; "
@@ -127,6 +128,14 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     return StartingPoint(preset, below, folder / "adapter")
 
 
+def result_folder(folder: Path, settings: Mapping[str, Any]) -> Path:
+    """Where a run of these settings puts its result: `model/` in SFT and full fine-tuning, else
+    `adapter/`.
+    """
+    whole = settings["stage"] == "sft" or settings.get("full_finetuning", False)
+    return folder / ("model" if whole else "adapter")
+
+
 def merge_run(folder: Path) -> None:
     """Makes `model/` in the folder of an RL run: the model that it started from with its adapter
     merged, complete or not at all, for a second stage to start from.
@@ -136,7 +145,10 @@ def merge_run(folder: Path) -> None:
         if (folder / "model").exists():
             return
         logger.info("Merging the adapter of %s into %s.", folder, folder / "model")
-        model, tokenizer = load_policy(_model_below(run), adapter=folder / "adapter")
+        in_4bit = run["settings"].get("load_in_4bit", False)
+        model, tokenizer = load_policy(
+            _model_below(run), adapter=folder / "adapter", load_in_4bit=in_4bit
+        )
         save_merged(model, tokenizer, folder / "model")
         del model
         release_memory()
@@ -246,9 +258,13 @@ def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
 
 
 def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
-    """A run's settings, as the arithmetic of its memory plan takes them."""
+    """A run's settings, as the arithmetic of its memory plan takes them; without a card (`gib` is
+    None) the weights are loaded in 32 bits.
+    """
     full = config.full_finetuning
     bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
+    if gib is None and not config.load_in_4bit:
+        bits = {"weight_bits": 32}
     return setup_for(
         preset,
         None,

@@ -83,7 +83,7 @@ def test_the_rewards_are_those_that_are_named(module):
         ("answer", "must be a list"),
         (["answer=many"], "whose weight is no number"),
         (["answer=nan"], "weight must be finite"),
-        (["brief"], "named module:function"),
+        (["brief"], "named module:name"),
         (["no_such_module:f"], r"no_such_module is not there; put no_such_module\.py in"),
         (["math:no_such"], "'no_such', which is not there"),
         ([length, length], "names of their own"),
@@ -106,15 +106,25 @@ def test_a_module_that_breaks_says_how(module):
     with pytest.raises(ValueError, match=r"raised ModuleNotFoundError: .*no_such_package.*; mend"):
         get_rewards([f"{name}:f"])
     name = module("VALUE = 3\ndef f():\n    pass\n")
-    with pytest.raises(ValueError, match="'VALUE', which is no function; it has f"):
+    with pytest.raises(ValueError, match=r":VALUE, which is 3; its module has f"):
         get_rewards([f"{name}:VALUE"])
 
 
 def test_parameters_must_be_columns():
     rewards = [Reward(function=asked_for)]
     check_columns_of(rewards, {"prompt": [], "answer": "2", "level": 3})
-    with pytest.raises(ValueError, match="asked_for needs level, and the data have answer;"):
+    read = r"asked_for needs level, and what is read is answer; read .*\(--columns level=COLUMN\)"
+    with pytest.raises(ValueError, match=read):
         check_columns_of(rewards, {"prompt": [], "answer": "2"})
+
+
+def test_parameters_that_are_nearly_trls_are_guessed():
+    def single(prompt, completion):
+        return 0.0
+
+    with pytest.raises(ValueError, match="did you mean prompts, completions") as error:
+        check_columns_of([Reward(function=single)], {"prompt": [], "answer": "2"})
+    assert "--columns" not in str(error.value)
 
 
 def test_the_total_is_the_weighted_sum(grader):

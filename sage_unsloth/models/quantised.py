@@ -1,0 +1,91 @@
+"""4-bit weights: bitsandbytes' NF4 with doubly quantised scales, as Unsloth takes them on a GPU.
+
+The linear layers are quantised, and frozen; embeddings, norms, the head and the adapter are not.
+Every product takes the values that the 4 bits stand for, in the format of the activations.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def four_bit_config(dtype: torch.dtype) -> Any:
+    """What transformers is asked for; products are computed in `dtype`."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def is_quantised(model: Any) -> bool:
+    """Whether a model, or the base of a peft model, has 4-bit weights."""
+    return any(_is_4bit(parameter) for parameter in model.parameters())
+
+
+def keep_exact_products(model: nn.Module) -> None:
+    """Without this, bitsandbytes changes the weights of a model on a CPU with AVX512-BF16.
+
+    In the first pass without gradients it packs them anew with their scales rounded to bfloat16,
+    and from then on computes every product in bfloat16, also while training, where no gradient
+    passes through such a product. Sampling would change the policy, and cut its gradient off.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def dequantised(parameter: Tensor) -> Tensor:
+    """The weight's values: of 4-bit weights those that its products use."""
+    if not _is_4bit(parameter):
+        return parameter.data
+    from bitsandbytes.functional import dequantize_4bit
+
+    state: Any = parameter
+    return dequantize_4bit(parameter.data, state.quant_state)
+
+
+def merge_dequantised(model: Any) -> Any:
+    """A peft model on 4-bit weights as an ordinary model: W + (alpha / r) B A for each layer, with
+    W the values that the 4 bits stand for.
+
+    So it computes what the policy does that was trained, up to rounding; the weights before they
+    were quantised would make another model of it. The layers are replaced in `model` itself.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    for name, module in list(base.named_modules()):
+        if isinstance(module, LoraLayer):
+            layer: Any = module.get_base_layer()
+            if _is_4bit(layer.weight):
+                weight = dequantised(layer.weight)
+                for adapter in module.active_adapters:
+                    delta = module.get_delta_weight(adapter)
+                    weight = (weight.to(delta.dtype) + delta).to(weight.dtype)
+                layer = _linear(weight, layer.bias)
+            else:
+                module.merge()
+            base.set_submodule(name, layer)
+    for name, module in list(base.named_modules()):
+        if isinstance(module, nn.Linear) and _is_4bit(module.weight):
+            base.set_submodule(name, _linear(dequantised(module.weight), module.bias))
+    base.hf_quantizer.remove_quantization_config(base)
+    return base
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
+    return layer
+
+
+def _is_4bit(parameter: Tensor) -> bool:
+    return getattr(parameter, "quant_state", None) is not None
