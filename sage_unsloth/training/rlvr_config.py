@@ -10,6 +10,7 @@ from sage_unsloth.objective.token_rules import NONE, check_token_rule
 from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
+from sage_unsloth.sampling.engine_arguments import parse_arguments
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
@@ -71,6 +72,8 @@ class RlvrConfig:
         recompute_logits: the loss computes its logits a second time in the backward pass instead of
             keeping them: less memory, the same result.
         gpu_memory_utilization: share of the card's memory for vLLM, weights included.
+        engine_arguments: further arguments of vLLM's engine, "NAME=VALUE" each, such as
+            "enforce_eager=true"; on a GPU those that Unsloth's loader passes on.
         vllm_importance_sampling_correction: weigh each token by trainer's over vLLM's probability,
             at most 2 (as TRL 0.23, which the authors ran); vLLM's is that after min-p, so the
             weight is the share of probability that min-p kept.
@@ -133,6 +136,7 @@ class RlvrConfig:
     vllm_server: str = "http://127.0.0.1:8000"
     recompute_logits: bool = False
     gpu_memory_utilization: float = 0.5
+    engine_arguments: tuple[str, ...] = ()
     vllm_importance_sampling_correction: bool = True
     full_finetuning: bool = False
     load_in_4bit: bool = False
@@ -178,6 +182,7 @@ class RlvrConfig:
         any_reward = self.kl_in == "reward"
         check_rule(self.advantages, self.num_generations, any_reward=any_reward)
         check_token_rule(self.token_advantages)
+        parse_arguments(self.engine_arguments)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):
