@@ -11,6 +11,7 @@ from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engin
 from sage_unsloth.evaluation.pace import before_first_report, estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
+from sage_unsloth.evaluation.trained_on import trained_on
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
@@ -19,7 +20,7 @@ from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import template_for
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.near_copies import near_copies
@@ -134,6 +135,8 @@ def evaluate(
         replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
     ]
     _say_precisions(models, show)
+    for warning in trained_on(models, benchmarks):
+        show(warning)
     identities = _identities(models)
     files = _files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
@@ -156,7 +159,7 @@ def evaluate(
             _report_overlap(training, benchmarks, out, show)
         missing = _count_missing(files, benchmarks, config)
         if engine == "transformers" and any(missing.values()):
-            load_unsloth()  # before transformers, whose tokenizers the templates are read from
+            load_backend()  # before transformers, whose tokenizers the templates are read from
             if all(is_small(spec.path) for spec in models):
                 settle_process()
         models = _with_templates(models, templates, show)

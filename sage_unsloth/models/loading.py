@@ -1,4 +1,5 @@
-"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one.
+"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one or
+where TRL's own trainer trains.
 
 Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
 that carries the chat template of its prompts. Adapters are plain peft folders either way.
@@ -8,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
 from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
 from sage_unsloth.patch import switches
-from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
+from sage_unsloth.patch.backends import TRL, backend, load_backend
+from sage_unsloth.patch.loading import prepare_for_cpu
 from sage_unsloth.prompts import PromptFormat
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -91,6 +93,11 @@ def load_policy(
             "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
             "or load_in_4bit as well; leave these out, or full_finetuning"
         )
+    if backend() == TRL and load_in_4bit:
+        raise ValueError(
+            "4-bit weights are loaded beside Unsloth's trainer; got load_in_4bit with "
+            "backend='trl'; leave it off"
+        )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     refuse_pickles(path)
@@ -98,8 +105,12 @@ def load_policy(
         check_adapter_fits(path, adapter)
         if lora is not None:
             _check_lora(adapter, lora)
-    load_unsloth(standby=use_vllm)
-    if has_gpu():
+    if load_backend(standby=use_vllm) == TRL:
+        # Every weight is trained in float32: in bfloat16 alone, small steps are lost in rounding.
+        sixteen = has_gpu() and not full_finetuning
+        dtype, device = (sixteen_bit_dtype() if sixteen else "float32"), process_device()
+        model, tokenizer = _load_plain(path, lora, adapter, seed, dtype=dtype, device=device)
+    elif has_gpu():
         model, tokenizer = _load_on_gpu(
             path,
             lora,
@@ -167,17 +178,36 @@ def _load_on_cpu(
     seed: int,
     load_in_4bit: bool,
 ) -> tuple[Any, Any]:
+    model, tokenizer = _load_plain(
+        path, lora, adapter, seed, dtype="float32", device="cpu", load_in_4bit=load_in_4bit
+    )
+    return prepare_for_cpu(model), tokenizer
+
+
+def _load_plain(
+    path: str | Path,
+    lora: LoraSettings | None,
+    adapter: str | Path | None,
+    seed: int,
+    *,
+    dtype: str,
+    device: str,
+    load_in_4bit: bool = False,
+) -> tuple[Any, Any]:
+    """By transformers and peft, whose adapters are in float32."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    dtype = torch.float32
-    options = {"quantization_config": four_bit_config(dtype)} if load_in_4bit else {}
+    numbers = getattr(torch, dtype)
+    options = {"quantization_config": four_bit_config(numbers)} if load_in_4bit else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, **options
+            path, dtype=numbers, use_safetensors=True, **options
         )
+        if device != "cpu":
+            model = model.to(torch.device(device))
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     keep_exact_products(model)
@@ -195,7 +225,7 @@ def _load_on_cpu(
         )
     elif adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
-    return prepare_for_cpu(model), tokenizer
+    return model, tokenizer
 
 
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:

@@ -30,6 +30,12 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def is_sharded() -> bool:
+    """Whether accelerate was told to split the model among the processes (FSDP, DeepSpeed)."""
+    asked = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+    return any(os.environ.get(name, "false").lower() == "true" for name in asked)
+
+
 def wait_for_all() -> None:
     """Returns once every process has called it. Unsloth must have been imported."""
     if world_size() > 1:

@@ -6,6 +6,7 @@ from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
@@ -59,7 +60,10 @@ class RlvrConfig:
             which the policy's entropy is highest, and the KL term at every token (TRL's entropy
             mask); 1 masks nothing.
         temperature, top_p, min_p: sampling; top-k is off.
-        rollouts: "vllm", "transformers", or "auto": vLLM where it runs.
+        backend: "unsloth", or "trl": TRL's own trainer, without Unsloth (`docs/several_gpus.md`).
+        rollouts: "vllm", "transformers", or "auto": vLLM where it runs; with backend="trl" also
+            "server", and "auto" is transformers.
+        vllm_server: address of the server (`trl vllm-serve`) that draws rollouts="server".
         recompute_logits: the loss computes its logits a second time in the backward pass instead of
             keeping them: less memory, the same result.
         gpu_memory_utilization: share of the card's memory for vLLM, weights included.
@@ -119,7 +123,9 @@ class RlvrConfig:
     temperature: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.01
+    backend: str = "unsloth"
     rollouts: str = "auto"
+    vllm_server: str = "http://127.0.0.1:8000"
     recompute_logits: bool = False
     gpu_memory_utilization: float = 0.5
     vllm_importance_sampling_correction: bool = True
@@ -146,7 +152,8 @@ class RlvrConfig:
         self._check_ranges()
         for name, allowed in (
             ("loss_type", LOSS_TYPES),
-            ("rollouts", ROLLOUTS),
+            ("backend", BACKENDS),
+            ("rollouts", (*ROLLOUTS, "server")),
             ("scale_rewards", SCALE_REWARDS),
             ("reference", REFERENCES),
             ("template", TEMPLATES),

@@ -1,4 +1,5 @@
-"""Stage 2: RL with verifiable rewards by Unsloth's fast GRPO loss, with or without a guide.
+"""Stage 2: RL with verifiable rewards by the GRPO trainer of Unsloth or of TRL, with or without a
+guide.
 
 A stage is a function of a config, a model, rows and a folder. A complete folder returns at once; a
 run that was killed resumes from its last checkpoint with the same guide values, data order and
@@ -33,9 +34,9 @@ from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch import switches
+from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
@@ -44,6 +45,7 @@ from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engines import Engine, TransformersEngine
 from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.training.by_trl import check_trl, choose_trl_rollouts
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
@@ -62,6 +64,7 @@ from sage_unsloth.training.rlvr_trainer import (
     make_trainer,
     warn_if_untrained,
 )
+from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     begin,
@@ -139,6 +142,8 @@ def rlvr(
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
+    check_backend(config.backend)
+    check_trl(config)
     asked, verifier = get_rewards(rewards), get_verifier(verifier)
     if all(reward.function is not None for reward in asked):
         verifier = UNGRADED
@@ -216,6 +221,8 @@ class _Job:
 
 
 def _choose_rollouts(config: RlvrConfig) -> str:
+    if config.backend == TRL:
+        return choose_trl_rollouts(config.rollouts)
     rollouts = choose_rollouts(
         "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
         full_finetuning=config.full_finetuning,
@@ -263,10 +270,11 @@ def _rlvr(job: _Job) -> Path:
     resume = last_checkpoint(checkpoints)
     check_checkpoints(job.folder, resume, config.save_steps)
     switches.recompute_logits(config.recompute_logits)
-    load_unsloth(standby=job.rollouts == "vllm")
+    load_backend(config.backend, standby=job.rollouts == "vllm")
     wait_for_all()  # until the first process has checked that the folder is this run's
     tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
     check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
+    by_unsloth = config.backend != TRL
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -274,7 +282,7 @@ def _rlvr(job: _Job) -> Path:
         full_finetuning=config.full_finetuning,
         max_length=job.max_length,
         load_in_4bit=config.load_in_4bit,
-        use_vllm=job.rollouts == "vllm",
+        use_vllm=by_unsloth and job.rollouts == "vllm",
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,
@@ -282,14 +290,15 @@ def _rlvr(job: _Job) -> Path:
     )
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
+    whole: dict[str, Any] = {}
     finished = resume if has_ended(config, job.folder, resume) else None
     if finished is None:
-        model = _train(job, model, tokenizer, untouched, resume)
+        model, whole = _train(job, model, tokenizer, untouched, resume)
     wait_for_all()  # every process is done with the checkpoints
     if rank() == 0:
         with whole_folder(trained) as partial:
             if finished is None:
-                model.save_pretrained(partial)
+                model.save_pretrained(partial, **whole)
             else:
                 copy_result(finished, partial)
             untouched.save_pretrained(partial)
@@ -300,9 +309,12 @@ def _rlvr(job: _Job) -> Path:
     return trained
 
 
-def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None) -> Any:
+def _train(
+    job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None
+) -> tuple[Any, dict[str, Any]]:
     """Train from the checkpoint `resume`, or from the start after a preflight, and return the
-    trainer's model, without the teacher. The trainer takes `tokenizer`, evaluations `untouched`.
+    trainer's model, without the teacher, and what else its `save_pretrained` takes. The trainer
+    takes `tokenizer`, evaluations `untouched`.
     """
     config, folder = job.config, job.folder
     teacher = None
@@ -363,14 +375,15 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)
+    weights = whole_weights(trainer)
     if rank() == 0:
-        warn_if_untrained(trainer.model)
-    return trainer.model
+        warn_if_untrained(trainer.model.named_parameters() if weights is None else weights.items())
+    return trainer.model, {} if weights is None else {"state_dict": weights}
 
 
 def _preflight_engine(job: _Job, model: Any, tokenizer: Any) -> Engine:
     """An engine that draws from the policy as training begins with it."""
-    if job.rollouts == "vllm" and job.adapter is None:
+    if job.rollouts == "vllm" and job.adapter is None and job.config.backend != TRL:
         # vLLM beside the model draws without an adapter, which is what a fresh one amounts to.
         stops = load_stop_tokens(job.model_path, tokenizer)
         return VllmEngine.around(model.vllm_engine, tokenizer, stops)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
+from sage_unsloth.patch.backends import TRL, backend
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
@@ -18,6 +19,7 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, world_size
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.training.by_trl import common_trl_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked
 
@@ -35,6 +37,7 @@ FREE_SETTINGS = (
     "report_to",
     "recompute_logits",
     "gpu_memory_utilization",
+    "vllm_server",
     "grade_seconds",
     "reward_seconds",
     "preflight_prompts",
@@ -272,7 +275,7 @@ def common_arguments(folder: Path, save_steps: int) -> dict[str, Any]:
     }
     if not has_gpu():
         arguments |= {"bf16": False, "fp16": False}
-    return arguments
+    return arguments | (common_trl_arguments() if backend() == TRL else {})
 
 
 def train(

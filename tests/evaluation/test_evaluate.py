@@ -214,7 +214,7 @@ def test_compare_says_the_same_of_the_same_sets(evaluated, tmp_path, capsys):
         (["--models", f"a={BASE}", f"a={BASE}"], "models of one name must differ"),
         (["--models", f"a={BASE}+/nowhere"], "must be a folder with adapter_config.json"),
         (["--against", "other"], "--against must be one of base, tuned; got 'other'"),
-        (["--train", "/nowhere.jsonl"], "--train FILE: path must be a file; there is none at /no"),
+        (["--train", "/nowhere.jsonl"], "--train FILE: data must be a file; there is none at /no"),
     ],
 )
 def test_bad_input_is_named_and_nothing_is_drawn(evaluated, adapter, capsys, change, message):
