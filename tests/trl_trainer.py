@@ -3,6 +3,11 @@
 import sys
 
 
+def letters(completions, **_):
+    """Rewards that differ within a group, whatever the lengths."""
+    return [float(sum(map(ord, c[0]["content"])) % 5) for c in completions]
+
+
 def build_trl_trainer(
     output_dir, reference="base", tokenizer=None, lora_noise=0.05, reward=None, **settings
 ):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sage_unsloth.patch import switches
+from sage_unsloth.patch import cpu_vllm, switches
 from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
 
@@ -40,6 +40,7 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
         switches.use_standby()
     if not torch.cuda.is_available():
         switches.run_without_gpu()
+        cpu_vllm.keep_one_library()
     with without_known_lines(gpu=torch.cuda.is_available()):
         importlib.import_module("unsloth")
         import trl

@@ -203,7 +203,7 @@ def naming_options(defaults: Any) -> Iterator[None]:
         yield
     except ValueError as error:
         rule, semicolon, remedy = str(error).rpartition("; ")
-        remedy = re.sub(rf"(?<![\w.-])(set )?({names})=", r"--set \2=", remedy)
+        remedy = re.sub(rf"(?<![\w.-])(?<!--columns )(set )?({names})=", r"--set \2=", remedy)
         if semicolon and len(error.args) == 1:
             error.args = (f"{rule}; {remedy}",)
         raise

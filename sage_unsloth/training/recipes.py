@@ -240,7 +240,7 @@ def run_rlvr(
     check_judges(asked, found.checker, found.rows)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
-        known |= own_code(algorithm.guide, config.advantages)
+        known |= own_code(algorithm.guide, config.advantages, config.token_advantages)
         if point.unmerged:
             del known["model"]
         check_folder(out, known)
@@ -297,6 +297,7 @@ def run_rlvr(
                 smoke=smoke,
                 data=None if data in RL_DATA else data,
                 columns=columns,
+                eval_file=eval_file,
             )
         )
     return metrics

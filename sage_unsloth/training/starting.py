@@ -17,7 +17,7 @@ from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_car
 from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.sampling.engine_choice import why_no_vllm
+from sage_unsloth.sampling.engine_choice import why_no_vllm, why_not_chosen
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.by_trl import PLANNED_BY_TRL
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -297,7 +297,8 @@ def _uses_vllm(config: RlvrConfig, gib: float | None) -> bool:
         return False
     if gib is not None and not has_gpu():
         return nearest_card(gib).use_vllm
-    return why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
+    reason = why_no_vllm if config.rollouts == "vllm" else why_not_chosen
+    return reason(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
 
 
 def recorded_settings(out: str | Path, stage: str) -> dict | None:
