@@ -84,6 +84,7 @@ def test_engine_and_trainer_agree_after_each_update_and_a_run_resumes(monkeypatc
             config, BASE, TRAIN, folder, BranchGuide(), adapter=start, rewards=[by_length]
         )
 
+    monkeypatch.chdir(tmp_path)
     whole = run(tmp_path / "whole")
     assert len(steps) == 4
     for step in steps:
@@ -107,6 +108,7 @@ def test_engine_and_trainer_agree_after_each_update_and_a_run_resumes(monkeypatc
     assert len(steps) == 2, "from the checkpoint behind the second step"
     assert all(step["policy"] < 1e-4 for step in steps)
     assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4]
+    assert not Path("vllm_gen_lora").exists(), "nothing is left in the working directory"
     names = [file.name for file in sorted(whole.glob("adapter*"))]
     assert names == [file.name for file in sorted(again.glob("adapter*"))]
 
