@@ -19,6 +19,10 @@ from sage_unsloth.prompts import PromptFormat
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+DTYPES = ("auto", "bfloat16", "float16")
+"""Formats of weights and products; "auto" is float32 on a CPU, and on a GPU what Unsloth takes for
+the card."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
@@ -53,6 +57,7 @@ def load_policy(
     full_finetuning: bool = False,
     max_length: int = 2048,
     load_in_4bit: bool = False,
+    dtype: str = "auto",
     use_vllm: bool = False,
     gpu_memory_utilization: float = 0.5,
     seed: int = 3407,
@@ -73,6 +78,7 @@ def load_policy(
         lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
+        dtype: of the other weights, and of the products, one of `DTYPES`; an adapter is float32.
         use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
         seed: of the fresh adapter's A.
@@ -91,6 +97,7 @@ def load_policy(
             "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
             "or load_in_4bit as well; leave these out, or full_finetuning"
         )
+    check_dtype(dtype, full_finetuning=full_finetuning)
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     refuse_pickles(path)
@@ -106,6 +113,7 @@ def load_policy(
             adapter,
             seed,
             max_seq_length=max_length,
+            dtype=dtype,
             load_in_4bit=load_in_4bit,
             full_finetuning=full_finetuning,
             # In bfloat16 alone, a step of 5e-6 is lost in rounding for most weights.
@@ -114,7 +122,7 @@ def load_policy(
             gpu_memory_utilization=gpu_memory_utilization,
         )
     else:
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, load_in_4bit)
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, load_in_4bit, dtype)
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
@@ -124,6 +132,17 @@ def load_policy(
     model.generation_config.eos_token_id = stops
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
+
+
+def check_dtype(dtype: str, *, full_finetuning: bool = False) -> None:
+    """Raises ValueError for none of `DTYPES`, or for weights that would be trained in 16 bits."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    if full_finetuning and dtype != "auto":
+        raise ValueError(
+            "full fine-tuning trains float32 weights, because a small step is lost in the rounding "
+            f"of 16 bits; got dtype={dtype!r}; leave dtype at 'auto', or train an adapter"
+        )
 
 
 def _load_on_gpu(
@@ -136,6 +155,10 @@ def _load_on_gpu(
     """By Unsloth; `options` are its `from_pretrained`'s."""
     from unsloth import FastLanguageModel
 
+    if (dtype := options.pop("dtype")) != "auto":
+        import torch
+
+        options["dtype"] = getattr(torch, dtype)
     if options["fast_inference"]:
         switches.keep_vllm_memory_share()
     model, tokenizer = FastLanguageModel.from_pretrained(
@@ -166,17 +189,20 @@ def _load_on_cpu(
     adapter: str | Path | None,
     seed: int,
     load_in_4bit: bool,
+    dtype: str,
 ) -> tuple[Any, Any]:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    dtype = torch.float32
-    options = {"quantization_config": four_bit_config(dtype)} if load_in_4bit else {}
+    format_of_weights = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    options: dict[str, Any] = (
+        {"quantization_config": four_bit_config(format_of_weights)} if load_in_4bit else {}
+    )
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, **options
+            path, dtype=format_of_weights, use_safetensors=True, **options
         )
     except OSError as error:
         raise ValueError(not_found(path, error)) from error

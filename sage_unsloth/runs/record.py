@@ -40,6 +40,7 @@ LATER: dict[str, Any] = {
     "advantages": "grpo",
     "entropy_coef": 0.0,
     "kl_in": "loss",
+    "dtype": "auto",
     "reward_seconds": ANY,
     "code": ANY,
 } | asdict(PROJECT_PROMPT)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.models.loading import LoraSettings, check_dtype
 from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
@@ -68,6 +68,8 @@ class RlvrConfig:
             weight is the share of probability that min-p kept.
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights of the linear layers.
+        dtype: format of weights and products, one of `loading.DTYPES`; "auto" is float32 on a CPU
+            and what the card computes in on a GPU. The adapter is trained in float32 in any case.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags by which an answer is found.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn
@@ -125,6 +127,7 @@ class RlvrConfig:
     vllm_importance_sampling_correction: bool = True
     full_finetuning: bool = False
     load_in_4bit: bool = False
+    dtype: str = "auto"
     template: str = "project"
     prompt: PromptFormat = PROJECT_PROMPT
     preflight_prompts: int = 32
@@ -156,6 +159,7 @@ class RlvrConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
                 )
+        check_dtype(self.dtype, full_finetuning=self.full_finetuning)
         check_choices(
             guide=None,
             beta=self.beta,

@@ -272,6 +272,7 @@ def _rlvr(job: _Job) -> Path:
         full_finetuning=config.full_finetuning,
         max_length=job.max_length,
         load_in_4bit=config.load_in_4bit,
+        dtype=config.dtype,
         use_vllm=job.rollouts == "vllm",
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import frees_models, has_gpu
-from sage_unsloth.models.loading import LoraSettings, load_policy
+from sage_unsloth.models.loading import LoraSettings, check_dtype, load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.models.templates import check_teaches, check_template, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.patch.finite import finite_only
+from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
@@ -52,6 +53,8 @@ class SftConfig:
         completion_only_loss: learn working out, solution tag and EOS alone; False also learns the
             prompt, as the authors' code does.
         load_in_4bit: quantise the frozen weights of the linear layers.
+        dtype: format of weights and products, one of `loading.DTYPES`; "auto" is float32 on a CPU
+            and what the card computes in on a GPU. The adapter is trained in float32 in any case.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags.
         save_steps: optimizer steps between checkpoints.
@@ -70,6 +73,7 @@ class SftConfig:
     max_length: int = 2048
     completion_only_loss: bool = True
     load_in_4bit: bool = False
+    dtype: str = "auto"
     template: str = "project"
     prompt: PromptFormat = PROJECT_PROMPT
     save_steps: int = 100
@@ -85,6 +89,7 @@ class SftConfig:
         for name in ("epochs", "batch_size", "learning_rate", "max_length", "save_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
+        check_dtype(self.dtype)
         check_template(self.template)
 
 
@@ -156,6 +161,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         adapter=trained,
         max_length=config.max_length,
         load_in_4bit=config.load_in_4bit,
+        dtype=config.dtype,
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
@@ -214,7 +220,7 @@ def _trainer(
             completion_only_loss=config.completion_only_loss,
             packing=False,
             seed=config.seed,
-            **common_arguments(folder, config.report_to, config.save_steps),
+            **common_arguments(folder, config.report_to, config.save_steps, config.dtype),
         ),
     )
     _assert_eos_is_learned(trainer, tokenizer, len(rows))
@@ -223,7 +229,8 @@ def _trainer(
 
 def sft_trainer_class() -> type:
     """`trl`'s SFT trainer; without a GPU one that takes the model's own loss, since TRL 1.15
-    computes it in a Triton kernel.
+    computes it in a Triton kernel, and that leaves an adapter on 4-bit weights in float32. TRL
+    rounds it to bfloat16, where most steps of 2e-4 are lost; Unsloth's trainers do not.
     """
     import trl
     from transformers import Trainer
@@ -233,6 +240,11 @@ def sft_trainer_class() -> type:
         return generated.SFTTrainer
 
     class CpuSFTTrainer(generated.SFTTrainer):
+        def __init__(self, *, model, **kwargs):
+            base = model.get_base_model()
+            with replaced(base, is_loaded_in_4bit=False):
+                super().__init__(model=model, **kwargs)
+
         def compute_loss(self, *args, **kwargs):
             return Trainer.compute_loss(self, *args, **kwargs)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
+from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
@@ -241,7 +242,7 @@ def check_tracker(report_to: str) -> None:
         )
 
 
-def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str, Any]:
+def common_arguments(folder: Path, report_to: str, save_steps: int, dtype: str) -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
     arguments = {
         "output_dir": str(folder / "checkpoints"),
@@ -259,8 +260,8 @@ def common_arguments(folder: Path, report_to: str, save_steps: int) -> dict[str,
         "dataloader_pin_memory": has_gpu(),
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
-    if not has_gpu():
-        arguments |= {"bf16": False, "fp16": False}
+    if not has_gpu() or dtype != "auto":  # Unsloth decides for a card
+        arguments |= {"bf16": dtype == "bfloat16", "fp16": dtype == "float16"}
     return arguments
 
 
@@ -303,6 +304,8 @@ def train(
 
     if resume is not None and world_size() > 1 and not has_gpu():
         read_numbered_cpus()
+    scale_losses(trainer)
+    extra = with_loss_scale(trainer, extra)
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     if rank() == 0:
