@@ -119,7 +119,7 @@ def from_cost() -> str:
 
 
 def from_grading() -> str:
-    """Seconds to grade made-up answers, ours against math-verify alone; sampling."""
+    """Seconds to grade made-up answers, ours against math-verify alone."""
     result = read("grading", "evaluation.json")
     rows = (
         [
@@ -139,6 +139,31 @@ def from_grading() -> str:
     listed = (ROOT / "data" / "adversarial_answers.jsonl").read_text().splitlines()
     lines.append(f"Answers made to fool or stop a grader, each with its grade: {len(listed)}.")
     return "\n\n".join([markdown(header, rows), *lines])
+
+
+def from_sampling() -> str:
+    """Drawing on a CPU with filled places, against `generate` batch by batch."""
+    result = read("sampling", "speed.json")
+    rows = (
+        [
+            row["mix"],
+            f"{row['tokens']['mean']:.0f} and {row['tokens']['longest']}",
+            f"{row['filled_seconds']:.1f}",
+            f"{row['batches_seconds']:.1f}",
+            "{1} ({0} to {2})".format(*row["times_as_fast"]),
+            str(row["differ_from_batches"] + row["differ_in_other_order_and_size"]),
+        ]
+        for row in result["mixes"]
+    )
+    header = ["lengths", "tokens, mean and longest", "filled, s", "batches, s"]
+    header += ["times as fast (least to most)", "completions that differ"]
+    first = result["mixes"][0]
+    note = (
+        f"{first['completions']} completions of the embedded model, "
+        f"{first['sampling']['batch_size']} places, one thread, seconds of CPU. Completions that "
+        "differ are counted against the batches, and again with another order and number of places."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
 
 
 def from_near_copies() -> str:
@@ -362,6 +387,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "frontier": from_frontier,
     "cost": from_cost,
     "grading-speed": from_grading,
+    "sampling-speed": from_sampling,
     "near-copies": from_near_copies,
     "coverage": from_coverage,
     "red-team": from_red_team,

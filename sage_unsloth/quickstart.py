@@ -17,7 +17,7 @@ from sage_unsloth.evaluation.families import course, family_report, summary
 from sage_unsloth.models.device import frees_models
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, settle_process
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.problems.subsets import spread
+from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
@@ -149,7 +149,7 @@ def _run(
     configs = {n: replace(a.configure(config.rlvr), **settings) for n, a in runs.items()}
     print(plan(config, out, list(runs), next(iter(configs.values()))))
     seconds, models = _train(out, config, configs, guides)
-    rows = spread(arithmetic.problems("test"), config.num_problems)
+    rows = over_families(arithmetic.problems("test"), config.num_problems)
     started = time.perf_counter()
     samples = {name: _sample(out, config, rows, name, path) for name, path in models.items()}
     seconds["evaluation"] = time.perf_counter() - started
@@ -160,7 +160,7 @@ def _run(
     report["seconds_this_time"] = {name: round(value, 1) for name, value in seconds.items()}
     logs = {name: read_metrics(out / name.lower(), first=0) for name in runs}
     seed = settings.get("seed", config.rlvr.seed)
-    note = f"embedded arithmetic, seed {seed}; thin: each step"
+    note = f"embedded arithmetic, seed {seed}"
     plot_training(logs, out / "training.png", note)
     trained = {name: [row for row in log if row["step"] > 0] for name, log in logs.items()}
     report["training"] = {name: course(log) for name, log in trained.items()}

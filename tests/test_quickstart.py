@@ -19,7 +19,7 @@ from sage_unsloth.evaluation.families import family_report
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.metrics import Estimate, pass_at_k
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.problems.subsets import spread
+from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.training.figures import moving_average, plot_training
 
 LEFT_BEHIND = (
@@ -199,8 +199,8 @@ def test_problems_are_spread_over_families():
         {"id": i, "family": name}
         for i, name in enumerate(["usual"] * 50 + ["rare"] * 35 + ["far"] * 15)
     ]
-    assert spread(rows, None) == spread(rows, 100) == rows
-    few = spread(rows, 5)
+    assert over_families(rows, None) == over_families(rows, 100) == rows
+    few = over_families(rows, 5)
     assert {row["family"] for row in few} == {"usual", "rare", "far"}
     assert len({row["id"] for row in few}) == 5
 
@@ -215,6 +215,21 @@ def test_figures_are_drawn_from_the_tables_beside_them(tmp_path):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 4
     assert moving_average([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(3, ["None"]), (17, ["None"]), (18, ["-", "-"])])
+def test_a_few_steps_are_drawn_as_points_and_not_as_a_course(tmp_path, monkeypatch, steps, lines):
+    drawn = {}
+
+    def save(figure, axes, path, table, note):
+        drawn.update(axis=axes[0], note=note)
+
+    monkeypatch.setattr("sage_unsloth.training.figures.save_figure", save)
+    rows = [{"step": s, "reward": 0.1 * s} for s in range(1, steps + 1)]
+    plot_training({"GRPO": rows}, tmp_path / "t.png", "seed 1")
+    found = [line.get_linestyle() for line in drawn["axis"].get_lines()]
+    assert len(found) == len(lines) and (found == ["None"]) is (lines == ["None"])
+    assert (f"{steps} are too few" in drawn["note"]) is (lines == ["None"])
 
 
 def test_any_algorithms_under_settings_of_ones_own():

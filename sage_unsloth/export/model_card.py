@@ -7,6 +7,7 @@ from typing import Any
 
 from sage_unsloth.evaluation.hub_results import model_index, yaml_text
 from sage_unsloth.export.card_example import example, string
+from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.text import markdown, printable
 
@@ -129,7 +130,7 @@ def model_card(
     if report is not None and report_model is not None:
         index = model_index(report, name, report_model)
     parts = [
-        _header(base, license, library, rl, index),
+        _header(base, license, library, rl, index, hub_data(record.get("data", {}))),
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how}{before} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
@@ -144,6 +145,8 @@ def model_card(
         _prompt_text(recorded_format(settings)),
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
+    if data := data_rows(record.get("data", {})):
+        parts.append("## Trained on\n\n" + _table(("data", "value"), data))
     averages = final_metrics(metrics)
     if averages:
         steps = max(row.get("step", 0) for row in metrics)
@@ -184,7 +187,12 @@ def _prompt_text(prompt: PromptFormat) -> str:
 
 
 def _header(
-    base: str, license: str | None, library: str | None, rl: bool, index: list | None
+    base: str,
+    license: str | None,
+    library: str | None,
+    rl: bool,
+    index: list | None,
+    datasets: Sequence[str],
 ) -> str:
     lines = ["---"]
     if "/" in base:
@@ -199,6 +207,8 @@ def _header(
         ]
     if library is not None:
         lines.append(f"library_name: {library}")
+    if datasets:
+        lines += ["datasets:", *(f"- {_yaml(name)}" for name in datasets)]
     lines += ["pipeline_tag: text-generation", "tags:", *(["- grpo"] if rl else ["- sft"])]
     lines += ["- unsloth", "- sage"]
     if index is not None:

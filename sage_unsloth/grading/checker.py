@@ -31,6 +31,7 @@ class Kind(StrEnum):
     INTERVAL = "interval"
     EQUATION = "equation"
     MATHEMATICS = "mathematics"  # by algebra
+    EXPRESSION = "expression"  # of given numbers, by its value
     ROLES = "roles"  # of knights and knaves
     SCORER = "scorer"  # the task's own
     PATTERN = "pattern"  # a regular expression

@@ -3,17 +3,22 @@
 import asyncio
 import faulthandler
 import inspect
+import logging
 import math
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
 from sage_unsloth.grading.reward_functions import Reward, columns_needed, parameters_of
+from sage_unsloth.own_code import own_frames, place_of, raised
 
 UNINTERRUPTED = 30.0
 """Seconds after its time limit at which a function that even holds Python's lock ends the run."""
+
+logger = logging.getLogger(__name__)
 
 
 class OwnReward:
@@ -77,19 +82,28 @@ class OwnReward:
             thread.start()
             thread.join(self.seconds)
         if not box:
+            frame = sys._current_frames().get(thread.ident or 0)
+            stack = traceback.extract_stack(frame) if frame is not None else []
             raise ValueError(
-                f"the reward {self.name} must return within {self.seconds:g} s a call; it did not; "
-                "mend it, or set reward_seconds=… (its thread runs on until this process ends)"
+                f"the reward {self.name} must return within {self.seconds:g} s a call; it was "
+                f"still running{place_of(stack)}; mend it, or set reward_seconds=… (its thread "
+                "runs on until this process ends)"
             )
         returned, value = box[0]
         if returned:
             return value
         if isinstance(value, KeyboardInterrupt):
             raise value
+        frames = own_frames(traceback.extract_tb(value.__traceback__))
+        logger.error(
+            "the reward %s raised %s:\n%s",
+            self.name,
+            type(value).__name__,
+            "".join(traceback.format_list(frames)),
+        )
         raise ValueError(
-            f"the reward {self.name} must return a list of numbers; it raised "
-            f"{type(value).__name__}: {value!s:.500}; mend it, and run the same command again, "
-            "which resumes"
+            f"the reward {self.name} must return a list of numbers; it raised {raised(value)}; "
+            "mend it, and run the same command again, which resumes"
         ) from value
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.grading.references import OwnFunction, describe_function, find_function
+from sage_unsloth.own_code import OwnFunction, describe_function, named_function
 
 ANSWER = "answer"
 """Names the checked answer among rewards: 1 for a correct one, else 0."""
@@ -109,7 +109,7 @@ def _reward(item: str | Callable[..., Any] | Reward) -> Reward:
         ) from None
     if reference == ANSWER:
         return Reward(weight=value)
-    return Reward(function=find_function(reference, "a reward").function, weight=value)
+    return Reward(function=named_function(reference, "a reward").function, weight=value)
 
 
 def recorded_rewards(rewards: Sequence[Reward]) -> list[dict[str, Any]] | None:

@@ -15,12 +15,19 @@ from typing import Any
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
+from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.extraction import unfenced
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.programs import python_checker
 from sage_unsloth.grading.quantities import plain_number
-from sage_unsloth.grading.references import OwnFunction, describe_function, find_function
 from sage_unsloth.grading.writing import spelled, unwrap
+from sage_unsloth.own_code import (
+    OwnCodeError,
+    OwnFunction,
+    describe_function,
+    named_function,
+    raised,
+)
 from sage_unsloth.runs.record import package_version
 
 LONGEST_JSON = 20_000  # characters
@@ -66,7 +73,7 @@ def get_verifier(
             f"a verifier is one of {', '.join(VERIFIERS)}, number:TOLERANCE, or module:function of "
             f"your own; got {wanted!r}"
         )
-    return _own(find_function(wanted, "a verifier"))
+    return _own(named_function(wanted, "a verifier"))
 
 
 def _judged(right: bool, kind: Kind) -> Verdict:
@@ -247,21 +254,32 @@ def compare_own(answer: str, question: str) -> Verdict | None:
     """What a function of one's own says; without a gold in the question it is imported only.
 
     Raises:
-        TypeError, ValueError: its value is neither a truth value, a number nor None.
+        OwnCodeError: it raised, or its value is neither a truth value, a number nor None.
     """
     asked = _json(question)
     if not isinstance(asked, dict):
         return None  # the question with which every worker starts
-    function = find_function(asked["import"], "a verifier").function
+    function = named_function(asked["import"], "a verifier").function
     if "gold" not in asked:
         return None
-    value = function(answer, asked["gold"])
+    try:
+        value = function(answer, asked["gold"])
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise OwnCodeError(
+            f"the verifier {asked['import']} must return True, False, a number or None; it raised "
+            f"{raised(error)}; the answer was {answer!r:.200}, the gold {asked['gold']!r:.200}; "
+            "mend it, and run the same command again, which resumes"
+        ) from error
     if value is None:
         return _NOTHING
     if isinstance(value, (bool, int, float)) and not math.isnan(value):
         return _judged(value >= 1, Kind.OWN)
-    raise TypeError(
-        f"the verifier {asked['import']} must return True, False, a number or None; got {value!r}"
+    raise OwnCodeError(
+        f"the verifier {asked['import']} must return True, False, a number or None; got "
+        f"{value!r:.200} for the answer {answer!r:.200}; mend it, and run the same command again, "
+        "which resumes"
     )
 
 
@@ -288,6 +306,7 @@ VERIFIERS: dict[str, Checker] = {
         longest=LONGEST_JSON,
     ),
     "roles": ROLES,
+    "countdown": COUNTDOWN,
     "reasoning-gym": REASONING_GYM,
     "python": python_checker(),
 }

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.confinement import allowed_environment
+from sage_unsloth.own_code import OwnCodeError
 
 QUESTIONS_PER_CHILD = 2_000  # then a fresh one, whatever it has kept
 START_LIMIT = 60.0  # seconds for a worker to import what its function needs, on a busy machine
@@ -128,6 +129,7 @@ class Worker:
 
         Raises:
             RuntimeError: the worker cannot start, or the function raised.
+            OwnCodeError: a verifier of a user's own raised.
         """
         if self._asked >= QUESTIONS_PER_CHILD:
             self._end_child()
@@ -137,6 +139,9 @@ class Worker:
             reply = self._ask_child(question, cpu_limit)
         if reply is None:
             reply = {}
+        if "told" in reply:
+            logger.error("%s", reply["error"])
+            raise OwnCodeError(reply["told"])
         if "error" in reply:
             raise RuntimeError(
                 f"comparing {question[0]!r:.300} to {question[1]!r:.300} broke:\n{reply['error']}"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sage_unsloth.grading.confinement import ENDED, confine, leave_network
+from sage_unsloth.own_code import OwnCodeError
 
 RESERVE = 2**26
 """Bytes below its memory limit at which a child is taken to have reached it.
@@ -44,8 +45,9 @@ def serve(
     """What a worker process runs.
 
     Lines of JSON: `[number, text, text]` in, and `{"number": ..., "value": ...}`, with "error" in
-    the place of "value" for a traceback, or `{"refused": event}` out. A reply with "last" is the
-    child's last one. A child that had too little memory ends without a reply.
+    the place of "value" for a traceback and "told" beside it where the code is a user's, or
+    `{"refused": event}` out. A reply with "last" is the child's last one. A child that had too
+    little memory ends without a reply.
 
     Args:
         function: "module:name".
@@ -131,6 +133,8 @@ def _answer(
             answer = {"number": number, "value": call(*question)}
         except MemoryError:
             raise
+        except OwnCodeError as error:
+            answer = {"number": number, "told": str(error), "error": traceback.format_exc()}
         except Exception:
             answer = {"number": number, "error": traceback.format_exc()}
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -22,7 +22,7 @@ from sage_unsloth.models.loading import load_policy
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.plan import duration
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.problems.subsets import spread
+from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.quickstart import MEASURED_ON, SECONDS
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import locked
@@ -62,7 +62,7 @@ def _grid(out: str | Path, config: GridConfig) -> dict[str, Any]:
     settle_process()
     base = data_folder() / BASE_MODEL
     merged = sft(config.run.sft, base, arithmetic.problems("sft"), out / "sft")
-    rows = spread(arithmetic.problems("test"), config.run.num_problems)
+    rows = over_families(arithmetic.problems("test"), config.run.num_problems)
     n = config.run.sampling.num_samples
     counts, routes = {}, {}
     with progress(total=len(runs), desc="grid", unit="run") as bar:

@@ -1,7 +1,8 @@
-"""Pretrain the tiny base model on the arithmetic corpus, on a CPU.
+"""Pretrain a tiny base model on the corpus of an embedded task, on a CPU.
 
     python -m sage_unsloth.lab.pretrain --out data/arithmetic-base
     python -m sage_unsloth.lab.pretrain --problems fresh --seed 3408 --out data/arithmetic-fresh
+    python -m sage_unsloth.lab.pretrain --problems countdown --out data/countdown-base
 
 A plain loop: documents are drawn afresh for every batch, the loss is the cross-entropy of the text
 behind the prompt, AdamW with warmup and a linear decay to 0. The model, its tokenizer and
@@ -17,8 +18,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,10 @@ import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sage_unsloth.evaluation.metrics import pass_at_k
-from sage_unsloth.problems import arithmetic, arithmetic_fresh
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.countdown import COUNTDOWN
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.problems import arithmetic, arithmetic_fresh, countdown
 from sage_unsloth.runs.files import whole_folder, write_json
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.sampling.counts import correct_matrix
@@ -35,7 +40,52 @@ from sage_unsloth.sampling.record_sets import sample_and_grade
 
 logger = logging.getLogger(__name__)
 
-CORPUS_SETTINGS = ("ROUTES", "UNKNOWN_FROM", "UNTAGGED", "DRILLS")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What a base model learns, and what it is measured by.
+
+    Attributes:
+        module: has the dials of the corpus.
+        dials: their names, for `pretrain.json`.
+        pairs: the problems that documents pose.
+        test: the rows of the test split.
+        checker: what makes an answer right.
+    """
+
+    module: Any
+    dials: tuple[str, ...]
+    pairs: Callable[[], Sequence[Any]]
+    test: Callable[[], list[dict]]
+    checker: Checker = MATH
+
+    def document(self, tokenizer: Any, rng: random.Random) -> tuple[str, str]:
+        return self.module.document(tokenizer, rng, self.pairs())
+
+
+_ARITHMETIC_DIALS = ("ROUTES", "UNKNOWN_FROM", "UNTAGGED", "DRILLS")
+CORPORA = {
+    "first": Corpus(
+        module=arithmetic,
+        dials=_ARITHMETIC_DIALS,
+        pairs=arithmetic.pretraining_pairs,
+        test=lambda: arithmetic.problems("test"),
+    ),
+    "fresh": Corpus(
+        module=arithmetic,
+        dials=_ARITHMETIC_DIALS,
+        pairs=arithmetic_fresh.pretraining_pairs,
+        test=lambda: arithmetic_fresh.problems("test"),
+    ),
+    "countdown": Corpus(
+        module=countdown,
+        dials=("ROUTES", "SKILL", "UNTAGGED", "DRILLS", "DRILL_LENGTH"),
+        pairs=countdown.pretraining_problems,
+        test=lambda: countdown.problems("test"),
+        checker=COUNTDOWN,
+    ),
+}
+"""By the value of `--problems`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +104,7 @@ class PretrainConfig:
     num_heads: int = 4
     num_key_value_heads: int = 2
     num_samples: int = 64  # samples per problem in the final measurement
-    problems: str = "first"  # the drawing of the problems: "first", or "fresh"
+    problems: str = "first"  # a key of `CORPORA`
 
 
 def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
@@ -79,10 +129,10 @@ def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
 
 
 def batch(
-    tokenizer, rng: random.Random, size: int, pairs: Sequence[tuple[int, int]] = ()
+    tokenizer, rng: random.Random, size: int, corpus: Corpus
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`input_ids` and `labels`, both (B, T), of `size` new documents; -100 masks the rest."""
-    documents = [arithmetic.document(tokenizer, rng, pairs) for _ in range(size)]
+    documents = [corpus.document(tokenizer, rng) for _ in range(size)]
     contexts, texts = zip(*documents, strict=True)
     prompts, targets = tokenizer(list(contexts)).input_ids, tokenizer(list(texts)).input_ids
     rows = [
@@ -114,10 +164,9 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
         optimizer,
         lambda step: min((step + 1) / config.warmup, (config.steps - step) / config.steps),
     )
-    pairs = arithmetic_fresh.pretraining_pairs() if config.problems == "fresh" else ()
     bar = progress(range(config.steps), desc="pretrain")
     for _ in bar:
-        input_ids, labels = batch(tokenizer, rng, config.batch_size, pairs)
+        input_ids, labels = batch(tokenizer, rng, config.batch_size, CORPORA[config.problems])
         loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -128,10 +177,8 @@ def train(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
     return model.eval()
 
 
-def measure(
-    model, tokenizer, num_samples: int, seed: int, rows: Sequence[dict]
-) -> dict[str, float]:
-    """On the rows of a test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the
+def measure(model, tokenizer, num_samples: int, seed: int, corpus: Corpus) -> dict[str, float]:
+    """On the rows of the test split at temperature 1: pass@1, pass@k for k = `num_samples`, and the
     share with an answer in tags.
     """
     config = SamplingConfig(
@@ -142,11 +189,17 @@ def measure(
         batch_size=512,
         seed=seed,
     )
-    engine = TransformersEngine(model, tokenizer)
+    engine, rows = TransformersEngine(model, tokenizer), corpus.test()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "samples.jsonl"
         records = sample_and_grade(
-            config, engine, rows, file, model="base", benchmark=arithmetic.SOURCE
+            config,
+            engine,
+            rows,
+            file,
+            model="base",
+            benchmark=corpus.module.SOURCE,
+            checker=corpus.checker,
         )
     correct = correct_matrix(records, [row["id"] for row in rows], num_samples).sum(axis=1)
     return {
@@ -184,7 +237,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=PretrainConfig.steps, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=PretrainConfig.seed)
     parser.add_argument(
-        "--problems", choices=("first", "fresh"), default="first", help="the drawing to learn"
+        "--problems", choices=tuple(CORPORA), default="first", help="the corpus to learn"
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args(argv)
@@ -195,12 +248,12 @@ def main(argv: list[str] | None = None) -> None:
     started = time.perf_counter()
     model = train(config, tokenizer)
     seconds = round(time.perf_counter() - started)
-    drawing = arithmetic_fresh if config.problems == "fresh" else arithmetic
-    result = measure(model, tokenizer, config.num_samples, config.seed, drawing.problems("test"))
+    corpus = CORPORA[config.problems]
+    result = measure(model, tokenizer, config.num_samples, config.seed, corpus)
     logger.info("base on the test split: %s", result)
     report = {
         "config": dataclasses.asdict(config),
-        "corpus": {name: getattr(arithmetic, name) for name in CORPUS_SETTINGS},
+        "corpus": {name: getattr(corpus.module, name) for name in corpus.dials},
         "parameters": model.num_parameters(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "threads": options.threads,

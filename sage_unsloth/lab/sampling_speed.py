@@ -3,7 +3,8 @@
     python -m sage_unsloth.lab.sampling_speed --out data/results/sampling
 
 Both draw the same completions, each by its own seed, in one run on one thread, timed in seconds of
-CPU: `refilling`, and one call of `generate` for each batch. A high temperature makes the mix of
+CPU: `refilling`, and one call of `generate` for each batch, in turn, `REPEATS` times; seconds are
+medians, ratios are taken pair by pair. A high temperature makes the mix of
 lengths that a reasoning model has, most of them short beside the longest; at temperature 1 the tiny
 model's completions are about equally long, which is the worst case. `generate` with its own
 sampling shows what a random stream for each row costs. How often the batch changes a completion is
@@ -13,6 +14,7 @@ counted too.
 import argparse
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.record import environment
 from sage_unsloth.sampling.engines import Completion, SamplingConfig, TransformersEngine
 
-PROBLEMS, SAMPLES, BATCH = 16, 16, 32
+PROBLEMS, SAMPLES, BATCH, REPEATS = 16, 16, 32, 5
 MIXES = {"long and short": (2.5, 256), "about equally long": (1.0, 48)}
 """Name -> temperature, longest completion in tokens."""
 
@@ -92,6 +94,12 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - started, value
 
 
+def ratios(one: list[float], other: list[float]) -> list[float]:
+    """Least, median and largest ratio of the pairs."""
+    found = [a / b for a, b in zip(one, other, strict=True)]
+    return [round(value, 2) for value in (min(found), statistics.median(found), max(found))]
+
+
 def measure(engine: TransformersEngine, mix: str) -> dict[str, Any]:
     """Both ways on one mix of lengths."""
     temperature, length = MIXES[mix]
@@ -102,9 +110,14 @@ def measure(engine: TransformersEngine, mix: str) -> dict[str, Any]:
     short = replace(config, max_completion_length=2)
     list(engine.stream(wanted[:BATCH], short))  # warms up
     in_batches(engine, wanted[:BATCH], short)
-    filled, found = timed(lambda: dict(engine.stream(wanted, config)))
-    batches, expected = timed(lambda: in_batches(engine, wanted, config))
-    plain, _ = timed(lambda: own_sampling(engine, wanted, config))
+    filled, batches, plain = [], [], []
+    for _ in range(REPEATS):
+        seconds, found = timed(lambda: dict(engine.stream(wanted, config)))
+        filled.append(seconds)
+        seconds, expected = timed(lambda: in_batches(engine, wanted, config))
+        batches.append(seconds)
+        seconds, _ = timed(lambda: own_sampling(engine, wanted, config))
+        plain.append(seconds)
     order = random.Random(0).sample(range(len(wanted)), len(wanted))
     again = dict(engine.stream([wanted[i] for i in order], replace(config, batch_size=20)))
     lengths = [one.num_tokens for one in expected]
@@ -112,11 +125,11 @@ def measure(engine: TransformersEngine, mix: str) -> dict[str, Any]:
         "mix": mix,
         "completions": len(wanted),
         "tokens": {"mean": round(sum(lengths) / len(lengths), 1), "longest": max(lengths)},
-        "filled_seconds": round(filled, 2),
-        "batches_seconds": round(batches, 2),
-        "own_sampling_seconds": round(plain, 2),
-        "times_as_fast": round(batches / filled, 2),
-        "stream_ratio": round(batches / plain, 2),
+        "filled_seconds": round(statistics.median(filled), 2),
+        "batches_seconds": round(statistics.median(batches), 2),
+        "own_sampling_seconds": round(statistics.median(plain), 2),
+        "times_as_fast": ratios(batches, filled),
+        "stream_ratio": ratios(batches, plain),
         "differ_from_batches": sum(found[i] != one for i, one in enumerate(expected)),
         "differ_in_other_order_and_size": sum(
             again[place] != found[i] for place, i in enumerate(order)

@@ -8,6 +8,8 @@ BASE_MODEL = "arithmetic-base"
 """Its folder in `data_folder()`, and the name of its preset."""
 FRESH_MODEL = "arithmetic-fresh"
 """The folder of the base of `problems.arithmetic_fresh`."""
+COUNTDOWN_MODEL = "countdown-base"
+"""The folder of the base of `problems.countdown`."""
 SMALL = 32 << 20  # bytes of weights
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.objective import group_advantages
-from sage_unsloth.objective.named import named_object
+from sage_unsloth.own_code import named_object
 
 GRPO = "grpo"
 RULES: dict[str, Callable[..., Tensor]] = {
@@ -125,7 +125,7 @@ def advantage_rule(rule: Rule) -> AdvantageRule:
     if name in RULES:
         function = RULES[name]
     elif ":" in name:
-        function = _checked_function(named_object(name, "advantages"), name)
+        function = _checked_function(named_object(name, "a rule for advantages"), name)
     else:
         raise ValueError(
             f"advantages must be one of {', '.join(RULES)}, or module:function for a rule of your "

@@ -266,13 +266,13 @@ def document(
     """
     if rng.random() < DRILLS:
         return "", ";".join(drill(rng) for _ in range(5)) + EOS
-    number, factor = rng.choice(pairs or _pretraining_pairs())
+    number, factor = rng.choice(pairs or pretraining_pairs())
     text, answer = working(number, factor, draw_route(rng), rng)
     if rng.random() < UNTAGGED:
         solution = f"{text}{REASONING_END}{answer}"
     else:
         solution = solution_text(text, answer).removeprefix(REASONING_START)
-    context = _prompt_form(tokenizer).replace("{problem}", problem_text(number, factor))
+    context = prompt_form(tokenizer).replace("{problem}", problem_text(number, factor))
     return context, solution + EOS
 
 
@@ -291,12 +291,12 @@ def drill(rng: random.Random) -> str:
 
 
 @functools.cache
-def _pretraining_pairs() -> tuple[tuple[int, int], ...]:
+def pretraining_pairs() -> tuple[tuple[int, int], ...]:
     return tuple(pair for split, pairs in allocation().items() if split != "test" for pair in pairs)
 
 
 @functools.cache
-def _prompt_form(tokenizer: Any) -> str:
+def prompt_form(tokenizer: Any) -> str:
     return render_prompt(tokenizer, "{problem}")
 
 

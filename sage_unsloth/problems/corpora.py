@@ -80,7 +80,7 @@ def sft_corpus(
     texts = [render_solution(tokenizer, turns_of(row), prompt.taught(row)) for row in rows]
     fits = [length <= max_length for length in _lengths(tokenizer, texts)]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
-    return limited(rows, filters, found.provenance, limit)
+    return replace(limited(rows, filters, found.provenance, limit), columns=found.columns)
 
 
 def sft_rows(
@@ -163,7 +163,7 @@ def rl_corpus(
     fits = [length <= max_prompt_length for length in lengths]
     rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
     corpus = limited(rows, filters, found.provenance, None)
-    return replace(corpus, checker=found.checker)
+    return replace(corpus, checker=found.checker, columns=found.columns)
 
 
 def rl_rows(
@@ -192,6 +192,7 @@ def rl_rows(
     """
     data, path, columns = _asked_for(data, path, columns, RL_DATA)
     kept: dict[str, list[bool]] = {}
+    read: dict[str, str] = {}
     if data == "arithmetic":
         rows, provenance = arithmetic.problems("train"), {"embedded": "arithmetic, split train"}
     elif data == "dapo":
@@ -204,7 +205,7 @@ def rl_rows(
     else:
         where = {"needed" if answered else "optional": ("answer",)}
         own = read_own(data, columns, **({"needed": ()} | where), split="train")
-        rows, kept, provenance = own.rows, own.kept, own.provenance
+        rows, kept, provenance, read = own.rows, own.kept, own.provenance, own.columns
     checker = verifier or MATH
     filters = Filters({"rows": len(rows)}, {})
     if limit is not None:
@@ -222,7 +223,7 @@ def rl_rows(
                 "choose another column or verifier"
             )
         rows = filters.keep(rows, good, "answer can be graded")
-    return replace(limited(rows, filters, provenance, None), checker=checker)
+    return replace(limited(rows, filters, provenance, None), checker=checker, columns=read)
 
 
 def _asked_for(
@@ -268,7 +269,7 @@ def _own_sft_rows(data: str, columns: Columns, prompt: PromptFormat) -> Corpus:
         rows = [row | {"solution": without_think_tags(row["solution"])} for row in rows]
         read = [extract_answer(prompt.taught(row), prompt=prompt) == row["answer"] for row in rows]
         rows = filters.keep(rows, read, "the answer is read from the taught text")
-    return limited(rows, filters, found.provenance, None)
+    return replace(limited(rows, filters, found.provenance, None), columns=found.columns)
 
 
 def without_think_tags(solution: str) -> str:

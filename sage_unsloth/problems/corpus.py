@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.mathematics import MATH
@@ -10,6 +12,8 @@ from sage_unsloth.runs.text import printable
 
 NAMED = 3  # rows of each filter that are shown
 SHOWN = 60  # letters of their problems
+NAMES = ("file", "hub_id", "config", "split", "embedded", "package", "task")
+"""What of a provenance names the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,7 @@ class Corpus:
             source.
         counts: rows left after each filter, in order.
         provenance: where the rows are from: hub id and revision, or file and digest.
+        columns: of data of one's own: what each column is for -> its name.
         left_out: the problems of the first `NAMED` rows that each filter left out.
         checker: what makes an answer right.
     """
@@ -30,6 +35,31 @@ class Corpus:
     provenance: dict
     left_out: dict[str, list[str]] = field(default_factory=dict)
     checker: Checker = MATH
+    columns: dict[str, str] = field(default_factory=dict)
+
+    def record(self, source: str | Path | None = None) -> dict[str, Any]:
+        """What `run.json` keeps of the data: provenance, columns, rows left after each filter.
+
+        Args:
+            source: what was asked for; the path of a file is kept too.
+        """
+        path = {}
+        if source is not None and "file" in self.provenance:
+            path = {"path": str(Path(source).absolute())}
+        columns = {"columns": dict(self.columns)} if self.columns else {}
+        return path | self.provenance | columns | {"filters": dict(self.counts)}
+
+    def origin(self) -> str:
+        """Where the rows are from, on a line."""
+        there = self.record()
+        named = [f"{there[name]}" for name in NAMES if there.get(name)]
+        parts = [", ".join(printable(text) for text in named)]
+        parts += [
+            f"{name} {str(there[name])[:12]}" for name in ("revision", "sha256") if there.get(name)
+        ]
+        if "columns" in there:
+            parts.append(", ".join(f"{name}={of}" for name, of in there["columns"].items()))
+        return f"Data: {printable('; '.join(parts))}"
 
     def table(self) -> list[dict]:
         """The counts as rows of a table."""

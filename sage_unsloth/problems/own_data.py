@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ class OwnRows:
             and the other names, as far as there are columns for them.
         kept: a text that says it -> whether each row of the source passes; in the order of reading.
             `rows` has all of them, so that what is left out can be named.
-        provenance: hub id and revision, or file and digest; and the columns.
+        provenance: hub id and revision, or file and digest; and the columns that were named.
+        columns: what each column that was read is for -> its name.
     """
 
     rows: list[dict]
     kept: dict[str, list[bool]]
     provenance: dict
+    columns: dict[str, str]
 
 
 def source_of(data: str, split: str) -> tuple[Source, Path | None]:
@@ -74,7 +76,7 @@ def read_own(
     """
     raw, provenance = read_raw(data, columns, split)
     own = read_columns(raw, columns, needed, data, optional=optional)
-    return OwnRows(rows=own.rows, kept=own.kept, provenance=provenance)
+    return replace(own, provenance=provenance)
 
 
 def read_raw(data: str, columns: Columns, split: str) -> tuple[list[dict], dict]:
@@ -139,7 +141,9 @@ def read_columns(
         if name not in row_names(needed, optional):
             for number, (row, source) in enumerate(zip(rows, raw, strict=True)):
                 row[name] = _kept_value(source.get(column), f"row {number} of {data}, {column!r},")
-    return OwnRows(rows=rows, kept=kept, provenance={})
+    read = row_names(needed, optional) | columns.names.keys()
+    places = {name: column for name, column in places.items() if name in read}
+    return OwnRows(rows=rows, kept=kept, provenance={}, columns=places)
 
 
 def row_names(needed: Sequence[str], optional: Sequence[str]) -> set[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def spread(rows: Sequence[dict], count: int | None) -> list[dict]:
+def over_families(rows: Sequence[dict], count: int | None) -> list[dict]:
     """`count` rows, spread evenly over the families; all of them, in their order, for None."""
     if count is None or count >= len(rows):
         return list(rows)

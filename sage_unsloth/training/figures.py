@@ -17,7 +17,8 @@ def plot_training(
         runs: name -> rows of its `metrics.jsonl`.
         path: of the PNG; the CSV is put beside it.
         note: the conditions, under the figure.
-        window: optimizer steps of the centred moving average drawn over the raw values.
+        window: optimizer steps of the centred moving average drawn over the raw values; a run of
+            fewer than twice as many is drawn as points, and the note says so.
     """
     panels = {
         "reward": "mean reward",
@@ -42,9 +43,16 @@ def plot_training(
             if metric == PASS_AT_1:  # few, and of many completions each
                 axis.plot(steps, values, marker="o", label=name, **style)
                 continue
+            if len(values) < 2 * window:  # a mean over them would look like a course
+                axis.plot(steps, values, color=style["color"], marker="o", linestyle="", label=name)
+                continue
             axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
             axis.plot(steps, moving_average(values, window), label=name, **style)
         axis.set(title=title, xlabel="optimizer step")
+    longest = max((len(rows) for rows in runs.values()), default=0)
+    few = f"points: each step; {longest} are too few to show a trend"
+    many = f"thin: each step, thick: moving average over {window}"
+    note += f"; {few if longest < 2 * window else many}"
     table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
     return save_figure(figure, axes, path, table, note)
 

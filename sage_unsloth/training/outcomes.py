@@ -5,17 +5,19 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from sage_unsloth.grading.checker import Grade
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.problems.columns import Columns
-from sage_unsloth.runs.files import write_json
+from sage_unsloth.prompts import PromptFormat
+from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.embedded_settings import SAMPLING
-from sage_unsloth.training.preflight import signal
+from sage_unsloth.training.preflight import REPORT, SHARES, answers_remedy, signal
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
-from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path
+from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path, result_folder
 
 SAMPLES = 4  # completions of each held-out row, before and after SFT
 
@@ -134,6 +136,46 @@ COURSE = {
 }
 
 
+def result_of(out: str | Path, stage: str) -> Path | None:
+    """The result of a finished run; None where the folder's run is of another stage, or goes on."""
+    record = Path(out) / "run.json"
+    settings = read_json(record)["settings"] if record.is_file() else {}
+    if settings.get("stage") != stage:
+        return None
+    trained = result_folder(Path(out), settings)
+    return trained if trained.is_dir() else None
+
+
+def finished_text(out: str | Path, trained: Path) -> str:
+    """What the command that is started again says of a finished run, before anything is loaded."""
+    return (
+        f"{out} is finished: {trained}. Nothing is trained again; what follows checks that "
+        "settings and rows are those of the run, and shows its outcome. Another --out trains "
+        "anew.\n"
+    )
+
+
+def unanswered(metrics: Sequence[dict]) -> float | None:
+    """The share of completions without an answer that can be read; None where none was checked."""
+    keys = [f"reward/{grade.value}" for grade in Grade]
+    graded = [row for row in metrics if all(key in row for key in keys)]
+    count = sum(row[key] for row in graded for key in keys)
+    if not count:
+        return None
+    return sum(row[f"reward/{Grade.UNPARSABLE.value}"] for row in graded) / count
+
+
+def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
+    """What to do where most answers of the last tenth cannot be read; empty where they can."""
+    share = unanswered(metrics[-max(1, len(metrics) // 10) :])
+    if share is None or share <= 0.5:
+        return ""
+    return (
+        f"{share:.0%} of the last completions hold no answer that can be read, and are never "
+        f"rewarded: {answers_remedy(prompt)}; completions.jsonl shows what they wrote"
+    )
+
+
 def course(metrics: Sequence[dict]) -> list[dict]:
     """First and last tenth of a run, averaged, as rows of a table; a metric that was not logged is
     left out.
@@ -146,5 +188,23 @@ def course(metrics: Sequence[dict]) -> list[dict]:
             values = [step[metric] for step in steps if metric in step]
             if values:
                 row[title] = f"{sum(values) / len(values):.3f}"
+        if (share := unanswered(steps)) is not None:
+            row["no answer"] = f"{share:.3f}"
         rows.append(row)
     return rows
+
+
+def outcome(out: Path, metrics: Sequence[dict], prompt: PromptFormat) -> list[str | list[dict]]:
+    """Texts and tables of a finished RL run: the preflight, where there was one, the first and the
+    last tenth of training, and what to do where answers could not be read.
+    """
+    parts: list[str | list[dict]] = []
+    preflight = out / REPORT
+    if preflight.is_file():
+        found = json.loads(preflight.read_text(encoding="utf-8"))
+        parts += ["\nPreflight, before the first step:"]
+        parts += [[{name: f"{found[name]:.3f}" for name in SHARES if name in found}]]
+    parts += ["\nTraining:", course(metrics)]
+    if found := advice(metrics, prompt):
+        parts.append(f"\n{found}.")
+    return parts

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from sage_unsloth.grading.references import source_digest
 from sage_unsloth.objective.advantage_rules import RULES, advantage_rule
-from sage_unsloth.objective.named import named_object
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.own_code import named_object, source_digest
 from sage_unsloth.training.algorithm import Algorithm
 
 GROUP = "sage_unsloth.algorithms"
@@ -47,7 +46,7 @@ def named_algorithm(reference: str) -> Algorithm:
     Raises:
         ValueError: the module cannot be imported, has no such name, or it is something else.
     """
-    return _as_algorithm(named_object(reference, "algorithm"), reference)
+    return _as_algorithm(named_object(reference, "an algorithm"), reference)
 
 
 @functools.cache

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
 from sage_unsloth.objective.advantage_rules import GRPO, advantage_rule
 from sage_unsloth.problems.held_out import spread
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.kinds import count_kinds, kinds_text
@@ -64,8 +66,37 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
     }
 
 
-def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
-    """What to change where the signal is small; empty where it is not."""
+def answers_remedy(prompt: PromptFormat) -> str:
+    """What to do where completions lack the marks around the answer."""
+    if prompt.solution is None:
+        return "run SFT first, or longer: it teaches to put the answer in \\boxed{}"
+    return (
+        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}; or ask for "
+        "marks that the model writes of itself, such as \\boxed{} (--tags boxed)"
+    )
+
+
+def boxed_share(records: Sequence[dict]) -> float:
+    """The share of completions whose answer is not where it was asked for, but in a box."""
+    missed = [record for record in records if record["extracted"] is None]
+    boxed = sum(extract_answer(r["completion"], boxed=True) is not None for r in missed)
+    return boxed / len(records)
+
+
+def remedies(
+    found: dict[str, float],
+    max_completion_length: int,
+    prompt: PromptFormat = PROJECT_PROMPT,
+    boxed: float = 0.0,
+) -> list[str]:
+    """What to change where the signal is small; empty where it is not.
+
+    Args:
+        found: see `signal`.
+        max_completion_length: tokens.
+        prompt: what was asked.
+        boxed: see `boxed_share`.
+    """
     result = []
     if found["truncation_rate"] > 0.5:
         result.append(
@@ -74,9 +105,11 @@ def remedies(found: dict[str, float], max_completion_length: int) -> list[str]:
             "or train on shorter problems"
         )
     if found.get("format_rate", 1) < 0.5:
+        place = r"one answer in \boxed{}" if prompt.solution is None else "a complete solution tag"
+        seen = f" ({boxed:.0%} put their answer into a box instead)" if boxed else ""
         result.append(
-            f"only {found['format_rate']:.0%} of the completions hold a complete solution tag: run "
-            "SFT first, or longer"
+            f"only {found['format_rate']:.0%} of the completions hold {place}{seen}, and no other "
+            f"is ever rewarded: {answers_remedy(prompt)}"
         )
     if found["dead_groups"] > 0.8:
         often = found.get("solve_rate", 0) >= 0.5
@@ -114,7 +147,7 @@ def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -
     if force:
         logger.warning("%s; training goes on because of --force (force=True).", fact)
         return
-    advice = remedies(found, config.max_completion_length)
+    advice = remedies(found, config.max_completion_length, config.prompt)
     raise ValueError(
         f"{fact}; {'; '.join(advice)}; look at more prompts (preflight_prompts="
         f"{2 * config.preflight_prompts}), or train all the same by --force (force=True)"
@@ -174,7 +207,8 @@ def preflight(
     found = signal(records, config.advantages)
     if verifier is UNGRADED:
         found = {name: value for name, value in found.items() if name not in OF_ANSWERS}
-    warnings = remedies(found, config.max_completion_length)
+    boxed = boxed_share(records) if "format_rate" in found else 0.0
+    warnings = remedies(found, config.max_completion_length, config.prompt, boxed)
     kinds = count_kinds(records)
     write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings, "kinds": kinds})
     names = {"solved": "solve_rate", "in format": "format_rate", "truncated": "truncation_rate"}

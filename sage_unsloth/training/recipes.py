@@ -2,7 +2,6 @@
 training, table, next command.
 """
 
-import json
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +39,12 @@ from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.outcomes import (
     SAMPLES,
     before_and_after,
-    course,
     evaluation_command,
+    finished_text,
+    outcome,
+    result_of,
 )
 from sage_unsloth.training.own_algorithms import own_code
-from sage_unsloth.training.preflight import REPORT, SHARES
 from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
@@ -104,6 +104,8 @@ def run_sft(
     start = model_path(preset)
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
     config = replace(config, prompt=choose_format(start, settings.get("prompt")))
+    if (done := result_of(out, "sft")) is not None:
+        _show(finished_text(out, done))
     data = data or _default_data(preset, path, "openmath")
     found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt)
     check_folder(out, known_settings("sft", config, start))
@@ -122,7 +124,7 @@ def run_sft(
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
-    _show(f"SFT of {preset.name} -> {out}\n{template}\n")
+    _show(f"SFT of {preset.name} -> {out}\n{template}\n{corpus.origin()}\n")
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
@@ -130,7 +132,7 @@ def run_sft(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
     )
-    merged = sft(config, start, training, out)
+    merged = sft(config, start, training, out, data=corpus.record(path or data))
     table = before_and_after(config, start, merged, kept, out) if kept else []
     if table:
         _show(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
@@ -212,9 +214,12 @@ def run_rlvr(
     check_processes(config)
     setup = setup_of(point.preset, config, gib)
     _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
-    if point.preset.name != EMBEDDED:
+    done = result_of(out, "rlvr")
+    if done is not None:
+        _show(finished_text(out, done))
+    elif point.preset.name != EMBEDDED:
         _show(f"{memory_report(setup, point.preset.name, gib)}\n")
-    if gib is not None:
+    if gib is not None and done is None:
         check_fits(setup, gib)
     data = data or _default_data(point.preset, path, "dapo")
     reading: dict[str, Any] = {
@@ -242,19 +247,20 @@ def run_rlvr(
     wait_for_all()
     template = template_for(point.model, settings.get("template"), point.adapter, config.prompt)
     config = replace(config, template=template.template)
-    _show(f"{point}\n{template}\n")
+    _show(f"{point}\n{template}\n{found.origin()}\n")
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
-    held_out = None
+    held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
         kept = rl_corpus(tokenizer, config.max_prompt_length, limit=None, found=for_curve)
-        held_out = kept.rows
+        held_out, origin["held_out"] = kept.rows, kept.record(eval_file)
         _show(f"\nHeld-out rows, of {eval_file}:\n")
         _show(kept.table())
-    _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
+    if done is None:
+        _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
     trained = rlvr(
         config,
         point.model,
@@ -268,14 +274,15 @@ def run_rlvr(
         force=force or smoke,
         rewards=asked,
         verifier=corpus.checker,
+        data=origin,
     )
     metrics = read_metrics(out)
     if rank() == 0:
-        note = f"{point.preset.name}, seed {config.seed}; thin: each step, thick: moving average"
-        plot_training(
-            {algorithm.name: read_metrics(out, first=0)}, Path(out) / "training.png", note
-        )
-        _show_outcome(Path(out), metrics)
+        note = f"{point.preset.name}, seed {config.seed}"
+        course = {algorithm.name: read_metrics(out, first=0)}
+        plot_training(course, Path(out) / "training.png", note)
+        for part in outcome(Path(out), metrics, config.prompt):
+            _show(part)
         _show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "
             f"{trained.name}/\n\nNext: "
@@ -290,17 +297,6 @@ def run_rlvr(
             )
         )
     return metrics
-
-
-def _show_outcome(out: Path, metrics: Sequence[dict]) -> None:
-    """The preflight, where there was one, and the first and the last tenth of training."""
-    preflight = out / REPORT
-    if preflight.is_file():
-        found = json.loads(preflight.read_text(encoding="utf-8"))
-        _show("\nPreflight, before the first step:")
-        _show([{name: f"{found[name]:.3f}" for name in SHARES if name in found}])
-    _show("\nTraining:")
-    _show(course(metrics))
 
 
 def _show(content: str | Sequence[Mapping]) -> None:

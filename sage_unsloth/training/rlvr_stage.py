@@ -8,7 +8,7 @@ random state; a folder with other settings is refused.
 import copy
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,7 @@ def rlvr(
     force: bool = False,
     verifier: Checker | str | Callable[[str, str], Any] = MATH,
     rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -119,6 +120,7 @@ def rlvr(
         verifier: what makes an answer right, as `verifiers.get_verifier` takes it.
         rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
             for the checked answer alone. Where they lack it, rows need no `answer`.
+        data: where the rows are from, for `run.json`, as `Corpus.record` has it.
 
     Raises:
         ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
@@ -171,7 +173,7 @@ def rlvr(
     settings = _settings(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
-            begin(folder, settings, config, model_path)
+            begin(folder, settings, config, model_path, data)
         return _rlvr(job)
 
 

@@ -90,7 +90,7 @@ def make_trainer(
             vllm_importance_sampling_clip_max=2.0,
             generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),
             seed=config.seed,
-            **common_arguments(folder, config.report_to, config.save_steps, config.dtype),
+            **common_arguments(folder, config.save_steps, config.dtype),
         ),
     )
     if "ref" in getattr(model, "peft_config", {}):

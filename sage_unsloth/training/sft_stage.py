@@ -7,7 +7,7 @@ run that was killed resumes from its last checkpoint; a folder with other settin
 import copy
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,12 @@ class SftConfig:
 
 @frees_models
 def sft(
-    config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: str | Path
+    config: SftConfig,
+    model_path: str | Path,
+    rows: Sequence[dict],
+    folder: str | Path,
+    *,
+    data: Mapping[str, Any] | None = None,
 ) -> Path:
     """Fine-tune on worked solutions and return the folder of the merged model.
 
@@ -109,6 +114,7 @@ def sft(
             and `answer`; without `answer` the solution is taught as it is, tags and all.
         folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and
             `checkpoints/` while training.
+        data: where the rows are from, for `run.json`, as `Corpus.record` has it.
 
     Raises:
         ValueError: a row lacks a column or a value, or does not fit; the folder is of another run;
@@ -120,7 +126,7 @@ def sft(
     check_tracker(config.report_to)
     settings = run_settings("sft", config, model_path, rows)
     with locked(folder):
-        begin(folder, settings, config, model_path)
+        begin(folder, settings, config, model_path, data)
         return _sft(config, model_path, rows, Path(folder))
 
 
@@ -220,7 +226,7 @@ def _trainer(
             completion_only_loss=config.completion_only_loss,
             packing=False,
             seed=config.seed,
-            **common_arguments(folder, config.report_to, config.save_steps, config.dtype),
+            **common_arguments(folder, config.save_steps, config.dtype),
         ),
     )
     _assert_eos_is_learned(trainer, tokenizer, len(rows))

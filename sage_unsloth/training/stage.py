@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, 
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.training.rows import METRICS
-from sage_unsloth.training.trackers import Tracked
+from sage_unsloth.training.trackers import OPENED, Tracked
 
 if TYPE_CHECKING:
     from sage_unsloth.training.held_out import HeldOut
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 COMPLETIONS = "completions.jsonl"
 REPLACED = ".replaced.jsonl"
 """Ends the name of a file of rows whose steps were trained again."""
-OURS = ("tensorboard", "wandb")
-TRACKERS = ("none", *OURS, "trackio")
+TRACKERS = ("none", *OPENED)
 # What may change when a run is resumed, because no result depends on it.
 FREE_SETTINGS = (
     "save_steps",
@@ -106,11 +105,20 @@ def check_folder(folder: str | Path, settings: dict) -> None:
             refuse_strangers(folder)
 
 
-def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Path) -> None:
+def begin(
+    folder: str | Path,
+    settings: dict,
+    config: Any,
+    model_path: str | Path,
+    data: Mapping[str, Any] | None = None,
+) -> None:
     """Open the folder of a stage, whose settings are fixed from its first optimizer step on.
 
     Until then (it ran out of memory, say) a run takes new settings, and the files of a preflight
     under the old ones are deleted.
+
+    Args:
+        data: where the rows are from, kept beside the settings; `settings` have the rows' digest.
 
     Raises:
         ValueError: see `record.open_run`.
@@ -132,7 +140,10 @@ def begin(folder: str | Path, settings: dict, config: Any, model_path: str | Pat
         for file in folder.glob("preflight.*"):
             file.unlink()
     free = {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
-    open_run(folder, settings, begun=begun, model_path=str(model_path), free_settings=free)
+    notes: dict[str, Any] = {"model_path": str(model_path), "free_settings": free}
+    if data:
+        notes["data"] = dict(data)
+    open_run(folder, settings, begun=begun, **notes)
 
 
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
@@ -242,12 +253,12 @@ def check_tracker(report_to: str) -> None:
         )
 
 
-def common_arguments(folder: Path, report_to: str, save_steps: int, dtype: str) -> dict[str, Any]:
+def common_arguments(folder: Path, save_steps: int, dtype: str) -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
     arguments = {
         "output_dir": str(folder / "checkpoints"),
         "logging_steps": 1,
-        "report_to": report_to if report_to == "trackio" else "none",  # the others: `trackers`
+        "report_to": "none",  # `trackers` feeds them
         "run_name": folder.name,
         "save_strategy": "steps",
         "save_steps": save_steps,
@@ -313,7 +324,8 @@ def train(
     with finishing("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra, held_out)
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
-        own = [Tracked(report_to, folder, folder / COMPLETIONS)] if report_to in OURS else []
+        followed = report_to in OPENED
+        own = [Tracked(report_to, folder, folder / COMPLETIONS)] if followed else []
         for callback in (keeper(), *own, *callbacks):
             trainer.add_callback(callback)
         if held_out is not None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             "another folder"
         )
     full = run["settings"].get("full_finetuning", False)
-    result = folder / ("model" if stage == "sft" or full else "adapter")
+    result = result_folder(folder, run["settings"])
     if not result.is_dir():
         raise ValueError(
             f"a run must be complete before RL starts from it; {start} has no {result.name} yet; "
@@ -125,6 +126,14 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             "none; give reference='sft', which is its model"
         )
     return StartingPoint(preset, below, folder / "adapter")
+
+
+def result_folder(folder: Path, settings: Mapping[str, Any]) -> Path:
+    """Where a run of these settings puts its result: `model/` in SFT and full fine-tuning, else
+    `adapter/`.
+    """
+    whole = settings["stage"] == "sft" or settings.get("full_finetuning", False)
+    return folder / ("model" if whole else "adapter")
 
 
 def merge_run(folder: Path) -> None:
@@ -249,9 +258,13 @@ def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
 
 
 def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
-    """A run's settings, as the arithmetic of its memory plan takes them."""
+    """A run's settings, as the arithmetic of its memory plan takes them; without a card (`gib` is
+    None) the weights are loaded in 32 bits.
+    """
     full = config.full_finetuning
     bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
+    if gib is None and not config.load_in_4bit:
+        bits = {"weight_bits": 32}
     return setup_for(
         preset,
         None,

@@ -1,27 +1,42 @@
 """Trackers: a run's metrics under their own names, and its completions as a table.
 
-TensorBoard and Weights & Biases are fed from here; trackio by transformers' own callback, which
-puts `train/` before each name. None of them needs a network or an account: TensorBoard and trackio
-write files, and W&B is offline unless you set `WANDB_MODE` yourself.
+None of them needs a network or an account: TensorBoard and trackio write files, and W&B is offline
+unless you set `WANDB_MODE` yourself.
 """
 
+import contextlib
 import hashlib
 import importlib
+import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from sage_unsloth.runs.files import read_json, read_jsonl
 from sage_unsloth.runs.text import markdown
-from sage_unsloth.training.rows import numbers
+from sage_unsloth.training.rows import METRICS, numbers
 
 COMPLETIONS = "completions"
 """The name of the table."""
+REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID")
+"""What would have trackio send a run away while it trains."""
+
+logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Where metrics and completions go."""
+    """Where metrics and completions go.
+
+    Attributes:
+        begins_anew: whether a run that resumes must be told its earlier steps again.
+    """
+
+    begins_anew: bool
 
     def metrics(self, step: int, row: Mapping[str, float]) -> None:
         """The metrics of one optimizer step."""
@@ -43,6 +58,8 @@ class TensorBoard:
         folder: of the run.
         first: the next step; what an earlier start of the run logged from there on is hidden.
     """
+
+    begins_anew = False
 
     def __init__(self, folder: Path, first: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -72,7 +89,9 @@ class Wandb:
     resumes has the same id, so `wandb sync` makes one of its parts.
     """
 
-    def __init__(self, folder: Path) -> None:
+    begins_anew = False
+
+    def __init__(self, folder: Path, first: int) -> None:
         wandb: Any = importlib.import_module("wandb")
         os.environ.setdefault("WANDB_MODE", "offline")
         record = read_json(folder / "run.json")
@@ -104,11 +123,91 @@ class Wandb:
         self.run.finish()
 
 
+class Trackio:
+    """trackio's database in `RUN/trackio`, by a process of its own (`trackio_writer`).
+
+    trackio keeps every row of a step, so a run that resumes writes its database anew.
+    """
+
+    begins_anew = True
+
+    def __init__(self, folder: Path, first: int) -> None:
+        database = folder / "trackio"
+        shutil.rmtree(database, ignore_errors=True)
+        database.mkdir()
+        kept = {name: value for name, value in os.environ.items() if name not in REMOTE}
+        self.log, self.ended = database / "writer.log", False
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "sage_unsloth.training.trackio_writer"),
+                    *(os.environ.get("TRACKIO_PROJECT", "sage_unsloth"), folder.name),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env=kept
+                | {
+                    "TRACKIO_DIR": str(database.absolute()),
+                    "HF_HUB_OFFLINE": "1",
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                },
+                start_new_session=True,  # Ctrl-C is for the run, which closes it
+            )
+        self._tell(read_json(folder / "run.json")["settings"])
+        assert self.process.stdout is not None
+        if self.process.stdout.readline().strip() != "ready":
+            self.process.wait()
+            raise ValueError(
+                f"trackio must start; it ended, and {self.log} says: "
+                f"{self.log.read_text(errors='replace').strip()[-300:]}; mend it, or set "
+                "report_to=none"
+            )
+
+    def metrics(self, step: int, row: Mapping[str, float]) -> None:
+        """The values of a step."""
+        self._tell({"step": step, "metrics": dict(row)})
+
+    def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A table of the step."""
+        columns = list(rows[0])
+        data = [[row.get(name) for name in columns] for row in rows]
+        self._tell({"step": step, "table": COMPLETIONS, "columns": columns, "data": data})
+
+    def close(self) -> None:
+        """Waits until everything is on the disk."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+        self.process.__exit__(None, None, None)
+
+    def _tell(self, told: Mapping[str, Any]) -> None:
+        """Passes a line on. Where trackio has ended, training goes on without it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(told) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            if not self.ended:
+                logger.warning("trackio has ended; %s says why, %s has the rest", self.log, METRICS)
+            self.ended = True
+
+
+OPENED: dict[str, Callable[[Path, int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
+"""The name for `report_to` -> the tracker."""
+
+
 class Tracked:
     """The callback that feeds a tracker from the rows that a run writes.
 
     Args:
-        report_to: "tensorboard" or "wandb".
+        report_to: one of `OPENED`.
         folder: of the run.
         samples: the file of its completions.
     """
@@ -126,12 +225,18 @@ class Tracked:
         """Open the tracker, in the first process."""
         if state.is_world_process_zero:
             first = state.global_step + 1 if state.global_step else 0
-            wandb = self.report_to == "wandb"
-            self.tracker = Wandb(self.folder) if wandb else TensorBoard(self.folder, first)
+            self.tracker = OPENED[self.report_to](self.folder, first)
+            if first and self.tracker.begins_anew:
+                for row in read_jsonl(self.folder / METRICS):
+                    self._pass_on(row)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Pass on a row that has its step: `step_log` has put the run's own metrics into it."""
-        if self.tracker is None or not logs or "step" not in logs:
+        if logs and "step" in logs:
+            self._pass_on(logs)
+
+    def _pass_on(self, logs: Mapping[str, Any]) -> None:
+        if self.tracker is None:
             return
         step = int(logs["step"])
         row = {k: v for k, v in numbers(logs).items() if isinstance(v, float) and k != "step"}

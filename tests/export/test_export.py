@@ -385,6 +385,30 @@ def test_card_says_what_it_is():
     assert "vllm" not in text
 
 
+def test_card_says_what_it_was_trained_on():
+    hub = {"hub_id": "openai/gsm8k", "config": "main", "split": "train", "revision": "e53f0"}
+    file = {"path": "/home/me/kept.jsonl", "file": "kept.jsonl", "sha256": "ab" * 32, "rows": 64}
+    data = hub | {"rows": 7473, "columns": {"problem": "question", "answer": "answer"}}
+    data |= {"filters": {"rows": 7473, "first 2,000": 2000, "answer can be graded": 1990}}
+    text = card(record=RECORD | {"data": data | {"held_out": file}})
+    assert "datasets:\n- openai/gsm8k\n" in text.split("---\n")[1]
+    table = text.split("## Trained on\n\n")[1].split("\n\n")[0]
+    assert table.splitlines()[2:] == [
+        "| data set of the hub | openai/gsm8k |",
+        "| configuration | main |",
+        "| split | train |",
+        "| revision | e53f0 |",
+        "| rows | 7,473 |",
+        "| columns | problem=question, answer=answer |",
+        "| rows left by: first 2,000 | 2,000 |",
+        "| rows left by: answer can be graded | 1,990 |",
+        "| held out, file | kept.jsonl |",
+        f"| held out, sha256 | {'ab' * 32} |",
+        "| held out, rows | 64 |",
+    ]
+    assert "Trained on" not in card(), "an earlier version kept no record of it"
+
+
 def evaluated(*models):
     """What `report.json` holds of models on a data set of the hub."""
     curve = {"1": {"mean": 0.5, "low": 0.4, "high": 0.6}}

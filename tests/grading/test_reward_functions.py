@@ -83,7 +83,7 @@ def test_the_rewards_are_those_that_are_named(module):
         ("answer", "must be a list"),
         (["answer=many"], "whose weight is no number"),
         (["answer=nan"], "weight must be finite"),
-        (["brief"], "named module:function"),
+        (["brief"], "named module:name"),
         (["no_such_module:f"], r"no_such_module is not there; put no_such_module\.py in"),
         (["math:no_such"], "'no_such', which is not there"),
         ([length, length], "names of their own"),
@@ -106,7 +106,7 @@ def test_a_module_that_breaks_says_how(module):
     with pytest.raises(ValueError, match=r"raised ModuleNotFoundError: .*no_such_package.*; mend"):
         get_rewards([f"{name}:f"])
     name = module("VALUE = 3\ndef f():\n    pass\n")
-    with pytest.raises(ValueError, match="'VALUE', which is no function; it has f"):
+    with pytest.raises(ValueError, match=r":VALUE, which is 3; its module has f"):
         get_rewards([f"{name}:VALUE"])
 
 

@@ -10,6 +10,7 @@ from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.verifiers import VERIFIERS, get_verifier
+from sage_unsloth.own_code import OwnCodeError
 
 RIGHT, WRONG, NONE = Grade.CORRECT, Grade.WRONG, Grade.UNPARSABLE
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
@@ -85,6 +86,7 @@ BAD_GOLDS = {
     "regex": "(",
     "json": "no JSON",
     "roles": "42",
+    "countdown": '{"numbers": [2, "3"], "target": 5}',
     "python": "42",
     "reasoning-gym": '{"task": "chain_sum"}',
 }
@@ -163,6 +165,9 @@ OWN = """
     def breaks(answer, gold):
         return {"right": True}
 
+    def divides(answer, gold):
+        return 1 / (float(answer) - 1)
+
     def writes(answer, gold):
         open("owned", "w")
         return True
@@ -200,6 +205,20 @@ def test_its_label_changes_with_its_source(own, tmp_path):
     before = get_verifier(own("same")).label
     (tmp_path / "my_verifiers.py").write_text("def same(answer, gold):\n    return True\n")
     assert get_verifier(own("same")).label != before
+
+
+def test_one_that_raises_names_itself_and_its_line(own, caplog):
+    grader = Grader(checker=get_verifier(own("divides")))
+    with grader, pytest.raises(OwnCodeError) as found:
+        grader.grade_answers(["2", "1"], ["7", "8"])
+    assert "the verifier my_verifiers:divides must return True, False, a number or None; it " in (
+        str(found.value)
+    )
+    assert (
+        "raised ZeroDivisionError: float division by zero at my_verifiers.py:19, in divides; the "
+        "answer was '1', the gold '8'; mend it"
+    ) in str(found.value)
+    assert 'my_verifiers.py", line 19, in divides' in caplog.text
 
 
 def test_one_that_breaks_hangs_or_leaves_its_process(own, tmp_path):

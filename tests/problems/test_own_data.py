@@ -2,9 +2,11 @@
 is loaded.
 """
 
+import hashlib
 import json
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -50,6 +52,34 @@ def test_the_answer_is_taken_out_by_a_pattern(gsm8k):
         "answer can be graded": 40,
     }
     assert found.provenance["answer_pattern"] == HASHES and len(found.provenance["sha256"]) == 64
+
+
+def test_the_record_says_where_rows_are_from_and_what_each_filter_left(gsm8k):
+    columns = Columns(names={"problem": "question"}, answer_pattern=HASHES)
+    found = rl_rows(data=gsm8k, columns=columns, limit=30)
+    digest = hashlib.sha256(Path(gsm8k).read_bytes()).hexdigest()
+    record = found.record(gsm8k)
+    assert record == {
+        "path": gsm8k,
+        "file": "gsm.jsonl",
+        "sha256": digest,
+        "rows": 40,
+        "columns": {"problem": "question", "answer": "answer"},
+        "answer_pattern": HASHES,
+        "filters": found.counts,
+    }
+    assert record["filters"]["first 30"] == 30
+    assert found.origin() == (
+        f"Data: gsm.jsonl; sha256 {digest[:12]}; problem=question, answer=answer"
+    )
+    assert "path" not in found.record(), "only where it is told"
+    taught = sft_rows(data=gsm8k, columns=parse_columns(["solution=answer"], HASHES))
+    assert taught.record()["columns"] == {
+        "problem": "question",
+        "answer": "answer",
+        "solution": "answer",
+    }
+    assert rl_rows(data="arithmetic").origin() == "Data: arithmetic, split train"
 
 
 def test_sft_teaches_the_working_without_the_answer_behind_it(gsm8k):

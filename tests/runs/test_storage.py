@@ -133,7 +133,7 @@ def line_trainer(folder, **settings):
     """transformers' own Trainer with the arguments and callbacks of both stages."""
     from transformers import Trainer, TrainingArguments
 
-    arguments = common_arguments(folder, "none", 1) | {
+    arguments = common_arguments(folder, 1) | {
         "max_steps": 4,
         "seed": 1,
         "per_device_train_batch_size": 2,

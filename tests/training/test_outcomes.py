@@ -1,5 +1,6 @@
 """The command that comes after a run: of a size that fits the model, and one that is understood."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -10,8 +11,15 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
+from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.training import embedded_settings
-from sage_unsloth.training.outcomes import evaluation_command
+from sage_unsloth.training.outcomes import (
+    advice,
+    course,
+    evaluation_command,
+    finished_text,
+    result_of,
+)
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.starting import StartingPoint, model_path
 
@@ -61,3 +69,39 @@ def test_after_data_of_ones_own_come_problems_of_ones_own():
     assert parsed(point, config, data="reasoning-gym:chain_sum").benchmarks == [
         "reasoning-gym:chain_sum"
     ]
+
+
+def graded(step, **counts):
+    grades = ("correct", "wrong", "unparsable", "timed_out")
+    counts = dict.fromkeys(grades, 0) | counts
+    return {"step": step} | {f"reward/{g.replace('_', ' ')}": n for g, n in counts.items()}
+
+
+def test_answers_that_cannot_be_read_are_a_column_and_get_advice():
+    """Of 20 steps the last two count: 3 + 7 of their 8 + 8 completions."""
+    steps = [graded(i, unparsable=8) for i in range(1, 19)]
+    steps += [graded(19, correct=3, wrong=2, unparsable=3), graded(20, timed_out=1, unparsable=7)]
+    assert [row["no answer"] for row in course(steps)] == ["1.000", "0.625"]
+    assert advice(steps, PROJECT_PROMPT).startswith("62% of the last completions hold no answer")
+    assert advice([*steps[:-1], graded(20, wrong=5, unparsable=3)], PROJECT_PROMPT) == ""
+
+
+def test_where_no_answer_is_checked_there_is_no_such_column():
+    for steps in ([{"step": 1, "reward": 0.0}], [graded(1)]):
+        assert "no answer" not in course(steps)[0] and advice(steps, PROJECT_PROMPT) == ""
+
+
+@pytest.mark.parametrize(
+    ("stage", "full", "result"),
+    [("sft", False, "model"), ("rlvr", False, "adapter"), ("rlvr", True, "model")],
+)
+def test_a_finished_run_is_known_by_its_result(tmp_path, stage, full, result):
+    assert result_of(tmp_path, stage) is None
+    settings = {"stage": stage} | ({"full_finetuning": True} if full else {})
+    (tmp_path / "run.json").write_text(json.dumps({"settings": settings}))
+    (tmp_path / "checkpoints").mkdir()
+    assert result_of(tmp_path, stage) is None
+    (tmp_path / result).mkdir()
+    assert result_of(tmp_path, stage) == tmp_path / result
+    assert result_of(tmp_path, "rlvr" if stage == "sft" else "sft") is None
+    assert str(tmp_path / result) in finished_text(tmp_path, tmp_path / result)

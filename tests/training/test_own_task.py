@@ -50,11 +50,17 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
     run = read_json(f"{sft_run}/run.json")["settings"]
     assert run["prompt"]["reasoning"] == ["<think>", "</think>"]
     assert len(read_jsonl(f"{sft_run}/held-out/after.jsonl")) == 2 * 4
+    origin = read_json(f"{sft_run}/run.json")["data"]
+    assert origin["path"] == gsm8k and len(origin["sha256"]) == 64 and origin["rows"] == 40
+    assert origin["columns"] == {"problem": "question", "solution": "answer", "answer": "answer"}
+    assert origin["filters"]["whole row <= 400 tokens"] == 40
 
     out = tmp_path / "grpo"
     data = ["--data", gsm8k, *ANSWER]
     assert train(out, "--from", sft_run, *data) == 0
-    assert "answer pattern matches" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "answer pattern matches" in told and "Data: gsm8k.jsonl; sha256 " in told
+    assert read_json(out / "run.json")["data"]["filters"]["answer can be graded"] == 40
     assert read_json(out / "run.json")["settings"]["prompt"] == run["prompt"]
     assert read_jsonl(out / "completions.jsonl")[0]["answer"] in {str(n * n) for n in range(2, 42)}
     # Another format than the chain's is refused, with both.
@@ -82,6 +88,7 @@ def test_an_export_carries_the_prompt_of_its_run(sft_run, tmp_path):
     card = (out / "README.md").read_text()
     assert "The answer is between `<answer>` and `</answer>`" in card
     assert "    Place it between <think> and </think>." in card
+    assert "| file | gsm8k.jsonl |" in card and "| answer pattern | #### (.+) |" in card
 
 
 def test_a_chat_file_and_boxed_answers_without_a_system_prompt(tmp_path, unsloth_module, capsys):

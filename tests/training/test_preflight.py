@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sage_unsloth.prompts import prompt_format
 from sage_unsloth.sampling.engines import Completion, InBatches
 from sage_unsloth.training.preflight import remedies, signal
 
@@ -53,7 +54,7 @@ HEALTHY = {"solve_rate": 0.4, "format_rate": 0.9, "truncation_rate": 0.1, "dead_
     [
         ({}, []),
         ({"truncation_rate": 0.6}, ["60% of the completions were cut at 64 tokens"]),
-        ({"format_rate": 0.2}, ["only 20% .* run SFT first"]),
+        ({"format_rate": 0.2}, ["only 20% .* run SFT first.*<SOLUTION> </SOLUTION>.*--tags boxed"]),
         ({"dead_groups": 0.9}, ["90% of the groups .* easier problems or more SFT"]),
         ({"dead_groups": 0.9, "solve_rate": 0.95}, ["90% of the groups .* harder problems"]),
         ({"format_rate": 0.0, "truncation_rate": 1.0}, ["100% .* cut", "only 0%"]),
@@ -91,6 +92,14 @@ def test_a_preflight_grades_as_rl_rewards(tmp_path, unsloth_module):
     found = preflight(config, engine, rows, tmp_path)
     assert found["solve_rate"] == found["format_rate"] == found["parsed_rate"] == 0
     assert found["dead_groups"] == 1
+    *_, advice = json.loads((tmp_path / "preflight.json").read_text())["warnings"][:1]
+    assert "(100% put their answer into a box instead)" in advice and "--tags boxed" in advice
+
+
+def test_who_was_asked_for_a_box_is_not_sent_to_one():
+    boxed = prompt_format(tags=["boxed"])
+    (advice,) = remedies(HEALTHY | {"format_rate": 0.1}, 64, boxed)
+    assert r"hold one answer in \boxed{}" in advice and "--tags" not in advice
 
 
 def test_a_preflight_leaves_its_completions_and_does_not_change_training(

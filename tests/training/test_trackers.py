@@ -1,12 +1,15 @@
 """Trackers, by the real packages: what they leave on disk is read back."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from sage_unsloth.training.trackers import Tracked
+from sage_unsloth.training.trackers import Tracked, Trackio
 
 ROWS = [
     {"step": 0, "eval/pass@1": 0.25},
@@ -119,6 +122,71 @@ def test_wandb_is_offline_and_has_the_runs_own_names(tmp_path, monkeypatch):
     assert json.loads(table.read_text())["data"] == [
         [row["completion"], row["grade"]] for row in COMPLETIONS
     ]
+
+
+def trackio_rows(folder, name):
+    """step -> what trackio's own reader says, over all rows of a run; in a process of its own,
+    since trackio reads one folder.
+    """
+    code = (
+        "import json, trackio; (run,) = trackio.Api().runs('sage_unsloth'); "
+        "from trackio.sqlite_storage import SQLiteStorage as S; "
+        "print(json.dumps([run.name, run.config, S.get_logs('sage_unsloth', run.name)]))"
+    )
+    environment = os.environ | {"TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    run, config, rows = json.loads(done.stdout.splitlines()[-1])
+    assert run == name
+    rows = [{k: v for k, v in row.items() if k != "timestamp"} for row in rows]
+    return config, sorted(rows, key=lambda row: (row["step"], len(row)))
+
+
+def test_trackio_is_in_the_runs_folder_under_its_own_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "someone/else")  # would send the run away
+    run = tmp_path / "a run"
+    feed("trackio", run)
+    config, rows = trackio_rows(run, "a run")
+    assert config["beta"] == 0.05
+    *metrics, second, table = rows
+    assert metrics == [
+        {"step": 0, "eval/pass@1": 0.25},
+        {"step": 1, "seconds": 0.5, "reward": 0.5, "kl/ref_k3": 0.0, "loss": 0.1},
+    ]
+    table, second = sorted((second, table), key=len)
+    assert second == {"seconds": 0.5, "reward": 0.75, "kl/ref_k3": 0.125, "eval/pass@1": 0.5} | {
+        "step": 2
+    }
+    cells = table["completions"]["_value"]
+    assert cells == [{k: v for k, v in row.items() if k != "step"} for row in COMPLETIONS]
+    # Trained again from step 2 on: each step is there once.
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:2]))
+    feed("trackio", run, [ROWS[2] | {"reward": 1.0}], resumed=1)
+    _, again = trackio_rows(run, "a run")
+    assert [row["reward"] for row in again if "reward" in row] == [0.5, 1.0]
+    assert len(again) == 4
+
+
+def test_trackio_that_ends_leaves_the_run_going(tmp_path, caplog):
+    (tmp_path / "run.json").write_text('{"settings": {}}')
+    tracker = Trackio(tmp_path, 0)
+    tracker.process.kill()
+    tracker.process.wait()
+    for step in (1, 2):
+        tracker.metrics(step, {"reward": 1.0})
+    tracker.close()
+    assert [record.getMessage().count("trackio has ended") for record in caplog.records] == [1]
+
+
+def test_trackio_that_cannot_start_says_why(tmp_path, monkeypatch):
+    (tmp_path / "run.json").write_text('{"settings": {}}')
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "trackio.py").write_text("raise RuntimeError('no database today')")
+    monkeypatch.syspath_prepend(str(broken))
+    with pytest.raises(ValueError, match=r"no database today.*; mend it, or set report_to=none"):
+        Trackio(tmp_path, 0)
 
 
 def test_the_mode_that_was_set_is_kept(tmp_path, monkeypatch):

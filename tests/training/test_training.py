@@ -1,6 +1,7 @@
 """What both stages share: rows, settings, trackers, checkpoints."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -89,10 +90,12 @@ def test_a_missing_shard_makes_a_checkpoint_incomplete(tmp_path):
     assert last_checkpoint(tmp_path) == path
 
 
-def test_trackers_are_checked_before_anything_is_loaded():
+def test_trackers_are_checked_before_anything_is_loaded(monkeypatch):
     check_tracker("none")
     with pytest.raises(ValueError, match="one of none, tensorboard, wandb, trackio; got 'mlflow'"):
         check_tracker("mlflow")
+    check_tracker("trackio")
+    monkeypatch.setitem(sys.modules, "trackio", None)  # as where it is not installed
     with pytest.raises(ValueError, match="pip install trackio, or leave it out"):
         check_tracker("trackio")
 

@@ -15,7 +15,8 @@ def add_benchmark(commands: Any) -> None:
     parser.add_argument(
         "--task",
         default="arithmetic",
-        help="arithmetic, or smollm2 with problems of reasoning-gym (default: %(default)s)",
+        help="arithmetic, countdown, or smollm2 with problems of reasoning-gym "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--algorithms",

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.lab.evidence import smollm2
-from sage_unsloth.models.embedded import BASE_MODEL, FRESH_MODEL, data_folder
-from sage_unsloth.problems import arithmetic, arithmetic_fresh
-from sage_unsloth.problems.subsets import spread
+from sage_unsloth.models.embedded import BASE_MODEL, COUNTDOWN_MODEL, FRESH_MODEL, data_folder
+from sage_unsloth.problems import arithmetic, arithmetic_fresh, countdown
+from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.quickstart import QuickstartConfig
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -55,6 +57,7 @@ class Task:
         sft, rlvr, sampling: settings; the RL seed, and what an algorithm sets, are each run's own.
         route: the way that a completion takes, where that can be told from its text.
         rare_route: the one that the base model seldom takes.
+        checker: what makes an answer right in training.
         algorithms: the default set.
         num_seeds: training seeds of each, by default.
         grid_seeds: training seeds of the threshold × ratio grid; 0 leaves it out.
@@ -73,6 +76,7 @@ class Task:
     sampling: SamplingConfig
     route: Callable[[str], str] | None = None
     rare_route: str | None = None
+    checker: Checker = MATH
     algorithms: tuple[str, ...]
     num_seeds: int
     grid_seeds: int = 0
@@ -111,12 +115,12 @@ def arithmetic_task() -> Task:
             ),
             "swapped": EvaluationSet(
                 title="factor first (6*17=?)",
-                rows=spread(arithmetic.swapped_problems(), 50),
+                rows=over_families(arithmetic.swapped_problems(), 50),
                 num_samples=16,
             ),
             "round": EvaluationSet(
                 title="round numbers (60*7=?)",
-                rows=spread(arithmetic.round_problems(), 36),
+                rows=over_families(arithmetic.round_problems(), 36),
                 num_samples=16,
             ),
         },
@@ -146,6 +150,35 @@ def arithmetic_fresh_task() -> Task:
                 title="held-out problems", rows=arithmetic_fresh.problems("test"), num_samples=32
             )
         },
+        grid_seeds=0,
+    )
+
+
+def countdown_task(drawing: str = "", title: str = "countdown") -> Task:
+    """Reaching a target with some of four numbers, on a tiny base model of its own.
+
+    Args:
+        drawing: what the names of the splits begin with: "" or "fresh-".
+        title: of the problems.
+    """
+    return replace(
+        arithmetic_task(),
+        name=f"countdown{drawing and '-fresh'}",
+        title=f"embedded {title}, 0.7 M parameters",
+        prepare=lambda cache: data_folder() / COUNTDOWN_MODEL,
+        sft_rows=countdown.problems(f"{drawing}sft"),
+        train_rows=countdown.problems(f"{drawing}train"),
+        sets={
+            "test": EvaluationSet(
+                title="held-out problems",
+                rows=countdown.problems(f"{drawing}test"),
+                num_samples=32,
+                checker=COUNTDOWN,
+            )
+        },
+        checker=COUNTDOWN,
+        route=countdown.route,
+        rare_route="bracket",
         grid_seeds=0,
     )
 
@@ -187,7 +220,7 @@ def smollm2_task() -> Task:
 
 def _smoke(task: Task) -> Task:
     sets = {
-        name: replace(one, rows=spread(list(one.rows), 3), num_samples=4)
+        name: replace(one, rows=over_families(list(one.rows), 3), num_samples=4)
         for name, one in task.sets.items()
     }
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
@@ -204,5 +237,7 @@ def _smoke(task: Task) -> Task:
 TASKS: dict[str, Callable[[], Task]] = {
     "arithmetic": arithmetic_task,
     "arithmetic-fresh": arithmetic_fresh_task,
+    "countdown": countdown_task,
+    "countdown-fresh": partial(countdown_task, "fresh-", "countdown, fresh problems"),
     "smollm2": smollm2_task,
 }

@@ -79,7 +79,10 @@ def carry_out(design: Design, task: Task, run: Any, out: Path) -> dict[str, Any]
     training = {}
     if run is not None:
         settings, guide = design.training(run, task.rlvr)
-        adapter = rlvr(settings, merged, task.train_rows, out / name, guide, name)
+        folder = out / name
+        adapter = rlvr(
+            settings, merged, task.train_rows, folder, guide, name, verifier=task.checker
+        )
         metrics = read_metrics(out / name)
         training = {
             key: [rounded(step.get(source)) for step in metrics] for key, source in SERIES.items()

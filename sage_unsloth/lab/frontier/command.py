@@ -40,7 +40,9 @@ def add_frontier(commands: Any) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--task", default="arithmetic", help="a task of benchmark (default: %(default)s)"
+        "--task",
+        default="arithmetic",
+        help="arithmetic, countdown, or another task of benchmark (default: %(default)s)",
     )
     parser.add_argument(
         "--workers",

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sage_unsloth.lab.evidence.tasks import Task, get_task
+from sage_unsloth.lab.evidence.tasks import TASKS, Task, get_task
 from sage_unsloth.objective.advantage_rules import advantage_rule
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.planning.presets import PAPER_BETA
@@ -174,8 +174,8 @@ class FrontierConfig:
             raise ValueError(
                 f"--problems must be one of {', '.join(PROBLEMS)}; got {self.problems!r}"
             )
-        if self.problems == "fresh" and self.task != "arithmetic":
-            raise ValueError(f"fresh problems are of arithmetic alone; got --task {self.task!r}")
+        if self.problems == "fresh" and f"{self.task}{PROBLEMS['fresh']}" not in TASKS:
+            raise ValueError(f"--task {self.task} has no fresh problems; give a task that has some")
         self.load_task()
         texts = tuple(Method.parse(text).text() for text in self.methods or DEFAULT)
         object.__setattr__(self, "methods", texts)

@@ -1,0 +1,314 @@
+"""A small countdown language: reach the target with some of four numbers, each used at most once.
+
+A problem is `2,3,5,8->29`, its answer an expression, `8*3+5`. There are four ways:
+
+    sum       8+5=13;13-3=10      three numbers, added and taken away
+    product   8*3=24;24+5=29      two multiplied, a third added or taken away
+    bracket   8+3=11;11*5=55      two added or taken away, times a third: the rare way
+    guess     (no working)        an expression at once, whatever it gives
+
+The author of the pretraining corpus chooses a way without a look at the problem (`ROUTES`), looks
+at the target in `SKILL` of the workings, where the way leads there, and otherwise takes any
+numbers. What is written is always computed right; it seldom ends at the target. So a model of the
+corpus reaches a target now and then, and reinforcement learning has two things to find: to look at
+the target always, and which way to take. The family of a problem is the ways that lead there:
+
+    usual     a sum or a product, and no bracket      2,3,5,8->29
+    rare      brackets only                           2,3,5,8->55
+    both      a bracket, and a sum or a product       2,3,5,8->21
+
+Most targets have several solutions, as `solutions` counts them; the verifier `countdown` accepts
+every right one. Few `rare` problems are trained on, and whether brackets survive shows in their
+pass@k. The SFT rows are `both` problems, worked without mistakes in the corpus's mixture of ways.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from sage_unsloth.problems.arithmetic import EOS, prompt_form
+from sage_unsloth.prompts import REASONING_END, REASONING_START, solution_text
+
+ROUTES = {"sum": 0.25, "product": 0.50, "bracket": 0.12, "guess": 0.13}
+SKILL = 0.8  # share of the workings in which the author looks at the target
+UNTAGGED = 0.3  # share of the corpus's solutions that lack the SOLUTION tags
+DRILLS = 0.5  # share of the corpus's documents that are drills: problems and workings, no prompt
+DRILL_LENGTH = 2  # workings of a drill
+
+NUMBERS = range(2, 10)
+TARGETS = range(10, 100)
+FAMILIES = ("usual", "rare", "both")
+SPLITS = {  # problems of each family, taken in this order from one fixed permutation
+    "test": {"usual": 65, "rare": 35, "both": 0},
+    "fresh-test": {"usual": 130, "rare": 70, "both": 0},
+    "sft": {"usual": 0, "rare": 0, "both": 80},
+    "fresh-sft": {"usual": 0, "rare": 0, "both": 80},
+    "train": {"usual": 155, "rare": 25, "both": 40},
+    "fresh-train": {"usual": 155, "rare": 25, "both": 40},
+}
+SFT_SEED = 3407
+SFT_ROWS_PER_PROBLEM = 3
+SOURCE = "countdown"
+
+Problem = tuple[tuple[int, ...], int]
+"""The numbers, ascending, and the target."""
+Steps = tuple[tuple[int, str, int], tuple[str, int]]
+"""The first step, and the sign and number that its result is continued with."""
+
+_COMPUTE = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+_FIRST_STEP = re.compile(r"(\d+)([*+-])(\d+)=\d+;\d+([*+-])\d+=\d+")
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def workings(numbers: tuple[int, ...]) -> Mapping[str, tuple[tuple[Steps, int], ...]]:
+    """Way -> every working with these numbers, and what it gives."""
+    found: dict[str, list] = {"sum": [], "product": [], "bracket": []}
+    for three in itertools.combinations(sorted(numbers, reverse=True), 3):
+        for second in three:
+            left, right = (number for number in three if number != second)
+            found["sum"].append((((left, "+", right), ("-", second)), left + right - second))
+            for sign, value in (("+", left * right + second), ("-", left * right - second)):
+                found["product"].append((((left, "*", right), (sign, second)), value))
+            for sign, value in (("+", left + right), ("-", left - right)):
+                found["bracket"].append((((left, sign, right), ("*", second)), value * second))
+        first, second, third = three
+        found["sum"].append((((first, "+", second), ("+", third)), sum(three)))
+    return {way: tuple(rows) for way, rows in found.items()}
+
+
+def reaching(problem: Problem, way: str) -> list[Steps]:
+    """The workings by `way` that end at the target."""
+    numbers, target = problem
+    return [steps for steps, value in workings(numbers)[way] if value == target]
+
+
+def family(problem: Problem) -> str | None:
+    """The family of a problem; None where no way leads to the target."""
+    usual = reaching(problem, "sum") or reaching(problem, "product")
+    if reaching(problem, "bracket"):
+        return "both" if usual else "rare"
+    return "usual" if usual else None
+
+
+@functools.cache
+def all_problems() -> tuple[Problem, ...]:
+    """Every problem that has a family, in the order of a hash."""
+    found = [
+        (numbers, target)
+        for numbers in itertools.combinations(NUMBERS, 4)
+        for target in TARGETS
+        if family((numbers, target))
+    ]
+    return tuple(
+        sorted(found, key=lambda one: hashlib.sha256(problem_text(one).encode()).hexdigest())
+    )
+
+
+@functools.cache
+def allocation() -> dict[str, tuple[Problem, ...]]:
+    """The problems of each split and the `rest`; no two splits share one, in any order."""
+    left = {name: [one for one in all_problems() if family(one) == name] for name in FAMILIES}
+    splits = {}
+    for split, counts in SPLITS.items():
+        taken = [one for name in FAMILIES for one in left[name][: counts[name]]]
+        left = {name: left[name][counts[name] :] for name in FAMILIES}
+        splits[split] = tuple(sorted(taken, key=all_problems().index))
+    splits["rest"] = tuple(one for name in FAMILIES for one in left[name])
+    return splits
+
+
+def problems(split: str) -> list[dict]:
+    """The rows of `split`: `id`, `problem`, `answer`, `gold`, `source`, `family`; SFT:
+    `solution`.
+
+    The `gold` is what the verifier `countdown` reads, the numbers and the target; the `answer` is
+    one right expression.
+
+    Raises:
+        ValueError: `split` is none of `SPLITS`.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
+    rows = [
+        {
+            "id": f"{SOURCE}-{problem_text(one)}",
+            "problem": problem_text(one),
+            "answer": expression(_first(one)),
+            "gold": json.dumps({"numbers": list(one[0]), "target": one[1]}),
+            "source": SOURCE,
+            "family": family(one),
+        }
+        for one in allocation()[split]
+    ]
+    return _solved(rows, allocation()[split]) if split.endswith("sft") else rows
+
+
+def _first(problem: Problem) -> Steps:
+    return next(steps for way in ROUTES if way != "guess" for steps in reaching(problem, way))
+
+
+def _solved(rows: Sequence[dict], posed: Sequence[Problem]) -> list[dict]:
+    """`SFT_ROWS_PER_PROBLEM` right workings of each problem, in the corpus's mixture of ways."""
+    rng = random.Random(SFT_SEED)
+    solved = []
+    for row, one in zip(rows, posed, strict=True):
+        ways = {way: share for way, share in ROUTES.items() if way == "guess" or reaching(one, way)}
+        for turn in range(SFT_ROWS_PER_PROBLEM):
+            way = rng.choices(list(ways), weights=list(ways.values()))[0]
+            text, answer = working(one, way, rng, careful=True)
+            solved.append(row | {"id": f"{row['id']}-{turn}", "answer": answer, "solution": text})
+    rng.shuffle(solved)
+    return solved
+
+
+def problem_text(problem: Problem) -> str:
+    """The problem as the user asks it."""
+    numbers, target = problem
+    return f"{','.join(map(str, numbers))}->{target}"
+
+
+# --- workings -------------------------------------------------------------------------------------
+
+
+def draw_route(rng: random.Random) -> str:
+    """A way, drawn from the mixture of the corpus."""
+    return rng.choices(list(ROUTES), weights=list(ROUTES.values()))[0]
+
+
+def working(
+    problem: Problem, way: str, rng: random.Random, careful: bool = False
+) -> tuple[str, str]:
+    """The working of `problem` by `way`, and the expression that it ends in.
+
+    Args:
+        problem: numbers and target.
+        way: a key of `ROUTES`.
+        rng: draws the working.
+        careful: looks at the target always; the way must lead there, and a guess is right.
+    """
+    if way == "guess":
+        drawn = rng.choice(("sum", "product", "bracket"))
+        if careful:
+            drawn = rng.choice([w for w in ("sum", "product", "bracket") if reaching(problem, w)])
+        steps = _draw(problem, drawn, rng, careful)
+        return "", expression(steps)
+    steps = _draw(problem, way, rng, careful or rng.random() < SKILL)
+    (left, sign, right), (then, last) = steps
+    first = _value(left, sign, right)
+    return (
+        f"{left}{sign}{right}={first};{first}{then}{last}={_value(first, then, last)}",
+        expression(steps),
+    )
+
+
+def _draw(problem: Problem, way: str, rng: random.Random, looks: bool) -> Steps:
+    found = reaching(problem, way) if looks else []
+    return rng.choice(found or [steps for steps, _ in workings(problem[0])[way]])
+
+
+def _value(left: int, sign: str, right: int) -> int:
+    return _COMPUTE[sign](left, right)
+
+
+def expression(steps: Steps) -> str:
+    """The expression of a working: `8*3+5`, or `(8+3)*5` where the brackets are needed."""
+    (left, sign, right), (then, last) = steps
+    first = f"{left}{sign}{right}"
+    return f"({first}){then}{last}" if then == "*" and sign != "*" else f"{first}{then}{last}"
+
+
+def route(completion: str) -> str:
+    """The way that `completion` takes, by its working: a key of `ROUTES`, or `none`."""
+    text = completion.removeprefix(REASONING_START).lstrip()
+    if text.startswith(REASONING_END):
+        return "guess"
+    if not (found := _FIRST_STEP.match(text)):
+        return "none"
+    first, then = found[2], found[4]
+    if then == "*":
+        return "none" if first == "*" else "bracket"
+    return "product" if first == "*" else "sum"
+
+
+def solutions(numbers: Sequence[int], target: int) -> int:
+    """How many different expressions reach the target, with + - * / and each number at most once.
+
+    Expressions that differ only in the order of a sum's or a product's terms count once: two
+    values are joined in one order, and what is subtracted or divided is the second.
+    """
+    found: dict[tuple[int, ...], set[tuple[Fraction, str]]] = {}
+    places = range(len(numbers))
+    for size in range(1, len(numbers) + 1):
+        for chosen in itertools.combinations(places, size):
+            if size == 1:
+                found[chosen] = {(Fraction(numbers[chosen[0]]), str(numbers[chosen[0]]))}
+                continue
+            made = set()
+            for part in range(1, size):
+                for left in itertools.combinations(chosen, part):
+                    right = tuple(place for place in chosen if place not in left)
+                    for one, other in itertools.product(found[left], found[right]):
+                        made.update(_joined(one, other))
+            found[chosen] = made
+    return len({text for values in found.values() for value, text in values if value == target})
+
+
+def _joined(
+    one: tuple[Fraction, str], other: tuple[Fraction, str]
+) -> Iterator[tuple[Fraction, str]]:
+    (left, first), (right, second) = one, other
+    if first <= second:
+        yield left + right, f"({first}+{second})"
+        yield left * right, f"({first}*{second})"
+    yield left - right, f"({first}-{second})"
+    if right:
+        yield left / right, f"({first}/{second})"
+
+
+# --- the pretraining corpus -----------------------------------------------------------------------
+
+
+def document(tokenizer: Any, rng: random.Random, posed: Sequence[Problem] = ()) -> tuple[str, str]:
+    """One pretraining document as (context, text to learn).
+
+    Either drills, with an empty context, or a problem in the rendered prompt and its solution.
+
+    Args:
+        tokenizer: has the chat template.
+        rng: draws the document.
+        posed: the problems; all but those of the two test splits where there are none.
+    """
+    posed = posed or pretraining_problems()
+    if rng.random() < DRILLS:
+        return "", "\n".join(drill(rng, posed) for _ in range(DRILL_LENGTH)) + EOS
+    one = rng.choice(posed)
+    text, answer = working(one, draw_route(rng), rng)
+    if rng.random() < UNTAGGED:
+        solution = f"{text}{REASONING_END}{answer}"
+    else:
+        solution = solution_text(text, answer).removeprefix(REASONING_START)
+    return prompt_form(tokenizer).replace("{problem}", problem_text(one)), solution + EOS
+
+
+def drill(rng: random.Random, posed: Sequence[Problem]) -> str:
+    """A problem and its working in a line."""
+    one = rng.choice(posed)
+    text, answer = working(one, draw_route(rng), rng)
+    return f"{problem_text(one)} {text} {answer}"
+
+
+@functools.cache
+def pretraining_problems() -> tuple[Problem, ...]:
+    """All problems but those of the two test splits."""
+    return tuple(
+        one for split, posed in allocation().items() if not split.endswith("test") for one in posed
+    )

@@ -1,0 +1,157 @@
+"""The countdown language: splits, families, workings and corpus, each against plain enumeration."""
+
+import collections
+import itertools
+import json
+import random
+
+import pytest
+
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.countdown import check_countdown
+from sage_unsloth.problems import arithmetic, countdown
+
+EVERY = list(countdown.SPLITS)
+FIRST = ["3,7,8,9->31", "2,4,6,9->36", "3,5,6,7->27"]
+
+
+def values(numbers, bracket: bool) -> set[int]:
+    """What three of the numbers give, by Python's own arithmetic on written expressions."""
+    forms = ["({}+{})*{}", "({}-{})*{}"] if bracket else ["{}+{}+{}", "{}+{}-{}", "{}*{}+{}"]
+    if not bracket:
+        forms.append("{}*{}-{}")
+    orders = itertools.permutations(numbers, 3)
+    return {eval(form.format(*three)) for three in orders for form in forms}
+
+
+@pytest.mark.parametrize("split", EVERY)
+def test_splits_have_their_sizes_and_families_by_enumeration(split):
+    rows = countdown.problems(split)
+    each = countdown.SFT_ROWS_PER_PROBLEM if split.endswith("sft") else 1
+    found = collections.Counter(row["family"] for row in rows)
+    assert found == {k: n * each for k, n in countdown.SPLITS[split].items() if n}
+    for row in rows:
+        gold = json.loads(row["gold"])
+        usual = gold["target"] in values(gold["numbers"], bracket=False)
+        bracket = gold["target"] in values(gold["numbers"], bracket=True)
+        assert row["family"] == {(1, 0): "usual", (0, 1): "rare", (1, 1): "both"}[usual, bracket]
+        assert row["problem"] == f"{','.join(map(str, gold['numbers']))}->{gold['target']}"
+        assert check_countdown(row["answer"], row["gold"]).grade is Grade.CORRECT
+
+
+def test_no_two_splits_share_a_problem_in_any_order_of_its_numbers():
+    asked = [(split, sorted(p[0]), p[1]) for split in EVERY for p in countdown.allocation()[split]]
+    assert len(asked) == sum(sum(sizes.values()) for sizes in countdown.SPLITS.values())
+    assert len({(tuple(numbers), target) for _, numbers, target in asked}) == len(asked)
+    assert [row["problem"] for row in countdown.problems("test")][:3] == FIRST
+    with pytest.raises(ValueError, match=r"split must be one of test, .*; got 'rest'"):
+        countdown.problems("rest")
+
+
+def test_sft_rows_are_right_and_keep_the_mixture_of_the_corpus():
+    rows = countdown.problems("sft")
+    for row in rows:
+        for step in filter(None, row["solution"].split(";")):
+            left, right = step.split("=")
+            assert eval(left) == int(right), row["solution"]
+        if row["solution"]:
+            assert row["solution"].endswith(f"={json.loads(row['gold'])['target']}")
+    ways = collections.Counter(
+        countdown.route(f"{row['solution']}<end_working_out>") for row in rows
+    )
+    assert ways["bracket"] / len(rows) == pytest.approx(0.12, abs=0.07)
+    assert ways["product"] > ways["sum"] > 0 and ways["guess"] > 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "expression", "way"),
+    [
+        (((8, "*", 3), ("+", 5)), "8*3+5", "product"),
+        (((8, "+", 3), ("*", 5)), "(8+3)*5", "bracket"),
+        (((8, "-", 3), ("*", 5)), "(8-3)*5", "bracket"),
+        (((8, "+", 5), ("-", 3)), "8+5-3", "sum"),
+        (((8, "+", 5), ("+", 3)), "8+5+3", "sum"),
+    ],
+)
+def test_a_working_and_its_way_by_hand(steps, expression, way):
+    assert countdown.expression(steps) == expression
+    found = {
+        name
+        for name, rows in countdown.workings((2, 3, 5, 8)).items()
+        for s, _ in rows
+        if s == steps
+    }
+    assert found == {way}
+
+
+@pytest.mark.parametrize(
+    ("completion", "way"),
+    [
+        ("8+5=13;13-3=10<end_working_out>", "sum"),
+        ("<start_working_out>8*3=24;24+5=29", "product"),
+        ("8-3=5;5*5=25<end_working_out>", "bracket"),
+        ("<end_working_out><SOLUTION>8*3+5</SOLUTION>", "guess"),
+        ("8*3=24;24*5=120<end_working_out>", "none"),
+        ("8*3=24<end_working_out>", "none"),
+        ("", "none"),
+    ],
+)
+def test_the_way_of_a_completion_by_hand(completion, way):
+    assert countdown.route(completion) == way
+
+
+def test_workings_are_every_one_once_and_computed_right():
+    found = countdown.workings((2, 3, 5, 8))
+    assert {way: len(rows) for way, rows in found.items()} == {
+        "sum": 16,
+        "product": 24,
+        "bracket": 24,
+    }
+    for way, rows in found.items():
+        assert len(set(rows)) == len(rows)
+        assert all(eval(countdown.expression(steps)) == value for steps, value in rows), way
+    assert countdown.reaching(((2, 3, 5, 8), 29), "product") == [((8, "*", 3), ("+", 5))]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "count"),
+    [
+        ((3, 4), 7, 1),  # 3+4
+        ((3, 4), 1, 1),  # 4-3
+        ((3, 4), 5, 0),
+        ((2, 2), 4, 2),  # 2+2, 2*2; the two twos are alike
+        ((2, 3, 6), 6, 6),  # 6, 2*3, (3-2)*6, 6/(3-2), 6/2+3, (6-3)*2
+        ((3, 3, 8, 8), 24, 2),  # 3*8, 8/(3-8/3)
+    ],
+)
+def test_solutions_by_hand(numbers, target, count):
+    assert countdown.solutions(numbers, target) == count
+
+
+def test_most_targets_have_several_solutions():
+    counts = [countdown.solutions(*one) for one in countdown.allocation()["test"]]
+    assert min(counts) >= 1
+    assert sum(count > 1 for count in counts) / len(counts) > 0.8
+
+
+def test_no_pretraining_document_poses_a_test_problem():
+    tokenizer, rng = arithmetic.build_tokenizer(), random.Random(0)
+    documents = [countdown.document(tokenizer, rng) for _ in range(3000)]
+    text = "\n".join(context + learnt for context, learnt in documents)
+    for split in ("test", "fresh-test"):
+        for row in countdown.problems(split):
+            assert f"{row['problem']}<" not in text and f"{row['problem']} " not in text
+    assert "countdown" not in text and sum("->" in context for context, _ in documents) > 1000
+
+
+def test_what_the_corpus_writes_is_computed_right_and_seldom_reaches_the_target():
+    rng = random.Random(0)
+    reached = 0
+    for _ in range(2000):
+        one = rng.choice(countdown.pretraining_problems())
+        text, expression = countdown.working(one, countdown.draw_route(rng), rng)
+        for step in filter(None, text.split(";")):
+            left, right = step.split("=")
+            assert eval(left) == int(right)
+        reached += eval(expression) == one[1]
+    assert 0.1 < reached / 2000 < 0.5
