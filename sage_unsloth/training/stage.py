@@ -253,7 +253,7 @@ def check_tracker(report_to: str) -> None:
         )
 
 
-def common_arguments(folder: Path, save_steps: int, dtype: str) -> dict[str, Any]:
+def common_arguments(folder: Path, save_steps: int, dtype: str = "auto") -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
     arguments = {
         "output_dir": str(folder / "checkpoints"),
