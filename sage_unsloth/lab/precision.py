@@ -9,8 +9,8 @@ on, and KL(first ‖ second) is averaged over their tokens. What training change
 
 import argparse
 import json
+import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
+from sage_unsloth.models.quantised import MERGED
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import PROJECT_PROMPT
-from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.record import environment
 from sage_unsloth.sampling.record_sets import prompt_ids
 from sage_unsloth.training import embedded_settings
@@ -74,38 +75,42 @@ def measure(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     merged = sft(config, base, training, folder / RUN)
     adapter = folder / RUN / "adapter"
     policy, tokenizer = load_policy(base, adapter=adapter, load_in_4bit=True)
-    in_bfloat16 = folder / "merged-bfloat16"
-    if not in_bfloat16.exists():
-        model, _ = load_policy(base, adapter=adapter, load_in_4bit=True)
-        save_merged(model, tokenizer, in_bfloat16, dtype="bfloat16")
     found = texts(tokenizer, kept)
     trained = log_probs(policy, found)
     with policy.disable_adapter():
         below = log_probs(policy, found)
-    del policy
-    plain = log_probs(load_policy(base)[0], found)
+    exact = {dtype: folder / f"exact-{dtype}" for dtype in ("float32", "bfloat16")}
+    for dtype, path in exact.items():
+        if not path.exists():
+            model, _ = load_policy(base, adapter=adapter, load_in_4bit=True)
+            save_merged(model, tokenizer, path, dtype=dtype)
+    unmarked = folder / "unmarked"  # as another tool would have merged it
+    if not unmarked.exists():
+        shutil.copytree(exact["float32"], unmarked)
+        config_file = unmarked / "config.json"
+        write_json(config_file, {k: v for k, v in read_json(config_file).items() if k != MERGED})
 
-    def of(path: Path, **settings: Any) -> Callable[[], list[Any]]:
-        return lambda: log_probs(load_policy(path, **settings)[0], found)
+    def of(path: Path, **settings: Any) -> list[Any]:
+        return log_probs(load_policy(path, **settings)[0], found)
 
-    pairs: dict[str, tuple[list[Any], Callable[[], list[Any]]]] = {
-        "the model before and after its weights are quantised": (plain, lambda: below),
+    plain, again = of(base), of(unmarked, load_in_4bit=True)
+    pairs = {
+        "the model before and after its weights are quantised": (plain, below),
         "the model in float32 and in bfloat16": (plain, of(base, dtype="bfloat16")),
         "the model in float32 and in float16": (plain, of(base, dtype="float16")),
-        "the policy trained in 4 bits and the 4-bit model it began with": (trained, lambda: below),
-        "that policy and its merged model, float32": (trained, of(merged)),
-        "that policy and its merged model, bfloat16": (trained, of(in_bfloat16)),
-        "that policy and its merged model, quantised again": (
+        "P, the policy trained in 4 bits, and the 4-bit model it began with": (trained, below),
+        "P and its exact merge, float32": (trained, of(exact["float32"])),
+        "P and its exact merge, bfloat16 (an export)": (trained, of(exact["bfloat16"])),
+        "P and that exact merge, quantised again": (trained, again),
+        "that exact merge, quantised again, and the 4-bit model it began with": (again, below),
+        "P and SFT's merged model (into the model before it was quantised)": (trained, of(merged)),
+        "P and SFT's merged model, quantised (RL in 4 bits begins with it)": (
             trained,
             of(merged, load_in_4bit=True),
         ),
-        "that policy and its adapter on the model before it was quantised": (
-            trained,
-            of(base, adapter=adapter),
-        ),
     }
     return [
-        {"models": name, "kl": mean_kl(first, second())} for name, (first, second) in pairs.items()
+        {"models": name, "kl": mean_kl(first, second)} for name, (first, second) in pairs.items()
     ]
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.device import frees_models, has_gpu
+from sage_unsloth.models.device import frees_models, has_gpu, release_memory
 from sage_unsloth.models.loading import LoraSettings, check_dtype, load_policy
 from sage_unsloth.models.merging import save_merged
+from sage_unsloth.models.quantised import is_quantised
 from sage_unsloth.models.templates import check_teaches, check_template, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
@@ -105,7 +106,9 @@ def sft(
     """Fine-tune on worked solutions and return the folder of the merged model.
 
     The adapter is merged, so that RL starts from this model and its reference, "adapter off", is
-    this model too. It is also kept by itself, for RL against the base model.
+    this model too. It is also kept by itself, for RL against the base model. One that was trained
+    on 4-bit weights is merged into the model before it was quantised: RL may quantise that again,
+    and begins a quantisation away from the policy that was trained.
 
     Args:
         config: settings.
@@ -189,6 +192,10 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
             else:
                 copy_result(trained, partial)
             write_readme(partial)
+    if is_quantised(model) and not has_gpu():  # on a GPU Unsloth does so by itself
+        model = trainer = None
+        release_memory()
+        model, _ = load_policy(model_path, adapter=adapter)
     save_merged(model, tokenizer, merged)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return merged
