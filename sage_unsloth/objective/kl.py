@@ -51,8 +51,11 @@ def k3(per_token_logps: Tensor, anchor_logps: Tensor, *, k3_max: float | None = 
         ValueError: the shapes differ; so for every penalty.
     """
     d = log_ratio_to(per_token_logps, anchor_logps)
-    value = torch.expm1(d) - d
-    return value if k3_max is None else value.clamp(max=k3_max)
+    if k3_max is None:
+        return torch.expm1(d) - d
+    # At ±20 k3 is past any bound of use; without it e^d would overflow, and 0 · inf is nan.
+    d = d.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    return (torch.expm1(d) - d).clamp(max=k3_max)
 
 
 def k3_is(

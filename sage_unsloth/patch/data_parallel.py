@@ -1,4 +1,4 @@
-"""Several processes with a whole model in each: what the patch checks of them."""
+"""Several processes, with a whole model in each or a part: what the patch checks of them."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -9,22 +9,56 @@ if TYPE_CHECKING:
     import torch
 
 
-def check_data_parallel(accelerator: Any) -> None:
-    """Several processes must each hold the whole model.
+WHOLE = ("NO", "MULTI_GPU", "MULTI_CPU")
+"""Kinds of accelerate's in which each process holds the whole model."""
+SPLIT = ("FSDP", "DEEPSPEED")
+"""Kinds in which the processes share it."""
+
+
+def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
+    """Several processes must be joined in a way that the trainer is known to train in.
+
+    Args:
+        accelerator: the trainer's.
+        whole_model: each process must hold the whole model, as Unsloth's trainer needs it.
 
     Raises:
-        ValueError: the model is split among them (FSDP, DeepSpeed), or nothing joins them.
+        ValueError: the model is split among them (FSDP, DeepSpeed) where it must be whole, or
+            nothing joins them.
     """
-    found = accelerator.num_processes
-    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    if found != world_size() or (found > 1 and kind not in ("MULTI_GPU", "MULTI_CPU")):
+    found, kind = accelerator.num_processes, _kind(accelerator)
+    known = WHOLE if whole_model else WHOLE + SPLIT
+    if found == world_size() and (found == 1 or kind in known[1:]):
+        return
+    if whole_model:
         raise ValueError(
             "several processes must be joined by PyTorch's DistributedDataParallel, with the "
             "whole model in each; got "
             f"{kind} with {found} of WORLD_SIZE={world_size()} processes; start all of them with "
             f"torchrun or accelerate launch "
-            "--multi_gpu, without FSDP and DeepSpeed"
+            "--multi_gpu, without FSDP and DeepSpeed (which TRL's own trainer takes, without "
+            "Unsloth)"
         )
+    raise ValueError(
+        f"several processes must be joined by one of {', '.join(known[1:])}; got {kind} with "
+        f"{found} of WORLD_SIZE={world_size()} processes; start all of them with accelerate launch"
+    )
+
+
+def shares_model(accelerator: Any) -> bool:
+    """Whether each process holds a part of the model only."""
+    return _kind(accelerator) in SPLIT
+
+
+def own_part(tensor: "torch.Tensor") -> "torch.Tensor":
+    """What this process holds of a tensor: all of it, or its part where FSDP shares it."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _kind(accelerator: Any) -> str:
+    return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
 
 
 def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]") -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.patch.bad_batch import save_bad_batch
-from sage_unsloth.patch.data_parallel import check_same_gradients
+from sage_unsloth.patch.data_parallel import check_same_gradients, own_part, shares_model
 from sage_unsloth.patch.replaced import replaced, watched
 from sage_unsloth.runs.record import environment
 
@@ -88,7 +88,8 @@ class Guard:
 
     def check_backward(self, loss: Tensor) -> None:
         """Of one micro-batch: its loss, and the gradients as far as they are summed up."""
-        gradients = [(n, p.grad) for n, p in self._weights() if p.grad is not None]
+        weights = self._weights()
+        gradients = [(n, own_part(p.grad)) for n, p in weights if p.grad is not None]
         norms = torch._foreach_norm([g for _, g in gradients]) if gradients else []
         if _all_finite([loss.detach(), *norms]):
             return
@@ -103,11 +104,11 @@ class Guard:
                 self._stop("gradient", f"the gradient of {name}", gradient[place].item(), place)
 
     def check_weights(self) -> None:
-        trained = self._weights()
-        if _all_finite(torch._foreach_norm([p.detach() for _, p in trained])):
+        trained = [(name, own_part(weight.detach())) for name, weight in self._weights()]
+        if _all_finite(torch._foreach_norm([weight for _, weight in trained])):
             return
         for name, weight in trained:
-            place = _first(weight.detach())
+            place = _first(weight)
             if place is not None:
                 self._stop("weight", f"the trained weight {name}", weight[place].item(), place)
 
@@ -151,7 +152,7 @@ class Guard:
                 inputs={} if texts else self.inputs,
                 signals=signals or {},
                 texts=texts or {},
-                weights=dict(self._weights()),
+                weights={name: own_part(p.detach()) for name, p in self._weights()},
             )
             kept = f"its batch is kept in {folder} (sage_unsloth.patch.reproduce)"
         except Exception as error:  # a full disk must not hide the nan
@@ -192,7 +193,8 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
     guard = Guard(trainer)
 
     class Watch(TrainerCallback):
-        compared = trainer.accelerator.num_processes == 1
+        # Each process has gradients of its own where it has a part of the model of its own.
+        compared = trainer.accelerator.num_processes == 1 or shares_model(trainer.accelerator)
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not self.compared:

@@ -22,26 +22,29 @@ from sage_unsloth.objective.advantage_rules import RULES, AdvantageRule
 from sage_unsloth.objective.advantages import less_kl
 from sage_unsloth.objective.group_advantages import GRPO_EPSILON
 from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.rollout_batch import SCORE, Scoring
 from sage_unsloth.patch.unsloth_names import ContractError
 
 BATCH, GRADE = "_generate_and_score_completions", "_calculate_rewards"
-SCORE = "_get_per_token_logps_and_entropies"
 RULE = "_sage_unsloth_rule"
 """Ours, on the trainer: the rule while one is in force."""
 DEAD = "advantages/dead_groups"
 
 
 @contextmanager
-def rule_advantages(trainer: Any, rule: AdvantageRule, *, kl_in: str = "loss") -> Iterator[None]:
+def rule_advantages(
+    trainer: Any, rule: AdvantageRule, *, scoring: Scoring, kl_in: str = "loss"
+) -> Iterator[None]:
     """While open, the advantages of each rollout batch of training are the rule's.
 
     Logged for each batch as `advantages/dead_groups`: the share of groups whose advantages are all
-    0 under the rule. Unsloth's `frac_reward_zero_std` stays the share of groups of equal rewards,
-    from which a rule may learn.
+    0 under the rule. The trainer's `frac_reward_zero_std` stays the share of groups of equal
+    rewards, from which a rule may learn.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`.
+        trainer: a GRPO trainer.
         rule: "grpo" replaces nothing.
+        scoring: the trainer's.
         kl_in: "reward" takes β times each completion's log-ratio to π_ref from its reward, under
             "grpo" too.
 
@@ -70,13 +73,13 @@ def rule_advantages(trainer: Any, rule: AdvantageRule, *, kl_in: str = "loss") -
         if kl_in == "reward":
             own = less_kl(
                 torch.zeros_like(batch["advantages"]),
-                drawn_logps(trainer, batch),
-                in_completion_layout(batch["ref_per_token_logps"], batch),
+                drawn_logps(trainer, scoring, batch),
+                scoring.in_completion_layout(batch["ref_per_token_logps"], batch),
                 batch["completion_mask"],
                 beta=trainer.beta,
             )
             rewards = rewards + trainer.accelerator.gather(own).to(rewards)
-        advantages = _advantages(trainer, rule, rewards, batch)
+        advantages = _advantages(trainer, rule, scoring, rewards, batch)
         first = trainer.accelerator.process_index * len(batch["advantages"])
         own = advantages[first : first + len(batch["advantages"])]
         batch["advantages"] = own.to(batch["advantages"])
@@ -153,7 +156,7 @@ def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
 
 
 def _advantages(
-    trainer: Any, rule: AdvantageRule, rewards: Tensor, batch: dict[str, Any]
+    trainer: Any, rule: AdvantageRule, scoring: Scoring, rewards: Tensor, batch: dict[str, Any]
 ) -> Tensor:
     """The rule's, of all processes, (B·processes,)."""
     signals: dict[str, Any] = {
@@ -165,13 +168,13 @@ def _advantages(
         return _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     if "mean_logps" in rule.needs:
         mask = batch["completion_mask"]
-        own = drawn_logps(trainer, batch).sum(1) / mask.sum(1).clamp(min=1)
+        own = drawn_logps(trainer, scoring, batch).sum(1) / mask.sum(1).clamp(min=1)
         signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
     return rule(rewards.view(shape), **signals).flatten()
 
 
 @torch.no_grad()
-def drawn_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
+def drawn_logps(trainer: Any, scoring: Scoring, batch: dict[str, Any]) -> Tensor:
     """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside the mask: what the batch
     has, or one more scoring by the policy as it is, which has drawn the batch.
     """
@@ -186,24 +189,7 @@ def drawn_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
             mask.shape[1],
             batch_size=trainer.args.per_device_train_batch_size,
         )[0]
-    return in_completion_layout(logps, batch)
-
-
-def in_completion_layout(logps: Tensor, batch: dict[str, Any]) -> Tensor:
-    """(B, T) float32 of Unsloth's layout, 0 outside the mask: Unsloth shifts each row left by its
-    padding, and keeps T + the largest such padding columns.
-    """
-    mask = batch["completion_mask"]
-    left_pad = batch["prompt_mask"].shape[1] - batch["prompt_mask"].sum(1)
-    start = logps.shape[1] - mask.shape[1] - left_pad
-    if (start < 0).any():
-        raise ContractError(
-            f"{SCORE} must return its log-probs by rows that are shifted left by their padding",
-            found=tuple(logps.shape),
-            expected=f"at least {mask.shape[1] + int(left_pad.max())} columns",
-        )
-    columns = start.unsqueeze(1) + torch.arange(mask.shape[1], device=mask.device)
-    return torch.where(mask.bool(), logps.float().gather(1, columns.to(logps.device)), 0.0)
+    return scoring.in_completion_layout(logps, batch)
 
 
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:

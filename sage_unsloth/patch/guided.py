@@ -1,28 +1,23 @@
-"""`guided_kl`: the KL anchor q·π_ref inside Unsloth's fast GRPO loss.
+"""`guided_kl`: the KL anchor q·π_ref inside the GRPO loss of Unsloth's or TRL's trainer.
 
-Unsloth's generated trainer computes the KL penalty of a token as exp(d) − d − 1 with
-d = ref_logps − new_logps, and uses the reference log-probabilities nowhere else. So adding
-log_guide to `ref_logps` *is* the guide-weighted pseudo-KL: no second loss and no further forward
-pass. While `guided_kl` is open, three places of Unsloth's loss are rewritten (`rewrite.py`):
+Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps − new_logps, and use the
+reference log-probabilities nowhere else. So adding log_guide to `ref_logps` *is* the guide-weighted
+pseudo-KL: no second loss and no further forward pass. Where that is done is the trainer's seam:
 
-    whether entropies are computed     also if the guide asks for them
-    what computes them                 `scoring.py`, where that is cheaper
-    UnslothEfficientGRPO.apply(…)      becomes Hook.apply(trainer, entropies, …)
+    unsloth_seam.py    Unsloth's generated trainer, whose loss is rewritten in three places
+    trl_seam.py        TRL's own, where Unsloth is not imported
 
-The hook sees every (B, T) tensor of the loss. Under "k3" and "k3-is" it shifts `ref_logps` and
-calls what Unsloth would have called. Another penalty goes through a copy of that function over
-another kernel (`kernel.py`). Chunks, compilation and every scale (gradient accumulation, fp16) stay
-Unsloth's.
+and what is done there, for both, is in `hook.py`.
 
-The worst failure is no exception and the wrong loss. So `contract.py` checks names, parameters,
-matches and numbers before anything is replaced, and the first optimizer step that does not pass
-through the hook stops training (`watch.py`); both raise `ContractError`.
+The worst failure is no exception and the wrong loss. So a contract (`contract.py`,
+`trl_contract.py`) checks names, parameters, matches and numbers before anything is replaced, and
+the first optimizer step that does not pass through the hook stops training (`watch.py`); both raise
+`ContractError`.
 
-Read next: `hook.py`, `rewrite.py`. What is called here and not needed to follow it: `settings.py`
-(arguments that contradict the trainer), `rollout_batch.py` (what is scored once for each rollout
-batch), `group_rewards.py` (another rule for the advantages),
-`finite.py` (nan and inf), `rollout_weights.py` (an engine that writes into the policy),
-`scoring.py` (entropies from one pass over the logits).
+Read next: `hook.py`, then `unsloth_seam.py` and `rewrite.py`. What is called here and not needed to
+follow it: `settings.py` (arguments that contradict the trainer), `rollout_batch.py` (what is scored
+once for each rollout batch), `group_rewards.py` (another rule for the advantages),
+`finite.py` (nan and inf), `rollout_weights.py` (an engine that writes into the policy).
 """
 
 import logging
@@ -35,17 +30,13 @@ from sage_unsloth.objective.advantage_rules import GRPO, Rule, advantage_rule
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.protocols import Guide, describe
-from sage_unsloth.patch import unsloth_names as names
-from sage_unsloth.patch.contract import check_contract
+from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.patch.group_rewards import rule_advantages
-from sage_unsloth.patch.hook import Hook
-from sage_unsloth.patch.kernel import kernel_with
-from sage_unsloth.patch.loading import trainer_module
-from sage_unsloth.patch.replaced import alone, replaced, watched
+from sage_unsloth.patch.replaced import alone, watched
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.rollout_weights import keep_trained_weights
-from sage_unsloth.patch.scoring import scorer
+from sage_unsloth.patch.seam import seam_of
 from sage_unsloth.patch.settings import check_settings
 from sage_unsloth.patch.trained_with import trained_with
 from sage_unsloth.patch.watch import guide_watch
@@ -59,11 +50,12 @@ def guided_kl(
     guide: Guide | None = None,
     *,
     kl_estimator: str = "k3",
+    k3_bounded: bool | None = None,
     credit: str = "token",
     kl_in: str = "loss",
     teacher: Any = None,
     advantages: Rule = GRPO,
-    shape_advantages: ShapeAdvantages | None = None,
+    shape_advantages: ShapeAdvantages | str | None = None,
     log_entropy: bool = False,
     resume_with_changes: bool = False,
 ) -> Iterator[None]:
@@ -76,16 +68,20 @@ def guided_kl(
     the whole batch.
 
     Unless nothing is replaced, each optimizer step logs the metrics of
-    `sage_unsloth.objective.guide_metrics` beside Unsloth's own, of which `kl` is the mean of the
-    chosen penalty. The guide's time is `trainer.state.global_step`; its noise is drawn from a
+    `sage_unsloth.objective.guide_metrics` beside the trainer's own, of which `kl` is the mean of
+    the chosen penalty. The guide's time is `trainer.state.global_step`; its noise is drawn from a
     generator seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a resumed
     run gets the same values.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`. Other trainers in the process are not affected.
+        trainer: Unsloth's generated `GRPOTrainer`; or TRL's own, where Unsloth is not imported
+            (docs/trl.md). Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         kl_estimator: one of `sage_unsloth.objective.kl.KL_ESTIMATORS`. "k3" and "k3-is" are
-            Unsloth's own: with these alone, nothing is replaced.
+            the trainers' own: with these alone, nothing is replaced.
+        k3_bounded: whether a token's k3 is at most 10 nats, and without a gradient from there on:
+            None is as the trainer has it, bounded in Unsloth's and without a bound in TRL's; True
+            bounds TRL's too.
         credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6:
             each token's advantage includes the guide and the KL of the tokens after it
             (`credit.sequence_credit`). It needs a penalty with the reverse KL's gradient,
@@ -102,106 +98,114 @@ def guided_kl(
             (`group_rewards`). "grpo" is TRL's.
         shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of
             reward and used without gradient; values outside the mask are dropped.
-            `signals.entropies` are there with `log_entropy`. Applied before `credit` adds its part,
-            which multiplies what it returns by n/(n − 1), as all of TRL's advantages
-            (`credit.leave_one_out`).
+            `signals.entropies` are there with `log_entropy`; arguments named `old_logps` or
+            `generator` are given (`objective.advantages.OFFERED`). A name of
+            `objective.token_rules.TOKEN_RULES`, with its settings, is that rule. Applied before
+            `credit` adds its part, which multiplies what it returns by n/(n − 1), as all of TRL's
+            advantages (`credit.leave_one_out`).
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
-            gradient pass.
+            gradient pass, as TRL always does.
         resume_with_changes: resume a checkpoint that was trained with another guide, penalty,
-            credit, β, teacher, rule or `shape_advantages` (each checkpoint records them);
+            credit, β, teacher, rule, `shape_advantages` or trainer (each checkpoint records them);
             otherwise it is refused. A guide whose state the checkpoint lacks begins at its first.
 
     Raises:
-        ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not Unsloth's own,
-            an unknown estimator or credit, one that `trainer.args` contradict or whose loss type is
-            not supported, a guide without the teacher that it needs, the model is not prepared for
-            Unsloth, the tokenizer has no pad token, the dataset lacks a column, a setting changed
-            while this was open, or the guide returned a wrong tensor or wrote into its input.
+        ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not the trainer's
+            own, an unknown estimator or credit, one that `trainer.args` contradict or whose loss
+            type is not supported, a guide without the teacher that it needs, the model is not
+            prepared for Unsloth where the trainer is Unsloth's, the tokenizer has no pad token, the
+            dataset lacks a column, a setting changed while this was open, or the guide returned a
+            wrong tensor or wrote into its input.
         TypeError: `guide` is not a guide.
-        ContractError: Unsloth is not what was tested, another `guided_kl` is open, or training took
-            a step that bypassed it.
+        ContractError: the trainer is not what was tested, another `guided_kl` is open, or training
+            took a step that bypassed it.
         NotFiniteError: a number of a training step is nan or inf; see `sage_unsloth.patch.finite`.
         ChangedWeightsError: a rollout changed a trained weight; see
             `sage_unsloth.patch.rollout_weights`.
     """
-    module = trainer_module(type(trainer))
-    rule = advantage_rule(advantages)
+    seam, rule = seam_of(trainer), advantage_rule(advantages)
+    shape = token_rule(shape_advantages)
     check_settings(
         trainer,
+        unsloth=seam.name == "unsloth",
+        bounds_k3=seam.bounds_k3,
         guide=guide,
         kl_estimator=kl_estimator,
+        k3_bounded=k3_bounded,
         credit=credit,
         kl_in=kl_in,
         teacher=teacher,
         rule=rule,
+        shape_advantages=shape,
     )
-    own_penalty = kl_estimator in PENALTIES
-    ours = guide is not None or shape_advantages is not None or credit != "token"
+    bounded = seam.bounds_k3 if k3_bounded is None else k3_bounded
+    other_penalty = kl_estimator in PENALTIES or bounded != seam.bounds_k3
+    ours = guide is not None or shape is not None or credit != "token"
     ours = ours or kl_in != "loss"
+    own_adapters = seam.own_adapters(trainer)
     watch = partial(
         guide_watch,
         trainer,
         guide=guide,
         record=trained_with(
             trainer,
+            seam=seam.name,
+            own_adapters=own_adapters,
             guide=guide,
             kl_estimator=kl_estimator,
+            k3_bounded=bounded,
             credit=credit,
             kl_in=kl_in,
             teacher=teacher,
             rule=rule,
-            shape_advantages=shape_advantages,
+            shape_advantages=shape,
         ),
-        teacher=teacher,
+        frozen_adapters=(*own_adapters, *([teacher] if isinstance(teacher, str) else [])),
+        loss=seam.loss,
         resume_with_changes=resume_with_changes,
     )
-    if not (ours or own_penalty or log_entropy):
-        # Unsloth's own loss is the one asked for, so nothing of it is replaced.
+    if not (ours or other_penalty or log_entropy):
+        # The trainer's own loss is the one asked for, so nothing of it is replaced.
         with (
             alone(),
+            seam.prepared(),
             watched(trainer, watch(None, None)),
             finite_only(trainer),
             keep_trained_weights(trainer),
-            rule_advantages(trainer, rule),
+            rule_advantages(trainer, rule, scoring=seam.scoring),
         ):
             yield
         return
-    rewritten = check_contract(module)
-    plain = getattr(module, names.FUNCTION)
-    hook = Hook(
+    hook, hooked = seam.opened(
+        kl_estimator,
+        bounded,
         trainer=trainer,
         guide=guide,
         credit=credit,
         kl_in=kl_in,
         rule=rule,
-        shape_advantages=shape_advantages,
+        shape_advantages=shape,
         log_entropy=log_entropy,
-        plain=plain,
-        function=rewritten.function if own_penalty else plain,
     )
-    # The names that the rewritten source calls, and that source in the place of Unsloth's. The
-    # module is the trainer's, so these names are looked up there at every call.
-    called = {
-        names.NEEDS_ENTROPIES_HOOK: hook.needs_entropies,
-        names.CALL_HOOK: hook.apply,
-        names.SCORER_HOOK: scorer,
-        names.LOSS: rewritten.loss,
-    }
-    if own_penalty:
-        kernel = getattr(module, names.KERNEL)
-        called[names.KERNEL_HOOK] = kernel_with(PENALTIES[kl_estimator], kernel)
     needs = set() if guide is None else set(guide.needs)
     with ExitStack() as stack:
         stack.enter_context(alone())
-        stack.enter_context(replaced(module, **called))
+        stack.enter_context(seam.prepared())
+        stack.enter_context(hooked)
         stack.enter_context(watched(trainer, watch(hook.measured, hook.clock)))
         hook.guard = stack.enter_context(finite_only(trainer))
         stack.enter_context(keep_trained_weights(trainer))
         hook.of_batch = stack.enter_context(
-            rollout_signals(trainer, needs, groups=credit == "sequence", teacher=teacher)
+            rollout_signals(
+                trainer,
+                needs,
+                scoring=seam.scoring,
+                groups=credit == "sequence",
+                teacher=teacher,
+            )
         )
-        stack.enter_context(rule_advantages(trainer, rule, kl_in=kl_in))
+        stack.enter_context(rule_advantages(trainer, rule, scoring=seam.scoring, kl_in=kl_in))
         yield
         if hook.measured.micro_batches == 0:
             logger.warning(

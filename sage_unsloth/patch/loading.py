@@ -2,15 +2,21 @@
 
 import functools
 import importlib
+import importlib.util
 import sys
 import types
 from typing import Any
 
 import torch
 
-from sage_unsloth.patch import switches
+from sage_unsloth.patch import cpu_vllm, switches
 from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.patch.unsloth_names import LOSS, ContractError
+
+MISSING = (
+    "Unsloth's trainer needs the package unsloth; it is not installed; pip install -e . (or pip "
+    "install sage_unsloth), or train without it by TRL's own trainer: backend=trl"
+)
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
@@ -25,12 +31,16 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
             alone.
 
     Raises:
+        ValueError: Unsloth is not installed.
         ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
     """
+    if "unsloth" not in sys.modules and importlib.util.find_spec("unsloth") is None:
+        raise ValueError(MISSING)
     if standby:
         switches.use_standby()
     if not torch.cuda.is_available():
         switches.run_without_gpu()
+        cpu_vllm.keep_one_library()
     with without_known_lines(gpu=torch.cuda.is_available()):
         importlib.import_module("unsloth")
         import trl
@@ -54,8 +64,9 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
         if module is not None and "compute_loss" in vars(base) and hasattr(module, LOSS):
             return module
     raise ContractError(
-        "the trainer must be Unsloth's generated GRPOTrainer, because TRL's own never calls the "
-        "patched loss (import unsloth, or call sage_unsloth.load_unsloth(), before trl)",
+        "where Unsloth is imported the trainer must be Unsloth's generated GRPOTrainer, because "
+        "TRL's own never calls the patched loss (import unsloth, or call "
+        "sage_unsloth.load_unsloth(), before trl; or import neither, and TRL's own is taken)",
         found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
         expected=f"a class whose module defines {LOSS}",
     )

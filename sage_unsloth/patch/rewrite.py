@@ -103,7 +103,7 @@ def rewritten_loss(module: types.ModuleType) -> types.FunctionType:
         ContractError: a place is missing, is there twice, or has other arguments.
     """
     places = _LossPlaces()
-    rewritten = _recompiled(module, getattr(module, names.LOSS), places)
+    rewritten = recompiled(module, getattr(module, names.LOSS), places)
     found = {
         "_need_entropy = …": places.conditions,
         f"{names.FUNCTION}.apply(…)": places.calls,
@@ -130,7 +130,7 @@ def rewritten_function(module: types.ModuleType) -> type:
         ContractError: the kernel is called more or less often than once.
     """
     original, name = getattr(module, names.FUNCTION), _KernelName()
-    forward = _recompiled(module, original.forward, name)
+    forward = recompiled(module, original.forward, name)
     if name.count != 1:
         raise ContractError(
             f"{names.FUNCTION}.forward must call {names.KERNEL} once", found=name.count, expected=1
@@ -138,7 +138,7 @@ def rewritten_function(module: types.ModuleType) -> type:
     return type(f"Guided{names.FUNCTION}", (original,), {"forward": staticmethod(forward)})
 
 
-def _recompiled(
+def recompiled(
     module: types.ModuleType, original: Any, transformer: ast.NodeTransformer
 ) -> types.FunctionType:
     """A function with its source transformed, over the same globals, with the same line numbers."""

@@ -1,68 +1,64 @@
 """What a guide needs of the reference and the teacher, scored once for each rollout batch.
 
-Unsloth scores the reference without gradient before the first update on a batch, and returns its
+The trainer scores the reference without gradient before the first update on a batch, and keeps its
 log-probabilities alone. Here
 
-    ref_entropies    come out of that same scoring: while it runs, the function that turns hidden
-                     states or logits into log-probabilities also takes the entropy of each chunk,
-                     never of (B, T, V)
+    ref_entropies    come out of that same scoring
     teacher_logps    come from one more scoring of the batch, by the frozen teacher
     groups           number the prompts, so that a completion finds the others of its prompt after
                      the batch was shuffled
 
 They join the batch as further tensors of a row per completion, so TRL shuffles and splits them with
-the rest.
-
-Unsloth lays the values of a chunk out as (B, T) in one of several ways: padded rows one below the
-other, or one packed row that is scattered in row-major order. Which one it was is found by the
-log-probabilities, which must come out bit for bit where they were expected; anything else is a
-`ContractError`.
+the rest. How a trainer scores, and how it lays the values out, is its `Scoring`:
+`unsloth_scoring.py`, `trl_scoring.py`.
 """
 
-import functools
-import importlib
-import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.unsloth_names import ContractError
 
 GENERATE = "_generate_and_score_completions"
 SCORE = "_get_per_token_logps_and_entropies"
-SCORER_WITH_ENTROPY = "chunked_hidden_states_selective_log_softmax_recompute"
-OF_HIDDEN_STATES = (
-    "chunked_hidden_states_selective_log_softmax",
-    "grpo_chunked_hidden_states_logprobs",
-    SCORER_WITH_ENTROPY,
-)
-"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has the first alone
-here, later ones all.
-"""
-OF_LOGITS = "chunked_selective_log_softmax"
 PREFIX = "sage_"
 GROUPS = f"{PREFIX}groups"
-LOGITS_AT_ONCE = 1 << 26
-"""Elements of the float32 copy of the logits that an entropy is taken of at a time."""
 
 
-class Scored(NamedTuple):
-    """One call of a scorer: log-probabilities and entropies of the same tokens, of one shape,
-    nats.
-    """
+class Scoring(Protocol):
+    """How a trainer scores a rollout batch, and in which layout."""
 
-    logps: Tensor
-    entropies: Tensor
+    def check(self, trainer: Any) -> None:
+        """Raises ContractError where it scores in another way than was tested."""
+        ...
+
+    def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> AbstractContextManager:
+        """Within it, the reference and a teacher that is a model can be scored by the trainer."""
+        ...
+
+    def scored(
+        self, score: Callable[..., tuple], with_entropies: bool, *args: Any, **kwargs: Any
+    ) -> tuple[tuple, Callable[[], Tensor]]:
+        """What `score` returns, and what gives the entropies in the layout of its log-probs."""
+        ...
+
+    def in_completion_layout(self, logps: Tensor, batch: dict[str, Any]) -> Tensor:
+        """(B, T) float32, 0 outside the mask, of log-probs in the trainer's layout."""
+        ...
 
 
 @contextmanager
 def rollout_signals(
-    trainer: Any, needs: set[str], *, groups: bool = False, teacher: Any = None
+    trainer: Any,
+    needs: set[str],
+    *,
+    scoring: Scoring,
+    groups: bool = False,
+    teacher: Any = None,
 ) -> Iterator[dict[str, Tensor]]:
     """While open, each rollout batch of `trainer` carries what `needs` names, and the groups if
     asked for.
@@ -71,8 +67,11 @@ def rollout_signals(
     "ref_entropies" and "teacher_logps" in the layout of the loss's own `ref_logps`, "groups" (B,).
 
     Args:
+        trainer: a GRPO trainer.
         needs: names of `signals.OPTIONAL_SIGNALS`; "entropies" is not of the rollout batch and is
             left to the loss.
+        scoring: the trainer's.
+        groups: number the prompts.
         teacher: a frozen model, or the name of a frozen adapter of the trainer's model; for
             "teacher_logps".
 
@@ -85,7 +84,7 @@ def rollout_signals(
     if not wanted and not groups:
         yield current
         return
-    _check_functions(trainer)
+    scoring.check(trainer)
     generate, score, loss = (
         getattr(trainer, GENERATE),
         getattr(trainer, SCORE),
@@ -93,15 +92,17 @@ def rollout_signals(
     )
     last: dict[str, Any] = {}
 
-    def scored(model: Any, *args: Any, **kwargs: Any) -> tuple:
-        with _recorded("ref_entropies" in wanted) as calls:
-            result = score(model, *args, **kwargs)
-        last.update(result=result, calls=calls, args=args, kwargs=kwargs)
+    def scored(*args: Any, **kwargs: Any) -> tuple:
+        with_entropies = "ref_entropies" in wanted
+        result, entropies = scoring.scored(score, with_entropies, *args, **kwargs)
+        last.update(result=result, entropies=entropies, args=args[1:], kwargs=kwargs)
         return result
 
     def generated(inputs: Any) -> dict[str, Any]:
         last.clear()
-        batch = generate(inputs)
+        # Elsewhere the trainer scores as it did: the loss needs nothing of this.
+        with replaced(trainer, **{SCORE: scored}):
+            batch = generate(inputs)
         ref_logps = batch.get("ref_per_token_logps")
         if wanted and (ref_logps is None or last["result"][0] is not ref_logps):
             raise ContractError(
@@ -110,9 +111,9 @@ def rollout_signals(
                 expected="ref_per_token_logps",
             )
         if "ref_entropies" in wanted:
-            batch[f"{PREFIX}ref_entropies"] = in_layout(ref_logps, last["calls"])
+            batch[f"{PREFIX}ref_entropies"] = last["entropies"]()
         if "teacher_logps" in wanted:
-            with _as_teacher(trainer, teacher) as model:
+            with torch.no_grad(), _as_teacher(trainer, teacher) as model:
                 batch[f"{PREFIX}teacher_logps"] = score(model, *last["args"], **last["kwargs"])[0]
         if groups:
             batch[GROUPS] = _groups(trainer, batch)
@@ -127,97 +128,12 @@ def rollout_signals(
 
     # A batch that the trainer kept from a train() before this context lacks what is added here.
     trainer._buffered_inputs = None
-    functions = {GENERATE: generated, SCORE: scored, "compute_loss": compute_loss}
-    with replaced(trainer, **functions):
+    model = None if isinstance(teacher, str) else teacher
+    with (
+        scoring.opened(trainer, with_entropies="ref_entropies" in wanted, teacher=model),
+        replaced(trainer, **{GENERATE: generated, "compute_loss": compute_loss}),
+    ):
         yield current
-
-
-def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
-    """The entropies of the scorer's calls where Unsloth put their log-probabilities, (B, T), 0
-    where it put none.
-
-    Raises:
-        ContractError: the log-probabilities of no call, or calls, are those of `ref_logps`.
-    """
-    rows: list[Scored] = []
-    for call in reversed(calls):
-        if call.logps.shape[1:] != ref_logps.shape[1:]:
-            break
-        rows.insert(0, call)
-        if sum(len(c.logps) for c in rows) >= len(ref_logps):
-            break
-    if rows and torch.equal(torch.cat([c.logps for c in rows]).float(), ref_logps.float()):
-        return torch.cat([c.entropies for c in rows])
-    places = ref_logps != 0
-    for call in reversed(calls):
-        logps, entropies = call.logps.flatten().float(), call.entropies.flatten()
-        put = logps != 0
-        if torch.equal(logps[put], ref_logps[places].float()):
-            result = torch.zeros(ref_logps.shape, dtype=entropies.dtype, device=ref_logps.device)
-            result[places] = entropies[put].to(ref_logps.device)
-            return result
-    raise ContractError(
-        "the reference's log-probabilities must be those of one scorer's call, scattered in "
-        "row-major order, or of several, "
-        "a block of rows each",
-        found=[tuple(c.logps.shape) for c in calls],
-        expected=tuple(ref_logps.shape),
-    )
-
-
-@contextmanager
-def _recorded(record: bool) -> Iterator[list[Scored]]:
-    """While open, every call of Unsloth's two scorers also takes the entropies of what it
-    scores.
-    """
-    calls: list[Scored] = []
-    if not record:
-        yield calls
-        return
-    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
-    plain = {
-        name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)
-    }
-    with_entropy = scorer(plain[SCORER_WITH_ENTROPY], unsloth_asks=False)
-    ours = with_entropy is not plain[SCORER_WITH_ENTROPY]
-
-    def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
-        whole = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
-        with torch.no_grad():
-            logps, entropies = with_entropy(*args, **whole, return_entropy=True)
-        # The reference must be scored as the policy is, so its log-probs are those of the scorer
-        # that was asked: ours are that one's bit for bit (2026.10.7). Over a part of the vocabulary
-        # too; the entropy stays the whole's.
-        if len(whole) < len(kwargs) or not ours:
-            before = len(calls)
-            logps = plain[name](*args, **kwargs)
-            del calls[before:]
-        calls.append(Scored(logps, entropies))
-        return logps
-
-    def of_logits(
-        logits: Tensor, index: Tensor, temperature: float = 1.0, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        logps = plain[OF_LOGITS](logits, index, temperature, *args, **kwargs)
-        calls.append(Scored(logps, entropies_of_logits(logits, temperature)))
-        return logps
-
-    ours_by_name = {name: functools.partial(of_hidden_states, name) for name in plain}
-    with replaced(zoo, **ours_by_name | {OF_LOGITS: of_logits}):
-        yield calls
-
-
-@torch.no_grad()
-def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """H_t of softmax(logits / temperature), nats, (B, T) float32 for (B, T, V), some rows at a
-    time.
-    """
-    flat = logits.reshape(-1, logits.shape[-1])
-    parts = []
-    for rows in flat.split(max(1, LOGITS_AT_ONCE // flat.shape[-1])):
-        log_p = (rows.float() / temperature).log_softmax(-1)
-        parts.append(-(log_p.exp() * log_p).sum(-1))
-    return torch.cat(parts).reshape(logits.shape[:-1])
 
 
 @contextmanager
@@ -250,29 +166,3 @@ def _groups(trainer: Any, batch: dict[str, Any]) -> Tensor:
             expected=f"blocks of {size} rows with one prompt",
         )
     return torch.arange(len(prompts), device=prompts.device) // size
-
-
-def _check_functions(trainer: Any) -> None:
-    """The names are there, and the scoring asks for its scorers each time it is called."""
-    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
-    needed = (OF_HIDDEN_STATES[0], OF_LOGITS, SCORER_WITH_ENTROPY)
-    missing = [
-        name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))
-    ]
-    missing += [name for name in needed if not hasattr(zoo, name)]
-    if missing:
-        raise ContractError(
-            "the trainer and unsloth_zoo.rl_replacements must have these functions",
-            found=f"no {', '.join(missing)}",
-            expected=(GENERATE, SCORE, *needed),
-        )
-    source = inspect.getsource(getattr(type(trainer), SCORE))
-    asked = "from unsloth_zoo.rl_replacements import" in source and f"{OF_LOGITS}," in source
-    parameters = inspect.signature(getattr(zoo, SCORER_WITH_ENTROPY)).parameters
-    if not asked or "return_entropy" not in parameters:
-        raise ContractError(
-            f"{SCORE} must import its scorers when it is called, and {SCORER_WITH_ENTROPY} must "
-            f"return entropies",
-            found=f"import {asked}, parameters {tuple(parameters)}",
-            expected="import True, return_entropy",
-        )

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch.data_parallel import own_part
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_names import ContractError
 
@@ -46,7 +47,8 @@ def digest(weights: dict[str, Tensor]) -> dict[str, int]:
     """
     if not weights:
         return {}
-    sums = [w.detach().view(INTEGERS[w.element_size()]).sum() for w in weights.values()]
+    own = [own_part(w.detach()) for w in weights.values()]
+    sums = [w.view(INTEGERS[w.element_size()]).sum() for w in own]
     device = sums[0].device
     return dict(zip(weights, torch.stack([s.to(device) for s in sums]).tolist(), strict=True))
 
@@ -58,7 +60,7 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
     `guided_kl` opens it by itself.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`.
+        trainer: a GRPO trainer.
 
     Raises:
         ChangedWeightsError: after such a rollout, before anything is trained on it.

@@ -3,10 +3,12 @@
 from typing import Any
 
 from sage_unsloth.objective.advantage_rules import AdvantageRule, check_rule
+from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import check_updates
 from sage_unsloth.patch.data_parallel import check_data_parallel
 from sage_unsloth.patch.switches import drops_equal_rewards, rollout_rejection
 
@@ -14,14 +16,23 @@ from sage_unsloth.patch.switches import drops_equal_rewards, rollout_rejection
 def check_settings(
     trainer: Any,
     *,
+    unsloth: bool,
+    bounds_k3: bool,
     guide: Guide | None,
     kl_estimator: str,
+    k3_bounded: bool | None,
     credit: str,
     kl_in: str,
     teacher: Any,
     rule: AdvantageRule,
+    shape_advantages: ShapeAdvantages | None,
 ) -> None:
     """Raise where the trainer cannot train what `guided_kl` was asked for.
+
+    Args:
+        unsloth: whether it is Unsloth's generated trainer, else TRL's own.
+        bounds_k3: whether the trainer's own k3 is bounded.
+        trainer, guide, kl_estimator, k3_bounded, credit, kl_in, teacher, rule: as for `guided_kl`.
 
     Raises:
         TypeError: `guide` is not a guide.
@@ -35,13 +46,17 @@ def check_settings(
         kl_in=kl_in,
         teacher=teacher,
     )
-    _check_model(trainer)
-    check_data_parallel(trainer.accelerator)
+    _check_model(trainer, unsloth)
+    check_data_parallel(trainer.accelerator, whole_model=unsloth)
     _check_estimator(trainer, kl_estimator)
+    _check_bound(kl_estimator, k3_bounded, bounds_k3)
+    if unsloth:
+        _check_own_penalty(trainer, kl_estimator)
     if credit == "sequence":
         _check_sequence_credit(trainer)
     if not rule.is_grpo or kl_in != "loss":
-        _check_rule(trainer, rule, kl_in)
+        _check_rule(trainer, rule, kl_in, unsloth)
+    check_updates(shape_advantages, _updates(trainer))
     _check_columns(trainer)
 
 
@@ -61,14 +76,14 @@ def relied_on(trainer: Any) -> dict[str, Any]:
     return own | {name: getattr(trainer.args, name) for name in RELIED_ON}
 
 
-def _check_model(trainer: Any) -> None:
-    """Unsloth's trainer relies on these without looking."""
+def _check_model(trainer: Any, unsloth: bool) -> None:
+    """The trainer relies on these without looking."""
     if getattr(trainer.processing_class, "pad_token_id", None) is None:
         raise ValueError(
-            "the tokenizer must have a pad token because Unsloth finds completions by it; "
+            "the tokenizer must have a pad token because completions are padded with it; "
             "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
         )
-    if not hasattr(trainer.model, "for_training"):
+    if unsloth and not hasattr(trainer.model, "for_training"):
         raise ValueError(
             "the model must have for_training and for_inference because Unsloth's trainer calls "
             f"them; {type(trainer.model).__name__} has neither; load it by "
@@ -83,11 +98,30 @@ def _check_estimator(trainer: Any, kl_estimator: str) -> None:
     if ratio_inside is not (kl_estimator == "k3-is"):
         raise ValueError(
             "use_bias_correction_kl must be True for kl_estimator 'k3-is' and False for every "
-            "other, because Unsloth's loss follows it; got "
+            "other, because the trainer's loss follows it; got "
             f"kl_estimator={kl_estimator!r} and use_bias_correction_kl={ratio_inside}; set "
             f"GRPOConfig(use_bias_correction_kl={not ratio_inside}), or "
             f"guided_kl(..., kl_estimator={'k3-is' if ratio_inside else 'k3'!r})"
         )
+
+
+def _check_bound(kl_estimator: str, k3_bounded: bool | None, bounds_k3: bool) -> None:
+    if k3_bounded is None:
+        return
+    if kl_estimator in PENALTIES:
+        raise ValueError(
+            "k3_bounded is of the estimators 'k3' and 'k3-is', since the others have bounds of "
+            f"their own; got {k3_bounded} and kl_estimator={kl_estimator!r}; leave it out"
+        )
+    if bounds_k3 and not k3_bounded:
+        raise ValueError(
+            "k3_bounded must be True or None with Unsloth's trainer, whose loss bounds k3; got "
+            "False; leave it out, or train with TRL's own trainer, without Unsloth"
+        )
+
+
+def _check_own_penalty(trainer: Any, kl_estimator: str) -> None:
+    """A penalty that Unsloth's loss does not have is reduced by it all the same."""
     if kl_estimator not in PENALTIES:
         return
     if trainer.args.loss_type not in LOSS_TYPES:
@@ -135,12 +169,12 @@ def _check_sequence_credit(trainer: Any) -> None:
             "credit='sequence' needs all completions of a prompt in one micro-batch, so "
             "gradient_accumulation_steps and steps_per_generation must be 1; got "
             f"{args.gradient_accumulation_steps} and {args.steps_per_generation}; raise "
-            "per_device_train_batch_size instead: Unsloth's unsloth_grpo_mini_batch splits it for "
-            "memory"
+            "per_device_train_batch_size instead (Unsloth's unsloth_grpo_mini_batch splits it for "
+            "memory)"
         )
 
 
-def _check_rule(trainer: Any, rule: AdvantageRule, kl_in: str) -> None:
+def _check_rule(trainer: Any, rule: AdvantageRule, kl_in: str, unsloth: bool) -> None:
     """The rule reads the sum of the rewards, and groups of equal rewards too."""
     check_rule(rule, trainer.num_generations, any_reward=kl_in == "reward")
     if trainer.multi_objective_aggregation != "sum_then_normalize":
@@ -150,12 +184,19 @@ def _check_rule(trainer: Any, rule: AdvantageRule, kl_in: str) -> None:
             f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo' "
             "and kl_in at 'loss'"
         )
-    if drops_equal_rewards():
+    if unsloth and drops_equal_rewards():
         raise ValueError(
             f"advantages={rule.text!r} may learn from groups of equal rewards, which "
             "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo' "
             "and kl_in at 'loss'"
         )
+
+
+def _updates(trainer: Any) -> int:
+    """Optimizer steps that a rollout batch is used for."""
+    args = trainer.args
+    per_pass = args.steps_per_generation // args.gradient_accumulation_steps
+    return trainer.num_iterations * max(per_pass, 1)
 
 
 def _check_columns(trainer: Any) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import logging
 import types
+from collections.abc import Collection
 from typing import Any
 
 from sage_unsloth.objective.advantage_rules import GRPO, RULES, AdvantageRule
@@ -12,7 +13,7 @@ from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide, SteeredGuide, describe
 from sage_unsloth.patch.rollout_weights import digest
 
-LATER = {"advantages": GRPO, "kl_in": "loss"}
+LATER = {"advantages": GRPO, "kl_in": "loss", "trainer": "unsloth", "k3_bounded": True}
 """What checkpoints of earlier versions did not record, and were trained with."""
 
 logger = logging.getLogger(__name__)
@@ -21,18 +22,32 @@ logger = logging.getLogger(__name__)
 def trained_with(
     trainer: Any,
     *,
+    seam: str,
+    own_adapters: Collection[str],
     guide: Guide | None,
     kl_estimator: str,
+    k3_bounded: bool,
     credit: str,
     kl_in: str,
     teacher: Any,
     rule: AdvantageRule,
     shape_advantages: ShapeAdvantages | None,
 ) -> dict[str, Any]:
-    """What a resumed checkpoint must agree in, by name; the arguments are those of `guided_kl`."""
-    return {
+    """What a resumed checkpoint must agree in, by name.
+
+    Args:
+        seam: "unsloth" or "trl", whose trainer it is.
+        own_adapters: the trainer's own, by which it scores the reference.
+        k3_bounded: whether k3 is bounded, by the trainer or by the setting.
+        trainer, guide, kl_estimator, credit, kl_in, teacher, rule, shape_advantages: as for
+            `guided_kl`.
+    """
+    references = {f"adapter {name}": describe_teacher(trainer, name) for name in own_adapters}
+    return references | {
+        "trainer": seam,
         "guide": describe(guide),
         "kl_estimator": kl_estimator,
+        "k3_bounded": k3_bounded,
         "credit": credit,
         "kl_in": kl_in,
         "beta": trainer.beta,

@@ -3,12 +3,15 @@ are not so.
 """
 
 import inspect
+import sys
 from typing import Any
 
 from sage_unsloth.runs.record import package_version
 
 TESTED_VERSIONS = ("2026.10.7", "2026.10.9")
 """Versions of unsloth (with the unsloth_zoo of the same number) that the tests have passed on."""
+TESTED_TRL_VERSIONS = ("1.15.0", "1.16.0")
+"""Versions of trl whose own trainer, without Unsloth, the tests have passed on."""
 
 # Of the generated trainer's module.
 LOSS = "grpo_accumulated_loss"
@@ -41,8 +44,8 @@ SCORER_HOOK = "_sage_unsloth_scorer"
 
 
 class ContractError(RuntimeError):
-    """The guided loss cannot be put in place, or was not consulted: Unsloth is not as tested, or is
-    used in another way.
+    """The guided loss cannot be put in place, or was not consulted: Unsloth, or TRL where Unsloth
+    is not imported, is not as tested, or is used in another way.
     """
 
     def __init__(self, rule: str, *, found: object, expected: object) -> None:
@@ -53,11 +56,22 @@ class ContractError(RuntimeError):
         super().__init__(
             f"{rule}; found {found}, expected {expected}. Installed: "
             + ", ".join(f"{name} {version}" for name, version in installed.items())
-            + f". Tested with unsloth and unsloth_zoo {' and '.join(TESTED_VERSIONS)}: install one "
+            + f". Tested with {_remedy()}"
+        )
+
+
+def _remedy() -> str:
+    if "unsloth" in sys.modules:
+        return (
+            f"unsloth and unsloth_zoo {' and '.join(TESTED_VERSIONS)}: install one "
             f'of these (pip install "unsloth=={TESTED_VERSIONS[0]}" '
             f'"unsloth_zoo=={TESTED_VERSIONS[0]}"), delete the folder unsloth_compiled_cache, and '
             "restart Python."
         )
+    return (
+        f"trl {' and '.join(TESTED_TRL_VERSIONS)}, without Unsloth: install one of these (pip "
+        f'install "trl=={TESTED_TRL_VERSIONS[0]}"), or import unsloth before trl.'
+    )
 
 
 def check_scorer(scorer: Any) -> None:

@@ -1,6 +1,7 @@
 """What an open `guided_kl` measures, and the callback that acts on it after each optimizer step."""
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.settings import relied_on
 from sage_unsloth.patch.trained_with import check_resumed
-from sage_unsloth.patch.unsloth_names import LOSS, ContractError
+from sage_unsloth.patch.unsloth_names import ContractError
 
 STATE = "SageGuide"
 """Where a checkpoint's trainer_state.json holds the guide's state."""
@@ -56,22 +57,24 @@ def guide_watch(
     *,
     guide: Guide | None,
     record: dict[str, Any],
-    teacher: Any,
+    frozen_adapters: Collection[str],
+    loss: str,
     resume_with_changes: bool,
 ) -> Any:
     """The `TrainerCallback` of an open `guided_kl`.
 
     It stops training when an optimizer step bypassed the guide or a setting was changed, steers a
-    guide with a state, and writes into each checkpoint what it was trained with. It also takes a
-    teacher's adapter out of each checkpoint: transformers, finding it there, would restore it and
+    guide with a state, and writes into each checkpoint what it was trained with. It also takes
+    frozen adapters out of each checkpoint: transformers, finding them there, would restore them and
     not the policy's.
 
     Args:
         trainer: the trainer of the context.
-        measured, clock: the hook's; None if nothing of Unsloth's loss is replaced.
+        measured, clock: the hook's; None if nothing of the trainer's loss is replaced.
         guide: as given to `guided_kl`.
         record: what a resumed checkpoint must agree in, by name.
-        teacher: as given to `guided_kl`.
+        frozen_adapters: names of the model's adapters that are not trained.
+        loss: the function that each step must reach.
         resume_with_changes: resume a checkpoint even if its settings differ.
     """
     from transformers import TrainerCallback
@@ -114,7 +117,7 @@ def guide_watch(
                     f"every optimizer step must consult the guide; step {state.global_step} did "
                     "not",
                     found="a loss that bypasses the patched function",
-                    expected=f"a call of {LOSS}",
+                    expected=f"a call of {loss}",
                 )
             self.seen = measured.micro_batches
             if steered is not None:
@@ -124,9 +127,10 @@ def guide_watch(
                 self.keep(state)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if isinstance(teacher, str) and state.is_world_process_zero:
+            if state.is_world_process_zero:
                 checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-                shutil.rmtree(checkpoint / teacher, ignore_errors=True)
+                for adapter in frozen_adapters:
+                    shutil.rmtree(checkpoint / adapter, ignore_errors=True)
 
         def keep(self, state: Any) -> None:
             """The trainer writes this dict into every checkpoint's trainer_state.json."""

@@ -80,6 +80,12 @@ def add_train(commands: Any) -> None:
         help="rows of the data to read, before the filters (default: %(default)s)",
     )
     parser.add_argument(
+        "--backend",
+        choices=("unsloth", "trl"),
+        help="who trains: Unsloth on one GPU (default), or TRL's own trainer, which accelerate "
+        "spreads over many",
+    )
+    parser.add_argument(
         "--memory",
         type=float,
         metavar="GIB",
@@ -184,6 +190,7 @@ def _add_stage(
 def _settings(options: argparse.Namespace, defaults: Any) -> dict[str, Any]:
     """The settings that were given, by `--set` and by an option of their own."""
     given = {"template": options.template, "prompt": prompt_of(options)}
+    given["backend"] = getattr(options, "backend", None)
     given = {name: value for name, value in given.items() if value is not None}
     return parse_settings(options.settings, defaults) | given
 
@@ -196,7 +203,7 @@ def naming_options(defaults: Any) -> Iterator[None]:
         yield
     except ValueError as error:
         rule, semicolon, remedy = str(error).rpartition("; ")
-        remedy = re.sub(rf"(?<![\w.-])(set )?({names})=", r"--set \2=", remedy)
+        remedy = re.sub(rf"(?<![\w.-])(?<!--columns )(set )?({names})=", r"--set \2=", remedy)
         if semicolon and len(error.args) == 1:
             error.args = (f"{rule}; {remedy}",)
         raise

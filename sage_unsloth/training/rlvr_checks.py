@@ -8,6 +8,7 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, normalise
 from sage_unsloth.grading.reward_functions import Reward, check_columns_of
 from sage_unsloth.grading.total_reward import UNGRADED
+from sage_unsloth.patch.backends import TRL
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.processes import world_size
 from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
@@ -34,7 +35,7 @@ def check_processes(config: RlvrConfig) -> None:
             "whole prompts: prompts_per_step must be a multiple of the number of processes; got "
             f"{config.prompts_per_step} and WORLD_SIZE={processes}"
         )
-    if config.max_resamples or config.rollouts == "vllm":
+    if config.max_resamples or (config.rollouts == "vllm" and config.backend != TRL):
         raise ValueError(
             "several processes need max_resamples=0, because groups may be split between them, and "
             "rollouts by transformers, because vLLM inside each was not tried; got "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import frees_models, has_gpu, release_memory
-from sage_unsloth.models.loading import LoraSettings, check_dtype, load_policy
+from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.models.quantised import is_quantised
 from sage_unsloth.models.templates import check_teaches, check_template, turn_end
@@ -25,6 +25,7 @@ from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.training.number_formats import check_precision, dtype_of_weights
 from sage_unsloth.training.stage import (
     begin,
     check_checkpoints,
@@ -54,8 +55,9 @@ class SftConfig:
         completion_only_loss: learn working out, solution tag and EOS alone; False also learns the
             prompt, as the authors' code does.
         load_in_4bit: quantise the frozen weights of the linear layers.
-        dtype: format of weights and products, one of `loading.DTYPES`; "auto" is float32 on a CPU
-            and what the card computes in on a GPU. The adapter is trained in float32 in any case.
+        precision: format of the frozen weights and of the products, one of
+            `number_formats.PRECISIONS`; "auto" is float32 on a CPU and what the card computes in on
+            a GPU. The adapter is trained in float32 in any case.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags.
         save_steps: optimizer steps between checkpoints.
@@ -74,7 +76,7 @@ class SftConfig:
     max_length: int = 2048
     completion_only_loss: bool = True
     load_in_4bit: bool = False
-    dtype: str = "auto"
+    precision: str = "auto"
     template: str = "project"
     prompt: PromptFormat = PROJECT_PROMPT
     save_steps: int = 100
@@ -90,7 +92,7 @@ class SftConfig:
         for name in ("epochs", "batch_size", "learning_rate", "max_length", "save_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
-        check_dtype(self.dtype)
+        check_precision(self.precision)
         check_template(self.template)
 
 
@@ -170,7 +172,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         adapter=trained,
         max_length=config.max_length,
         load_in_4bit=config.load_in_4bit,
-        dtype=config.dtype,
+        dtype=dtype_of_weights(config.precision),
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
@@ -233,7 +235,7 @@ def _trainer(
             completion_only_loss=config.completion_only_loss,
             packing=False,
             seed=config.seed,
-            **common_arguments(folder, config.save_steps, config.dtype),
+            **common_arguments(folder, config.save_steps, config.precision),
         ),
     )
     _assert_eos_is_learned(trainer, tokenizer, len(rows))

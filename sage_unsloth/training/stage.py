@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
+from sage_unsloth.patch.backends import TRL, backend
 from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, world_size
+from sage_unsloth.runs.processes import (
+    LONGEST_WAIT,
+    rank,
+    read_numbered_cpus,
+    sharded_by,
+    world_size,
+)
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.training.by_trl import common_trl_arguments
+from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked
 
@@ -36,6 +45,7 @@ FREE_SETTINGS = (
     "report_to",
     "recompute_logits",
     "gpu_memory_utilization",
+    "vllm_server",
     "grade_seconds",
     "reward_seconds",
     "preflight_prompts",
@@ -62,6 +72,8 @@ def run_settings(
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
     if world_size() > 1:  # each process draws from a random stream of its own
         settings["processes"] = world_size()
+    if (kind := sharded_by()) is not None:  # its checkpoints are of its own form
+        settings["sharded_by"] = kind
     return {"stage": stage, "model": model, "rows": digest_of(rows)} | settings
 
 
@@ -253,7 +265,7 @@ def check_tracker(report_to: str) -> None:
         )
 
 
-def common_arguments(folder: Path, save_steps: int, dtype: str = "auto") -> dict[str, Any]:
+def common_arguments(folder: Path, save_steps: int, precision: str = "auto") -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
     arguments = {
         "output_dir": str(folder / "checkpoints"),
@@ -271,9 +283,8 @@ def common_arguments(folder: Path, save_steps: int, dtype: str = "auto") -> dict
         "dataloader_pin_memory": has_gpu(),
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
-    if not has_gpu() or dtype != "auto":  # Unsloth decides for a card
-        arguments |= {"bf16": dtype == "bfloat16", "fp16": dtype == "float16"}
-    return arguments
+    arguments |= precision_arguments(precision)
+    return arguments | (common_trl_arguments() if backend() == TRL else {})
 
 
 def train(

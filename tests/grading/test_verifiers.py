@@ -215,10 +215,11 @@ def test_one_that_raises_names_itself_and_its_line(own, caplog):
         str(found.value)
     )
     assert (
-        "raised ZeroDivisionError: float division by zero at my_verifiers.py:19, in divides; the "
+        "raised ZeroDivisionError: float division by zero at my_verifiers.py:16, in divides; the "
         "answer was '1', the gold '8'; mend it"
     ) in str(found.value)
-    assert 'my_verifiers.py", line 19, in divides' in caplog.text
+    assert 'my_verifiers.py", line 16, in divides' in caplog.text
+    assert "direct cause" not in caplog.text
 
 
 def test_one_that_breaks_hangs_or_leaves_its_process(own, tmp_path):

@@ -12,16 +12,17 @@ from oracle import train_and_check
 
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.rollout_batch import (
+from sage_unsloth.patch.rollout_batch import rollout_signals
+from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.unsloth_scoring import (
     OF_HIDDEN_STATES,
     OF_LOGITS,
     Scored,
+    UnslothScoring,
     _recorded,
     entropies_of_logits,
     in_layout,
-    rollout_signals,
 )
-from sage_unsloth.patch.unsloth_names import ContractError
 
 REFERENCE_GUIDES = {
     "branch": BranchGuide(threshold=1.0, source="reference"),
@@ -162,7 +163,7 @@ def test_log_probs_over_a_part_of_the_vocabulary_stay_so(unsloth_module, name):
 
 
 def test_entropies_of_logits_by_slices(monkeypatch):
-    monkeypatch.setattr("sage_unsloth.patch.rollout_batch.LOGITS_AT_ONCE", 12)
+    monkeypatch.setattr("sage_unsloth.patch.unsloth_scoring.LOGITS_AT_ONCE", 12)
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]]]).repeat(3, 1, 1)
     found = entropies_of_logits(logits)
     assert found.shape == (3, 2)
@@ -227,7 +228,7 @@ def test_a_trainer_without_the_functions_is_refused(make_trainer):
 
     with (
         pytest.raises(ContractError, match="_generate_and_score_completions"),
-        rollout_signals(Other(), {"ref_entropies"}),
+        rollout_signals(Other(), {"ref_entropies"}, scoring=UnslothScoring()),
     ):
         pass
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.patch import hook
+from sage_unsloth.patch import unsloth_seam
 from sage_unsloth.selftest import losses, policy
 from sage_unsloth.selftest.findings import FAILED, PASSED
 from sage_unsloth.selftest.losses import Step, coefficients_of, distance, judged
@@ -61,14 +61,14 @@ def test_float16_is_scaled_and_allowed_its_own_rounding(check):
 
 
 def test_a_wrong_sign_of_beta_is_found(check, monkeypatch):
-    apply = hook.Hook.apply
+    apply = unsloth_seam.UnslothHook.apply
 
     def negated(self, trainer, entropies, *arguments):
         before = list(arguments)
         before[8] = -before[8]
         return apply(self, trainer, entropies, *before)
 
-    monkeypatch.setattr(hook.Hook, "apply", negated)
+    monkeypatch.setattr(unsloth_seam.UnslothHook, "apply", negated)
     (finding,) = check()
     assert finding.status == FAILED
     assert "the kl term is -1 times, the guide term is -1 times" in finding.found
@@ -87,13 +87,13 @@ def test_a_dropped_guide_is_found(check, monkeypatch):
 
 
 def test_a_gradient_off_by_a_thousandth_is_found(check, monkeypatch):
-    apply = hook.Hook.apply
+    apply = unsloth_seam.UnslothHook.apply
 
     def scaled(self, trainer, entropies, *arguments):
         *before, _ = arguments  # the last: what Unsloth multiplies its gradient by
         return apply(self, trainer, entropies, *before, 1.001)
 
-    monkeypatch.setattr(hook.Hook, "apply", scaled)
+    monkeypatch.setattr(unsloth_seam.UnslothHook, "apply", scaled)
     (finding,) = check()
     assert finding.status == FAILED
     assert finding.figures["coefficients"] == pytest.approx(dict.fromkeys(TERMS, 1.001), abs=1e-4)

@@ -56,8 +56,8 @@ def kl(one, other):
 
 
 def test_sft_is_merged_so_that_it_may_be_quantised_again(merged):
-    """Into the model before it was quantised: rounding then leaves what was trained. Of a merge into
-    the values of the 4-bit weights it leaves next to nothing.
+    """Into the model before it was quantised: rounding then leaves what was trained. Of a merge
+    into the values of the 4-bit weights it leaves next to nothing.
     """
     adapter = merged.parent / "adapter"
     below, policy = (log_probs(BASE, adapter=a, load_in_4bit=True) for a in (None, adapter))
@@ -177,7 +177,5 @@ def test_exports_say_how_far_they_are_from_the_policy(run, merged, tmp_path):
         assert ("quantization_config=four_bit" in card) == (kind == "adapter")
     # Merged exactly, in bfloat16; the base before it was quantised is another model.
     assert max(found["sft"], found["merged"]) < 1e-4 < found["adapter"], found
-    with pytest.raises(
-        ValueError, match=r"nearly all of its training; .* start from its run"
-    ):
+    with pytest.raises(ValueError, match=r"nearly all of its training; .* start from its run"):
         load_policy(tmp_path / "sft", load_in_4bit=True)

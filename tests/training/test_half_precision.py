@@ -26,7 +26,7 @@ FORMATS = ("bfloat16", "float16")
 
 
 def trained(folder, dtype, **settings):
-    config = replace(smoke_config().rlvr, dtype=dtype, learning_rate=5e-3, max_steps=2)
+    config = replace(smoke_config().rlvr, precision=dtype, learning_rate=5e-3, max_steps=2)
     adapter = rlvr(replace(config, **settings), BASE, TRAIN, folder, BranchGuide())
     return load_file(adapter / "adapter_model.safetensors"), read_jsonl(folder / "metrics.jsonl")
 
@@ -44,10 +44,10 @@ def test_the_adapter_is_float32_on_a_base_in_the_format(unsloth_module, dtype):
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_sft_trains_in_the_format(unsloth_module, tmp_path, dtype):
-    config = replace(smoke_config().sft, dtype=dtype, learning_rate=5e-3, warmup_steps=0)
+    config = replace(smoke_config().sft, precision=dtype, learning_rate=5e-3, warmup_steps=0)
     rows = arithmetic.problems("sft")
     merged = sft(config, BASE, rows, tmp_path / "half")
-    exact = sft(replace(config, dtype="auto"), BASE, rows, tmp_path / "exact")
+    exact = sft(replace(config, precision="auto"), BASE, rows, tmp_path / "exact")
     assert {w.dtype for w in load_file(merged / "model.safetensors").values()} == {
         getattr(torch, dtype)
     }
@@ -69,7 +69,7 @@ def test_rlvr_trains_in_the_format(unsloth_module, tmp_path, dtype):
     assert any("lora_B" in name and w.any() for name, w in weights.items())
     assert abs(rows[0]["kl/ref_k3"]) < 1e-6, "policy and reference are one model"
     assert rows[0]["grad_norm"] > 0
-    assert json.loads((tmp_path / "run.json").read_text())["settings"]["dtype"] == dtype
+    assert json.loads((tmp_path / "run.json").read_text())["settings"]["precision"] == dtype
 
 
 def test_a_step_that_overflows_in_float16_is_skipped_and_counted(
@@ -113,7 +113,9 @@ def test_a_gradient_that_is_not_finite_at_scale_1_stops_the_run(
 
 @pytest.mark.parametrize("config", [SftConfig, RlvrConfig])
 def test_bad_formats_are_refused(config):
-    with pytest.raises(ValueError, match="dtype must be one of auto, bfloat16, float16; got 'fp8'"):
-        config(dtype="fp8")
+    with pytest.raises(ValueError, match="precision must be one of auto, bfloat16, float16; got"):
+        config(precision="fp8")
     with pytest.raises(ValueError, match="full fine-tuning trains float32 weights"):
-        RlvrConfig(dtype="bfloat16", full_finetuning=True)
+        RlvrConfig(precision="bfloat16", full_finetuning=True)
+    with pytest.raises(ValueError, match=r"chosen for Unsloth's trainer; .* set precision=auto"):
+        RlvrConfig(precision="bfloat16", backend="trl")

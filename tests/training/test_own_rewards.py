@@ -128,7 +128,7 @@ def test_a_reward_that_fails_within_a_run_names_itself_and_the_run_resumes(
 def nothing_loads(monkeypatch):
     from sage_unsloth.training import rlvr_stage as module
 
-    for name in ("load_unsloth", "load_tokenizer", "load_policy"):
+    for name in ("load_backend", "load_tokenizer", "load_policy"):
         monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail("nothing is to be loaded"))
 
 

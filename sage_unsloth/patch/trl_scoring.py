@@ -1,0 +1,114 @@
+"""How TRL's own trainer scores a rollout batch: by a fused head, in the layout of the completions.
+
+The head returns a token's log-probability and, where it was added with it, the entropy, from one
+pass over tiles of the logits; the reference's entropies therefore cost no pass of their own. A
+reference that is a model of its own, and a teacher, get such a head while `guided_kl` is open.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.rollout_batch import GENERATE, SCORE
+from sage_unsloth.patch.unsloth_names import ContractError
+
+SCORE_PARAMETERS = (
+    "self",
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
+)
+HEAD_PARAMETERS = ("model", "temperature", "cast_lm_head_to_fp32", "outputs")
+
+
+class TrlScoring:
+    """`rollout_batch.Scoring` of `trl.GRPOTrainer`."""
+
+    def check(self, trainer: Any) -> None:
+        for name in (GENERATE, SCORE):
+            if not callable(getattr(type(trainer), name, None)):
+                raise ContractError(
+                    "the trainer must have this method", found="nothing", expected=name
+                )
+        check_score(type(trainer))
+        found = tuple(inspect.signature(_add_fused_head()).parameters)
+        if found[: len(HEAD_PARAMETERS)] != HEAD_PARAMETERS:
+            raise ContractError(
+                "add_fused_lm_head must begin with these parameters",
+                found=found,
+                expected=HEAD_PARAMETERS,
+            )
+
+    @contextmanager
+    def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            reference = trainer.ref_model  # None where it is the policy without its adapter
+            if with_entropies and reference is not None:
+                reference = trainer.accelerator.unwrap_model(reference)
+                stack.enter_context(_fused_head(trainer, reference, ("log_probs", "entropy")))
+            if teacher is not None:
+                stack.enter_context(_fused_head(trainer, teacher, ("log_probs",)))
+            yield
+
+    def scored(
+        self, score: Callable[..., tuple], with_entropies: bool, *args: Any, **kwargs: Any
+    ) -> tuple[tuple, Callable[[], Tensor]]:
+        if not with_entropies:
+            result = score(*args, **kwargs)
+        else:
+            result = score(*args, **kwargs | {"compute_entropy": True})
+        return result, lambda: result[1]
+
+    def in_completion_layout(self, logps: Tensor, batch: dict[str, Any]) -> Tensor:
+        mask = batch["completion_mask"]
+        if logps.shape != mask.shape:
+            raise ContractError(
+                f"{SCORE} must return a log-prob of each completion token",
+                found=tuple(logps.shape),
+                expected=tuple(mask.shape),
+            )
+        return torch.where(mask.bool(), logps.float(), 0.0)
+
+
+def check_score(trainer_class: type) -> None:
+    """Raises ContractError unless the trainer's scoring begins with the tested parameters."""
+    found = tuple(inspect.signature(getattr(trainer_class, SCORE)).parameters)
+    if found[: len(SCORE_PARAMETERS)] != SCORE_PARAMETERS:
+        raise ContractError(
+            f"{SCORE} must begin with these parameters", found=found, expected=SCORE_PARAMETERS
+        )
+
+
+def _add_fused_head() -> Callable[..., None]:
+    from trl.trainer import utils
+
+    found = getattr(utils, "add_fused_lm_head", None)
+    if found is None:
+        raise ContractError(
+            "trl.trainer.utils must have what gives a model a head that scores",
+            found="nothing",
+            expected="add_fused_lm_head",
+        )
+    return found
+
+
+@contextmanager
+def _fused_head(trainer: Any, model: Any, outputs: tuple[str, ...]) -> Iterator[None]:
+    """Within it, TRL's scoring takes these of the model."""
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    with replaced(base, forward=base.forward):
+        _add_fused_head()(
+            base,
+            temperature=trainer.temperature,
+            cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32,
+            outputs=outputs,
+        )
+        yield

@@ -1,0 +1,199 @@
+"""How Unsloth scores a rollout batch: by chunks, in a layout of its own.
+
+The reference's entropies come out of the scoring that Unsloth does anyway: while it runs, the
+function that turns hidden states or logits into log-probabilities also takes the entropy of each
+chunk, never of (B, T, V).
+
+Unsloth lays the values of a chunk out as (B, T) in one of several ways: padded rows one below the
+other, or one packed row that is scattered in row-major order. Which one it was is found by the
+log-probabilities, which must come out bit for bit where they were expected; anything else is a
+`ContractError`.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.rollout_batch import GENERATE, SCORE
+from sage_unsloth.patch.scoring import scorer
+from sage_unsloth.patch.unsloth_names import ContractError
+
+SCORER_WITH_ENTROPY = "chunked_hidden_states_selective_log_softmax_recompute"
+OF_HIDDEN_STATES = (
+    "chunked_hidden_states_selective_log_softmax",
+    "grpo_chunked_hidden_states_logprobs",
+    SCORER_WITH_ENTROPY,
+)
+"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has the first alone
+here, later ones all.
+"""
+OF_LOGITS = "chunked_selective_log_softmax"
+LOGITS_AT_ONCE = 1 << 26
+"""Elements of the float32 copy of the logits that an entropy is taken of at a time."""
+
+
+class Scored(NamedTuple):
+    """One call of a scorer: log-probabilities and entropies of the same tokens, of one shape,
+    nats.
+    """
+
+    logps: Tensor
+    entropies: Tensor
+
+
+class UnslothScoring:
+    """`rollout_batch.Scoring` of Unsloth's generated trainer."""
+
+    def check(self, trainer: Any) -> None:
+        _check_functions(trainer)
+
+    def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> AbstractContextManager:
+        return nullcontext()
+
+    def scored(
+        self, score: Callable[..., tuple], with_entropies: bool, *args: Any, **kwargs: Any
+    ) -> tuple[tuple, Callable[[], Tensor]]:
+        with _recorded(with_entropies) as calls:
+            result = score(*args, **kwargs)
+        return result, lambda: in_layout(result[0], calls)
+
+    def in_completion_layout(self, logps: Tensor, batch: dict[str, Any]) -> Tensor:
+        return in_completion_layout(logps, batch)
+
+
+def in_completion_layout(logps: Tensor, batch: dict[str, Any]) -> Tensor:
+    """(B, T) float32 of Unsloth's layout, 0 outside the mask: Unsloth shifts each row left by its
+    padding, and keeps T + the largest such padding columns.
+    """
+    mask = batch["completion_mask"]
+    left_pad = batch["prompt_mask"].shape[1] - batch["prompt_mask"].sum(1)
+    start = logps.shape[1] - mask.shape[1] - left_pad
+    if (start < 0).any():
+        raise ContractError(
+            f"{SCORE} must return its log-probs by rows that are shifted left by their padding",
+            found=tuple(logps.shape),
+            expected=f"at least {mask.shape[1] + int(left_pad.max())} columns",
+        )
+    columns = start.unsqueeze(1) + torch.arange(mask.shape[1], device=mask.device)
+    return torch.where(mask.bool(), logps.float().gather(1, columns.to(logps.device)), 0.0)
+
+
+def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
+    """The entropies of the scorer's calls where Unsloth put their log-probabilities, (B, T), 0
+    where it put none.
+
+    Raises:
+        ContractError: the log-probabilities of no call, or calls, are those of `ref_logps`.
+    """
+    rows: list[Scored] = []
+    for call in reversed(calls):
+        if call.logps.shape[1:] != ref_logps.shape[1:]:
+            break
+        rows.insert(0, call)
+        if sum(len(c.logps) for c in rows) >= len(ref_logps):
+            break
+    if rows and torch.equal(torch.cat([c.logps for c in rows]).float(), ref_logps.float()):
+        return torch.cat([c.entropies for c in rows])
+    places = ref_logps != 0
+    for call in reversed(calls):
+        logps, entropies = call.logps.flatten().float(), call.entropies.flatten()
+        put = logps != 0
+        if torch.equal(logps[put], ref_logps[places].float()):
+            result = torch.zeros(ref_logps.shape, dtype=entropies.dtype, device=ref_logps.device)
+            result[places] = entropies[put].to(ref_logps.device)
+            return result
+    raise ContractError(
+        "the reference's log-probabilities must be those of one scorer's call, scattered in "
+        "row-major order, or of several, "
+        "a block of rows each",
+        found=[tuple(c.logps.shape) for c in calls],
+        expected=tuple(ref_logps.shape),
+    )
+
+
+@contextmanager
+def _recorded(record: bool) -> Iterator[list[Scored]]:
+    """While open, every call of Unsloth's two scorers also takes the entropies of what it
+    scores.
+    """
+    calls: list[Scored] = []
+    if not record:
+        yield calls
+        return
+    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
+    plain = {
+        name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)
+    }
+    with_entropy = scorer(plain[SCORER_WITH_ENTROPY], unsloth_asks=False)
+    ours = with_entropy is not plain[SCORER_WITH_ENTROPY]
+
+    def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
+        whole = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
+        with torch.no_grad():
+            logps, entropies = with_entropy(*args, **whole, return_entropy=True)
+        # The reference must be scored as the policy is, so its log-probs are those of the scorer
+        # that was asked: ours are that one's bit for bit (2026.10.7). Over a part of the vocabulary
+        # too; the entropy stays the whole's.
+        if len(whole) < len(kwargs) or not ours:
+            before = len(calls)
+            logps = plain[name](*args, **kwargs)
+            del calls[before:]
+        calls.append(Scored(logps, entropies))
+        return logps
+
+    def of_logits(
+        logits: Tensor, index: Tensor, temperature: float = 1.0, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        logps = plain[OF_LOGITS](logits, index, temperature, *args, **kwargs)
+        calls.append(Scored(logps, entropies_of_logits(logits, temperature)))
+        return logps
+
+    ours_by_name = {name: functools.partial(of_hidden_states, name) for name in plain}
+    with replaced(zoo, **ours_by_name | {OF_LOGITS: of_logits}):
+        yield calls
+
+
+@torch.no_grad()
+def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """H_t of softmax(logits / temperature), nats, (B, T) float32 for (B, T, V), some rows at a
+    time.
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    parts = []
+    for rows in flat.split(max(1, LOGITS_AT_ONCE // flat.shape[-1])):
+        log_p = (rows.float() / temperature).log_softmax(-1)
+        parts.append(-(log_p.exp() * log_p).sum(-1))
+    return torch.cat(parts).reshape(logits.shape[:-1])
+
+
+def _check_functions(trainer: Any) -> None:
+    """The names are there, and the scoring asks for its scorers each time it is called."""
+    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
+    needed = (OF_HIDDEN_STATES[0], OF_LOGITS, SCORER_WITH_ENTROPY)
+    missing = [
+        name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))
+    ]
+    missing += [name for name in needed if not hasattr(zoo, name)]
+    if missing:
+        raise ContractError(
+            "the trainer and unsloth_zoo.rl_replacements must have these functions",
+            found=f"no {', '.join(missing)}",
+            expected=(GENERATE, SCORE, *needed),
+        )
+    source = inspect.getsource(getattr(type(trainer), SCORE))
+    asked = "from unsloth_zoo.rl_replacements import" in source and f"{OF_LOGITS}," in source
+    parameters = inspect.signature(getattr(zoo, SCORER_WITH_ENTROPY)).parameters
+    if not asked or "return_entropy" not in parameters:
+        raise ContractError(
+            f"{SCORE} must import its scorers when it is called, and {SCORER_WITH_ENTROPY} must "
+            f"return entropies",
+            found=f"import {asked}, parameters {tuple(parameters)}",
+            expected="import True, return_entropy",
+        )
