@@ -260,11 +260,11 @@ def _train(
     out: Path, config: QuickstartConfig, jobs: Sequence[Job], count: int
 ) -> tuple[dict[str, float], dict[str, Path | None]]:
     """SFT, then the RL runs, `count` at a time: the seconds of each, and each model's adapter."""
-    from sage_unsloth.patch.loading import load_unsloth
+    from sage_unsloth.patch.backends import load_backend
     from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.sft_stage import sft
 
-    load_unsloth()
+    load_backend(jobs[0].config.backend)
     settle_process()
     seconds, started = {}, time.perf_counter()
     sft(config.sft, data_folder() / BASE_MODEL, arithmetic.problems("sft"), out / "sft")

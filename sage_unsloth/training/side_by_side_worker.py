@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from sage_unsloth.models.embedded import settle_process
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.runs.children import end_with_parent
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import HeldError
@@ -52,7 +52,7 @@ def main(folder: str) -> int:
     end_with_parent()
     try:
         with ending():
-            load_unsloth()
+            load_backend(job.config.backend)
             settle_process()
             told = {"seconds": train(job)}
     except (KeyboardInterrupt, Terminated) as stop:
