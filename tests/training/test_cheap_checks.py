@@ -107,7 +107,7 @@ def own_cases(tmp_path):
         ([*good, "--limit", "-3"], "limit must be >= 1; got -3"),
         ([*good, "--reward", "mine:brief"], "each of the 2 completions; it returned 1; mend it"),
         ([*good, "--reward", "mine:typo"], "raised KeyError: 'contents' at mine.py:12, in typo;"),
-        ([*good, "--reward", "mine:easy"], "easy needs level, and the data have answer; read"),
+        ([*good, "--reward", "mine:easy"], "easy needs level, and what is read is answer; read"),
         ([*good, "--verifier", "mine:alone"], "mine:alone takes (answer): too many positional"),
         ([*good, "--verifier", "secret:check"], "the verifier secret:check must start in a worker"),
         ([*good, "--algorithm", "mine:guided", "--set", "beta=0"], "beta must not be 0 because"),
