@@ -129,7 +129,7 @@ TRAINER_DEFAULTS = dict(
 ROWS = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)]
 
 
-def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **settings):
+def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, rows=ROWS, **settings):
     """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -141,7 +141,7 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
         processing_class=tokenizer or build_tokenizer(),
         reward_funcs=reward if isinstance(reward, list) else [reward or length_reward],
         args=GRPOConfig(**({"output_dir": output_dir} | TRAINER_DEFAULTS | settings)),
-        train_dataset=Dataset.from_list(ROWS),
+        train_dataset=Dataset.from_list(rows),
     )
     # The oracle scores with a copy that neither Unsloth nor accelerate has touched.
     trainer.oracle_model = tiny_model(lora_noise).double()
