@@ -22,6 +22,8 @@ from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.training.figures import plot_training
+from sage_unsloth.training.quickstart_plan import SECONDS, plan, rl_seconds
+from sage_unsloth.training.side_by_side import Job, processes_for, train_side_by_side
 from sage_unsloth.training.stage import read_metrics
 
 # What loads PyTorch is imported where it is used, since `--help` imports this module.
@@ -36,9 +38,6 @@ ALGORITHMS = ("grpo", "sage-branch")
 NAMES = {"grpo": "GRPO", "sage-branch": "SAGE-Branch"}
 """Row of the table of algorithms -> name in the tables and figures, where that differs."""
 MODELS = ("SFT", *NAMES.values())
-# For the estimate: seconds of one SFT row, one completion in RL and one in the evaluation.
-SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
-MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
 
 
 def add_quickstart(commands: Any) -> None:
@@ -63,6 +62,12 @@ def add_quickstart(commands: Any) -> None:
         dest="settings",
         help="RL settings for each of them, such as beta=0.5 max_steps=200",
     )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="RL runs at a time (default: as many as cores and memory allow)",
+    )
     parser.set_defaults(act=_act)
 
 
@@ -72,7 +77,7 @@ def _act(options: argparse.Namespace) -> int:
     config = smoke_config() if options.smoke else QuickstartConfig()
     with naming_options(config.rlvr):
         settings = parse_settings(options.settings, config.rlvr)
-        run(options.out, config, options.algorithms, **settings)
+        run(options.out, config, options.algorithms, processes=options.processes, **settings)
     return 0
 
 
@@ -108,6 +113,8 @@ def run(
     out: str | Path,
     config: QuickstartConfig | None = None,
     algorithms: Sequence[str] = ALGORITHMS,
+    *,
+    processes: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Run or resume the quickstart in the folder `out`, print its table, and return the report.
@@ -119,20 +126,27 @@ def run(
         out: folder.
         config: of the stages and the evaluation; None for the embedded task's own.
         algorithms: rows of `training.algorithms.ALGORITHMS`, in the order of the tables.
+        processes: RL runs at a time; None for as many as cores and memory allow. What a run leaves
+            does not depend on it.
         settings: fields of `RlvrConfig`, in the place of the algorithms' and of `config.rlvr`'s.
 
     Raises:
+        SideBySideError: one of several runs at a time failed.
         ValueError: an unknown algorithm or one named twice, settings that contradict it; the folder
             holds another run's settings, or another process writes to it.
     """
     config = config or QuickstartConfig()
     runs = chosen(config, algorithms, settings)
     with locked(out):
-        return _run(Path(out), config, runs, settings)
+        return _run(Path(out), config, runs, settings, processes)
 
 
 def _run(
-    out: Path, config: QuickstartConfig, runs: "dict[str, Algorithm]", settings: dict[str, Any]
+    out: Path,
+    config: QuickstartConfig,
+    runs: "dict[str, Algorithm]",
+    settings: dict[str, Any],
+    processes: int | None,
 ) -> dict[str, Any]:
     """`run` once the folder is this process's own."""
     guides = _guides(out, runs)
@@ -147,8 +161,13 @@ def _run(
         print(f"{out} is complete.\n\n{summary(report)}")
         return report
     configs = {n: replace(a.configure(config.rlvr), **settings) for n, a in runs.items()}
-    print(plan(config, out, list(runs), next(iter(configs.values()))))
-    seconds, models = _train(out, config, configs, guides)
+    jobs = _jobs(out, configs, guides)
+    rl = next(iter(configs.values()))
+    left = [job for job in jobs if not job.is_complete]
+    count, why = processes_for(left, processes, long=rl_seconds(rl) > SECONDS["start"])
+    problems = config.num_problems or len(arithmetic.problems("test"))
+    print(plan(out, config.sft, list(runs), rl, config.sampling, problems, count, why))
+    seconds, models = _train(out, config, jobs, count)
     rows = over_families(arithmetic.problems("test"), config.num_problems)
     started = time.perf_counter()
     samples = {name: _sample(out, config, rows, name, path) for name, path in models.items()}
@@ -220,13 +239,27 @@ def _recorded(guide: "Guide | None") -> Any:
     return {"guide": type(guide).__name__} | asdict(guide)
 
 
+def _jobs(
+    out: Path, configs: "dict[str, RlvrConfig]", guides: "dict[str, Guide | None]"
+) -> list[Job]:
+    """RL by each algorithm, from the SFT model."""
+    rows = arithmetic.problems("train")
+    same = {"model_path": out / "sft" / "model", "rows": rows}
+    same["data"] = {"embedded": "arithmetic, split train", "rows": len(rows)}
+    return [
+        Job(
+            name=name,
+            config=config,
+            arguments=same | {"folder": out / name.lower(), "guide": guides[name], "name": name},
+        )
+        for name, config in configs.items()
+    ]
+
+
 def _train(
-    out: Path,
-    config: QuickstartConfig,
-    configs: "dict[str, RlvrConfig]",
-    guides: "dict[str, Guide | None]",
+    out: Path, config: QuickstartConfig, jobs: Sequence[Job], count: int
 ) -> tuple[dict[str, float], dict[str, Path | None]]:
-    """SFT, then RL by each algorithm: the seconds of each, and the adapter of each model."""
+    """SFT, then the RL runs, `count` at a time: the seconds of each, and each model's adapter."""
     from sage_unsloth.patch.loading import load_unsloth
     from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.sft_stage import sft
@@ -234,13 +267,16 @@ def _train(
     load_unsloth()
     settle_process()
     seconds, started = {}, time.perf_counter()
-    merged = sft(config.sft, data_folder() / BASE_MODEL, arithmetic.problems("sft"), out / "sft")
+    sft(config.sft, data_folder() / BASE_MODEL, arithmetic.problems("sft"), out / "sft")
     models: dict[str, Path | None] = {"SFT": None}
     seconds["SFT"] = time.perf_counter() - started
-    for name, guide in guides.items():
-        started, rows = time.perf_counter(), arithmetic.problems("train")
-        models[name] = rlvr(configs[name], merged, rows, out / name.lower(), guide, name)
-        seconds[name] = time.perf_counter() - started
+    if count > 1:
+        left = [job for job in jobs if not job.is_complete]
+        seconds |= train_side_by_side(left, count, out / "processes")
+    for job in jobs:  # one that is complete is only checked
+        started = time.perf_counter()
+        models[job.name] = rlvr(job.config, **job.arguments)
+        seconds.setdefault(job.name, time.perf_counter() - started)
     return seconds, models
 
 
@@ -257,30 +293,3 @@ def _sample(
     engine = TransformersEngine(*load_policy(out / "sft" / "model", adapter=adapter))
     sampling, source = config.sampling, arithmetic.SOURCE
     return sample_and_grade(sampling, engine, rows, file, model=name, benchmark=source)
-
-
-def plan(config: QuickstartConfig, out: Path, runs: Sequence[str], rl: "RlvrConfig") -> str:
-    """What will be done and how long it should take; `rl` is the RL of each of `runs`."""
-    sampling = config.sampling
-    problems = config.num_problems or len(arithmetic.problems("test"))
-    total = (1 + len(runs)) * problems * sampling.num_samples
-    seconds = SECONDS["start"] + total * SECONDS["sample"]
-    seconds += config.sft.max_steps * config.sft.batch_size * SECONDS["sft_row"]
-    seconds += len(runs) * rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
-    steps = f"{rl.max_steps} steps of {rl.completions_per_step} completions"
-    steps += f" ({rl.prompts_per_step} problems x {rl.num_generations})"
-    samples = (
-        f"{1 + len(runs)} models x {problems} held-out problems x {sampling.num_samples} samples"
-    )
-    parts = [("SFT", f"{config.sft.max_steps} steps of {config.sft.batch_size} worked solutions")]
-    parts += [(name, steps) for name in runs]
-    parts += [("pass@k", f"{samples} = {total:,} completions")]
-    lines = [f"Quickstart -> {out}"]
-    lines += [f"  {number}. {name:<12} {text}" for number, (name, text) in enumerate(parts, 1)]
-    lines += [
-        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}); the bars show this "
-        "machine's own pace.",
-        "Stop it whenever you like: the step in flight is saved first, and the same command "
-        "resumes from there.\n",
-    ]
-    return "\n".join(lines)

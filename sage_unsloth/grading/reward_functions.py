@@ -6,6 +6,7 @@ completion. The total reward of a completion is the sum of its rewards times the
 may be None where it has nothing to say of a completion.
 """
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -137,11 +138,19 @@ def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> N
         there = sorted(set(columns) - {"prompt"})
         lacking = [name for name in columns_needed(reward.function) if name not in there]
         if lacking:
+            known = ("prompts", "completions", *OF_TRL, *there)
+            meant = [difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in lacking]
+            guess = ", ".join(found for match in meant for found in match)
+            others = [name for name, match in zip(lacking, meant, strict=True) if not match]
+            read = ""
+            if others:
+                read = f"read a column of the data under that name (--columns {others[0]}=COLUMN), "
             raise ValueError(
                 f"the parameters of a reward are prompts, completions, {', '.join(OF_TRL)} and "
-                f"columns of the data; {reward.name} needs {', '.join(lacking)}, and the data have "
-                f"{', '.join(there) or 'no column'}; name the column (--columns "
-                f"{lacking[0]}={lacking[0]}), rename the parameter, or give it a default"
+                f"columns of the data that are read; {reward.name} needs {', '.join(lacking)}, and "
+                f"what is read is {', '.join(there) or 'no column'}; "
+                f"{f'did you mean {guess}? Else ' if guess else ''}"
+                f"{read}rename the parameter, or give it a default"
             )
 
 

@@ -4,6 +4,7 @@ The page `docs/verifiers.md` has a table of them. Every verifier is a `Checker`;
 break is compared in the confined workers.
 """
 
+import inspect
 import json
 import math
 import re
@@ -89,7 +90,10 @@ def _too_long(answer: str | None, longest: int = LONGEST_ANSWER) -> bool:
 
 def _check_text(answer: str | None, gold: str) -> Verdict:
     if not isinstance(gold, str) or not gold.strip():
-        raise ValueError(f"a gold answer must be text; got {gold!r:.200}; drop or repair the row")
+        raise ValueError(
+            f"a gold answer must be text; got {gold!r:.200}; write a number as text (str), "
+            "drop or repair the row"
+        )
     if answer is None or _too_long(answer):
         return _NOTHING
     found, expected = (unicodedata.normalize("NFC", text).strip() for text in (answer, gold))
@@ -232,6 +236,15 @@ def _own(own: OwnFunction) -> Checker:
             "a verifier of your own must be a function at the top of a module, because the workers "
             f"import it; got {own.reference}; write it to a file and import it from there"
         )
+    try:
+        inspect.signature(own.function).bind("answer", "gold")
+    except TypeError as error:
+        raise ValueError(
+            f"a verifier is called with an answer and its gold; {own.reference} takes "
+            f"{inspect.signature(own.function)}: {error}; give it two parameters"
+        ) from error
+    except ValueError:  # of some functions in C, which have no signature
+        pass
     return Checker(
         name=own.reference,
         version=own.digest,

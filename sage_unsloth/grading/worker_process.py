@@ -134,7 +134,8 @@ def _answer(
         except MemoryError:
             raise
         except OwnCodeError as error:
-            answer = {"number": number, "told": str(error), "error": traceback.format_exc()}
+            trace = "".join(traceback.format_exception(error.__cause__ or error))
+            answer = {"number": number, "told": str(error), "error": trace}
         except Exception:
             answer = {"number": number, "error": traceback.format_exc()}
         signal.setitimer(signal.ITIMER_REAL, 0)

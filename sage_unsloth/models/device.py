@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import os
 import subprocess
 import sys
 import traceback
@@ -66,6 +67,11 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def process_device() -> str:
+    """The device of this process: its own card where torchrun or accelerate started several."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if has_gpu() else "cpu"
 
 
 def sixteen_bit_dtype() -> str:

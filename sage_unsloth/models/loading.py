@@ -1,20 +1,23 @@
-"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one.
+"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one or
+where TRL's own trainer trains.
 
 Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
 that carries the chat template of its prompts. Adapters are plain peft folders either way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
 from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
 from sage_unsloth.patch import switches
-from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
+from sage_unsloth.patch.backends import TRL, backend, load_backend
+from sage_unsloth.patch.loading import prepare_for_cpu
 from sage_unsloth.prompts import PromptFormat
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -55,6 +58,8 @@ def load_policy(
     load_in_4bit: bool = False,
     use_vllm: bool = False,
     gpu_memory_utilization: float = 0.5,
+    engine_arguments: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
     seed: int = 3407,
     template: str | None = None,
     prompt: PromptFormat | None = None,
@@ -75,6 +80,9 @@ def load_policy(
         load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
         use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
+        engine_arguments: further arguments of that engine, as Unsloth's loader takes them.
+        dtype: of the weights that are not quantised, "float32", "bfloat16" or "float16"; None takes
+            float32 without a GPU, and on one what Unsloth chooses.
         seed: of the fresh adapter's A.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
@@ -91,6 +99,11 @@ def load_policy(
             "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
             "or load_in_4bit as well; leave these out, or full_finetuning"
         )
+    if backend() == TRL and load_in_4bit:
+        raise ValueError(
+            "4-bit weights are loaded beside Unsloth's trainer; got load_in_4bit with "
+            "backend='trl'; leave it off"
+        )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     refuse_pickles(path)
@@ -98,23 +111,31 @@ def load_policy(
         check_adapter_fits(path, adapter)
         if lora is not None:
             _check_lora(adapter, lora)
-    load_unsloth(standby=use_vllm)
-    if has_gpu():
+    if load_backend(standby=use_vllm) == TRL:
+        # Every weight is trained in float32: in bfloat16 alone, small steps are lost in rounding.
+        sixteen = has_gpu() and not full_finetuning
+        own, device = (sixteen_bit_dtype() if sixteen else "float32"), process_device()
+        model, tokenizer = _load_plain(path, lora, adapter, seed, dtype=dtype or own, device=device)
+    elif has_gpu():
+        import torch
+
         model, tokenizer = _load_on_gpu(
             path,
             lora,
             adapter,
             seed,
             max_seq_length=max_length,
+            dtype=None if dtype is None else getattr(torch, dtype),
             load_in_4bit=load_in_4bit,
             full_finetuning=full_finetuning,
             # In bfloat16 alone, a step of 5e-6 is lost in rounding for most weights.
             float32_mixed_precision=True if full_finetuning else None,
             fast_inference=use_vllm,
             gpu_memory_utilization=gpu_memory_utilization,
+            **(engine_arguments or {}),
         )
     else:
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, load_in_4bit)
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, dtype or "float32", load_in_4bit)
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
@@ -165,19 +186,39 @@ def _load_on_cpu(
     lora: LoraSettings | None,
     adapter: str | Path | None,
     seed: int,
+    dtype: str,
     load_in_4bit: bool,
 ) -> tuple[Any, Any]:
+    model, tokenizer = _load_plain(
+        path, lora, adapter, seed, dtype=dtype, device="cpu", load_in_4bit=load_in_4bit
+    )
+    return prepare_for_cpu(model), tokenizer
+
+
+def _load_plain(
+    path: str | Path,
+    lora: LoraSettings | None,
+    adapter: str | Path | None,
+    seed: int,
+    *,
+    dtype: str,
+    device: str,
+    load_in_4bit: bool = False,
+) -> tuple[Any, Any]:
+    """By transformers and peft, whose adapters are in float32."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    dtype = torch.float32
-    options = {"quantization_config": four_bit_config(dtype)} if load_in_4bit else {}
+    numbers = getattr(torch, dtype)
+    options = {"quantization_config": four_bit_config(numbers)} if load_in_4bit else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, **options
+            path, dtype=numbers, use_safetensors=True, **options
         )
+        if device != "cpu":
+            model = model.to(torch.device(device))
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     keep_exact_products(model)
@@ -195,7 +236,7 @@ def _load_on_cpu(
         )
     elif adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
-    return prepare_for_cpu(model), tokenizer
+    return model, tokenizer
 
 
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:

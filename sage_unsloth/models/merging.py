@@ -6,6 +6,7 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.quantised import is_quantised, merge_dequantised
+from sage_unsloth.patch.backends import UNSLOTH, backend
 from sage_unsloth.runs.files import whole_folder
 
 
@@ -41,7 +42,7 @@ def save_merged(
                 f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has "
                 f"{free / 2**30:.1f} GiB free; free some, or choose a folder on another disk"
             )
-        if has_gpu():
+        if has_gpu() and backend() == UNSLOTH:
             from unsloth.save import patch_saving_functions
 
             # An adapter that peft loaded has only its base's saving functions, which refuse.

@@ -2,15 +2,16 @@
 
 import functools
 import importlib
+import importlib.util
 import sys
 import types
 from typing import Any
 
 import torch
 
-from sage_unsloth.patch import switches
+from sage_unsloth.patch import cpu_vllm, switches
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.unsloth_names import LOSS, ContractError
+from sage_unsloth.patch.unsloth_names import LOSS, MISSING, ContractError
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
@@ -25,12 +26,16 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
             alone.
 
     Raises:
+        ValueError: Unsloth is not installed.
         ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
     """
+    if "unsloth" not in sys.modules and importlib.util.find_spec("unsloth") is None:
+        raise ValueError(MISSING)
     if standby:
         switches.use_standby()
     if not torch.cuda.is_available():
         switches.run_without_gpu()
+        cpu_vllm.keep_one_library()
     with without_known_lines(gpu=torch.cuda.is_available()):
         importlib.import_module("unsloth")
         import trl

@@ -1,25 +1,27 @@
-"""A small countdown language: reach the target with some of four numbers, each used at most once.
+"""A small countdown language: reach the target with four numbers, each used at most once.
 
-A problem is `2,3,5,8->29`, its answer an expression, `8*3+5`. There are four ways:
+A problem is `2,3,5,8->41`, its answer an expression, `8*5+3-2`. There are four ways, all of which
+take the numbers from the greatest to the least:
 
-    sum       8+5=13;13-3=10      three numbers, added and taken away
-    product   8*3=24;24+5=29      two multiplied, a third added or taken away
-    bracket   8+3=11;11*5=55      two added or taken away, times a third: the rare way
-    guess     (no working)        an expression at once, whatever it gives
+    sum       8+5=13;13+3=16;16-2=14      the two greatest added, the others added or taken away
+    product   8*5=40;40+3=43;43-2=41      the two greatest multiplied
+    bracket   8-5=3;3*3=9;9+2=11          two added or taken away, times the third: the rare way
+    guess     (no working)                the expression at once
 
-The author of the pretraining corpus chooses a way without a look at the problem (`ROUTES`), looks
-at the target in `SKILL` of the workings, where the way leads there, and otherwise takes any
-numbers. What is written is always computed right; it seldom ends at the target. So a model of the
-corpus reaches a target now and then, and reinforcement learning has two things to find: to look at
-the target always, and which way to take. The family of a problem is the ways that lead there:
+Each way leaves two signs to choose. The author of the pretraining corpus takes a way without a look
+at the problem (`ROUTES`), chooses the signs by the target in `SKILL` of the workings, where the way
+leads there, and otherwise takes any. What is written is always computed right; it seldom ends at
+the target. So reinforcement learning has two things to find: to look at the target, and which way
+to take. The family of a problem is the ways that lead there:
 
-    usual     a sum or a product, and no bracket      2,3,5,8->29
-    rare      brackets only                           2,3,5,8->55
-    both      a bracket, and a sum or a product       2,3,5,8->21
+    usual     a sum or a product, and no bracket      2,3,5,8->41
+    rare      brackets only                           2,3,5,8->11
+    both      a bracket, and a sum or a product
 
-Most targets have several solutions, as `solutions` counts them; the verifier `countdown` accepts
+There are more solutions than these, as `solutions` counts them; the verifier `countdown` accepts
 every right one. Few `rare` problems are trained on, and whether brackets survive shows in their
-pass@k. The SFT rows are `both` problems, worked without mistakes in the corpus's mixture of ways.
+pass@k. The SFT rows are worked without mistakes and never guessed, in the corpus's mixture of those
+ways that lead to the target.
 """
 
 import functools
@@ -35,22 +37,22 @@ from typing import Any
 from sage_unsloth.problems.arithmetic import EOS, prompt_form
 from sage_unsloth.prompts import REASONING_END, REASONING_START, solution_text
 
-ROUTES = {"sum": 0.25, "product": 0.50, "bracket": 0.12, "guess": 0.13}
-SKILL = 0.8  # share of the workings in which the author looks at the target
+ROUTES = {"sum": 0.30, "product": 0.52, "bracket": 0.10, "guess": 0.08}
+SKILL = 0.7  # share of the workings in which the author looks at the target
 UNTAGGED = 0.3  # share of the corpus's solutions that lack the SOLUTION tags
-DRILLS = 0.5  # share of the corpus's documents that are drills: problems and workings, no prompt
+DRILLS = 0.7  # share of the corpus's documents that are drills: problems and workings, no prompt
 DRILL_LENGTH = 2  # workings of a drill
 
-NUMBERS = range(2, 10)
+NUMBERS = range(2, 12)
 TARGETS = range(10, 100)
 FAMILIES = ("usual", "rare", "both")
 SPLITS = {  # problems of each family, taken in this order from one fixed permutation
     "test": {"usual": 65, "rare": 35, "both": 0},
     "fresh-test": {"usual": 130, "rare": 70, "both": 0},
-    "sft": {"usual": 0, "rare": 0, "both": 80},
-    "fresh-sft": {"usual": 0, "rare": 0, "both": 80},
-    "train": {"usual": 155, "rare": 25, "both": 40},
-    "fresh-train": {"usual": 155, "rare": 25, "both": 40},
+    "sft": {"usual": 160, "rare": 30, "both": 10},
+    "fresh-sft": {"usual": 160, "rare": 30, "both": 10},
+    "train": {"usual": 180, "rare": 25, "both": 15},
+    "fresh-train": {"usual": 180, "rare": 25, "both": 15},
 }
 SFT_SEED = 3407
 SFT_ROWS_PER_PROBLEM = 3
@@ -58,11 +60,15 @@ SOURCE = "countdown"
 
 Problem = tuple[tuple[int, ...], int]
 """The numbers, ascending, and the target."""
-Steps = tuple[tuple[int, str, int], tuple[str, int]]
-"""The first step, and the sign and number that its result is continued with."""
+Steps = tuple[tuple[str, int], ...]
+"""Signs and numbers, from left to right; the first sign is empty."""
 
-_COMPUTE = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-_FIRST_STEP = re.compile(r"(\d+)([*+-])(\d+)=\d+;\d+([*+-])\d+=\d+")
+_SIGNS = re.compile(r"\d+([*+-])\d+=\d+;\d+([*+-])\d+=\d+;\d+[+-]\d+=\d+")
+_COMPUTE = {"": lambda _, right: right} | {
+    "+": int.__add__, "-": int.__sub__, "*": int.__mul__
+}  # fmt: skip
+_FORMS = {"sum": ("+", "+-", "+-"), "product": ("*", "+-", "+-"), "bracket": ("+-", "*", "+-")}
+"""Way -> the signs to choose from before the second, third and fourth number."""
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -71,18 +77,22 @@ _FIRST_STEP = re.compile(r"(\d+)([*+-])(\d+)=\d+;\d+([*+-])\d+=\d+")
 @functools.cache
 def workings(numbers: tuple[int, ...]) -> Mapping[str, tuple[tuple[Steps, int], ...]]:
     """Way -> every working with these numbers, and what it gives."""
-    found: dict[str, list] = {"sum": [], "product": [], "bracket": []}
-    for three in itertools.combinations(sorted(numbers, reverse=True), 3):
-        for second in three:
-            left, right = (number for number in three if number != second)
-            found["sum"].append((((left, "+", right), ("-", second)), left + right - second))
-            for sign, value in (("+", left * right + second), ("-", left * right - second)):
-                found["product"].append((((left, "*", right), (sign, second)), value))
-            for sign, value in (("+", left + right), ("-", left - right)):
-                found["bracket"].append((((left, sign, right), ("*", second)), value * second))
-        first, second, third = three
-        found["sum"].append((((first, "+", second), ("+", third)), sum(three)))
-    return {way: tuple(rows) for way, rows in found.items()}
+    descending = sorted(numbers, reverse=True)
+    found = {}
+    for way, form in _FORMS.items():
+        chains = [
+            tuple(zip(("", *signs), descending, strict=True)) for signs in itertools.product(*form)
+        ]
+        found[way] = tuple((steps, _values(steps)[-1]) for steps in chains)
+    return found
+
+
+def _values(steps: Steps) -> list[int]:
+    """The value after each number, from left to right."""
+    values = [0]
+    for sign, number in steps:
+        values.append(_COMPUTE[sign](values[-1], number))
+    return values[1:]
 
 
 def reaching(problem: Problem, way: str) -> list[Steps]:
@@ -153,7 +163,7 @@ def problems(split: str) -> list[dict]:
 
 
 def _first(problem: Problem) -> Steps:
-    return next(steps for way in ROUTES if way != "guess" for steps in reaching(problem, way))
+    return next(steps for way in _FORMS for steps in reaching(problem, way))
 
 
 def _solved(rows: Sequence[dict], posed: Sequence[Problem]) -> list[dict]:
@@ -161,7 +171,7 @@ def _solved(rows: Sequence[dict], posed: Sequence[Problem]) -> list[dict]:
     rng = random.Random(SFT_SEED)
     solved = []
     for row, one in zip(rows, posed, strict=True):
-        ways = {way: share for way, share in ROUTES.items() if way == "guess" or reaching(one, way)}
+        ways = {way: ROUTES[way] for way in _FORMS if reaching(one, way)}
         for turn in range(SFT_ROWS_PER_PROBLEM):
             way = rng.choices(list(ways), weights=list(ways.values()))[0]
             text, answer = working(one, way, rng, careful=True)
@@ -193,21 +203,17 @@ def working(
         problem: numbers and target.
         way: a key of `ROUTES`.
         rng: draws the working.
-        careful: looks at the target always; the way must lead there, and a guess is right.
+        careful: looks at the target always; for a way that leads there.
     """
     if way == "guess":
-        drawn = rng.choice(("sum", "product", "bracket"))
-        if careful:
-            drawn = rng.choice([w for w in ("sum", "product", "bracket") if reaching(problem, w)])
-        steps = _draw(problem, drawn, rng, careful)
-        return "", expression(steps)
+        return "", expression(_draw(problem, rng.choice(list(_FORMS)), rng, looks=False))
     steps = _draw(problem, way, rng, careful or rng.random() < SKILL)
-    (left, sign, right), (then, last) = steps
-    first = _value(left, sign, right)
-    return (
-        f"{left}{sign}{right}={first};{first}{then}{last}={_value(first, then, last)}",
-        expression(steps),
-    )
+    values = _values(steps)
+    lines = [
+        f"{before}{sign}{number}={after}"
+        for before, (sign, number), after in zip(values, steps[1:], values[1:], strict=False)
+    ]
+    return ";".join(lines), expression(steps)
 
 
 def _draw(problem: Problem, way: str, rng: random.Random, looks: bool) -> Steps:
@@ -215,15 +221,14 @@ def _draw(problem: Problem, way: str, rng: random.Random, looks: bool) -> Steps:
     return rng.choice(found or [steps for steps, _ in workings(problem[0])[way]])
 
 
-def _value(left: int, sign: str, right: int) -> int:
-    return _COMPUTE[sign](left, right)
-
-
 def expression(steps: Steps) -> str:
-    """The expression of a working: `8*3+5`, or `(8+3)*5` where the brackets are needed."""
-    (left, sign, right), (then, last) = steps
-    first = f"{left}{sign}{right}"
-    return f"({first}){then}{last}" if then == "*" and sign != "*" else f"{first}{then}{last}"
+    """The expression of a working: `8*5+3-2`, or `(8-5)*3+2` where brackets are needed."""
+    text = ""
+    for place, (sign, number) in enumerate(steps):
+        if sign == "*" and place > 1:
+            text = f"({text})"
+        text += f"{sign}{number}"
+    return text
 
 
 def route(completion: str) -> str:
@@ -231,12 +236,11 @@ def route(completion: str) -> str:
     text = completion.removeprefix(REASONING_START).lstrip()
     if text.startswith(REASONING_END):
         return "guess"
-    if not (found := _FIRST_STEP.match(text)):
+    if not (found := _SIGNS.match(text)):
         return "none"
-    first, then = found[2], found[4]
-    if then == "*":
-        return "none" if first == "*" else "bracket"
-    return "product" if first == "*" else "sum"
+    signs = found.groups()
+    fits = [way for way, form in _FORMS.items() if all(map(str.__contains__, form, signs))]
+    return fits[0] if fits else "none"
 
 
 def solutions(numbers: Sequence[int], target: int) -> int:

@@ -95,7 +95,7 @@ def read_file(path: str | Path) -> list[dict]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"path must be a file; there is none at {path}; check the path")
+        raise ValueError(f"data must be a file; there is none at {path}; check the path")
     if path.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet
@@ -108,7 +108,8 @@ def read_file(path: str | Path) -> list[dict]:
         return read_jsonl(path)
     if path.suffix != ".json":
         raise ValueError(
-            f"path must end in one of {', '.join(SUFFIXES)}; got {path.name!r}; convert the file"
+            f"a file of data must end in one of {', '.join(SUFFIXES)}; got {path.name!r}; convert "
+            "it, such as by pandas.read_csv(FILE).to_json(OUT, orient='records', lines=True)"
         )
     try:
         rows: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -20,6 +20,8 @@ from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 
 SIZES = "sizes.json"
 """In a checkpoint whose files the disk has: their sizes in bytes, by name."""
+FSDP_MODEL = "pytorch_model_fsdp.bin"
+"""The whole model in a checkpoint of FSDP (`fsdp_state_dict_type: FULL_STATE_DICT`)."""
 KEPT = 2
 """How many complete checkpoints stay."""
 MISSING = (FileNotFoundError, NotADirectoryError)
@@ -121,6 +123,13 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
+def _optimizer(checkpoint: Path) -> tuple[str, ...]:
+    """The optimizer's state; under FSDP also the weights that go with it."""
+    if (checkpoint / FSDP_MODEL).exists():
+        return (FSDP_MODEL, "optimizer.bin")
+    return ("optimizer.pt",)
+
+
 def _fault(checkpoint: Path) -> str | None:
     """What is missing or damaged of the files that resuming reads, or None.
 
@@ -140,7 +149,7 @@ def _fault(checkpoint: Path) -> str | None:
                 found = (checkpoint / name).stat().st_size
                 if found != size:
                     return f"{name} has {found} of {size} bytes"
-        for name in ("optimizer.pt", "scheduler.pt", *random_states):
+        for name in (*_optimizer(checkpoint), "scheduler.pt", *random_states):
             # PyTorch's files are zip archives: the directory is at the end, with checksums.
             with zipfile.ZipFile(checkpoint / name) as archive:
                 if archive.testzip() is not None:

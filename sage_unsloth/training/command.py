@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +79,12 @@ def add_train(commands: Any) -> None:
         type=int,
         default=2000,
         help="rows of the data to read, before the filters (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("unsloth", "trl"),
+        help="who trains: Unsloth on one GPU (default), or TRL's own trainer, which accelerate "
+        "spreads over many",
     )
     parser.add_argument(
         "--memory",
@@ -184,6 +191,7 @@ def _add_stage(
 def _settings(options: argparse.Namespace, defaults: Any) -> dict[str, Any]:
     """The settings that were given, by `--set` and by an option of their own."""
     given = {"template": options.template, "prompt": prompt_of(options)}
+    given["backend"] = getattr(options, "backend", None)
     given = {name: value for name, value in given.items() if value is not None}
     return parse_settings(options.settings, defaults) | given
 
@@ -196,7 +204,7 @@ def naming_options(defaults: Any) -> Iterator[None]:
         yield
     except ValueError as error:
         rule, semicolon, remedy = str(error).rpartition("; ")
-        remedy = re.sub(rf"(?<![\w.-])(set )?({names})=", r"--set \2=", remedy)
+        remedy = re.sub(rf"(?<![\w.-])(?<!--columns )(set )?({names})=", r"--set \2=", remedy)
         if semicolon and len(error.args) == 1:
             error.args = (f"{rule}; {remedy}",)
         raise
@@ -220,7 +228,9 @@ def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set takes NAME=VALUE; got {text!r}")
         if name not in known:
-            raise ValueError(f"--set takes one of {', '.join(known)}; got {name!r}")
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"--set takes one of {', '.join(known)}; got {name!r}{meant}")
         found[name] = _parse_value(name, value, known[name])
     lora = {name.removeprefix("lora."): found.pop(name) for name in list(found) if "." in name}
     return found | ({"lora": replace(defaults.lora, **lora)} if lora else {})

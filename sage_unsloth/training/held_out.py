@@ -40,7 +40,7 @@ from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 from sage_unsloth.sampling.record_files import read_settings, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.held_out_schedule import best_metric, is_due, is_exhausted
-from sage_unsloth.training.policy_engine import policy_engine
+from sage_unsloth.training.policy_engine import draws_by_vllm, policy_engine
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rows import (
     METRICS,
@@ -88,7 +88,7 @@ class HeldOut:
         self.trainer, self.tokenizer = trainer, tokenizer
         self.stops = load_stop_tokens(model_path, tokenizer)
         self.metric = best_metric(config)
-        self.sampling = held_out_sampling(config, vllm=trainer.use_vllm)
+        self.sampling = held_out_sampling(config, vllm=draws_by_vllm(trainer))
         self.curve: list[Mapping[str, Any]] = []
         self.asked: signal.Signals | None = None
         """The signal that interrupted an evaluation, which the resumed run then makes first."""

@@ -9,6 +9,7 @@ from sage_unsloth.grading.checker import Grade
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.problems.columns import Columns
+from sage_unsloth.problems.sources import SUFFIXES
 from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
@@ -19,6 +20,8 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path, result_folder
 
+HELD_OUT = "HELD_OUT.jsonl"
+"""Stands for a file of questions that were not trained on."""
 SAMPLES = 4  # completions of each held-out row, before and after SFT
 
 
@@ -87,6 +90,7 @@ def evaluation_command(
     smoke: bool = False,
     data: str | None = None,
     columns: Columns | None = None,
+    eval_file: str | Path | None = None,
 ) -> str:
     """The command that compares a run's model with what it started from, of a size that fits it.
 
@@ -94,9 +98,11 @@ def evaluation_command(
     few where there is no GPU.
 
     Args:
-        data: of one's own, which the run was trained on; its problems stand in for those that you
-            have kept from training.
+        data: of one's own, which the run was trained on. Of a set of the hub the evaluation takes
+            the test split; for a file stands `HELD_OUT`, a file of questions that were not
+            trained on.
         columns: of `data`.
+        eval_file: of the run's held-out curve, which is such a file.
     """
     embedded = point.preset.name == EMBEDDED
     below = EMBEDDED if embedded and point.model == model_path(point.preset) else point.model
@@ -107,7 +113,10 @@ def evaluation_command(
     elif data.startswith("reasoning-gym:"):
         words.append(data)
     else:
-        words += [f"{Path(data.partition(':')[0]).stem}={data}", *(columns or Columns()).options()]
+        is_file = Path(data).suffix in SUFFIXES
+        name = "held-out" if is_file else Path(data.partition(":")[0]).stem
+        words += [f"{name}={(eval_file or HELD_OUT) if is_file else data}"]
+        words += (columns or Columns()).options()
     if smoke:
         words.append("--smoke")
     elif embedded:
@@ -125,14 +134,14 @@ def evaluation_command(
 
 COURSE = {
     "reward": "reward",
-    "kl/ref_k3": "KL to reference",
+    "kl/ref_k3": "KL",
     "sage/entropy": "entropy",
     "sage/guide_mean": "guide",
     "completions/mean_length": "tokens",
     "completions/clipped_ratio": "cut",
     "frac_reward_zero_std": "dead groups",
     "advantages/dead_groups": "dead groups",  # logged where another rule than GRPO's decides
-    "seconds": "seconds a step",
+    "seconds": "seconds",
 }
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sage_unsloth.patch import switches
+from sage_unsloth.patch.backends import UNSLOTH, backend
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.sampling.engines import Engine, TransformersEngine
 from sage_unsloth.sampling.vllm_engine import VllmEngine
@@ -24,16 +25,23 @@ def policy_engine(trainer: Any, tokenizer: Any, stops: Sequence[int]) -> Iterato
     """Within this context, an engine that draws from the policy as it is now.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`, between two optimizer steps.
+        trainer: a `GRPOTrainer`, between two optimizer steps.
         tokenizer: makes the prompts; not the trainer's own, whose padding side is its business.
         stops: tokens that end a completion, for vLLM.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     with undisturbed(model, trainer.processing_class):
-        if trainer.use_vllm:
+        if draws_by_vllm(trainer):
             yield VllmEngine.around(RolloutLlm(trainer.vllm_generation), tokenizer, stops)
         else:
             yield TransformersEngine(model, tokenizer)
+
+
+def draws_by_vllm(trainer: Any) -> bool:
+    """Whether vLLM draws from the policy between steps: the engine inside Unsloth does, which
+    shares the policy's weights.
+    """
+    return trainer.use_vllm and backend() == UNSLOTH
 
 
 @contextmanager

@@ -202,15 +202,17 @@ def preflight(
         checker=verifier,
         prompt=config.prompt,
     )
-    if reward is not None and reward.weights is not None:
-        _add_rewards(records, reward, chosen, engine.tokenizer)
+    means = {} if reward is None else add_rewards(records, reward, chosen, engine.tokenizer)
     found = signal(records, config.advantages)
     if verifier is UNGRADED:
         found = {name: value for name, value in found.items() if name not in OF_ANSWERS}
     boxed = boxed_share(records) if "format_rate" in found else 0.0
     warnings = remedies(found, config.max_completion_length, config.prompt, boxed)
+    if means and verifier is not UNGRADED and config.scale_rewards == "group":
+        warnings += _outweighed(untold_groups(records))
     kinds = count_kinds(records)
-    write_json(folder / REPORT, found | {"prompts": count, "warnings": warnings, "kinds": kinds})
+    report = found | {"prompts": count, "warnings": warnings, "kinds": kinds}
+    write_json(folder / REPORT, report | ({"rewards": means} if means else {}))
     names = {"solved": "solve_rate", "in format": "format_rate", "truncated": "truncation_rate"}
     names |= {"dead groups": "dead_groups"}
     shares = [f"{text} {100 * found[n]:.0f} %" for text, n in names.items() if n in found]
@@ -221,16 +223,57 @@ def preflight(
         ", ".join(shares),
         found["mean_tokens"],
     )
+    if means:
+        told = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items())
+        logger.info("Preflight, means of your own rewards: %s.", told)
     logger.info("Preflight, how answers reached their grade: %s.", kinds_text(kinds))
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
     return found
 
 
-def _add_rewards(
+def untold_groups(records: Sequence[dict]) -> float:
+    """The share of groups in which rewards differ though the answers are all right or all wrong."""
+    groups: dict[Any, list[dict]] = {}
+    for record in records:
+        groups.setdefault(record["problem_id"], []).append(record)
+    untold = [
+        len({record["grade"] == Grade.CORRECT for record in group}) == 1
+        and len({record["reward"] for record in group}) > 1
+        for group in groups.values()
+    ]
+    return sum(untold) / len(untold)
+
+
+def _outweighed(untold: float) -> list[str]:
+    """A warning where most groups are ranked by rewards of one's own alone."""
+    if untold <= 0.5:
+        return []
+    return [
+        f"in {untold:.0%} of the groups the answers are all right or all wrong, so your other "
+        "rewards alone rank the completions; divided by the group's deviation they then pull as "
+        "hard as right answers do elsewhere, whatever their weight: pay them for right answers "
+        "only, take problems of which some are solved, or set scale_rewards=none"
+    ]
+
+
+def add_rewards(
     records: Sequence[dict], reward: TotalReward, rows: Sequence[dict], tokenizer: Any
-) -> None:
-    """Adds the total `reward` to each record; functions of one's own are called once, with all."""
+) -> dict[str, float]:
+    """Adds the total `reward` to each graded record, where a run has rewards beside the checked
+    answer; functions of one's own are called once, with all.
+
+    Args:
+        records: of `sample_and_grade`.
+        reward: of the run.
+        rows: what was asked, with the `id` that the records name.
+        tokenizer: of the model.
+
+    Returns:
+        name -> mean of each reward of one's own; {} of the checked answer alone.
+    """
+    if reward.weights is None:
+        return {}
     from transformers import TrainerState
 
     of_id = {row["id"]: trainer_row(row) for row in rows}
@@ -248,3 +291,9 @@ def _add_rewards(
     totals = reward.of_records([row["prompt"] for row in asked], records, columns)
     for record, total in zip(records, totals, strict=True):
         record["reward"] = total
+    means = {}
+    for one, function in zip(reward.rewards, reward.functions, strict=True):
+        if one.function is not None:
+            given = [row["reward"] for row in function.last_batch if row["reward"] is not None]
+            means[one.name] = sum(given) / max(1, len(given))
+    return means

@@ -17,7 +17,7 @@ from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.patch.backends import check_backend, load_backend
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
@@ -30,12 +30,15 @@ from sage_unsloth.problems.corpora import (
     sft_corpus,
     sft_rows,
 )
+from sage_unsloth.problems.corpus import check_limit
 from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
+from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.figures import plot_training
+from sage_unsloth.training.held_out_rows import check_evaluations
 from sage_unsloth.training.outcomes import (
     SAMPLES,
     before_and_after,
@@ -100,6 +103,7 @@ def run_sft(
     _show_log()
     changes = (SMOKE["sft"] if smoke else {}) | settings
     check_tracker(SftConfig(**changes).report_to)
+    check_limit(limit)
     preset = model_preset(model)
     start = model_path(preset)
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
@@ -211,6 +215,8 @@ def run_rlvr(
     prompt = choose_format(point.model, settings.get("prompt"), point.adapter)
     config = replace(config, prompt=prompt)
     check_tracker(config.report_to)
+    check_backend(config.backend)
+    check_trl(config)
     check_processes(config)
     setup = setup_of(point.preset, config, gib)
     _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
@@ -233,15 +239,17 @@ def run_rlvr(
         own = {"data": str(eval_file)}  # beside data of one's own, in the same columns
         known_columns = {"data": "dapo", "path": eval_file}
         for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
+    given = None if for_curve is None else len(for_curve.rows)
+    check_evaluations(config, given, graded=reading["answered"])
     check_fills_a_step(config, len(found.rows))
-    check_judges(asked, found.checker, found.rows)
+    check_judges(asked, found.checker, found.rows, config.reward_seconds)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
-        known |= own_code(algorithm.guide, config.advantages)
+        known |= own_code(algorithm.guide, config.advantages, config.token_advantages)
         if point.unmerged:
             del known["model"]
         check_folder(out, known)
-    _load_libraries(point.preset, standby=setup.use_vllm and has_gpu())
+    _load_libraries(point.preset, config.backend, standby=setup.use_vllm and has_gpu())
     if point.unmerged and rank() == 0:
         merge_run(point.unmerged)
     wait_for_all()
@@ -294,6 +302,7 @@ def run_rlvr(
                 smoke=smoke,
                 data=None if data in RL_DATA else data,
                 columns=columns,
+                eval_file=eval_file,
             )
         )
     return metrics
@@ -313,9 +322,11 @@ def _show_log() -> None:
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
 
 
-def _load_libraries(preset: ModelPreset, *, standby: bool = False) -> None:
-    """Unsloth, before anything imports transformers, once the cheap checks have passed."""
-    load_unsloth(standby=standby)
+def _load_libraries(
+    preset: ModelPreset, backend: str | None = None, *, standby: bool = False
+) -> None:
+    """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not."""
+    load_backend(backend, standby=standby)
     if is_small(model_path(preset)):
         settle_process()
 

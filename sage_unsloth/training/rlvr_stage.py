@@ -1,4 +1,5 @@
-"""Stage 2: RL with verifiable rewards by Unsloth's fast GRPO loss, with or without a guide.
+"""Stage 2: RL with verifiable rewards by the GRPO trainer of Unsloth or of TRL, with or without a
+guide.
 
 A stage is a function of a config, a model, rows and a folder. A complete folder returns at once; a
 run that was killed resumes from its last checkpoint with the same guide values, data order and
@@ -26,24 +27,23 @@ from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
 from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
-from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
+from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teacher
+from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch import switches
+from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.runs.processes import rank, wait_for_all, world_size
-from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, TransformersEngine
-from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.runs.processes import rank, wait_for_all
+from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
@@ -62,6 +62,13 @@ from sage_unsloth.training.rlvr_trainer import (
     make_trainer,
     warn_if_untrained,
 )
+from sage_unsloth.training.rollout_engine import (
+    choose_engine,
+    loaded_with,
+    preflight_engine,
+    start_engine,
+)
+from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     begin,
@@ -139,6 +146,8 @@ def rlvr(
         teacher=config.teacher or None,
     )
     check_tracker(config.report_to)
+    check_backend(config.backend)
+    check_trl(config)
     asked, verifier = get_rewards(rewards), get_verifier(verifier)
     if all(reward.function is not None for reward in asked):
         verifier = UNGRADED
@@ -151,10 +160,10 @@ def rlvr(
         )
     rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *kept], verifier)
-    check_judges(asked, verifier, rows)
+    check_judges(asked, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
     check_processes(config)
-    rollouts = _choose_rollouts(config)
+    rollouts = choose_engine(config)
     job = _Job(
         config=config,
         model_path=model_path,
@@ -215,28 +224,13 @@ class _Job:
         return self.config.max_prompt_length + self.config.max_completion_length
 
 
-def _choose_rollouts(config: RlvrConfig) -> str:
-    rollouts = choose_rollouts(
-        "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
-        full_finetuning=config.full_finetuning,
-        load_in_4bit=config.load_in_4bit,
-    )
-    if rollouts == "vllm" and config.teacher and is_adapter(config.teacher):
-        raise ValueError(
-            "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "
-            f"got the adapter {config.teacher}; merge it (python -m sage_unsloth export), or set "
-            "rollouts=transformers"
-        )
-    return rollouts
-
-
 def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     if job.held_out:
         settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
-    settings |= own_code(job.guide, job.config.advantages)
+    settings |= own_code(job.guide, job.config.advantages, job.config.token_advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
     if job.verifier not in (MATH, UNGRADED):
@@ -263,7 +257,8 @@ def _rlvr(job: _Job) -> Path:
     resume = last_checkpoint(checkpoints)
     check_checkpoints(job.folder, resume, config.save_steps)
     switches.recompute_logits(config.recompute_logits)
-    load_unsloth(standby=job.rollouts == "vllm")
+    with_vllm = config.backend != TRL and job.rollouts == "vllm"
+    load_backend(config.backend, standby=job.rollouts == "vllm" and has_gpu())
     wait_for_all()  # until the first process has checked that the folder is this run's
     tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
     check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
@@ -274,22 +269,25 @@ def _rlvr(job: _Job) -> Path:
         full_finetuning=config.full_finetuning,
         max_length=job.max_length,
         load_in_4bit=config.load_in_4bit,
-        use_vllm=job.rollouts == "vllm",
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
+        **loaded_with(config, with_vllm=with_vllm),
     )
+    if with_vllm:
+        start_engine(config, model, job.model_path, job.max_length)
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
+    whole: dict[str, Any] = {}
     finished = resume if has_ended(config, job.folder, resume) else None
     if finished is None:
-        model = _train(job, model, tokenizer, untouched, resume)
+        model, whole = _train(job, model, tokenizer, untouched, resume)
     wait_for_all()  # every process is done with the checkpoints
     if rank() == 0:
         with whole_folder(trained) as partial:
             if finished is None:
-                model.save_pretrained(partial)
+                model.save_pretrained(partial, **whole)
             else:
                 copy_result(finished, partial)
             untouched.save_pretrained(partial)
@@ -300,9 +298,12 @@ def _rlvr(job: _Job) -> Path:
     return trained
 
 
-def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None) -> Any:
+def _train(
+    job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None
+) -> tuple[Any, dict[str, Any]]:
     """Train from the checkpoint `resume`, or from the start after a preflight, and return the
-    trainer's model, without the teacher. The trainer takes `tokenizer`, evaluations `untouched`.
+    trainer's model, without the teacher, and what else its `save_pretrained` takes. The trainer
+    takes `tokenizer`, evaluations `untouched`.
     """
     config, folder = job.config, job.folder
     teacher = None
@@ -319,7 +320,12 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
     with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
         reward = TotalReward(job.rewards, grader, config.reward_seconds)
         if resume is None and config.preflight_prompts and rank() == 0:
-            engine = _preflight_engine(job, model, tokenizer)
+            engine = preflight_engine(
+                model,
+                tokenizer,
+                job.model_path,
+                by_vllm=config.backend != TRL and job.rollouts == "vllm" and job.adapter is None,
+            )
             found = preflight(config, engine, job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
         wait_for_all()
@@ -334,6 +340,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 kl_in=config.kl_in,
                 teacher=teacher,
                 advantages=config.advantages,
+                shape_advantages=token_rule(config.token_advantages),
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),
@@ -363,15 +370,7 @@ def _train(job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path |
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
     drop_teacher(trainer.model, teacher)
+    weights = whole_weights(trainer)
     if rank() == 0:
-        warn_if_untrained(trainer.model)
-    return trainer.model
-
-
-def _preflight_engine(job: _Job, model: Any, tokenizer: Any) -> Engine:
-    """An engine that draws from the policy as training begins with it."""
-    if job.rollouts == "vllm" and job.adapter is None:
-        # vLLM beside the model draws without an adapter, which is what a fresh one amounts to.
-        stops = load_stop_tokens(job.model_path, tokenizer)
-        return VllmEngine.around(model.vllm_engine, tokenizer, stops)
-    return TransformersEngine(model, tokenizer)
+        warn_if_untrained(trainer.model.named_parameters() if weights is None else weights.items())
+    return trainer.model, {} if weights is None else {"state_dict": weights}

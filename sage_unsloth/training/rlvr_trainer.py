@@ -1,19 +1,28 @@
-"""Unsloth's GRPO trainer, configured by `RlvrConfig`, and the metrics logged beside its own."""
+"""The GRPO trainer, Unsloth's or TRL's own, configured by `RlvrConfig`, and the metrics logged
+beside its own.
+"""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.patch.backends import TRL
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
 from sage_unsloth.sampling.record_sets import gold_of
+from sage_unsloth.sampling.server_calls import check_requests
+from sage_unsloth.training.by_trl import (
+    keep_base_as_reference,
+    rollout_arguments,
+)
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sharded import let_generation_wait
 from sage_unsloth.training.stage import COMPLETIONS, common_arguments
 
 logger = logging.getLogger(__name__)
@@ -46,10 +55,14 @@ def make_trainer(
     data = Dataset.from_list([trainer_row(row) for row in rows])
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
+    by_trl = config.backend == TRL
     parts = None  # as Unsloth finds best for the memory there is
     if config.credit == "sequence":
         # A prompt's completions must meet in the loss; Unsloth computes their logits part by part.
         parts, micro_batch = batch // micro_batch if config.micro_batch_size else None, batch
+    own_arguments: dict[str, Any] = {"unsloth_grpo_mini_batch": parts}
+    if by_trl:
+        own_arguments = rollout_arguments(config, rollouts)
     trainer = generated.GRPOTrainer(
         model=model,
         processing_class=tokenizer,
@@ -59,7 +72,6 @@ def make_trainer(
             max_steps=config.max_steps,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=batch // micro_batch,
-            unsloth_grpo_mini_batch=parts,
             num_generations=config.num_generations,
             max_completion_length=config.max_completion_length,
             learning_rate=config.learning_rate,
@@ -82,23 +94,29 @@ def make_trainer(
             top_p=config.top_p,
             top_k=0,
             min_p=config.min_p or None,
-            use_vllm=rollouts == "vllm",
+            use_vllm=rollouts in ("vllm", "server"),
             vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
             # TRL 1.15's default weighs whole completions, and long ones to nothing once min-p cuts
             # the sampling distribution.
             vllm_importance_sampling_mode="token_truncate",
             vllm_importance_sampling_clip_max=2.0,
-            generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),
+            generation_kwargs=generation_arguments(
+                "vllm" if rollouts == "server" else rollouts, tokenizer.pad_token_id
+            ),
             seed=config.seed,
             **common_arguments(folder, config.save_steps),
+            **own_arguments,
         ),
     )
+    if by_trl:
+        keep_base_as_reference(model)
+        let_generation_wait(trainer)
     if "ref" in getattr(model, "peft_config", {}):
         raise ValueError(
             "π_ref must be the model without its adapter; the trainer made a second adapter named "
             "'ref' its reference; use the tested versions (python -m sage_unsloth doctor)"
         )
-    if rollouts == "vllm":
+    if rollouts in ("vllm", "server"):
         expected = {
             "temperature": config.temperature,
             "top_p": config.top_p,
@@ -106,7 +124,10 @@ def make_trainer(
             "max_tokens": config.max_completion_length,
             "logit_bias": {tokenizer.pad_token_id: -100.0},
         }
-        check_calls(trainer.vllm_generation.llm, expected)
+        if rollouts == "vllm":
+            check_calls(trainer.vllm_generation.llm, expected)
+        elif rank() == 0:  # which alone asks the server
+            check_requests(trainer.vllm_generation.vllm_client, expected)
     return trainer
 
 
@@ -178,9 +199,9 @@ def log_grades(
     return graded
 
 
-def warn_if_untrained(model: Any) -> None:
+def warn_if_untrained(weights: Iterable[tuple[str, Any]]) -> None:
     """Warn of an adapter whose B is still 0: no group had mixed rewards, or the rate is 0."""
-    sizes = [p.detach().abs().max().item() for n, p in model.named_parameters() if "lora_B" in n]
+    sizes = [weight.detach().abs().max().item() for name, weight in weights if "lora_B" in name]
     if sizes and max(sizes) == 0:
         logger.warning(
             "The adapter is still zero, so the model has not changed: look at frac_reward_zero_std "

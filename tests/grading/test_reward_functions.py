@@ -113,8 +113,18 @@ def test_a_module_that_breaks_says_how(module):
 def test_parameters_must_be_columns():
     rewards = [Reward(function=asked_for)]
     check_columns_of(rewards, {"prompt": [], "answer": "2", "level": 3})
-    with pytest.raises(ValueError, match="asked_for needs level, and the data have answer;"):
+    read = r"asked_for needs level, and what is read is answer; read .*\(--columns level=COLUMN\)"
+    with pytest.raises(ValueError, match=read):
         check_columns_of(rewards, {"prompt": [], "answer": "2"})
+
+
+def test_parameters_that_are_nearly_trls_are_guessed():
+    def single(prompt, completion):
+        return 0.0
+
+    with pytest.raises(ValueError, match="did you mean prompts, completions") as error:
+        check_columns_of([Reward(function=single)], {"prompt": [], "answer": "2"})
+    assert "--columns" not in str(error.value)
 
 
 def test_the_total_is_the_weighted_sum(grader):

@@ -168,6 +168,9 @@ OWN = """
     def divides(answer, gold):
         return 1 / (float(answer) - 1)
 
+    def alone(answer):
+        return True
+
     def writes(answer, gold):
         open("owned", "w")
         return True
@@ -207,6 +210,11 @@ def test_its_label_changes_with_its_source(own, tmp_path):
     assert get_verifier(own("same")).label != before
 
 
+def test_one_takes_an_answer_and_a_gold(own):
+    with pytest.raises(ValueError, match=r"my_verifiers:alone takes \(answer\): too many"):
+        get_verifier(own("alone"))
+
+
 def test_one_that_raises_names_itself_and_its_line(own, caplog):
     grader = Grader(checker=get_verifier(own("divides")))
     with grader, pytest.raises(OwnCodeError) as found:
@@ -215,10 +223,11 @@ def test_one_that_raises_names_itself_and_its_line(own, caplog):
         str(found.value)
     )
     assert (
-        "raised ZeroDivisionError: float division by zero at my_verifiers.py:19, in divides; the "
+        "raised ZeroDivisionError: float division by zero at my_verifiers.py:16, in divides; the "
         "answer was '1', the gold '8'; mend it"
     ) in str(found.value)
-    assert 'my_verifiers.py", line 19, in divides' in caplog.text
+    assert 'my_verifiers.py", line 16, in divides' in caplog.text
+    assert "direct cause" not in caplog.text
 
 
 def test_one_that_breaks_hangs_or_leaves_its_process(own, tmp_path):

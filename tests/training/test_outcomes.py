@@ -63,7 +63,7 @@ def test_after_data_of_ones_own_come_problems_of_ones_own():
     point, config = StartingPoint(TINY, "runs/sft/model"), embedded_settings.RLVR
     columns = Columns(names={"problem": "ask", "answer": "total"}, answer_pattern="#### (.+)")
     found = parsed(point, config, data="my/mine.jsonl", columns=columns)
-    assert found.benchmarks == ["mine=my/mine.jsonl"]
+    assert found.benchmarks == ["held-out=HELD_OUT.jsonl"]  # not those that it was trained on
     assert found.columns == ["problem=ask", "answer=total"]
     assert found.answer_pattern == "#### (.+)"
     assert parsed(point, config, data="reasoning-gym:chain_sum").benchmarks == [

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from sage_unsloth.grading.reward_functions import get_rewards
+from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.prompts import prompt_format
 from sage_unsloth.sampling.engines import Completion, InBatches
-from sage_unsloth.training.preflight import remedies, signal
+from sage_unsloth.training.preflight import remedies, signal, untold_groups
 
 
 def record(problem, grade, *, tag=True, finished=True, tokens=10):
@@ -160,3 +162,47 @@ def test_one_live_group_is_enough_to_train(dead, stops):
         return
     with pytest.raises(ValueError, match="harder problems"):
         check_signal(found, smoke_config().rlvr)
+
+
+def test_groups_that_other_rewards_alone_rank():
+    """Of four groups two are ranked by the rest of the reward alone; one by the answer."""
+    rows = [
+        *(record(0, "wrong") | {"reward": value} for value in (0.1, 0.2)),
+        *(record(1, "correct") | {"reward": value} for value in (1.1, 1.2)),
+        *(record(2, grade) | {"reward": value} for grade, value in (("correct", 1), ("wrong", 0))),
+        *(record(3, "wrong") | {"reward": 0.3} for _ in range(2)),
+    ]
+    assert untold_groups(rows) == 2 / 4
+
+
+def test_a_preflight_says_what_ones_own_rewards_do(tmp_path, unsloth_module, caplog):
+    """All are wrong and of two lengths, so brevity alone ranks each group."""
+    from sage_unsloth.grading.grader import Grader
+    from sage_unsloth.models.embedded import data_folder
+    from sage_unsloth.models.tokenizers import load_tokenizer
+    from sage_unsloth.quickstart import smoke_config
+    from sage_unsloth.training.preflight import preflight
+
+    class Lengths(Boxes):
+        def draw(self, prompts, seeds, config):
+            texts = ("<SOLUTION>5</SOLUTION>", "well <SOLUTION>5</SOLUTION>")
+            return [Completion(texts[i % 2], 5, "stop") for i in range(len(prompts))]
+
+    def brief(completions, **columns):
+        return [1 - len(turns[-1]["content"]) / 100 for turns in completions]
+
+    engine = Lengths(load_tokenizer(data_folder() / "arithmetic-base"))
+    rows = [{"problem": "1+1=?", "answer": "2"}, {"problem": "4-2=?", "answer": "2"}]
+    config = replace(smoke_config().rlvr, preflight_prompts=2)
+    with Grader(1) as grader:
+        reward = TotalReward(get_rewards(["answer", brief]), grader, 10)
+        found = preflight(config, engine, rows, tmp_path, reward=reward)
+        assert found["dead_groups"] == 0
+        report = json.loads((tmp_path / "preflight.json").read_text())
+        assert report["rewards"] == {"brief": pytest.approx(1 - (22 + 27) / 200)}
+        assert any("100% of the groups" in warning for warning in report["warnings"])
+        config = replace(config, scale_rewards="none", seed=config.seed + 1)
+        (tmp_path / "none").mkdir()
+        preflight(config, engine, rows, tmp_path / "none", reward=reward)
+        again = json.loads((tmp_path / "none" / "preflight.json").read_text())
+        assert not any("groups the answers" in warning for warning in again["warnings"])

@@ -41,10 +41,12 @@ def follow(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_page_on_rewards(follow, unsloth_module):
-    assert follow("own_reward.md") == ["train"]
+def test_the_page_on_rewards(follow, unsloth_module, capsys):
+    assert follow("own_reward.md") == ["train", "evaluate"]
+    *_, start, mine = capsys.readouterr().out.splitlines()
+    assert start.startswith("start ") and mine.startswith("mine ")
     for row in read_jsonl("runs/two-rewards/completions.jsonl"):
-        expected = 1 - min(len(row["completion"]), 200) / 200
+        expected = (row["grade"] == "correct") * (1 - min(len(row["completion"]), 200) / 200)
         assert row["rewards"]["brevity"] == pytest.approx(expected)
         assert row["reward"] == pytest.approx(row["rewards"]["answer"] + 0.1 * expected)
     assert all("reward/brevity" in row for row in read_metrics("runs/two-rewards"))

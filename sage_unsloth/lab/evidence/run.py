@@ -11,9 +11,7 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -27,13 +25,11 @@ from sage_unsloth.lab.evidence.tasks import Task
 from sage_unsloth.lab.evidence.text import power_lines
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.planning.plan import duration
+from sage_unsloth.runs.children import end_children, start_child
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import open_run
-from sage_unsloth.runs.stopping import allow
 
-# Seconds for a worker to finish its step and save; a second Ctrl-C ends it sooner.
-UNWINDING = 600.0
 WORKER = "sage_unsloth.lab.evidence.worker"
 
 logger = logging.getLogger(__name__)
@@ -158,23 +154,8 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
 def _start(out: Path, worker: str, number: int, *arguments: str) -> tuple[subprocess.Popen, Path]:
     """A worker and its log; it ends itself when this process ends and so closes its input."""
     log = out / "workers" / f"worker-{number}.log"
-    log.parent.mkdir(exist_ok=True)
     cache = out / "workers" / f"compiled-{number}"
-    with log.open("a") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", worker, str(out), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=os.environ
-            | {
-                "OMP_NUM_THREADS": "1",
-                "UNSLOTH_COMPILE_LOCATION": str(cache),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-            start_new_session=True,  # Ctrl-C is ours to pass on
-        )
-    return process, log
+    return start_child([worker, str(out), *arguments], log, cache), log
 
 
 def _watch(out: Path, task: Task, runs: Sequence[Any], workers: list) -> None:
@@ -194,14 +175,7 @@ def _watch(out: Path, task: Task, runs: Sequence[Any], workers: list) -> None:
                 bar.refresh()
                 time.sleep(1)
     except BaseException:
-        allow(UNWINDING + 10)
-        for process, _ in workers:
-            process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + UNWINDING
-        for process, _ in workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, deadline - time.monotonic()))
-            process.kill()
+        end_children([process for process, _ in workers])
         raise
     for process, log in workers:
         if process.returncode:

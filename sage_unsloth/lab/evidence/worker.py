@@ -7,9 +7,7 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.runs.children import end_with_parent
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import HeldError, locked
 from sage_unsloth.runs.record import environment
@@ -112,22 +111,11 @@ def carry_out(design: Design, task: Task, run: Any, out: Path) -> dict[str, Any]
     }
 
 
-def _end_with_parent() -> None:
-    """Sends SIGTERM to this process once its standard input closes: its parent has ended."""
-
-    def wait() -> None:
-        while os.read(0, 1):  # not sys.stdin, whose lock Python wants at its end
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def main(design: Callable[..., Design], arguments: Sequence[str]) -> None:
     """One worker's process: `arguments` are the folder and perhaps `--sft`."""
     log_to_terminal()
     logging.getLogger().setLevel(logging.INFO)
-    _end_with_parent()
+    end_with_parent()
     out = Path(arguments[0])
     with ending():
         work(out, design(**recorded_design(out)), "--sft" in arguments[1:])

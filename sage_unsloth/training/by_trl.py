@@ -1,0 +1,117 @@
+"""What training does by itself where TRL's own trainer trains and Unsloth is not there to do it.
+
+optimiser       AdamW in 32 bits (Unsloth's choice of 8 needs bitsandbytes)
+precision       autocast to the card's 16-bit format; float32 on a CPU
+recomputation   of activations, on a GPU, by transformers
+π_ref           the model without its adapter, always
+"""
+
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu, sixteen_bit_dtype
+from sage_unsloth.patch.backends import TRL
+from sage_unsloth.runs.processes import is_sharded, world_size
+from sage_unsloth.sampling.engine_choice import why_no_vllm
+from sage_unsloth.sampling.server_calls import check_client
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
+REFERENCE = "ref"
+"""The adapter that TRL adds as the reference to a model that has one already."""
+
+
+PLANNED_BY_TRL = {
+    "optimizer_8bit": False,
+    "gradient_checkpointing": "layers",
+    "recompute_logits": True,
+}
+"""Fields of `planning.setup.Setup` for TRL's own trainer, whose loss keeps no logits."""
+
+
+def check_trl(config: RlvrConfig) -> None:
+    """Refuse settings that the chosen backend cannot train with.
+
+    Raises:
+        ValueError: the rule, the value and what to change.
+    """
+    if config.backend != TRL:
+        if config.rollouts == "server":
+            raise ValueError(
+                "rollouts='server' are drawn for TRL's own trainer; got "
+                f"backend={config.backend!r}; set backend=trl, or rollouts=auto"
+            )
+        return
+    if config.load_in_4bit:
+        raise ValueError(
+            "4-bit weights are loaded by Unsloth; got load_in_4bit with backend='trl'; set "
+            "load_in_4bit=False, or backend=unsloth"
+        )
+    if config.recompute_logits:
+        raise ValueError(
+            "recompute_logits is a setting of Unsloth's loss, and TRL's keeps no logits in any "
+            "case; got it with backend='trl'; set recompute_logits=False"
+        )
+    if config.rollouts == "server":
+        check_client()
+    reason = None
+    if config.rollouts == "vllm":
+        reason = why_no_vllm() if has_gpu() else "beside TRL's own trainer it needs a CUDA device"
+    if reason is not None:
+        raise ValueError(
+            f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or 'transformers'"
+        )
+    share = config.completions_per_step // world_size()
+    if config.credit == "sequence" and (config.micro_batch_size or share) != share:
+        raise ValueError(
+            "credit='sequence' compares the completions of a prompt, and TRL's loss takes a "
+            f"process's share of a step ({share}) at once then; got backend='trl' and "
+            f"micro_batch_size={config.micro_batch_size}; set micro_batch_size=None, or "
+            "backend=unsloth"
+        )
+    if is_sharded() and config.eval_steps:
+        raise ValueError(
+            "evaluations on held-out rows are drawn by the first process, which under FSDP and "
+            f"DeepSpeed has a part of the model only; got eval_steps={config.eval_steps}; set "
+            "eval_steps=0, and evaluate the trained adapter afterwards"
+        )
+
+
+def choose_trl_rollouts(wanted: str) -> str:
+    """The engine of the rollouts: "auto" is transformers, "vllm" is colocated in each process."""
+    return "transformers" if wanted == "auto" else wanted
+
+
+def common_trl_arguments() -> dict[str, Any]:
+    """Arguments of TRL's trainers in the place of Unsloth's."""
+    sixteen = sixteen_bit_dtype() if has_gpu() else None
+    return {
+        "optim": "adamw_torch",
+        "bf16": sixteen == "bfloat16",
+        "fp16": sixteen == "float16",
+        "gradient_checkpointing": has_gpu(),
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def rollout_arguments(config: RlvrConfig, rollouts: str) -> dict[str, Any]:
+    """Arguments of TRL's GRPO trainer that say which vLLM draws."""
+    if rollouts == "vllm":
+        return {
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": config.gpu_memory_utilization,
+            "vllm_max_model_length": config.max_prompt_length + config.max_completion_length,
+        }
+    if rollouts == "server":
+        return {"vllm_mode": "server", "vllm_server_base_url": config.vllm_server}
+    return {}
+
+
+def keep_base_as_reference(model: Any) -> None:
+    """Take away the adapter that TRL adds as the reference: π_ref is the model without adapters.
+
+    TRL copies the adapter that a model comes with and scores the reference with the copy. For a
+    fresh one, whose B is 0, that is the same; for one trained before (`reference="base"`) it is
+    not. Without the copy TRL scores with adapters off.
+    """
+    if REFERENCE in getattr(model, "peft_config", {}):
+        model.delete_adapter(REFERENCE)

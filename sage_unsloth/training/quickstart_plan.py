@@ -1,0 +1,65 @@
+"""What the quickstart will do and how long it should take, before it does it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # they load PyTorch, which `--help` does without
+    from sage_unsloth.sampling.engines import SamplingConfig
+    from sage_unsloth.training.rlvr_config import RlvrConfig
+    from sage_unsloth.training.sft_stage import SftConfig
+
+# For the estimate: seconds of one SFT row, one completion in RL and one in the evaluation.
+SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
+MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
+
+
+def rl_seconds(rl: "RlvrConfig") -> float:
+    """Of one RL run, by estimate."""
+    return rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
+
+
+def plan(
+    out: Path,
+    sft: "SftConfig",
+    runs: Sequence[str],
+    rl: "RlvrConfig",
+    sampling: "SamplingConfig",
+    problems: int,
+    count: int,
+    why: str,
+) -> str:
+    """What will be done and how long it should take.
+
+    Args:
+        out: folder.
+        sft, rl, sampling: settings; `rl` of each of `runs`.
+        runs: names of the RL runs.
+        problems: of the evaluation.
+        count: RL runs at a time.
+        why: no more.
+    """
+    total = (1 + len(runs)) * problems * sampling.num_samples
+    seconds = SECONDS["start"] * (1 + (count > 1)) + total * SECONDS["sample"]
+    seconds += sft.max_steps * sft.batch_size * SECONDS["sft_row"]
+    seconds += -(-len(runs) // count) * rl_seconds(rl)
+    steps = f"{rl.max_steps} steps of {rl.completions_per_step} completions"
+    steps += f" ({rl.prompts_per_step} problems x {rl.num_generations})"
+    samples = (
+        f"{1 + len(runs)} models x {problems} held-out problems x {sampling.num_samples} samples"
+    )
+    parts = [("SFT", f"{sft.max_steps} steps of {sft.batch_size} worked solutions")]
+    parts += [(name, steps) for name in runs]
+    parts += [("pass@k", f"{samples} = {total:,} completions")]
+    lines = [f"Quickstart -> {out}"]
+    lines += [f"  {number}. {name:<12} {text}" for number, (name, text) in enumerate(parts, 1)]
+    if len(runs) > 1:
+        how = "one after another" if count == 1 else f"side by side, {count} at a time"
+        lines += [f"The RL runs go {how}: {why}."]
+    lines += [
+        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}); the bars show this "
+        "machine's own pace.",
+        "Stop it whenever you like: the step in flight is saved first, and the same command "
+        "resumes from there.\n",
+    ]
+    return "\n".join(lines)

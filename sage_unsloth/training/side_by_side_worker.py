@@ -1,0 +1,68 @@
+"""One process of `side_by_side`.
+
+    python -m sage_unsloth.training.side_by_side_worker FOLDER
+
+The job comes on standard input, which stays open as long as the parent lives.
+"""
+
+import logging
+import pickle
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from sage_unsloth.models.embedded import settle_process
+from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.runs.children import end_with_parent
+from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.locks import HeldError
+from sage_unsloth.runs.stopping import Terminated, ending
+from sage_unsloth.runs.text import PrintableFormatter
+from sage_unsloth.training.side_by_side import ENDED, SAID, Job
+
+PATIENCE = 60.0
+"""Seconds for a process of an earlier call, which was killed, to save its step and end."""
+
+
+def train(job: Job) -> float:
+    """Trains or resumes the run; the seconds that it took."""
+    from sage_unsloth.training.rlvr_stage import rlvr
+
+    began = time.monotonic()
+    while True:
+        started = time.perf_counter()
+        try:
+            rlvr(job.config, **job.arguments)
+        except HeldError:
+            if time.monotonic() - began > PATIENCE:
+                raise
+            time.sleep(0.5)
+        else:
+            return time.perf_counter() - started
+
+
+def main(folder: str) -> int:
+    """Leaves `said.txt`, what is logged, and `ended.json`: the seconds, or the error."""
+    handler = logging.FileHandler(Path(folder) / SAID)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler])
+    logging.getLogger("sage_unsloth").setLevel(logging.INFO)
+    job = pickle.load(sys.stdin.buffer)
+    end_with_parent()
+    try:
+        with ending():
+            load_unsloth()
+            settle_process()
+            told = {"seconds": train(job)}
+    except (KeyboardInterrupt, Terminated) as stop:
+        return 128 + stop.signum if isinstance(stop, Terminated) else 130
+    except Exception as error:
+        traceback.print_exc()
+        told = {"error": f"{type(error).__name__}: {error}"}
+    write_json(Path(folder) / ENDED, told)
+    return 0 if "seconds" in told else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
