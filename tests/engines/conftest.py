@@ -17,7 +17,7 @@ import pytest
 
 from sage_unsloth.patch import cpu_vllm
 
-SECONDS = 900
+SECONDS = 1500
 LIBRARIES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "transformers", "peft")
 
 
