@@ -6,11 +6,13 @@ from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.token_rules import NONE, check_token_rule
 from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
 from sage_unsloth.sampling.engine_arguments import parse_arguments
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
+from sage_unsloth.training.number_formats import check_precision
 
 REFERENCES = ("sft", "base")
 SCALE_REWARDS = ("group", "batch", "none")
@@ -52,6 +54,9 @@ class RlvrConfig:
             rule of `objective.advantage_rules` with its settings ("pkpo,k=4"), or
             "module:function" for one of your own; with another than "grpo", `scale_rewards` has no
             effect.
+        token_advantages: what changes the advantages of single tokens: "none", a rule of
+            `objective.token_rules` with its settings ("clip-cov,share=0.001"), or "module:function"
+            for one of your own.
         entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
             of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
         epsilon, epsilon_high: clip range of the importance ratio.
@@ -75,6 +80,9 @@ class RlvrConfig:
             weight is the share of probability that min-p kept.
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights of the linear layers.
+        precision: format of the frozen weights and of the products, one of
+            `number_formats.PRECISIONS`; "auto" is float32 on a CPU and what the card computes in on
+            a GPU. The adapter is trained in float32 in any case.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags by which an answer is found.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn
@@ -118,6 +126,7 @@ class RlvrConfig:
     loss_type: str = "grpo"
     scale_rewards: str = "group"
     advantages: str = GRPO
+    token_advantages: str = NONE
     entropy_coef: float = 0.0
     epsilon: float = 0.2
     epsilon_high: float = 0.2
@@ -135,6 +144,7 @@ class RlvrConfig:
     vllm_importance_sampling_correction: bool = True
     full_finetuning: bool = False
     load_in_4bit: bool = False
+    precision: str = "auto"
     template: str = "project"
     prompt: PromptFormat = PROJECT_PROMPT
     preflight_prompts: int = 32
@@ -167,6 +177,7 @@ class RlvrConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
                 )
+        check_precision(self.precision, full_finetuning=self.full_finetuning, backend=self.backend)
         check_choices(
             guide=None,
             beta=self.beta,
@@ -176,6 +187,7 @@ class RlvrConfig:
         )
         any_reward = self.kl_in == "reward"
         check_rule(self.advantages, self.num_generations, any_reward=any_reward)
+        check_token_rule(self.token_advantages)
         parse_arguments(self.engine_arguments)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size

@@ -33,6 +33,7 @@ from sage_unsloth.models.trained import write_readme
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
@@ -46,6 +47,7 @@ from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
+from sage_unsloth.training.number_formats import dtype_of_weights
 from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
@@ -159,7 +161,7 @@ def rlvr(
         )
     rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *kept], verifier)
-    check_judges(asked, verifier, rows)
+    check_judges(asked, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = choose_engine(config)
@@ -229,7 +231,7 @@ def _settings(job: _Job) -> dict[str, Any]:
     if job.held_out:
         settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
-    settings |= own_code(job.guide, job.config.advantages)
+    settings |= own_code(job.guide, job.config.advantages, job.config.token_advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
     if job.verifier not in (MATH, UNGRADED):
@@ -268,6 +270,7 @@ def _rlvr(job: _Job) -> Path:
         full_finetuning=config.full_finetuning,
         max_length=job.max_length,
         load_in_4bit=config.load_in_4bit,
+        dtype=dtype_of_weights(config.precision),
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,
@@ -339,6 +342,7 @@ def _train(
                 kl_in=config.kl_in,
                 teacher=teacher,
                 advantages=config.advantages,
+                shape_advantages=token_rule(config.token_advantages),
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),
