@@ -2,7 +2,11 @@
 
     python -m sage_unsloth.lab.pretrain --out data/arithmetic-base
     python -m sage_unsloth.lab.pretrain --problems fresh --seed 3408 --out data/arithmetic-fresh
-    python -m sage_unsloth.lab.pretrain --problems countdown --out data/countdown-base
+    python -m sage_unsloth.lab.pretrain --problems countdown --start data/arithmetic-base \\
+        --steps 400 --learning-rate 2.5e-3 --out data/countdown-base
+
+The base of countdown goes on from that of arithmetic, which knows the prompt and the sums already,
+and so takes three minutes of one core.
 
 A plain loop: documents are drawn afresh for every batch, the loss is the cross-entropy of the text
 behind the prompt, AdamW with warmup and a linear decay to 0. The model, its tokenizer and

@@ -20,8 +20,8 @@ to take. The family of a problem is the ways that lead there:
 
 There are more solutions than these, as `solutions` counts them; the verifier `countdown` accepts
 every right one. Few `rare` problems are trained on, and whether brackets survive shows in their
-pass@k. The SFT rows are worked without mistakes, in the corpus's mixture of those ways that lead to
-the target.
+pass@k. The SFT rows are worked without mistakes and never guessed, in the corpus's mixture of those
+ways that lead to the target.
 """
 
 import functools
@@ -49,8 +49,8 @@ FAMILIES = ("usual", "rare", "both")
 SPLITS = {  # problems of each family, taken in this order from one fixed permutation
     "test": {"usual": 65, "rare": 35, "both": 0},
     "fresh-test": {"usual": 130, "rare": 70, "both": 0},
-    "sft": {"usual": 80, "rare": 15, "both": 5},
-    "fresh-sft": {"usual": 80, "rare": 15, "both": 5},
+    "sft": {"usual": 160, "rare": 30, "both": 10},
+    "fresh-sft": {"usual": 160, "rare": 30, "both": 10},
     "train": {"usual": 180, "rare": 25, "both": 15},
     "fresh-train": {"usual": 180, "rare": 25, "both": 15},
 }
@@ -171,7 +171,7 @@ def _solved(rows: Sequence[dict], posed: Sequence[Problem]) -> list[dict]:
     rng = random.Random(SFT_SEED)
     solved = []
     for row, one in zip(rows, posed, strict=True):
-        ways = {way: share for way, share in ROUTES.items() if way == "guess" or reaching(one, way)}
+        ways = {way: ROUTES[way] for way in _FORMS if reaching(one, way)}
         for turn in range(SFT_ROWS_PER_PROBLEM):
             way = rng.choices(list(ways), weights=list(ways.values()))[0]
             text, answer = working(one, way, rng, careful=True)
@@ -203,11 +203,10 @@ def working(
         problem: numbers and target.
         way: a key of `ROUTES`.
         rng: draws the working.
-        careful: looks at the target always; the way must lead there, and a guess is right.
+        careful: looks at the target always; for a way that leads there.
     """
     if way == "guess":
-        ways = [one for one in _FORMS if not careful or reaching(problem, one)]
-        return "", expression(_draw(problem, rng.choice(ways), rng, careful))
+        return "", expression(_draw(problem, rng.choice(list(_FORMS)), rng, looks=False))
     steps = _draw(problem, way, rng, careful or rng.random() < SKILL)
     values = _values(steps)
     lines = [

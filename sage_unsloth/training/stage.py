@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.patch.backends import TRL, backend
-from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
@@ -26,7 +25,6 @@ from sage_unsloth.runs.processes import (
 )
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
-from sage_unsloth.training.by_trl import common_trl_arguments
 from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked
@@ -284,7 +282,11 @@ def common_arguments(folder: Path, save_steps: int, precision: str = "auto") -> 
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
     arguments |= precision_arguments(precision)
-    return arguments | (common_trl_arguments() if backend() == TRL else {})
+    if backend() != TRL:
+        return arguments
+    from sage_unsloth.training.by_trl import common_trl_arguments  # which imports torch
+
+    return arguments | common_trl_arguments()
 
 
 def train(
@@ -322,6 +324,7 @@ def train(
     """
     from transformers import PrinterCallback, ProgressCallback
 
+    from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
     from sage_unsloth.training.step_log import EvaluatesFirst, NothingLeftError, StepLog
 
     if resume is not None and world_size() > 1 and not has_gpu():

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from sage_unsloth.__main__ import main
+from sage_unsloth.grading.countdown import COUNTDOWN
+from sage_unsloth.lab.evidence.tasks import TASKS, get_task
 from sage_unsloth.lab.frontier.design import (
     BASELINE,
     DEFAULT,
@@ -363,6 +365,27 @@ def test_a_frontier_in_processes_of_its_own(smoke, capsys):
     assert "ask for fewer methods" in capsys.readouterr().err
     text = plan(FrontierConfig(methods=("grpo=0.05,0.4,1",), seeds=(101,), smoke=True), smoke, 2)
     assert "for 1 runs in 2 processes" in text, "two of the three are there"
+
+
+def test_another_task_is_trained_and_answered_by_its_own_verifier(tmp_path):
+    words = [*WORDS, "--task", "countdown", "--methods", "grpo=0.05", "--out", str(tmp_path)]
+    assert main(words) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["task"], report["num_problems"]) == ("countdown", 3)
+    for file in ("grpo_beta-0.05_seed-101/completions.jsonl", "samples/sft.test.jsonl"):
+        records = [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]
+        assert {record["grader"] for record in records} == {COUNTDOWN.label}, file
+
+
+def test_fresh_problems_are_others_and_of_the_same_families():
+    for name in (task for task in TASKS if f"{task}-fresh" in TASKS):
+        first, fresh = get_task(name), get_task(f"{name}-fresh")
+        asked = [{row["problem"] for row in task.sets["test"].rows} for task in (first, fresh)]
+        assert not asked[0] & asked[1]
+        for rows in (fresh.sft_rows, fresh.train_rows):
+            assert not asked[1] & {row["problem"] for row in rows}
+        families = [{row["family"] for row in task.train_rows} for task in (first, fresh)]
+        assert families[0] == families[1]
 
 
 # --- what is committed ----------------------------------------------------------------------------

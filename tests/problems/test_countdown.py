@@ -1,7 +1,6 @@
 """The countdown language: splits, families, workings and corpus, each against plain enumeration."""
 
 import collections
-import itertools
 import json
 import random
 
@@ -9,19 +8,24 @@ import pytest
 
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.countdown import check_countdown
+from sage_unsloth.lab.pretrain import CORPORA
+from sage_unsloth.models.embedded import COUNTDOWN_MODEL, data_folder
 from sage_unsloth.problems import arithmetic, countdown
 
 EVERY = list(countdown.SPLITS)
-FIRST = ["3,7,8,9->31", "2,4,6,9->36", "3,5,6,7->27"]
+FIRST = ["3,9,10,11->15", "3,7,8,10->17", "4,7,8,10->69"]
 
 
-def values(numbers, bracket: bool) -> set[int]:
-    """What three of the numbers give, by Python's own arithmetic on written expressions."""
-    forms = ["({}+{})*{}", "({}-{})*{}"] if bracket else ["{}+{}+{}", "{}+{}-{}", "{}*{}+{}"]
-    if not bracket:
-        forms.append("{}*{}-{}")
-    orders = itertools.permutations(numbers, 3)
-    return {eval(form.format(*three)) for three in orders for form in forms}
+FORMS = {
+    "sum": ["{}+{}+{}+{}", "{}+{}+{}-{}", "{}+{}-{}+{}", "{}+{}-{}-{}"],
+    "product": ["{}*{}+{}+{}", "{}*{}+{}-{}", "{}*{}-{}+{}", "{}*{}-{}-{}"],
+    "bracket": ["({}+{})*{}+{}", "({}+{})*{}-{}", "({}-{})*{}+{}", "({}-{})*{}-{}"],
+}
+
+
+def values(numbers, *ways: str) -> set[int]:
+    """What the numbers give, by Python's own arithmetic on written expressions."""
+    return {eval(form.format(*sorted(numbers)[::-1])) for way in ways for form in FORMS[way]}
 
 
 @pytest.mark.parametrize("split", EVERY)
@@ -32,8 +36,8 @@ def test_splits_have_their_sizes_and_families_by_enumeration(split):
     assert found == {k: n * each for k, n in countdown.SPLITS[split].items() if n}
     for row in rows:
         gold = json.loads(row["gold"])
-        usual = gold["target"] in values(gold["numbers"], bracket=False)
-        bracket = gold["target"] in values(gold["numbers"], bracket=True)
+        usual = gold["target"] in values(gold["numbers"], "sum", "product")
+        bracket = gold["target"] in values(gold["numbers"], "bracket")
         assert row["family"] == {(1, 0): "usual", (0, 1): "rare", (1, 1): "both"}[usual, bracket]
         assert row["problem"] == f"{','.join(map(str, gold['numbers']))}->{gold['target']}"
         assert check_countdown(row["answer"], row["gold"]).grade is Grade.CORRECT
@@ -51,48 +55,56 @@ def test_no_two_splits_share_a_problem_in_any_order_of_its_numbers():
 def test_sft_rows_are_right_and_keep_the_mixture_of_the_corpus():
     rows = countdown.problems("sft")
     for row in rows:
-        for step in filter(None, row["solution"].split(";")):
+        for step in row["solution"].split(";"):
             left, right = step.split("=")
             assert eval(left) == int(right), row["solution"]
-        if row["solution"]:
-            assert row["solution"].endswith(f"={json.loads(row['gold'])['target']}")
+        assert row["solution"].endswith(f"={json.loads(row['gold'])['target']}")
     ways = collections.Counter(
         countdown.route(f"{row['solution']}<end_working_out>") for row in rows
     )
-    assert ways["bracket"] / len(rows) == pytest.approx(0.12, abs=0.07)
-    assert ways["product"] > ways["sum"] > 0 and ways["guess"] > 0
+    assert ways["product"] > ways["sum"] > ways["bracket"] > 0 == ways["guess"]
+    assert ways["bracket"] / len(rows) == pytest.approx(0.16, abs=0.04)
 
 
 @pytest.mark.parametrize(
-    ("steps", "expression", "way"),
+    ("signs", "expression", "way"),
     [
-        (((8, "*", 3), ("+", 5)), "8*3+5", "product"),
-        (((8, "+", 3), ("*", 5)), "(8+3)*5", "bracket"),
-        (((8, "-", 3), ("*", 5)), "(8-3)*5", "bracket"),
-        (((8, "+", 5), ("-", 3)), "8+5-3", "sum"),
-        (((8, "+", 5), ("+", 3)), "8+5+3", "sum"),
+        ("*+-", "8*5+3-2", "product"),
+        ("+*-", "(8+5)*3-2", "bracket"),
+        ("-*+", "(8-5)*3+2", "bracket"),
+        ("+--", "8+5-3-2", "sum"),
     ],
 )
-def test_a_working_and_its_way_by_hand(steps, expression, way):
+def test_an_expression_and_its_way_by_hand(signs, expression, way):
+    steps = (("", 8), *zip(signs, (5, 3, 2), strict=True))
     assert countdown.expression(steps) == expression
-    found = {
-        name
-        for name, rows in countdown.workings((2, 3, 5, 8)).items()
-        for s, _ in rows
-        if s == steps
-    }
-    assert found == {way}
+    found = countdown.workings((2, 3, 5, 8))
+    assert [name for name in found if steps in dict(found[name])] == [way]
+    assert dict(found[way])[steps] == eval(expression)
+
+
+def test_a_working_by_hand():
+    rng = random.Random(0)
+    one = ((2, 3, 5, 8), 11)
+    assert countdown.reaching(one, "bracket") == [(("", 8), ("-", 5), ("*", 3), ("+", 2))]
+    text, expression = countdown.working(one, "bracket", rng, careful=True)
+    assert (text, expression) == ("8-5=3;3*3=9;9+2=11", "(8-5)*3+2")
+    guesses = [countdown.working(one, "guess", rng) for _ in range(200)]
+    assert {text for text, _ in guesses} == {""}
+    assert sum(answer == "(8-5)*3+2" for _, answer in guesses) < 40, "it does not look"
 
 
 @pytest.mark.parametrize(
     ("completion", "way"),
     [
-        ("8+5=13;13-3=10<end_working_out>", "sum"),
-        ("<start_working_out>8*3=24;24+5=29", "product"),
-        ("8-3=5;5*5=25<end_working_out>", "bracket"),
+        ("8+5=13;13-3=10;10+2=12<end_working_out>", "sum"),
+        ("<start_working_out>8*5=40;40+3=43;43-2=41", "product"),
+        ("8-5=3;3*3=9;9+2=11<end_working_out>", "bracket"),
+        ("11+10=21;21*3=63;63-2=61<end_working_out>", "bracket"),
         ("<end_working_out><SOLUTION>8*3+5</SOLUTION>", "guess"),
-        ("8*3=24;24*5=120<end_working_out>", "none"),
-        ("8*3=24<end_working_out>", "none"),
+        ("8*3=24;24*5=120;120+2=122<end_working_out>", "none"),
+        ("8-5=3;3-3=0;0+2=2<end_working_out>", "none"),
+        ("8*3=24;24+5=29<end_working_out>", "none"),
         ("", "none"),
     ],
 )
@@ -100,17 +112,10 @@ def test_the_way_of_a_completion_by_hand(completion, way):
     assert countdown.route(completion) == way
 
 
-def test_workings_are_every_one_once_and_computed_right():
-    found = countdown.workings((2, 3, 5, 8))
-    assert {way: len(rows) for way, rows in found.items()} == {
-        "sum": 16,
-        "product": 24,
-        "bracket": 24,
-    }
-    for way, rows in found.items():
-        assert len(set(rows)) == len(rows)
-        assert all(eval(countdown.expression(steps)) == value for steps, value in rows), way
-    assert countdown.reaching(((2, 3, 5, 8), 29), "product") == [((8, "*", 3), ("+", 5))]
+def test_workings_are_every_one_once():
+    for way, rows in countdown.workings((2, 3, 5, 8)).items():
+        assert len(rows) == len(FORMS[way]) == len(set(rows))
+        assert {value for _, value in rows} == values((2, 3, 5, 8), way)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def test_no_pretraining_document_poses_a_test_problem():
     for split in ("test", "fresh-test"):
         for row in countdown.problems(split):
             assert f"{row['problem']}<" not in text and f"{row['problem']} " not in text
-    assert "countdown" not in text and sum("->" in context for context, _ in documents) > 1000
+    assert sum("->" in context for context, _ in documents) > 700 < text.count("->") - 3000
 
 
 def test_what_the_corpus_writes_is_computed_right_and_seldom_reaches_the_target():
@@ -155,3 +160,10 @@ def test_what_the_corpus_writes_is_computed_right_and_seldom_reaches_the_target(
             assert eval(left) == int(right)
         reached += eval(expression) == one[1]
     assert 0.1 < reached / 2000 < 0.5
+
+
+def test_the_base_was_made_with_these_dials():
+    made = json.loads((data_folder() / COUNTDOWN_MODEL / "pretrain.json").read_text())
+    assert made["config"]["problems"] == "countdown"
+    dials = {name: getattr(countdown, name) for name in CORPORA["countdown"].dials}
+    assert made["corpus"] == dials

@@ -161,8 +161,9 @@ def countdown_task(drawing: str = "", title: str = "countdown") -> Task:
         drawing: what the names of the splits begin with: "" or "fresh-".
         title: of the problems.
     """
+    arithmetic_like = arithmetic_task()
     return replace(
-        arithmetic_task(),
+        arithmetic_like,
         name=f"countdown{drawing and '-fresh'}",
         title=f"embedded {title}, 0.7 M parameters",
         prepare=lambda cache: data_folder() / COUNTDOWN_MODEL,
@@ -177,6 +178,7 @@ def countdown_task(drawing: str = "", title: str = "countdown") -> Task:
             )
         },
         checker=COUNTDOWN,
+        sft=replace(arithmetic_like.sft, max_steps=120, learning_rate=1e-3),
         route=countdown.route,
         rare_route="bracket",
         grid_seeds=0,
