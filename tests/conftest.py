@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 from browser import browse  # noqa: F401 (a fixture)
 
+pytest_plugins = ["forked_engine"]  # what runs the tests of the real vLLM
+
 CANARY = "hf_canary0123456789abcdef"
 os.environ["HF_TOKEN"] = os.environ["WANDB_API_KEY"] = CANARY
 

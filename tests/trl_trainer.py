@@ -9,7 +9,7 @@ def letters(completions, **_):
 
 
 def build_trl_trainer(
-    output_dir, reference="base", tokenizer=None, lora_noise=0.05, reward=None, **settings
+    reference="base", *, output_dir, tokenizer=None, lora_noise=0.05, reward=None, **settings
 ):
     """`trl.GRPOTrainer` with the settings of `conftest.build_trainer`.
 
@@ -37,7 +37,7 @@ def build_trl_trainer(
         args=GRPOConfig(output_dir=output_dir, **settings),
         train_dataset=Dataset.from_list(rows),
     )
-    if reference == "base":
+    if reference == "base" and "ref" in trainer.model.peft_config:
         trainer.model.delete_adapter("ref")
     trainer.oracle_model = conftest.tiny_model(lora_noise).double()
     return trainer

@@ -25,7 +25,7 @@ from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEn
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
 from sage_unsloth.sampling.vllm_engine import VllmEngine
 
-MIXES = {"long and short": (2.5, 256), "about equally long": (1.0, 48)}
+MIXES = {"long and short": (2.0, 256), "about equally long": (1.0, 48)}
 """Name -> temperature, longest completion in tokens."""
 PROBLEMS = 8
 

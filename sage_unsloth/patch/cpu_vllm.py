@@ -6,12 +6,12 @@ older processor vLLM has loaded another one by then, and a second one ends the p
 "Only a single TORCH_LIBRARY can be used to register the namespace _C").
 """
 
-import functools
 import importlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import tempfile
 import types
 from collections.abc import Callable
 from importlib import metadata
@@ -85,4 +85,10 @@ def put_beside(model: Any, start: Callable[[], Any]) -> None:
     engine = start()
     engine.shared_weights = True  # TRL then brings adapters, and does not write into the engine
     model.vllm_engine = engine
-    model.load_lora = functools.partial(zoo.load_lora, model)
+    # Unsloth writes the adapter's settings into the folder of that name, in the working directory.
+    folder = tempfile.TemporaryDirectory(prefix="vllm-adapter-")
+
+    def load_lora(name: str, **options: Any) -> Any:
+        return zoo.load_lora(model, os.path.join(folder.name, name), **options)
+
+    model.load_lora = load_lora

@@ -11,12 +11,7 @@ import torch
 
 from sage_unsloth.patch import cpu_vllm, switches
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.unsloth_names import LOSS, ContractError
-
-MISSING = (
-    "Unsloth's trainer needs the package unsloth; it is not installed; pip install -e . (or pip "
-    "install sage_unsloth), or train without it by TRL's own trainer: backend=trl"
-)
+from sage_unsloth.patch.unsloth_names import LOSS, MISSING, ContractError
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:

@@ -12,7 +12,14 @@ from sage_unsloth.sampling.engine_choice import RolloutError
 
 
 def check_client() -> None:
-    """Raises ValueError where vLLM is missing: its client sends the weights by vLLM's own means."""
+    """Raises ValueError without a GPU or vLLM, by whose means the client sends the weights."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "rollouts='server' needs a CUDA device, because the weights go to the server over "
+            "NCCL; this machine has none; set rollouts=transformers"
+        )
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
             "rollouts='server' needs vllm here too, not only on the server; it is not installed; "

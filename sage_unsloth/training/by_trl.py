@@ -52,7 +52,10 @@ def check_trl(config: RlvrConfig) -> None:
         )
     if config.rollouts == "server":
         check_client()
-    if config.rollouts == "vllm" and (reason := why_no_vllm()):
+    reason = None
+    if config.rollouts == "vllm":
+        reason = why_no_vllm() if has_gpu() else "beside TRL's own trainer it needs a CUDA device"
+    if reason is not None:
         raise ValueError(
             f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or 'transformers'"
         )

@@ -160,7 +160,7 @@ def rlvr(
         )
     rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *kept], verifier)
-    check_judges(asked, verifier, rows)
+    check_judges(asked, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
     check_processes(config)
     rollouts = choose_engine(config)

@@ -25,7 +25,6 @@ from sage_unsloth.runs.processes import (
 )
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
-from sage_unsloth.training.by_trl import common_trl_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked
 
@@ -283,7 +282,11 @@ def common_arguments(folder: Path, save_steps: int) -> dict[str, Any]:
     }
     if not has_gpu():
         arguments |= {"bf16": False, "fp16": False}
-    return arguments | (common_trl_arguments() if backend() == TRL else {})
+    if backend() != TRL:
+        return arguments
+    from sage_unsloth.training.by_trl import common_trl_arguments  # which imports torch
+
+    return arguments | common_trl_arguments()
 
 
 def train(

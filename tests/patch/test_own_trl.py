@@ -32,4 +32,4 @@ def test_in_a_process_without_unsloth(file, tmp_path):
 
 
 def test_there_are_files():
-    assert {file.stem for file in FILES} >= {"losses", "choices", "guards"}
+    assert {file.stem for file in FILES} >= {"losses", "choices", "guards", "head"}

@@ -135,7 +135,7 @@ def test_what_an_engine_was_started_with_is_noted(tmp_path):
 
 def identities(dtype="auto", arguments=None):
     spec = ModelSpec(name="m", path=str(BASE), template="project")
-    (found,) = evaluator._identities([spec], False, dtype, arguments or {})
+    (found,) = evaluator._identities([spec], dtype, arguments or {})
     return found
 
 

@@ -170,7 +170,7 @@ def test_what_trls_trainer_cannot_train_is_refused(monkeypatch):
     for settings, message in (
         (dict(load_in_4bit=True), "set load_in_4bit=False"),
         (dict(recompute_logits=True), "set recompute_logits=False"),
-        (dict(rollouts="server"), "needs vllm here too"),
+        (dict(rollouts="server"), "go to the server over NCCL"),
         (dict(rollouts="vllm"), "rollouts='vllm' cannot be had"),
         (
             dict(credit="sequence", kl_estimator="k3-is", micro_batch_size=4),

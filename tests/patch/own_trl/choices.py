@@ -31,7 +31,7 @@ class Ones:
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    return partial(build_trl_trainer, str(tmp_path / "out"), max_steps=2, reward=letters)
+    return partial(build_trl_trainer, output_dir=str(tmp_path / "out"), max_steps=2, reward=letters)
 
 
 @pytest.mark.parametrize("guide", ["none", "reference", "causal"])

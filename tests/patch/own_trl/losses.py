@@ -30,7 +30,7 @@ TWO = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2)
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    return partial(build_trl_trainer, str(tmp_path / "out"), max_steps=2, reward=letters)
+    return partial(build_trl_trainer, output_dir=str(tmp_path / "out"), max_steps=2, reward=letters)
 
 
 def test_unsloth_is_not_here(make_trainer):
