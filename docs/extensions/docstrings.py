@@ -9,7 +9,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-
 MARKUP = r"(?P<emphasis>(?<!\S)\*\w+\*(?!\w))|\*|\||(?<=\w)_(?!\w)"
 """What reStructuredText would read as markup; an emphasised word is meant."""
 
