@@ -94,9 +94,9 @@ def choose_engine(wanted: str = "auto", *, load_in_4bit: bool = False) -> str:
     """
     if load_in_4bit and wanted == "vllm":
         raise ValueError(
-            "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones; got "
-            "--engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; leave "
-            "it out, or add --no-load-in-4bit"
+            "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones here; "
+            "got --engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; "
+            "leave it out, or add --no-load-in-4bit"
         )
     return choose_rollouts("transformers" if load_in_4bit else wanted)
 

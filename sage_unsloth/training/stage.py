@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.patch.backends import TRL, backend
+from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
@@ -25,6 +26,7 @@ from sage_unsloth.runs.processes import (
 )
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked
 
@@ -262,7 +264,7 @@ def check_tracker(report_to: str) -> None:
         )
 
 
-def common_arguments(folder: Path, save_steps: int) -> dict[str, Any]:
+def common_arguments(folder: Path, save_steps: int, precision: str = "auto") -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
     arguments = {
         "output_dir": str(folder / "checkpoints"),
@@ -280,8 +282,7 @@ def common_arguments(folder: Path, save_steps: int) -> dict[str, Any]:
         "dataloader_pin_memory": has_gpu(),
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
-    if not has_gpu():
-        arguments |= {"bf16": False, "fp16": False}
+    arguments |= precision_arguments(precision)
     if backend() != TRL:
         return arguments
     from sage_unsloth.training.by_trl import common_trl_arguments  # which imports torch
@@ -328,6 +329,8 @@ def train(
 
     if resume is not None and world_size() > 1 and not has_gpu():
         read_numbered_cpus()
+    scale_losses(trainer)
+    extra = with_loss_scale(trainer, extra)
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     if rank() == 0:
