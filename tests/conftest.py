@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 from browser import browse  # noqa: F401 (a fixture)
 
+pytest_plugins = ["forked_engine"]  # what runs the tests of the real vLLM
+
 CANARY = "hf_canary0123456789abcdef"
 os.environ["HF_TOKEN"] = os.environ["WANDB_API_KEY"] = CANARY
 
@@ -129,8 +131,12 @@ TRAINER_DEFAULTS = dict(
 ROWS = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} for i in range(32)]
 
 
-def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **settings):
-    """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called."""
+def build_trainer(
+    output_dir, tokenizer=None, lora_noise=0.05, reward=None, columns=lambda i: {}, **settings
+):
+    """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called. `columns` gives a row
+    further ones by its number.
+    """
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -141,7 +147,7 @@ def build_trainer(output_dir, tokenizer=None, lora_noise=0.05, reward=None, **se
         processing_class=tokenizer or build_tokenizer(),
         reward_funcs=reward if isinstance(reward, list) else [reward or length_reward],
         args=GRPOConfig(**({"output_dir": output_dir} | TRAINER_DEFAULTS | settings)),
-        train_dataset=Dataset.from_list(ROWS),
+        train_dataset=Dataset.from_list([row | columns(i) for i, row in enumerate(ROWS)]),
     )
     # The oracle scores with a copy that neither Unsloth nor accelerate has touched.
     trainer.oracle_model = tiny_model(lora_noise).double()

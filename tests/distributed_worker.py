@@ -13,20 +13,28 @@ import sys
 from pathlib import Path
 
 import torch
-from conftest import build_trainer
+from conftest import LETTERS, build_trainer
+from my_own_code import Lift
 from oracle import Recording
 from transformers import TrainerCallback
 
 from sage_unsloth import __main__
+from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.reward_functions import get_rewards
+from sage_unsloth.grading.total_reward import TotalReward
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.prompts import PromptFormat
 
 ROWS = 8  # of a step, over all processes: two prompts, four completions each
 TWO = dict(gradient_accumulation_steps=2)
+OWN = "my_own_code:"
+TAGS = PromptFormat(system=None, reasoning=None, solution=("?=", "=?"))
 
 
 def branch(**settings):
@@ -52,6 +60,10 @@ CASES = {
         dict(guide=lambda: branch(source="reference"), kl_estimator="k3-is", credit="sequence"),
     ),
     "adaptive": (dict(), dict(guide=lambda: AdaptiveGuide(guide=branch(), target=0.001))),
+    "a user's reward, verifier, rule and guide": (
+        dict(own=True, loss_type="dr_grpo"),
+        dict(guide=Lift, advantages=f"{OWN}surprising,lift=0.3"),
+    ),
     "random": (dict(), dict(guide=lambda: Recording(RandomGuide(always(1.0), always(0.2))))),
 }
 STAGE = (
@@ -76,17 +88,20 @@ def trained(trainer):
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
-def fix_rollouts(trainer):
+def fix_rollouts(trainer, tagged=False):
     """Completions by step, prompt and place in the group: 1 to 12 tokens, every second one ended by
-    <eos>.
+    <eos>; on request with the answer's tags around the first letters.
     """
     size = trainer.num_generations
+    opened, closed = ([2 + LETTERS.index(c) for c in tag] for tag in TAGS.solution)
 
     def single_turn(prompt_ids, *_, **__):
         rows, first = [], trainer.accelerator.process_index * len(prompt_ids)
         for i, prompt in enumerate(prompt_ids, first):
             draw = random.Random(f"{trainer.state.global_step} {list(prompt)} {i % size}")
             ids = [draw.randrange(2, 40) for _ in range(draw.randint(1, 12))]
+            if tagged:
+                ids = [*opened, *ids[:2], *closed, *ids[2:6]]
             rows.append([*ids[:-1], 0] if i % 2 else ids)
         return rows, None
 
@@ -101,10 +116,22 @@ def run(name, folder):
     share = ROWS // int(os.environ.get("WORLD_SIZE", "1"))
     accumulation = settings.get("gradient_accumulation_steps", 1)
     settings = {"gradient_accumulation_steps": 1, "max_steps": 2} | settings
-    trainer = build_trainer(
-        str(folder), per_device_train_batch_size=share // accumulation, **settings
-    )
-    fix_rollouts(trainer)
+    own = settings.pop("own", False)
+    with Grader(checker=get_verifier(f"{OWN}first_is_later"), prompt=TAGS) as grader:
+        if own:
+            rewards = get_rewards(["answer", f"{OWN}vowels=0.5"])
+            total = TotalReward(rewards, grader, 60.0)
+            settings |= {"reward": total.functions, "reward_weights": total.weights}
+            settings["columns"] = lambda i: {"answer": LETTERS[i % 26], "level": i % 3}
+        trainer = build_trainer(
+            str(folder), per_device_train_batch_size=share // accumulation, **settings
+        )
+        fix_rollouts(trainer, tagged=own)
+        return train(trainer, options)
+
+
+def train(trainer, options):
+    """`run` with a trainer."""
     kept = Kept(trainer)
     trainer.add_callback(kept)
     guide = options.get("guide", lambda: None)()
@@ -149,6 +176,8 @@ def stage(folder):
                 "arithmetic-base",
                 "--out",
                 f"{folder}/{out}",
+                *("--reward", "answer", "--reward", f"{OWN}digits=0.1"),
+                *("--verifier", f"{OWN}same_text"),
                 "--force",  # what few prompts the preflight sees are all failed
                 "--set",
                 *STAGE,

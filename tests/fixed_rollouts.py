@@ -5,8 +5,9 @@ backend and in any number of processes.
     accelerate launch --config_file docs/accelerate/ddp.yaml --num_processes 2 \\
         tests/fixed_rollouts.py FOLDER [NAME=VALUE ...]
 
-NAME=VALUE are settings of `RlvrConfig`, or `guide=none`, and `stop=STEP`, after which the run is
-stopped as by SIGTERM. accelerate does not split a model on a CPU, so FSDP is switched on here.
+NAME=VALUE are settings of `RlvrConfig`, or `guide=none`, `stop=STEP`, in which the run is stopped
+as by SIGTERM, and `resume=yes`, which then resumes it here. By TRL the process is one in which
+Unsloth is not installed. accelerate does not split a model on a CPU, so FSDP is switched on here.
 """
 
 import os
@@ -22,6 +23,7 @@ from sage_unsloth.training.command import parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 BASE = Path(__file__).parents[1] / "data" / "arithmetic-base"
+OWN = ("guide", "stop", "resume")
 ROWS = [{"problem": f"What is {i} + {i + 1}?", "answer": str(2 * i + 1)} for i in range(2, 10)]
 SETTINGS = dict(
     max_steps=2,
@@ -80,11 +82,13 @@ def main(folder, *given):
     import torch
 
     torch.set_num_threads(1)
-    own = dict(text.split("=", 1) for text in given if text.split("=")[0] in ("guide", "stop"))
+    own = dict(text.split("=", 1) for text in given if text.split("=")[0] in OWN)
     rest = [text for text in given if text.split("=")[0] not in own]
     settings = SETTINGS | {"backend": "trl"} | parse_settings(rest, RlvrConfig())
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not torch.cuda.is_available():
         shard_on_a_cpu()
+    if settings["backend"] == "trl":
+        import without_unsloth  # noqa: F401
     load_backend(settings["backend"])
     fix_rollouts()
 
@@ -93,26 +97,22 @@ def main(folder, *given):
     from sage_unsloth.training.rlvr_stage import rlvr
 
     class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            if (
-                state.global_step == int(own.get("stop", -1))
-                and int(os.environ.get("RANK", 0)) == 0
-            ):
+        def on_step_begin(self, args, state, control, **_):
+            first = os.environ.get("RANK", "0") == "0"
+            if first and state.global_step + 1 == int(own["stop"]):
                 signal.raise_signal(signal.SIGTERM)
 
-    guide = None if own.get("guide") == "none" else BranchGuide(ratio=0.3, threshold=1.0)
+    def train(*callbacks):
+        guide = None if own.get("guide") == "none" else BranchGuide(ratio=0.3, threshold=1.0)
+        config = RlvrConfig(**settings)
+        rlvr(config, BASE, ROWS, folder, guide, rewards=[half], callbacks=callbacks)
+
     try:
-        rlvr(
-            RlvrConfig(**settings),
-            BASE,
-            ROWS,
-            folder,
-            guide,
-            rewards=[half],
-            callbacks=[Stop()],
-        )
+        train(*[Stop()] * ("stop" in own))
     except Terminated:
-        return 143
+        if "resume" not in own:
+            return 143
+        train()
     return 0
 
 

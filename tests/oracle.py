@@ -1,5 +1,5 @@
-"""Trains Unsloth's trainer for a few steps and compares every optimizer step with the plain-torch
-loss.
+"""Trains Unsloth's trainer, or TRL's own in a process without Unsloth, for a few steps and
+compares every optimizer step with the plain-torch loss.
 
 The oracle's log-probabilities, reference log-probabilities and entropies come from one unpadded
 forward per completion through a float64 copy of the model. From the path under test it takes the
@@ -8,6 +8,7 @@ is compared with the oracle's own.
 """
 
 import math
+import sys
 from importlib import metadata
 
 import torch
@@ -24,6 +25,24 @@ from sage_unsloth.selftest.oracle import completion_rows, score, to_completion_l
 # the micro-batch's own.
 OLD = Version(metadata.version("unsloth_zoo")) <= Version("2026.10.7")
 WHOLE_BATCH_LOSSES = ("dapo", "bnpo") if OLD else ("dapo",)
+
+
+def without_unsloth():
+    """Whether the trainer is TRL's own."""
+    return "unsloth" not in sys.modules
+
+
+def whole_batch_losses():
+    return ("dapo",) if without_unsloth() else WHOLE_BATCH_LOSSES
+
+
+def in_completion_layout(values, inputs):
+    """(B, T) float64 of the trainer's layout, 0 outside the mask; TRL's is that of the
+    completions.
+    """
+    if not without_unsloth():
+        return to_completion_layout(values, inputs)
+    return torch.where(inputs["completion_mask"].bool(), values.double(), 0.0)
 
 
 class Recording:
@@ -115,7 +134,10 @@ class Oracle(TrainerCallback):
         shape_advantages=None,
         advantages="grpo",
         kl_in="loss",
+        k3_bounded=None,
     ):
+        bounded = not without_unsloth() if k3_bounded is None else k3_bounded
+        self.k3_max = UNSLOTH_K3_MAX if bounded else None
         self.beta = trainer.beta if kl_in == "loss" else 0.0
         self.own_baseline = advantages != "grpo"
         self.trainer = trainer
@@ -174,14 +196,14 @@ class Oracle(TrainerCallback):
             )
             if call is not None:
                 assert torch.equal(
-                    to_completion_layout(call["signals"].mask, inputs).bool(), mask.bool()
+                    in_completion_layout(call["signals"].mask, inputs).bool(), mask.bool()
                 )
-                log_guide = to_completion_layout(call["log_guide"], inputs)
+                log_guide = in_completion_layout(call["log_guide"], inputs)
                 _compare_signals(call["signals"], inputs, of_oracle)
                 guides.append((call, of_oracle, log_guide))
             old = inputs.get("old_per_token_logps")
             if old is not None:
-                old = to_completion_layout(old, inputs)
+                old = in_completion_layout(old, inputs)
             advantages = inputs["advantages"].double()
             if self.shape_advantages is not None:
                 advantages = self.shape_advantages(of_oracle, advantages)
@@ -214,18 +236,18 @@ class Oracle(TrainerCallback):
                 loss_type=args.loss_type,
                 importance_sampling_level=args.importance_sampling_level,
                 kl_estimator=self.kl_estimator,
-                k3_max=UNSLOTH_K3_MAX,
+                k3_max=self.k3_max,
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
             )
             if args.entropy_coef:
                 bonus = (entropies * mask).sum() / mask.sum()
                 total = total - args.entropy_coef * bonus / args.gradient_accumulation_steps
-            kls.append(_mean_penalty(self.kl_estimator, logps, ref, log_guide, mask))
+            kls.append(_mean_penalty(self.kl_estimator, logps, ref, log_guide, mask, self.k3_max))
             # A mean within the micro-batch is averaged over them; a division by the token count of
             # the whole generation batch is already a sum over them.
             total = total + loss / (
-                1 if args.loss_type in WHOLE_BATCH_LOSSES else args.gradient_accumulation_steps
+                1 if args.loss_type in whole_batch_losses() else args.gradient_accumulation_steps
             )
         expected = torch.autograd.grad(total, list(named.values()), allow_unused=True)
         found = dict(self.trainer.model.named_parameters())
@@ -252,7 +274,7 @@ class Oracle(TrainerCallback):
     def _entropy_mask(self, inputs, entropies, of_trl):
         """TRL's mask, (B, T), which is the oracle's own but for ties: a prompt's completions share
         the entropy of their first token, up to rounding, and the threshold may fall on it."""
-        of_trl, mask = to_completion_layout(of_trl, inputs), inputs["completion_mask"].bool()
+        of_trl, mask = in_completion_layout(of_trl, inputs), inputs["completion_mask"].bool()
         threshold = entropy_threshold(entropies, mask, self.trainer.args.top_entropy_quantile)
         clear = mask & ((entropies - threshold).abs() > 1e-4)
         assert torch.equal(of_trl[clear], (entropies > threshold)[clear].double())
@@ -281,14 +303,16 @@ class Oracle(TrainerCallback):
                 )
 
 
-def _mean_penalty(kl_estimator, logps, ref, log_guide, mask):
-    """What a micro-batch logs as its `kl`: the mean over completions that have tokens of their
-    tokens' mean penalty.
+def _mean_penalty(kl_estimator, logps, ref, log_guide, mask, k3_max):
+    """What a micro-batch logs as its `kl`: Unsloth the mean over completions that have tokens of
+    their tokens' mean penalty, TRL that over tokens.
     """
     logps, anchor = logps.detach(), ref if log_guide is None else ref + log_guide
     penalty = PENALTIES.get(kl_estimator, k3)(logps, anchor) * mask
-    if kl_estimator not in PENALTIES:
-        penalty = penalty.clamp(max=UNSLOTH_K3_MAX)
+    if kl_estimator not in PENALTIES and k3_max is not None:
+        penalty = penalty.clamp(max=k3_max)
+    if without_unsloth():
+        return (penalty.sum() / mask.sum()).item()
     lengths = mask.sum(-1)
     return (penalty.sum(-1)[lengths > 0] / lengths[lengths > 0]).mean().item()
 
@@ -297,7 +321,7 @@ def _compare_signals(signals, inputs, of_oracle):
     """What the guide was shown is what the oracle computes."""
     for name, found in vars(signals).items():
         if found is not None and name != "mask":
-            found = to_completion_layout(found, inputs)
+            found = in_completion_layout(found, inputs)
             expected = getattr(of_oracle, name)
             torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
 
@@ -307,7 +331,7 @@ def _tokens_per_optimizer_step(inputs, args):
     as TRL does.
     """
     count = inputs["num_items_in_batch"]
-    if args.loss_type not in WHOLE_BATCH_LOSSES:
+    if args.loss_type not in whole_batch_losses():
         return None
     return float(count) * args.gradient_accumulation_steps / args.steps_per_generation
 
@@ -337,6 +361,7 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
         options.get("shape_advantages"),
         options.get("advantages", "grpo"),
         options.get("kl_in", "loss"),
+        options.get("k3_bounded"),
     )
     with (
         guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options),

@@ -34,6 +34,22 @@ def test_a_docstring_is_text_and_its_indented_blocks_are_code(extension):
     ]
 
 
+def test_a_plural_behind_code_and_names_that_share_a_line(extension):
+    docstrings = extension("docstrings")
+    assert docstrings.escaped("further `Callback`s") == r"further ``Callback``\ s"
+    lines = [":ivar epsilon, epsilon_high: clip range.", ":ivar beta: KL coefficient."]
+    docstrings.join_names(None, "class", "", None, None, lines)
+    assert lines == [":ivar epsilon,\u200bepsilon_high: clip range.", ":ivar beta: KL coefficient."]
+
+
+def test_a_signature_names_the_default_prompt(extension):
+    from sage_unsloth.prompts import PROJECT_PROMPT
+
+    given = f"(prompt: PromptFormat = {PROJECT_PROMPT!r}, seed: int = 1)"
+    found, _ = extension("docstrings").shorten_defaults(None, "class", "", None, None, given, None)
+    assert found == "(prompt: PromptFormat = PROJECT_PROMPT, seed: int = 1)"
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [

@@ -3,8 +3,13 @@
 import sys
 
 
+def letters(completions, **_):
+    """Rewards that differ within a group, whatever the lengths."""
+    return [float(sum(map(ord, c[0]["content"])) % 5) for c in completions]
+
+
 def build_trl_trainer(
-    output_dir, reference="base", tokenizer=None, lora_noise=0.05, reward=None, **settings
+    reference="base", *, output_dir, tokenizer=None, lora_noise=0.05, reward=None, **settings
 ):
     """`trl.GRPOTrainer` with the settings of `conftest.build_trainer`.
 
@@ -32,7 +37,7 @@ def build_trl_trainer(
         args=GRPOConfig(output_dir=output_dir, **settings),
         train_dataset=Dataset.from_list(rows),
     )
-    if reference == "base":
+    if reference == "base" and "ref" in trainer.model.peft_config:
         trainer.model.delete_adapter("ref")
     trainer.oracle_model = conftest.tiny_model(lora_noise).double()
     return trainer

@@ -43,6 +43,8 @@ def escaped(line: str) -> str:
             parts[i] = part if part.startswith("``") else f"`{part}`"
         else:
             parts[i] = re.sub(r"\*|\||(?<=\w)_(?!\w)", lambda found: "\\" + found[0], part)
+            if i and re.match(r"\w", part):  # a literal ends only before a space: ``Finding``\ s
+                parts[i] = rf"\ {parts[i]}"
     return "".join(parts)
 
 
@@ -50,7 +52,30 @@ def process(app: Sphinx, what: str, name: str, of: Any, options: Any, lines: lis
     lines[:] = as_restructured_text(lines)
 
 
+def join_names(app: Sphinx, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    """Attributes that share a line, `epsilon, epsilon_high`: Sphinx takes a word before a space for
+    a type.
+    """
+    for number, line in enumerate(lines):
+        if found := re.match(r":ivar (\w+(?:, \w+)+):", line):
+            names = found[1].replace(", ", ",\u200b")
+            lines[number] = f":ivar {names}:{line[found.end() :]}"
+
+
+def shorten_defaults(
+    app: Sphinx, what: str, name: str, of: Any, options: Any, signature: str | None, returns: Any
+) -> tuple[str | None, Any]:
+    """The default prompt by its name; its text is a paragraph."""
+    if signature is not None:
+        signature = re.sub(
+            r"PromptFormat\(system=.*?solution=\([^)]*\)\)", "PROJECT_PROMPT", signature
+        )
+    return signature, returns
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     # Before napoleon (500), which turns sections into fields with markup of their own.
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-process-docstring", join_names, priority=600)
+    app.connect("autodoc-process-signature", shorten_defaults)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

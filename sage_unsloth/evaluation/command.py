@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sage_unsloth.evaluation.engine_options import add_engine_options, engine_options
 from sage_unsloth.grading.command import add_verifier
 from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
@@ -64,6 +65,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         default="auto",
         help="auto: vllm where there are a GPU and the package (default: %(default)s)",
     )
+    add_engine_options(parser)
     parser.add_argument(
         "--load-in-4bit",
         action=argparse.BooleanOptionalAction,
@@ -121,6 +123,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     engine = evaluator.choose_engine(
         options.engine, load_in_4bit=any(m.load_in_4bit for m in models)
     )
+    engine_settings = engine_options(options, engine)
     config = SamplingConfig(
         num_samples=options.n,
         temperature=options.temperature,
@@ -142,6 +145,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         engine=engine,
         training=training_problems(options.train) if options.train else (),
         against=options.against,
+        **engine_settings,
         show=print,
     )
     print(f"\n{report_text(result)}\n\nTables and figures: {options.out}")

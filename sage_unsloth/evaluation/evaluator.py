@@ -5,9 +5,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from sage_unsloth.evaluation.loading import ModelSpec, engine_errors, load_engines
+from sage_unsloth.evaluation.loading import ModelSpec, dtype_of, load_engines
 from sage_unsloth.evaluation.pace import before_first_report, estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.evaluation.report import report_sets
@@ -29,7 +30,9 @@ from sage_unsloth.problems.published import PUBLISHED, TOGETHER
 from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
+from sage_unsloth.sampling.engine_arguments import check_temperature, not_free
 from sage_unsloth.sampling.engine_choice import choose_rollouts
+from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_files import (
     read_samples,
@@ -108,6 +111,8 @@ def evaluate(
     engine: str = "transformers",
     training: Sequence[dict] = (),
     against: str | None = None,
+    dtype: str = "auto",
+    engine_arguments: Mapping[str, Any] | None = None,
     show: Callable[[str], object] = logger.info,
 ) -> dict[str, Any]:
     """Draw and grade what is missing of every model on every benchmark, and report.
@@ -123,6 +128,10 @@ def evaluate(
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
         against: the model that the others are compared with; None takes the first.
+        dtype: format of the weights, "auto" (each model's own), "float32", "bfloat16" or
+            "float16"; recorded.
+        engine_arguments: further arguments of vLLM's engine; those on which results depend tell
+            its record sets from others, and all are noted beside the set's settings.
         show: is given how much there is to do and how long it may take, a text at a time.
 
     Raises:
@@ -130,14 +139,20 @@ def evaluate(
         EngineError: the engine failed; a second run resumes from there.
     """
     out = Path(out)
+    check_temperature(engine, config.temperature)
     _check_request(models, benchmarks, against)
     models = [
         replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
     ]
+    if engine != "vllm" and engine_arguments:
+        raise ValueError(
+            "engine arguments are vLLM's; got "
+            f"{', '.join(engine_arguments)} with engine {engine}; leave them out, or take vllm"
+        )
     _say_precisions(models, show)
     for warning in trained_on(models, benchmarks):
         show(warning)
-    identities = _identities(models)
+    identities = _identities(models, dtype, engine_arguments or {})
     files = _files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
     for (number, benchmark), file in files.items():
@@ -165,7 +180,10 @@ def evaluate(
         models = _with_templates(models, templates, show)
         for identity, spec in zip(identities, models, strict=True):
             identity["template"] = spec.template
-        sets = _draw_sets(models, benchmarks, out, config, engine, identities, files, missing, show)
+        loading = {"dtype": dtype, "arguments": engine_arguments}
+        sets = _draw_sets(
+            models, benchmarks, out, config, engine, loading, identities, files, missing, show
+        )
         ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
         return report_sets(ordered, out, against)
 
@@ -199,9 +217,13 @@ def _say_precisions(models: Sequence[ModelSpec], show: Callable[[str], object]) 
         show(f"4-bit weights: {', '.join(quantised)}")
 
 
-def _identities(models: Sequence[ModelSpec]) -> list[dict[str, Any]]:
-    """What tells each model's record sets from others: digests of its weights, the device, and that
-    the weights are quantised, if they are.
+def _identities(
+    models: Sequence[ModelSpec],
+    dtype: str = "auto",
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """What tells each model's record sets from others: digests of its weights, the device, their
+    format, that they are quantised, if they are, and what the engine was told that matters.
     """
     identities = []
     for spec in models:
@@ -210,6 +232,10 @@ def _identities(models: Sequence[ModelSpec]) -> list[dict[str, Any]]:
         device = "cuda" if has_gpu() else "cpu"
         quantised = {"weight_bits": 4} if spec.load_in_4bit else {}
         identity = model_identity(spec.path, spec.adapter) | {"device": device} | quantised
+        if (found := dtype_of(spec, dtype)) is not None:
+            identity["dtype"] = found
+        if matters := not_free(arguments):
+            identity["engine_arguments"] = matters
         identities.append(identity | asked_in(spec.prompt or PROJECT_PROMPT))
     return identities
 
@@ -304,6 +330,7 @@ def _draw_sets(
     out: Path,
     config: SamplingConfig,
     engine: str,
+    loading: Mapping[str, Any],
     identities: Sequence[Mapping[str, Any]],
     files: Mapping[Key, Path],
     missing: Mapping[Key, int],
@@ -321,13 +348,13 @@ def _draw_sets(
     sets: dict[Key, RecordSet] = {}
     bar = None
     try:
-        engines = load_engines(engine, models, benchmarks, config, missing)
+        engines = load_engines(engine, models, benchmarks, config, missing, **loading)
         for number, loaded in engines:
             spec = models[number]
             if bar is None:
                 lacking = [b for b in benchmarks if missing[number, b.name]]
                 if lacking:
-                    with engine_errors(spec.name):
+                    with engine_errors(spec.name, "probe"):
                         first = before_first_report(missing, benchmarks, config)
                         show(estimate(loaded, lacking[0], config, left, first))
                 bar = progress(total=total, initial=total - left, unit="completion")

@@ -1,15 +1,17 @@
 """The engines of the models that are evaluated, each loaded when its turn comes."""
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from sage_unsloth.models.dtypes import chosen_dtype
 from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.prompts import PromptFormat, turns_of
+from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import Engine, InBatches, SamplingConfig, TransformersEngine
-from sage_unsloth.sampling.record_sets import EngineError, prompt_ids
+from sage_unsloth.sampling.record_sets import prompt_ids
 from sage_unsloth.sampling.vllm_engine import VllmEngine
 
 
@@ -45,12 +47,22 @@ class IdleEngine(InBatches):
         raise RuntimeError("a complete set asks for no completion")
 
 
+def dtype_of(spec: ModelSpec, dtype: str) -> str | None:
+    """The format that a model is evaluated in; None for quantised weights, whose loader chooses
+    where nothing else is asked for.
+    """
+    return None if spec.load_in_4bit and dtype == "auto" else chosen_dtype(dtype, spec.path)
+
+
 def load_engines(
     kind: str,
     models: Sequence[ModelSpec],
     benchmarks: Sequence[Benchmark],
     config: SamplingConfig,
     missing: Mapping[tuple[int, str], int],
+    *,
+    dtype: str = "auto",
+    arguments: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model, one at a time; the caller drops it before it asks for the next.
 
@@ -62,19 +74,24 @@ def load_engines(
         benchmarks: whose prompts decide how long a sequence can be.
         config: sampling.
         missing: (model's number, benchmark's name) -> completions to draw.
+        dtype: of the weights, one of `dtypes.DTYPES`.
+        arguments: further ones of `vllm.LLM`.
 
     Yields:
         The model's number in `models`, and its engine.
 
     Raises:
-        EngineError: an engine does not start.
+        EngineError: an engine cannot be imported, or does not start.
     """
     from sage_unsloth.models.tokenizers import load_tokenizer
 
     groups: dict[str, list[int]] = defaultdict(list)
     for number, spec in enumerate(models):
         groups[spec.path].append(number)
-    load = _load_vllm if kind == "vllm" else _load_transformers
+    if kind == "vllm":
+        load = partial(_load_vllm, dtype, arguments or {})
+    else:
+        load = partial(_load_transformers, dtype)
     for path, numbers in groups.items():
         tokenizers = {
             n: load_tokenizer(path, models[n].template, models[n].adapter, models[n].prompt)
@@ -95,15 +112,18 @@ def load_engines(
 
 
 def _load_vllm(
-    path: str, models: Mapping[int, ModelSpec], length: int
+    dtype: str,
+    arguments: Mapping[str, Any],
+    path: str,
+    models: Mapping[int, ModelSpec],
+    length: int,
 ) -> Iterator[tuple[int, Engine]]:
     """One engine, which changes its adapter from model to model."""
     from sage_unsloth.models.device import release_memory
 
     release_memory()
     adapters = [spec.adapter for spec in models.values() if spec.adapter is not None]
-    with engine_errors(next(iter(models.values())).name):
-        engine = VllmEngine(path, adapters, length)
+    engine = VllmEngine(path, adapters, length, dtype=dtype, arguments=arguments)
     for number, spec in models.items():
         engine.use(spec.adapter)
         yield number, engine
@@ -112,7 +132,7 @@ def _load_vllm(
 
 
 def _load_transformers(
-    path: str, models: Mapping[int, ModelSpec], length: int
+    dtype: str, path: str, models: Mapping[int, ModelSpec], length: int
 ) -> Iterator[tuple[int, Engine]]:
     """An engine for each model: its adapter is loaded with it."""
     from sage_unsloth.models.device import release_memory
@@ -120,12 +140,13 @@ def _load_transformers(
 
     for number, spec in models.items():
         release_memory()  # of the model before
-        with engine_errors(spec.name):
+        with engine_errors(spec.name, "start"):
             policy = load_policy(
                 path,
                 adapter=spec.adapter,
                 max_length=length,
                 load_in_4bit=spec.load_in_4bit,
+                dtype=dtype_of(spec, dtype),
                 template=spec.template,
                 prompt=spec.prompt,
             )
@@ -133,22 +154,3 @@ def _load_transformers(
             del policy
         yield number, engine
         del engine
-
-
-@contextlib.contextmanager
-def engine_errors(name: str) -> Iterator[None]:
-    """Gives a remedy to what an engine raises while it starts: engines fail by their own classes.
-
-    Raises:
-        EngineError: with the error's class and message.
-    """
-    try:
-        yield
-    except (ValueError, EngineError):
-        raise  # our own, with its remedy
-    except Exception as error:
-        raise EngineError(
-            f"the engine of {name} must start; it failed: {type(error).__name__}: {error!s:.500}; "
-            "if memory ran out, end what else holds the card, take a smaller --batch, or --engine "
-            "transformers"
-        ) from error

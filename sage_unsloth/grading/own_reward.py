@@ -8,11 +8,11 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
-from sage_unsloth.grading.reward_functions import Reward, columns_needed, parameters_of
+from sage_unsloth.grading.reward_functions import OF_TRL, Reward, columns_needed, parameters_of
 from sage_unsloth.own_code import own_frames, place_of, raised
 
 UNINTERRUPTED = 30.0
@@ -122,6 +122,37 @@ class OwnReward:
         return found
 
 
+def try_reward(reward: Reward, row: Mapping[str, Any], seconds: float) -> None:
+    """Calls a function once, with two made-up completions of one row, before anything is loaded.
+
+    One that asks for what only a trainer has (`OF_TRL`) is not called. An exception counts unless
+    the function takes any further argument (`**columns`), where it may look for such things.
+
+    Args:
+        reward: any; of the checked answer there is nothing to try.
+        row: as the trainer gets it.
+        seconds: time limit of the call.
+
+    Raises:
+        ValueError: as from a call in training.
+    """
+    if reward.function is None:
+        return
+    parameters = parameters_of(reward.function)
+    if any(name in OF_TRL for name in parameters):
+        return
+    called = OwnReward(reward, seconds)
+    columns = {name: [value] * 2 for name, value in row.items() if name != "prompt"}
+    completions = [[{"role": "assistant", "content": text}] for text in ("0", "1")]
+    given = {"prompts": [row["prompt"]] * 2, "completions": completions} | columns
+    try:
+        called(**given)
+    except ValueError as error:
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if error.__cause__ is None or not open_ended:
+            raise
+
+
 async def _awaited(value: Any) -> Any:
     return await value
 
@@ -136,12 +167,13 @@ def _checked(name: str, values: Any, count: int) -> list[float | None]:
         values = list(values)
     except TypeError:
         raise ValueError(
-            f"the reward {name} must return a list of a number per completion; got {values!r:.200}"
+            f"the reward {name} must return a list of a number per completion; got "
+            f"{values!r:.200}; mend it"
         ) from None
     if len(values) != count:
         raise ValueError(
             f"the reward {name} must return a number for each of the {count} completions; it "
-            f"returned {len(values)}"
+            f"returned {len(values)}; mend it"
         )
     return [None if value is None else _number(name, i, value) for i, value in enumerate(values)]
 
@@ -154,7 +186,7 @@ def _number(name: str, place: int, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(
             f"the reward {name} must return finite numbers, or None where it has nothing to say; "
-            f"completion {place} got {value!r:.100}"
+            f"completion {place} got {value!r:.100}; mend it"
         )
     return number
 

@@ -4,6 +4,7 @@ The page `docs/verifiers.md` has a table of them. Every verifier is a `Checker`;
 break is compared in the confined workers.
 """
 
+import inspect
 import json
 import math
 import re
@@ -235,6 +236,15 @@ def _own(own: OwnFunction) -> Checker:
             "a verifier of your own must be a function at the top of a module, because the workers "
             f"import it; got {own.reference}; write it to a file and import it from there"
         )
+    try:
+        inspect.signature(own.function).bind("answer", "gold")
+    except TypeError as error:
+        raise ValueError(
+            f"a verifier is called with an answer and its gold; {own.reference} takes "
+            f"{inspect.signature(own.function)}: {error}; give it two parameters"
+        ) from error
+    except ValueError:  # of some functions in C, which have no signature
+        pass
     return Checker(
         name=own.reference,
         version=own.digest,

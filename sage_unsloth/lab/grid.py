@@ -23,13 +23,13 @@ from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.planning.plan import duration
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.subsets import over_families
-from sage_unsloth.quickstart import MEASURED_ON, SECONDS
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.training.quickstart_plan import MEASURED_ON, SECONDS
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 

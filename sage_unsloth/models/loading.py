@@ -5,6 +5,7 @@ Both ways take the same arguments and return a model that Unsloth's trainers acc
 that carries the chat template of its prompts. Adapters are plain peft folders either way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def load_policy(
     load_in_4bit: bool = False,
     use_vllm: bool = False,
     gpu_memory_utilization: float = 0.5,
+    engine_arguments: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
     seed: int = 3407,
     template: str | None = None,
     prompt: PromptFormat | None = None,
@@ -77,6 +80,9 @@ def load_policy(
         load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
         use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
         gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
+        engine_arguments: further arguments of that engine, as Unsloth's loader takes them.
+        dtype: of the weights that are not quantised, "float32", "bfloat16" or "float16"; None takes
+            float32 without a GPU, and on one what Unsloth chooses.
         seed: of the fresh adapter's A.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
@@ -108,24 +114,28 @@ def load_policy(
     if load_backend(standby=use_vllm) == TRL:
         # Every weight is trained in float32: in bfloat16 alone, small steps are lost in rounding.
         sixteen = has_gpu() and not full_finetuning
-        dtype, device = (sixteen_bit_dtype() if sixteen else "float32"), process_device()
-        model, tokenizer = _load_plain(path, lora, adapter, seed, dtype=dtype, device=device)
+        own, device = (sixteen_bit_dtype() if sixteen else "float32"), process_device()
+        model, tokenizer = _load_plain(path, lora, adapter, seed, dtype=dtype or own, device=device)
     elif has_gpu():
+        import torch
+
         model, tokenizer = _load_on_gpu(
             path,
             lora,
             adapter,
             seed,
             max_seq_length=max_length,
+            dtype=None if dtype is None else getattr(torch, dtype),
             load_in_4bit=load_in_4bit,
             full_finetuning=full_finetuning,
             # In bfloat16 alone, a step of 5e-6 is lost in rounding for most weights.
             float32_mixed_precision=True if full_finetuning else None,
             fast_inference=use_vllm,
             gpu_memory_utilization=gpu_memory_utilization,
+            **(engine_arguments or {}),
         )
     else:
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, load_in_4bit)
+        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, dtype or "float32", load_in_4bit)
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
@@ -176,10 +186,11 @@ def _load_on_cpu(
     lora: LoraSettings | None,
     adapter: str | Path | None,
     seed: int,
+    dtype: str,
     load_in_4bit: bool,
 ) -> tuple[Any, Any]:
     model, tokenizer = _load_plain(
-        path, lora, adapter, seed, dtype="float32", device="cpu", load_in_4bit=load_in_4bit
+        path, lora, adapter, seed, dtype=dtype, device="cpu", load_in_4bit=load_in_4bit
     )
     return prepare_for_cpu(model), tokenizer
 

@@ -90,7 +90,8 @@ def read_run(folder: str | Path, model_path: str | Path | None = None, which: st
     if adapter is None and merged is None:
         raise ValueError(
             f"a run must be complete to be used; {folder} has neither adapter/ nor model/; start "
-            "its command again"
+            "its command again, which resumes it (of a run whose steps are all done it writes the "
+            "result)"
         )
     if record["settings"]["stage"] == "rlvr" and adapter is not None:
         merged = None  # it may have been made later, for a second stage; the adapter is the result

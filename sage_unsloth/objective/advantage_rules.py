@@ -11,7 +11,7 @@ and every other keyword argument is a setting of its own, with a default.
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -131,7 +131,10 @@ def advantage_rule(rule: Rule) -> AdvantageRule:
             f"advantages must be one of {', '.join(RULES)}, or module:function for a rule of your "
             f"own; got {rule!r}"
         )
-    return AdvantageRule(",".join((name, *texts)), function, _settings(texts, function, name))
+    known = [*inspect.signature(function).parameters][1:]
+    known = [parameter for parameter in known if parameter not in SIGNALS]
+    settings = rule_settings(texts, known, f"advantages={name!r}")
+    return AdvantageRule(",".join((name, *texts)), function, settings)
 
 
 def check_rule(rule: Rule, num_generations: int, *, any_reward: bool = False) -> None:
@@ -181,24 +184,29 @@ def _checked_function(function: Any, name: str) -> Callable[..., Tensor]:
     return cast(Callable[..., Tensor], function)
 
 
-def _settings(texts: list[str], function: Callable[..., Tensor], name: str) -> dict[str, Any]:
-    """`["k=4"]` as keyword arguments of the rule's function."""
-    of_rule = [*inspect.signature(function).parameters][1:]
-    known = [parameter for parameter in of_rule if parameter not in SIGNALS]
+def rule_settings(texts: Iterable[str], known: Collection[str], rule: str) -> dict[str, Any]:
+    """`["k=4"]` as keyword arguments of a rule's function.
+
+    Args:
+        texts: what stands behind the rule's name.
+        known: names of its settings.
+        rule: what to call it in a message.
+
+    Raises:
+        ValueError: not NAME=VALUE, no such setting, or not a number.
+    """
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or key not in known:
             raise ValueError(
-                f"settings of advantages={name!r} are NAME=VALUE of "
+                f"settings of {rule} are NAME=VALUE of "
                 f"{', '.join(known) or 'none: it has no settings'}; got {text!r}"
             )
         try:
             found[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            raise ValueError(
-                f"{key} of advantages={name!r} must be a number; got {value!r}"
-            ) from None
+            raise ValueError(f"{key} of {rule} must be a number; got {value!r}") from None
         if type(found[key]) not in (int, float):
-            raise ValueError(f"{key} of advantages={name!r} must be a number; got {value}")
+            raise ValueError(f"{key} of {rule} must be a number; got {value}")
     return found

@@ -1,6 +1,8 @@
 """What is done to the advantages before they reach the loss."""
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,18 +10,33 @@ from torch import Tensor
 from sage_unsloth.objective.credit import leave_one_out, sequence_credit
 from sage_unsloth.objective.signals import TokenSignals, read_only
 
-ShapeAdvantages = Callable[[TokenSignals, Tensor], Tensor]
-"""(signals, advantages) -> advantages, (B,) or (B, T), in units of reward."""
+ShapeAdvantages = Callable[..., Tensor]
+"""(signals, advantages) -> advantages, (B,) or (B, T), in units of reward; by name it may ask for
+any of `OFFERED`."""
+OFFERED = ("old_logps", "generator")
+"""log π_old of the tokens, nats, (B, T), None in the first update of a rollout batch; and random
+numbers that a resumed run draws again."""
 
 
-def shaped(shape: ShapeAdvantages, signals: TokenSignals, advantages: Tensor) -> Tensor:
+def shaped(
+    shape: ShapeAdvantages, signals: TokenSignals, advantages: Tensor, **offered: Any
+) -> Tensor:
     """What a user's function makes of the advantages, (B,) or (B, T), without gradient.
+
+    Args:
+        shape: the function.
+        signals: what it may look at.
+        advantages: the trainer's, (B,) or (B, T).
+        offered: those of `OFFERED`, which it gets if it has arguments of these names.
 
     Raises:
         ValueError: the result has another shape, or the function wrote into what it was given.
     """
-    with read_only(vars(signals) | {"advantages": advantages}, shape):
-        result = shape(signals, advantages)
+    asked = {*inspect.signature(shape).parameters} & {*offered}
+    given = {name: offered[name] for name in asked}
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    with read_only(vars(signals) | {"advantages": advantages} | tensors, shape):
+        result = shape(signals, advantages, **given)
     if not isinstance(result, Tensor) or not result.is_floating_point():
         raise ValueError(f"shape_advantages must return a floating tensor; got {result!r:.100}")
     result = result.detach().to(advantages.dtype)

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 
 from sage_unsloth.patch import switches
-from sage_unsloth.patch.loading import MISSING, load_unsloth
+from sage_unsloth.patch.unsloth_names import MISSING
 
 UNSLOTH, TRL = "unsloth", "trl"
 BACKENDS = (UNSLOTH, TRL)
@@ -41,6 +41,8 @@ def load_backend(wanted: str | None = None, *, standby: bool = False) -> str:
     name = wanted or backend()
     check_backend(name)
     if name == UNSLOTH:
+        from sage_unsloth.patch.loading import load_unsloth  # which imports torch
+
         load_unsloth(standby=standby)
     else:
         switches.run_kernels_without_gpu()

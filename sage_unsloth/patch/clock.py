@@ -1,9 +1,17 @@
 """The time that a guide is given, and the random numbers that belong to it."""
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class Tick(NamedTuple):
+    """The time of a micro-batch."""
+
+    step: int  # optimizer steps before it
+    max_steps: int
+    generator: torch.Generator  # seeded by seed, step, training or not, micro-batch and process
 
 
 class Clock:
@@ -23,10 +31,8 @@ class Clock:
         """Training begins, maybe in a step that was interrupted: its micro-batches count anew."""
         self._last.clear()
 
-    def tick(self) -> tuple[int, int, torch.Generator]:
-        """The next micro-batch: its optimizer step, the number of steps, and a generator
-        seeded by seed, step, training or evaluation, micro-batch and process.
-        """
+    def tick(self) -> Tick:
+        """The time of the next micro-batch."""
         state, args = self.trainer.state, self.trainer.args
         step, training = state.global_step, self.trainer.model.training
         before, number = self._last.get(training, (step, -1))
@@ -36,4 +42,4 @@ class Clock:
         key = (args.seed, step, training, micro_batch, process)
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        return step, max(state.max_steps, args.max_steps, 1), generator
+        return Tick(step, max(state.max_steps, args.max_steps, 1), generator)

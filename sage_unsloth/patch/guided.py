@@ -30,6 +30,7 @@ from sage_unsloth.objective.advantage_rules import GRPO, Rule, advantage_rule
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.protocols import Guide, describe
+from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.patch.group_rewards import rule_advantages
 from sage_unsloth.patch.replaced import alone, watched
@@ -54,7 +55,7 @@ def guided_kl(
     kl_in: str = "loss",
     teacher: Any = None,
     advantages: Rule = GRPO,
-    shape_advantages: ShapeAdvantages | None = None,
+    shape_advantages: ShapeAdvantages | str | None = None,
     log_entropy: bool = False,
     resume_with_changes: bool = False,
 ) -> Iterator[None]:
@@ -97,9 +98,11 @@ def guided_kl(
             (`group_rewards`). "grpo" is TRL's.
         shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of
             reward and used without gradient; values outside the mask are dropped.
-            `signals.entropies` are there with `log_entropy`. Applied before `credit` adds its part,
-            which multiplies what it returns by n/(n − 1), as all of TRL's advantages
-            (`credit.leave_one_out`).
+            `signals.entropies` are there with `log_entropy`; arguments named `old_logps` or
+            `generator` are given (`objective.advantages.OFFERED`). A name of
+            `objective.token_rules.TOKEN_RULES`, with its settings, is that rule. Applied before
+            `credit` adds its part, which multiplies what it returns by n/(n − 1), as all of TRL's
+            advantages (`credit.leave_one_out`).
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
             gradient pass, as TRL always does.
@@ -122,6 +125,7 @@ def guided_kl(
             `sage_unsloth.patch.rollout_weights`.
     """
     seam, rule = seam_of(trainer), advantage_rule(advantages)
+    shape = token_rule(shape_advantages)
     check_settings(
         trainer,
         unsloth=seam.name == "unsloth",
@@ -133,10 +137,11 @@ def guided_kl(
         kl_in=kl_in,
         teacher=teacher,
         rule=rule,
+        shape_advantages=shape,
     )
     bounded = seam.bounds_k3 if k3_bounded is None else k3_bounded
     other_penalty = kl_estimator in PENALTIES or bounded != seam.bounds_k3
-    ours = guide is not None or shape_advantages is not None or credit != "token"
+    ours = guide is not None or shape is not None or credit != "token"
     ours = ours or kl_in != "loss"
     own_adapters = seam.own_adapters(trainer)
     watch = partial(
@@ -154,7 +159,7 @@ def guided_kl(
             kl_in=kl_in,
             teacher=teacher,
             rule=rule,
-            shape_advantages=shape_advantages,
+            shape_advantages=shape,
         ),
         frozen_adapters=(*own_adapters, *([teacher] if isinstance(teacher, str) else [])),
         loss=seam.loss,
@@ -180,7 +185,7 @@ def guided_kl(
         credit=credit,
         kl_in=kl_in,
         rule=rule,
-        shape_advantages=shape_advantages,
+        shape_advantages=shape,
         log_entropy=log_entropy,
     )
     needs = set() if guide is None else set(guide.needs)

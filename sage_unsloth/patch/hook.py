@@ -10,7 +10,7 @@ from sage_unsloth.objective.advantage_rules import AdvantageRule
 from sage_unsloth.objective.advantages import ShapeAdvantages, shaped, with_sequence_credit
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
-from sage_unsloth.patch.clock import Clock
+from sage_unsloth.patch.clock import Clock, Tick
 from sage_unsloth.patch.finite import Guard
 from sage_unsloth.patch.unsloth_names import ContractError
 from sage_unsloth.patch.watch import Measured
@@ -74,8 +74,13 @@ class Hook:
         # The loss may be computed under autocast, which would run matrix products in 16 bits.
         with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
             signals = self._signals(new_logps, ref_logps if beta else None, entropies, mask)
-            log_guide = self._log_guide(signals)
-            advantages, credit = self._advantages(advantages, signals, log_guide)
+            now = self.clock.tick()
+            log_guide = self._log_guide(signals, now)
+            if self.shape_advantages is not None:
+                old = None if old_logps is None else old_logps.detach()
+                offered = {"old_logps": old, "generator": now.generator}
+                advantages = shaped(self.shape_advantages, signals, advantages, **offered)
+            advantages, credit = self._with_credit(advantages, signals, log_guide)
             # A nan is named here, before it disappears into the loss.
             checked = {"old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}
             self.guard.check_signals(vars(signals) | {"mask": None} | checked, mask)
@@ -98,15 +103,12 @@ class Hook:
             **{name: v for name, v in self.of_batch.items() if name in OPTIONAL_SIGNALS},
         )
 
-    def _log_guide(self, signals: TokenSignals) -> Tensor | None:
+    def _log_guide(self, signals: TokenSignals, now: Tick) -> Tensor | None:
         """log q_t, (B, T), 0 outside the mask; None without a guide or without a KL term."""
         if self.guide is None or signals.ref_logps is None:
             return None
-        step, max_steps, generator = self.clock.tick()
         with read_only(vars(signals), self.guide):
-            log_guide = self.guide.log_guide(
-                signals, step=step, max_steps=max_steps, generator=generator
-            )
+            log_guide = self.guide.log_guide(signals, **now._asdict())
         mask, found = signals.mask, f"{log_guide!r:.100}"
         if isinstance(log_guide, Tensor):
             if log_guide.shape == mask.shape and log_guide.dtype == torch.float32:
@@ -117,12 +119,10 @@ class Hook:
             f"{tuple(mask.shape)} from {self.guide!r}"
         )
 
-    def _advantages(
+    def _with_credit(
         self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The advantages of the loss, and the part of them that is sequence credit, (B, T)."""
-        if self.shape_advantages is not None:
-            advantages = shaped(self.shape_advantages, signals, advantages)
         if self.credit == "token":
             return advantages, None
         groups, beta = self.of_batch["groups"], self.beta

@@ -9,14 +9,9 @@ from typing import Any
 
 import torch
 
-from sage_unsloth.patch import switches
+from sage_unsloth.patch import cpu_vllm, switches
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.unsloth_names import LOSS, ContractError
-
-MISSING = (
-    "Unsloth's trainer needs the package unsloth; it is not installed; pip install -e . (or pip "
-    "install sage_unsloth), or train without it by TRL's own trainer: backend=trl"
-)
+from sage_unsloth.patch.unsloth_names import LOSS, MISSING, ContractError
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
@@ -40,6 +35,7 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
         switches.use_standby()
     if not torch.cuda.is_available():
         switches.run_without_gpu()
+        cpu_vllm.keep_one_library()
     with without_known_lines(gpu=torch.cuda.is_available()):
         importlib.import_module("unsloth")
         import trl

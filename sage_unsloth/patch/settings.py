@@ -3,10 +3,12 @@
 from typing import Any
 
 from sage_unsloth.objective.advantage_rules import AdvantageRule, check_rule
+from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import check_updates
 from sage_unsloth.patch.data_parallel import check_data_parallel
 from sage_unsloth.patch.switches import drops_equal_rewards, rollout_rejection
 
@@ -23,6 +25,7 @@ def check_settings(
     kl_in: str,
     teacher: Any,
     rule: AdvantageRule,
+    shape_advantages: ShapeAdvantages | None,
 ) -> None:
     """Raise where the trainer cannot train what `guided_kl` was asked for.
 
@@ -53,6 +56,7 @@ def check_settings(
         _check_sequence_credit(trainer)
     if not rule.is_grpo or kl_in != "loss":
         _check_rule(trainer, rule, kl_in, unsloth)
+    check_updates(shape_advantages, _updates(trainer))
     _check_columns(trainer)
 
 
@@ -186,6 +190,13 @@ def _check_rule(trainer: Any, rule: AdvantageRule, kl_in: str, unsloth: bool) ->
             "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo' "
             "and kl_in at 'loss'"
         )
+
+
+def _updates(trainer: Any) -> int:
+    """Optimizer steps that a rollout batch is used for."""
+    args = trainer.args
+    per_pass = args.steps_per_generation // args.gradient_accumulation_steps
+    return trainer.num_iterations * max(per_pass, 1)
 
 
 def _check_columns(trainer: Any) -> None:

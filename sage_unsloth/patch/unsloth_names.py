@@ -42,6 +42,11 @@ CALL_HOOK = "_sage_unsloth_apply"
 KERNEL_HOOK = "_sage_unsloth_compute_loss"
 SCORER_HOOK = "_sage_unsloth_scorer"
 
+MISSING = (
+    "Unsloth's trainer needs the package unsloth; it is not installed; pip install -e . (or pip "
+    "install sage_unsloth), or train without it by TRL's own trainer: backend=trl"
+)
+
 
 class ContractError(RuntimeError):
     """The guided loss cannot be put in place, or was not consulted: Unsloth, or TRL where Unsloth

@@ -17,7 +17,7 @@ from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH, normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
-from sage_unsloth.problems.corpus import Corpus, Filters, limited
+from sage_unsloth.problems.corpus import Corpus, Filters, check_limit, limited
 from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.gradable import gradable_answers as gradable_answers
 from sage_unsloth.problems.gym import PREFIX, training_rows
@@ -190,6 +190,7 @@ def rl_rows(
     Raises:
         ValueError: as `rl_corpus`.
     """
+    check_limit(limit)
     data, path, columns = _asked_for(data, path, columns, RL_DATA)
     kept: dict[str, list[bool]] = {}
     read: dict[str, str] = {}

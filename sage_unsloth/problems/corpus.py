@@ -99,16 +99,27 @@ class Filters:
         return kept
 
 
+def check_limit(limit: int | None) -> None:
+    """Raises ValueError for a number of rows to take that is below 1."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be >= 1; got {limit}; leave --limit out, or give more")
+
+
 def limited(rows: list[dict], filters: Filters, provenance: dict, limit: int | None) -> Corpus:
     """The corpus of the first `limit` rows; ValueError if there are none."""
     counts = filters.counts
+    check_limit(limit)
     if limit is not None:
         rows = rows[:limit]
         counts[f"first {limit:,}"] = len(rows)
     if not rows:
         left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
-        raise ValueError(
-            f"at least one row must pass every filter; got none ({left}); raise the length "
-            "limit (--set max_length=… of sft, max_prompt_length=… of train), or give other data"
-        )
+        last = next((name for name, count in counts.items() if not count), "rows")
+        remedy = f"see what {last!r} asks, name another column (--columns), or give other data"
+        if last.endswith(" tokens"):
+            remedy = (
+                "raise the length limit (--set max_length=… of sft, max_prompt_length=… of "
+                "train), or give other data"
+            )
+        raise ValueError(f"at least one row must pass every filter; got none ({left}); {remedy}")
     return Corpus(rows=rows, counts=counts, provenance=provenance, left_out=filters.left_out)

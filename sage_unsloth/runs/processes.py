@@ -1,4 +1,4 @@
-"""Several processes, as torchrun and accelerate start them, with a whole model in each.
+"""Several processes, as torchrun and accelerate start them, with a whole model in each or a part.
 
 There is no engine of our own. TRL splits a step's completions among the processes and gathers what
 must be known of all of them (rewards of a group, token counts, entropies for a quantile). Unsloth
@@ -19,6 +19,8 @@ from datetime import timedelta
 LONGEST_WAIT = timedelta(hours=4)
 """How long the others wait for the first process, which alone makes the preflight and writes."""
 
+SHARDED_BY = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
+
 
 def world_size() -> int:
     """How many processes train together."""
@@ -30,10 +32,17 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def sharded_by() -> str | None:
+    """What accelerate was told to split the model by, "FSDP" or "DeepSpeed"; None for nothing."""
+    for name, variable in SHARDED_BY.items():
+        if os.environ.get(variable, "false").lower() == "true":
+            return name
+    return None
+
+
 def is_sharded() -> bool:
-    """Whether accelerate was told to split the model among the processes (FSDP, DeepSpeed)."""
-    asked = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-    return any(os.environ.get(name, "false").lower() == "true" for name in asked)
+    """Whether accelerate was told to split the model among the processes."""
+    return sharded_by() is not None
 
 
 def wait_for_all() -> None:

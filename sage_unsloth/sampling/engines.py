@@ -13,9 +13,10 @@ way. The two engines draw different completions from one seed.
 Shapes: B completions, T tokens at most, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from sage_unsloth.sampling.refilling import Request, can_refill, refilled
@@ -63,10 +64,6 @@ class SamplingConfig:
             )
 
 
-class EngineError(RuntimeError):
-    """The engine failed while drawing; what was drawn before is on disk."""
-
-
 # Completions drawn together where nothing else is asked for; vLLM schedules them by itself.
 BATCH_SIZES = {"transformers": SamplingConfig.batch_size, "vllm": 1024}
 
@@ -93,11 +90,13 @@ class Engine(Protocol):
 
     `fills_places` says whether the place of a completion that ends is given to the next one, so
     that the time goes by all tokens drawn, and not by the longest completion of a batch.
+    `arguments` is what vLLM was started with, which is noted beside the settings of a record set.
     """
 
     name: str
     tokenizer: Any
     fills_places: bool
+    arguments: Mapping[str, Any]
 
     def draw(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig
@@ -118,6 +117,7 @@ class InBatches:
     """The `stream` of an engine that draws whole batches."""
 
     fills_places = False
+    arguments: Mapping[str, Any] = MappingProxyType({})
 
     def draw(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig

@@ -121,7 +121,16 @@ def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
         ValueError: the set at `path` has other settings.
     """
     if settings_path(path).exists() or Path(path).exists():
-        refuse_other_settings(Path(path), read_settings(path)["settings"], settings)
+        recorded = read_settings(path)["settings"]
+        if "dtype" in settings and "dtype" not in recorded:
+            recorded = recorded | _unrecorded_dtype(recorded)
+        refuse_other_settings(Path(path), recorded, settings)
+
+
+def _unrecorded_dtype(recorded: Mapping[str, Any]) -> dict[str, str]:
+    """The format that earlier versions, which did not record it, drew in, where it is known."""
+    known = recorded.get("engine") == "transformers" and recorded.get("device") == "cpu"
+    return {"dtype": "float32"} if known and "weight_bits" not in recorded else {}
 
 
 def open_set(
@@ -129,6 +138,7 @@ def open_set(
     settings: dict[str, Any],
     prompts: Mapping[str, Sequence[int]],
     provenance: Sequence[dict],
+    engine_arguments: Mapping[str, Any],
 ) -> tuple[str, list[dict]]:
     """Begins a record set, or checks that the file is of this one.
 
@@ -137,6 +147,7 @@ def open_set(
         settings: `set_settings`.
         prompts: problem -> token ids; a problem that the set has not seen is added to it.
         provenance: where the problems are from, for a new set.
+        engine_arguments: what the engine was started with, for a new set.
 
     Returns:
         The name of the set and the records that it has.
@@ -155,6 +166,8 @@ def open_set(
     else:
         recorded = {"format": FORMAT, "run": _digest(settings), "settings": settings}
         recorded |= {"provenance": list(provenance), "environment": environment()}
+        if engine_arguments:
+            recorded["engine_arguments"] = dict(engine_arguments)
         write_json(file, recorded | {"prompts": digests})
     run = recorded["run"]
     records = read_samples(path) if path.exists() else []

@@ -16,7 +16,8 @@ from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.sampling.drawing import Drawn, completions, in_rounds
-from sage_unsloth.sampling.engines import Engine, EngineError, SamplingConfig
+from sage_unsloth.sampling.engine_errors import EngineError
+from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.grading_records import grade_records, is_stale, regraded_line
 from sage_unsloth.sampling.record_files import open_set, set_settings
 from sage_unsloth.sampling.token_streams import sample_seed
@@ -101,7 +102,7 @@ def sample_and_grade(
         prompts = {row["id"]: prompt_ids(engine.tokenizer, turns_of(row)) for row in rows}
         identity = dict(identity or {}) | ({} if boxed else {"boxed": False}) | asked_in(prompt)
         settings = set_settings(config, engine.name, model, benchmark, identity)
-        run, records = open_set(path, settings, prompts, provenance)
+        run, records = open_set(path, settings, prompts, provenance, engine.arguments)
         names = {"run": run, "model": model, "benchmark": benchmark}
         _grade_again(path, records, rows, grader)
         done = {(record["problem_id"], record["sample"]) for record in records}

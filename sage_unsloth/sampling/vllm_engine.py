@@ -1,13 +1,17 @@
 """Draws completions by vLLM's offline engine, which fills the places of those that end itself."""
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.weights import adapter_config
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.dtypes import chosen_dtype
+from sage_unsloth.patch.cpu_vllm import run_in_this_process
+from sage_unsloth.sampling.engine_arguments import check_arguments, engine_arguments
+from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import (
     Completion,
     Ended,
@@ -26,7 +30,12 @@ class VllmEngine(InBatches):
         path: model folder or hub id.
         adapters: every LoRA folder that `use` will be given.
         max_length: prompt and completion together, tokens.
-        memory_share: of the GPU's memory, for weights and cache.
+        dtype: of the weights, one of `dtypes.DTYPES`; "auto" is the model's own.
+        arguments: further ones of `vllm.LLM`, such as `gpu_memory_utilization`, `enforce_eager`.
+
+    Raises:
+        ValueError: an unknown format, or an argument that vLLM does not have.
+        EngineError: it cannot be imported, or does not start.
     """
 
     name = "vllm"
@@ -37,15 +46,27 @@ class VllmEngine(InBatches):
         path: str | Path,
         adapters: Sequence[str | Path] = (),
         max_length: int = 4096,
-        memory_share: float = 0.9,
+        *,
+        dtype: str = "auto",
+        arguments: Mapping[str, Any] | None = None,
     ):
-        from vllm import LLM
-
         from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
 
+        dtype = chosen_dtype(dtype, path)
+        if not has_gpu():
+            run_in_this_process()
+        with engine_errors(str(path), "import"):
+            from vllm import LLM
+
+            check_arguments(arguments or {})
         self.tokenizer = load_tokenizer(path)
         self.stops = load_stop_tokens(path, self.tokenizer)
-        self.llm = LLM(model=str(path), **engine_arguments(adapters, max_length, memory_share))
+        self.max_length: int | None = max_length
+        self.arguments: Mapping[str, Any] = engine_arguments(adapters, max_length, dtype) | dict(
+            arguments or {}
+        )
+        with engine_errors(str(path), "start", refusals=False):
+            self.llm = LLM(model=str(path), **self.arguments)
         self.adapters = [str(adapter) for adapter in adapters]
         self.lora_request: Any = None
 
@@ -55,6 +76,7 @@ class VllmEngine(InBatches):
         engine = cls.__new__(cls)
         engine.llm, engine.tokenizer, engine.stops = llm, tokenizer, list(stops)
         engine.adapters, engine.lora_request = [], None
+        engine.arguments, engine.max_length = {}, None
         return engine
 
     def use(self, adapter: str | Path | None) -> None:
@@ -68,7 +90,19 @@ class VllmEngine(InBatches):
         config: SamplingConfig,
         ended: Ended = ignore,
     ) -> list[Completion]:
-        """One completion of each prompt, in order; see `Engine`."""
+        """One completion of each prompt, in order; see `Engine`.
+
+        Raises:
+            ValueError: a prompt and the longest completion are longer than the engine takes, which
+                would end completions early.
+        """
+        longest = max(map(len, prompts), default=0) + config.max_completion_length
+        if self.max_length is not None and longest > self.max_length:
+            raise ValueError(
+                "prompt and completion together must fit the engine, which was started for "
+                f"{self.max_length} tokens; got {longest}, of which max_completion_length is "
+                f"{config.max_completion_length}; start it with a larger max_length"
+            )
         # Equal prompts are neighbours here, and vLLM's prefix cache computes them once.
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(ids)} for ids in prompts],
@@ -116,26 +150,6 @@ def reporting_bar(ended: Ended, iterable: Iterable | None = None, **options: Any
 
     # A disabled one has no `n` and no elapsed time.
     return Reporting(**options | {"file": io.StringIO(), "mininterval": 3600, "leave": False})
-
-
-def engine_arguments(
-    adapters: Sequence[str | Path], max_length: int, memory_share: float
-) -> dict[str, Any]:
-    """What `vllm.LLM` is given beside the model."""
-    arguments: dict[str, Any] = {
-        "max_model_len": max_length,
-        "gpu_memory_utilization": memory_share,
-        "enable_prefix_caching": True,
-        "generation_config": "vllm",  # not the model's own defaults, a repetition penalty say
-        "seed": 0,
-    }
-    if adapters:
-        ranks = [adapter_config(adapter)["r"] for adapter in adapters]
-        # vLLM knows ranks of 8, 16, 32 and so on.
-        rank = max(8, 1 << (max(ranks) - 1).bit_length())
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
-        arguments["max_cpu_loras"] = len(adapters)
-    return arguments
 
 
 def lora_request(adapters: Sequence[str], adapter: str | Path) -> Any:

@@ -24,6 +24,11 @@ def _no_gpu() -> str | None:
     return None if has_gpu() else "needs a GPU"
 
 
+def _no_sleep() -> str | None:
+    """Why vLLM cannot give its memory to training; on a processor it has no memory of its own."""
+    return _no_gpu() or why_no_vllm()
+
+
 def _no_bfloat16() -> str | None:
     if has_gpu() and not has_bfloat16():
         return "this card computes no bfloat16; training takes float16"
@@ -94,7 +99,7 @@ def all_checks() -> tuple[Check, ...]:
                 function="sage_unsloth.selftest.rollouts:vllm_rollouts",
                 arguments={"standby": standby},
                 seconds=180,
-                missing=why_no_vllm,
+                missing=_no_sleep if standby else why_no_vllm,
             )
         )
     if not gpu:

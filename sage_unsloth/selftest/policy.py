@@ -16,6 +16,7 @@ from sage_unsloth.patch import switches
 from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import prompt_messages
+from sage_unsloth.sampling.cpu_engine import start_beside
 from sage_unsloth.sampling.engine_choice import generation_arguments
 
 FORMATS = ("float32", "bfloat16", "float16", "4-bit")
@@ -94,6 +95,8 @@ def load(
             parameter.data.copy_(noise)
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    if options.get("fast_inference") and not has_gpu():
+        start_beside(model, path, max_length, RANK)
     return model, tokenizer
 
 

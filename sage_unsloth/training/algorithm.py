@@ -8,12 +8,14 @@ from sage_unsloth.objective.advantage_rules import advantage_rule
 from sage_unsloth.objective.choices import UNDECIDED, check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import check_token_rule
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 SETTINGS = (
     "loss_type",
     "scale_rewards",
     "advantages",
+    "token_advantages",
     "entropy_coef",
     "epsilon_high",
     "beta",
@@ -38,6 +40,8 @@ class Algorithm:
             prompt's rewards; "none").
         advantages: the rule that makes advantages of a group's rewards
             (`sage_unsloth.objective.advantage_rules`).
+        token_advantages: the rule that changes those of single tokens
+            (`sage_unsloth.objective.token_rules`).
         entropy_coef: weight of an entropy bonus.
         epsilon_high: upper clip of the importance ratio.
         beta: KL coefficient β; 0 drops the KL term.
@@ -59,6 +63,7 @@ class Algorithm:
     loss_type: str = RlvrConfig.loss_type
     scale_rewards: str = RlvrConfig.scale_rewards
     advantages: str = RlvrConfig.advantages
+    token_advantages: str = RlvrConfig.token_advantages
     entropy_coef: float = RlvrConfig.entropy_coef
     epsilon_high: float = RlvrConfig.epsilon_high
     beta: float = RlvrConfig.beta
@@ -71,6 +76,7 @@ class Algorithm:
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
         advantage_rule(self.advantages)
+        check_token_rule(self.token_advantages)
         self._check_choices()
 
     def _check_choices(self, teacher: Any = UNDECIDED) -> None:

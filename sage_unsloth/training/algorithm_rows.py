@@ -215,6 +215,12 @@ ALGORITHMS = {
             "all rewards are equal; one more scoring of each batch",
         ),
         Algorithm(
+            name="clip-cov",
+            token_advantages="clip-cov",
+            description="grpo without the policy term of a few tokens whose advantage and log π "
+            "vary together (Clip-Cov); the KL term stays",
+        ),
+        Algorithm(
             name="grpo-kl-in-reward",
             kl_in="reward",
             description="r − β log(π/π_ref) of the whole completion as the reward: the reverse "

@@ -10,11 +10,21 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu, sixteen_bit_dtype
 from sage_unsloth.patch.backends import TRL
-from sage_unsloth.runs.processes import is_sharded
+from sage_unsloth.runs.processes import is_sharded, world_size
+from sage_unsloth.sampling.engine_choice import why_no_vllm
+from sage_unsloth.sampling.server_calls import check_client
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 REFERENCE = "ref"
 """The adapter that TRL adds as the reference to a model that has one already."""
+
+
+PLANNED_BY_TRL = {
+    "optimizer_8bit": False,
+    "gradient_checkpointing": "layers",
+    "recompute_logits": True,
+}
+"""Fields of `planning.setup.Setup` for TRL's own trainer, whose loss keeps no logits."""
 
 
 def check_trl(config: RlvrConfig) -> None:
@@ -39,6 +49,23 @@ def check_trl(config: RlvrConfig) -> None:
         raise ValueError(
             "recompute_logits is a setting of Unsloth's loss, and TRL's keeps no logits in any "
             "case; got it with backend='trl'; set recompute_logits=False"
+        )
+    if config.rollouts == "server":
+        check_client()
+    reason = None
+    if config.rollouts == "vllm":
+        reason = why_no_vllm() if has_gpu() else "beside TRL's own trainer it needs a CUDA device"
+    if reason is not None:
+        raise ValueError(
+            f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or 'transformers'"
+        )
+    share = config.completions_per_step // world_size()
+    if config.credit == "sequence" and (config.micro_batch_size or share) != share:
+        raise ValueError(
+            "credit='sequence' compares the completions of a prompt, and TRL's loss takes a "
+            f"process's share of a step ({share}) at once then; got backend='trl' and "
+            f"micro_batch_size={config.micro_batch_size}; set micro_batch_size=None, or "
+            "backend=unsloth"
         )
     if is_sharded() and config.eval_steps:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -227,7 +228,9 @@ def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set takes NAME=VALUE; got {text!r}")
         if name not in known:
-            raise ValueError(f"--set takes one of {', '.join(known)}; got {name!r}")
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"--set takes one of {', '.join(known)}; got {name!r}{meant}")
         found[name] = _parse_value(name, value, known[name])
     lora = {name.removeprefix("lora."): found.pop(name) for name in list(found) if "." in name}
     return found | ({"lora": replace(defaults.lora, **lora)} if lora else {})

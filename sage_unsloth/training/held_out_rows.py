@@ -34,19 +34,9 @@ def split_rows(
         ValueError: held-out rows and no evaluation, or no answers that are checked; too few rows; a
             row without a problem or an answer, or with the id of another.
     """
+    check_evaluations(config, None if held_out is None else len(held_out), graded=graded)
     if not config.eval_steps:
-        if held_out is not None:
-            raise ValueError(
-                "held-out rows are for evaluations during training, of which eval_steps=0 makes "
-                f"none; got {len(held_out)} rows; set eval_steps=50, say, or give none"
-            )
         return list(rows), []
-    if not graded:
-        raise ValueError(
-            "pass@k on held-out rows counts right answers, for which rewards without the checked "
-            f"answer do not look; got eval_steps={config.eval_steps}; set eval_steps=0, or add the "
-            "checked answer to the rewards"
-        )
     if held_out is None:
         count = min(config.eval_rows, len(rows) // LARGEST_SHARE)
         if count == 0:
@@ -68,6 +58,28 @@ def split_rows(
         shared,
     )
     return training, kept
+
+
+def check_evaluations(config: RlvrConfig, given: int | None, *, graded: bool) -> None:
+    """Raises ValueError where held-out rows and no evaluation are asked for, or the other way
+    round.
+
+    Args:
+        config: of the run.
+        given: how many held-out rows are given; None where they are taken from the training rows.
+        graded: whether answers are checked.
+    """
+    if not config.eval_steps and given is not None:
+        raise ValueError(
+            "held-out rows are for evaluations during training, of which eval_steps=0 makes "
+            f"none; got {given} rows; set eval_steps=50, say, or give none"
+        )
+    if config.eval_steps and not graded:
+        raise ValueError(
+            "pass@k on held-out rows counts right answers, for which rewards without the checked "
+            f"answer do not look; got eval_steps={config.eval_steps}; set eval_steps=0, or add the "
+            "checked answer to the rewards"
+        )
 
 
 def _with_ids(rows: Sequence[dict]) -> list[dict]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sage_unsloth.objective.advantage_rules import RULES, advantage_rule
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import NONE, token_rule
 from sage_unsloth.own_code import named_object, source_digest
 from sage_unsloth.training.algorithm import Algorithm
 
@@ -76,7 +77,7 @@ def brought_algorithms(rows: frozenset[str]) -> dict[str, Brought]:
     return found
 
 
-def own_code(guide: Guide | None, advantages: str) -> dict[str, str]:
+def own_code(guide: Guide | None, advantages: str, token_advantages: str = NONE) -> dict[str, str]:
     """`{"code": …}`, digests of the files that a guide or a rule of your own is written in, for
     `run.json`; empty where all is this package's.
     """
@@ -86,6 +87,8 @@ def own_code(guide: Guide | None, advantages: str) -> dict[str, str]:
     function = advantage_rule(advantages).function
     if function not in RULES.values():
         own["advantages"] = function
+    if ":" in token_advantages:
+        own["token_advantages"] = token_rule(token_advantages)
     texts = (f"{name} {_digest(written)}" for name, written in own.items())
     return {"code": ", ".join(texts)} if own else {}
 

@@ -30,6 +30,7 @@ from sage_unsloth.problems.corpora import (
     sft_corpus,
     sft_rows,
 )
+from sage_unsloth.problems.corpus import check_limit
 from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
@@ -37,6 +38,7 @@ from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.figures import plot_training
+from sage_unsloth.training.held_out_rows import check_evaluations
 from sage_unsloth.training.outcomes import (
     SAMPLES,
     before_and_after,
@@ -101,6 +103,7 @@ def run_sft(
     _show_log()
     changes = (SMOKE["sft"] if smoke else {}) | settings
     check_tracker(SftConfig(**changes).report_to)
+    check_limit(limit)
     preset = model_preset(model)
     start = model_path(preset)
     config = sft_config(preset, recorded_settings(out, "sft"), **changes)
@@ -236,11 +239,13 @@ def run_rlvr(
         own = {"data": str(eval_file)}  # beside data of one's own, in the same columns
         known_columns = {"data": "dapo", "path": eval_file}
         for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
+    given = None if for_curve is None else len(for_curve.rows)
+    check_evaluations(config, given, graded=reading["answered"])
     check_fills_a_step(config, len(found.rows))
-    check_judges(asked, found.checker, found.rows)
+    check_judges(asked, found.checker, found.rows, config.reward_seconds)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
-        known |= own_code(algorithm.guide, config.advantages)
+        known |= own_code(algorithm.guide, config.advantages, config.token_advantages)
         if point.unmerged:
             del known["model"]
         check_folder(out, known)

@@ -6,6 +6,7 @@ from typing import Any
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, normalise
+from sage_unsloth.grading.own_reward import try_reward
 from sage_unsloth.grading.reward_functions import Reward, check_columns_of
 from sage_unsloth.grading.total_reward import UNGRADED
 from sage_unsloth.patch.backends import TRL
@@ -74,11 +75,16 @@ def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
             )
 
 
-def check_judges(rewards: Sequence[Reward], verifier: Checker, rows: Sequence[dict]) -> None:
-    """The columns that rewards need are there, and a verifier that is not the default one can
-    start a worker.
+def check_judges(
+    rewards: Sequence[Reward], verifier: Checker, rows: Sequence[dict], seconds: float
+) -> None:
+    """The columns that rewards need are there, what they return is a number for each completion,
+    and a verifier that is not the default one can start a worker.
     """
-    check_columns_of(rewards, trainer_row(rows[0]))
+    row = trainer_row(rows[0])
+    check_columns_of(rewards, row)
+    for reward in rewards:
+        try_reward(reward, row, seconds)
     if verifier is not MATH:
         with Grader(checker=verifier) as grader:
             grader.check_workers()

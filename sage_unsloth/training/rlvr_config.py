@@ -6,9 +6,11 @@ from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.token_rules import NONE, check_token_rule
 from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
+from sage_unsloth.sampling.engine_arguments import parse_arguments
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 
 REFERENCES = ("sft", "base")
@@ -51,6 +53,9 @@ class RlvrConfig:
             rule of `objective.advantage_rules` with its settings ("pkpo,k=4"), or
             "module:function" for one of your own; with another than "grpo", `scale_rewards` has no
             effect.
+        token_advantages: what changes the advantages of single tokens: "none", a rule of
+            `objective.token_rules` with its settings ("clip-cov,share=0.001"), or "module:function"
+            for one of your own.
         entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
             of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
         epsilon, epsilon_high: clip range of the importance ratio.
@@ -67,6 +72,8 @@ class RlvrConfig:
         recompute_logits: the loss computes its logits a second time in the backward pass instead of
             keeping them: less memory, the same result.
         gpu_memory_utilization: share of the card's memory for vLLM, weights included.
+        engine_arguments: further arguments of vLLM's engine, "NAME=VALUE" each, such as
+            "enforce_eager=true"; on a GPU those that Unsloth's loader passes on.
         vllm_importance_sampling_correction: weigh each token by trainer's over vLLM's probability,
             at most 2 (as TRL 0.23, which the authors ran); vLLM's is that after min-p, so the
             weight is the share of probability that min-p kept.
@@ -115,6 +122,7 @@ class RlvrConfig:
     loss_type: str = "grpo"
     scale_rewards: str = "group"
     advantages: str = GRPO
+    token_advantages: str = NONE
     entropy_coef: float = 0.0
     epsilon: float = 0.2
     epsilon_high: float = 0.2
@@ -128,6 +136,7 @@ class RlvrConfig:
     vllm_server: str = "http://127.0.0.1:8000"
     recompute_logits: bool = False
     gpu_memory_utilization: float = 0.5
+    engine_arguments: tuple[str, ...] = ()
     vllm_importance_sampling_correction: bool = True
     full_finetuning: bool = False
     load_in_4bit: bool = False
@@ -172,6 +181,8 @@ class RlvrConfig:
         )
         any_reward = self.kl_in == "reward"
         check_rule(self.advantages, self.num_generations, any_reward=any_reward)
+        check_token_rule(self.token_advantages)
+        parse_arguments(self.engine_arguments)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):

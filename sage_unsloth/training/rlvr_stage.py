@@ -27,12 +27,13 @@ from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
 from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.models.teacher import drop_teacher, forget_teacher, is_adapter, load_teacher
-from sage_unsloth.models.tokenizers import load_stop_tokens, load_tokenizer
+from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teacher
+from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
@@ -41,11 +42,8 @@ from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.runs.processes import rank, wait_for_all, world_size
-from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engines import Engine, TransformersEngine
-from sage_unsloth.sampling.vllm_engine import VllmEngine
-from sage_unsloth.training.by_trl import check_trl, choose_trl_rollouts
+from sage_unsloth.runs.processes import rank, wait_for_all
+from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
@@ -63,6 +61,12 @@ from sage_unsloth.training.rlvr_trainer import (
     extra_metrics,
     make_trainer,
     warn_if_untrained,
+)
+from sage_unsloth.training.rollout_engine import (
+    choose_engine,
+    loaded_with,
+    preflight_engine,
+    start_engine,
 )
 from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
@@ -156,10 +160,10 @@ def rlvr(
         )
     rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *kept], verifier)
-    check_judges(asked, verifier, rows)
+    check_judges(asked, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
     check_processes(config)
-    rollouts = _choose_rollouts(config)
+    rollouts = choose_engine(config)
     job = _Job(
         config=config,
         model_path=model_path,
@@ -220,30 +224,13 @@ class _Job:
         return self.config.max_prompt_length + self.config.max_completion_length
 
 
-def _choose_rollouts(config: RlvrConfig) -> str:
-    if config.backend == TRL:
-        return choose_trl_rollouts(config.rollouts)
-    rollouts = choose_rollouts(
-        "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
-        full_finetuning=config.full_finetuning,
-        load_in_4bit=config.load_in_4bit,
-    )
-    if rollouts == "vllm" and config.teacher and is_adapter(config.teacher):
-        raise ValueError(
-            "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "
-            f"got the adapter {config.teacher}; merge it (python -m sage_unsloth export), or set "
-            "rollouts=transformers"
-        )
-    return rollouts
-
-
 def _settings(job: _Job) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     if job.held_out:
         settings["held_out"] = digest_of(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
-    settings |= own_code(job.guide, job.config.advantages)
+    settings |= own_code(job.guide, job.config.advantages, job.config.token_advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:
         settings["rewards"] = rewards
     if job.verifier not in (MATH, UNGRADED):
@@ -270,11 +257,11 @@ def _rlvr(job: _Job) -> Path:
     resume = last_checkpoint(checkpoints)
     check_checkpoints(job.folder, resume, config.save_steps)
     switches.recompute_logits(config.recompute_logits)
-    load_backend(config.backend, standby=job.rollouts == "vllm")
+    with_vllm = config.backend != TRL and job.rollouts == "vllm"
+    load_backend(config.backend, standby=job.rollouts == "vllm" and has_gpu())
     wait_for_all()  # until the first process has checked that the folder is this run's
     tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
     check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
-    by_unsloth = config.backend != TRL
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,
@@ -282,12 +269,14 @@ def _rlvr(job: _Job) -> Path:
         full_finetuning=config.full_finetuning,
         max_length=job.max_length,
         load_in_4bit=config.load_in_4bit,
-        use_vllm=by_unsloth and job.rollouts == "vllm",
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
+        **loaded_with(config, with_vllm=with_vllm),
     )
+    if with_vllm:
+        start_engine(config, model, job.model_path, job.max_length)
     untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
     whole: dict[str, Any] = {}
@@ -331,7 +320,12 @@ def _train(
     with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
         reward = TotalReward(job.rewards, grader, config.reward_seconds)
         if resume is None and config.preflight_prompts and rank() == 0:
-            engine = _preflight_engine(job, model, tokenizer)
+            engine = preflight_engine(
+                model,
+                tokenizer,
+                job.model_path,
+                by_vllm=config.backend != TRL and job.rollouts == "vllm" and job.adapter is None,
+            )
             found = preflight(config, engine, job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
         wait_for_all()
@@ -346,6 +340,7 @@ def _train(
                 kl_in=config.kl_in,
                 teacher=teacher,
                 advantages=config.advantages,
+                shape_advantages=token_rule(config.token_advantages),
                 log_entropy=config.log_entropy,
             ),
             dynamic_sampling(trainer, config.max_resamples),
@@ -379,12 +374,3 @@ def _train(
     if rank() == 0:
         warn_if_untrained(trainer.model.named_parameters() if weights is None else weights.items())
     return trainer.model, {} if weights is None else {"state_dict": weights}
-
-
-def _preflight_engine(job: _Job, model: Any, tokenizer: Any) -> Engine:
-    """An engine that draws from the policy as training begins with it."""
-    if job.rollouts == "vllm" and job.adapter is None and job.config.backend != TRL:
-        # vLLM beside the model draws without an adapter, which is what a fresh one amounts to.
-        stops = load_stop_tokens(job.model_path, tokenizer)
-        return VllmEngine.around(model.vllm_engine, tokenizer, stops)
-    return TransformersEngine(model, tokenizer)

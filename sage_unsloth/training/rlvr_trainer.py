@@ -16,6 +16,7 @@ from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
 from sage_unsloth.sampling.record_sets import gold_of
+from sage_unsloth.sampling.server_calls import check_requests
 from sage_unsloth.training.by_trl import (
     keep_base_as_reference,
     rollout_arguments,
@@ -99,7 +100,9 @@ def make_trainer(
             # the sampling distribution.
             vllm_importance_sampling_mode="token_truncate",
             vllm_importance_sampling_clip_max=2.0,
-            generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),
+            generation_kwargs=generation_arguments(
+                "vllm" if rollouts == "server" else rollouts, tokenizer.pad_token_id
+            ),
             seed=config.seed,
             **common_arguments(folder, config.save_steps),
             **own_arguments,
@@ -113,7 +116,7 @@ def make_trainer(
             "π_ref must be the model without its adapter; the trainer made a second adapter named "
             "'ref' its reference; use the tested versions (python -m sage_unsloth doctor)"
         )
-    if rollouts == "vllm":
+    if rollouts in ("vllm", "server"):
         expected = {
             "temperature": config.temperature,
             "top_p": config.top_p,
@@ -121,7 +124,10 @@ def make_trainer(
             "max_tokens": config.max_completion_length,
             "logit_bias": {tokenizer.pad_token_id: -100.0},
         }
-        check_calls(trainer.vllm_generation.llm, expected)
+        if rollouts == "vllm":
+            check_calls(trainer.vllm_generation.llm, expected)
+        elif rank() == 0:  # which alone asks the server
+            check_requests(trainer.vllm_generation.vllm_client, expected)
     return trainer
 
 

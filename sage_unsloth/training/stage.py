@@ -16,10 +16,15 @@ from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.runs.processes import LONGEST_WAIT, rank, read_numbered_cpus, world_size
+from sage_unsloth.runs.processes import (
+    LONGEST_WAIT,
+    rank,
+    read_numbered_cpus,
+    sharded_by,
+    world_size,
+)
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
-from sage_unsloth.training.by_trl import common_trl_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked
 
@@ -64,6 +69,8 @@ def run_settings(
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
     if world_size() > 1:  # each process draws from a random stream of its own
         settings["processes"] = world_size()
+    if (kind := sharded_by()) is not None:  # its checkpoints are of its own form
+        settings["sharded_by"] = kind
     return {"stage": stage, "model": model, "rows": digest_of(rows)} | settings
 
 
@@ -275,7 +282,11 @@ def common_arguments(folder: Path, save_steps: int) -> dict[str, Any]:
     }
     if not has_gpu():
         arguments |= {"bf16": False, "fp16": False}
-    return arguments | (common_trl_arguments() if backend() == TRL else {})
+    if backend() != TRL:
+        return arguments
+    from sage_unsloth.training.by_trl import common_trl_arguments  # which imports torch
+
+    return arguments | common_trl_arguments()
 
 
 def train(

@@ -11,13 +11,15 @@ from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, located
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
+from sage_unsloth.patch.backends import TRL
 from sage_unsloth.planning.fitting import memory_of_card, settled
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
 from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.sampling.engine_choice import why_no_vllm
+from sage_unsloth.sampling.engine_choice import why_no_vllm, why_not_chosen
 from sage_unsloth.training import embedded_settings
+from sage_unsloth.training.by_trl import PLANNED_BY_TRL
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.stage import METRICS
@@ -204,6 +206,8 @@ def rlvr_config(
         recorded: settings of the run to resume, in the place of what this card would decide.
         settings: fields of the config, which win over preset and card.
     """
+    if settings.get("backend") == TRL:  # neither is to be had, so no card decides them
+        settings = {"load_in_4bit": False, "recompute_logits": False} | settings
     if preset.name == EMBEDDED:
         preflight = {"preflight_prompts": RlvrConfig.preflight_prompts}
         return replace(embedded_settings.RLVR, **(preflight | settings))
@@ -265,7 +269,7 @@ def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setu
     bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
     if gib is None and not config.load_in_4bit:
         bits = {"weight_bits": 32}
-    return setup_for(
+    setup = setup_for(
         preset,
         None,
         lora_rank=None if full else config.lora.rank,
@@ -281,16 +285,20 @@ def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setu
         gpu_memory_utilization=config.gpu_memory_utilization,
         **bits,
     )
+    return setup if config.backend != TRL else replace(setup, **PLANNED_BY_TRL)
 
 
 def _uses_vllm(config: RlvrConfig, gib: float | None) -> bool:
     """Whether rollouts are vLLM's: by the card's preset where another machine is planned for."""
     full = config.full_finetuning
+    if config.backend == TRL:
+        return config.rollouts == "vllm"
     if full or config.rollouts == "transformers":
         return False
     if gib is not None and not has_gpu():
         return nearest_card(gib).use_vllm
-    return why_no_vllm(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
+    reason = why_no_vllm if config.rollouts == "vllm" else why_not_chosen
+    return reason(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
 
 
 def recorded_settings(out: str | Path, stage: str) -> dict | None:

@@ -122,6 +122,7 @@ def test_evaluate_leaves_everything_it_promises(evaluated, adapter):
         },
         **model_identity(BASE, adapter),
         "device": "cuda" if has_gpu() else "cpu",
+        "dtype": "float32",
         "template": "project",
     }
 
@@ -478,7 +479,11 @@ def test_difference_figure_is_drawn_from_its_table(tmp_path):
 
 def test_sets_of_quantised_weights_are_sets_of_their_own():
     spec = parse_model(f"base={BASE}")
-    (plain,), (quantised,) = (evaluator._identities([spec], bits) for bits in (False, True))
+    (plain,), (quantised,) = (
+        evaluator._identities([dataclasses.replace(spec, load_in_4bit=bits)])
+        for bits in (False, True)
+    )
+    assert plain.pop("dtype") == "float32", "what is not quantised"
     assert "weight_bits" not in plain and quantised == plain | {"weight_bits": 4}
 
 

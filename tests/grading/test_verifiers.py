@@ -168,6 +168,9 @@ OWN = """
     def divides(answer, gold):
         return 1 / (float(answer) - 1)
 
+    def alone(answer):
+        return True
+
     def writes(answer, gold):
         open("owned", "w")
         return True
@@ -205,6 +208,11 @@ def test_its_label_changes_with_its_source(own, tmp_path):
     before = get_verifier(own("same")).label
     (tmp_path / "my_verifiers.py").write_text("def same(answer, gold):\n    return True\n")
     assert get_verifier(own("same")).label != before
+
+
+def test_one_takes_an_answer_and_a_gold(own):
+    with pytest.raises(ValueError, match=r"my_verifiers:alone takes \(answer\): too many"):
+        get_verifier(own("alone"))
 
 
 def test_one_that_raises_names_itself_and_its_line(own, caplog):

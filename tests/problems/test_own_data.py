@@ -82,6 +82,18 @@ def test_the_record_says_where_rows_are_from_and_what_each_filter_left(gsm8k):
     assert rl_rows(data="arithmetic").origin() == "Data: arithmetic, split train"
 
 
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_takes_a_row_at_least(gsm8k, limit):
+    with pytest.raises(ValueError, match=f"limit must be >= 1; got {limit}; leave --limit out"):
+        rl_rows(data=gsm8k, columns=Columns(answer_pattern=HASHES), limit=limit)
+
+
+def test_the_remedy_is_for_the_filter_that_left_nothing(tmp_path):
+    file = write(tmp_path / "empty.jsonl", [{"problem": "1+1=?", "answer": ""}] * 3)
+    with pytest.raises(ValueError, match=r"'has an answer' asks, name another column \(--columns"):
+        rl_rows(data=file)
+
+
 def test_sft_teaches_the_working_without_the_answer_behind_it(gsm8k):
     columns = parse_columns(["problem=question", "solution=answer"], HASHES)
     row = sft_rows(data=gsm8k, columns=columns).rows[0]

@@ -16,6 +16,7 @@ from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.sampling import engines, vllm_engine
+from sage_unsloth.sampling.engine_arguments import engine_arguments
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
 from sage_unsloth.sampling.refilling import can_refill
@@ -291,7 +292,7 @@ def test_vllm_takes_what_it_is_given(tmp_path):
 
     tokenizer = load_tokenizer(data_folder() / BASE_MODEL)
     adapters = [adapter(tmp_path / "a", 8), adapter(tmp_path / "b", 20)]
-    arguments = vllm_engine.engine_arguments(adapters, 2048, 0.8)
+    arguments = engine_arguments(adapters, 2048, "float32")
     parameters = inspect.signature(vllm.LLM.__init__).parameters
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     assert {*arguments, "model"} <= fields | set(parameters)

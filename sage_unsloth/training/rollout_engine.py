@@ -1,0 +1,97 @@
+"""The engine that draws a run's rollouts: its choice, its start beside the policy, and the engine
+of the preflight.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.teacher import is_adapter
+from sage_unsloth.models.tokenizers import load_stop_tokens
+from sage_unsloth.patch.backends import TRL
+from sage_unsloth.runs.processes import world_size
+from sage_unsloth.sampling.cpu_engine import start_beside
+from sage_unsloth.sampling.engine_arguments import (
+    check_arguments,
+    check_temperature,
+    parse_arguments,
+)
+from sage_unsloth.sampling.engine_choice import choose_rollouts
+from sage_unsloth.sampling.engine_errors import engine_errors
+from sage_unsloth.sampling.engines import Engine, TransformersEngine
+from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.training.by_trl import choose_trl_rollouts
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
+
+def choose_engine(config: RlvrConfig) -> str:
+    """ "vllm" or "transformers".
+
+    Raises:
+        ValueError: vLLM where it cannot run, or with an adapter as teacher; arguments of vLLM's for
+            another engine.
+    """
+    if config.backend == TRL:
+        rollouts = choose_trl_rollouts(config.rollouts)
+    else:
+        rollouts = choose_rollouts(
+            "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
+            full_finetuning=config.full_finetuning,
+            load_in_4bit=config.load_in_4bit,
+        )
+    check_temperature(rollouts, config.temperature)
+    beside_unsloth = rollouts == "vllm" and config.backend != TRL
+    if beside_unsloth and config.teacher and is_adapter(config.teacher):
+        raise ValueError(
+            "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "
+            f"got the adapter {config.teacher}; merge it (python -m sage_unsloth export), or set "
+            "rollouts=transformers"
+        )
+    if config.engine_arguments and not beside_unsloth:
+        raise ValueError(
+            "engine_arguments are those of vLLM beside Unsloth's trainer; got "
+            f"{', '.join(config.engine_arguments)} with rollouts by {rollouts} and "
+            f"backend={config.backend!r}; leave them out, or set rollouts=vllm"
+        )
+    return rollouts
+
+
+def loaded_with(config: RlvrConfig, *, with_vllm: bool) -> dict[str, Any]:
+    """What `load_policy` is told of the engine, which Unsloth's loader starts on a GPU."""
+    if not with_vllm or not has_gpu():
+        return {}
+    return {"use_vllm": True, "engine_arguments": parse_arguments(config.engine_arguments)}
+
+
+def start_engine(config: RlvrConfig, model: Any, model_path: str | Path, max_length: int) -> None:
+    """Start vLLM beside a policy that was loaded without it, which is so on a processor.
+
+    Raises:
+        ValueError: an argument that vLLM does not have.
+        EngineError: the engine does not start.
+    """
+    if hasattr(model, "vllm_engine"):
+        return
+    arguments = parse_arguments(config.engine_arguments)
+    with engine_errors(str(model_path), "import"):
+        check_arguments(arguments)
+    with engine_errors(str(model_path), "start", refusals=False):
+        start_beside(model, model_path, max_length, config.lora.rank, arguments)
+
+
+def preflight_engine(
+    model: Any, tokenizer: Any, model_path: str | Path, *, by_vllm: bool
+) -> Engine:
+    """An engine that draws from the policy as training begins with it.
+
+    Args:
+        model: the policy.
+        tokenizer: its tokenizer.
+        model_path: of its base.
+        by_vllm: whether there is an engine beside the model, and the adapter is a fresh one: vLLM
+            draws without an adapter, which is what a fresh one amounts to.
+    """
+    if by_vllm:
+        stops = load_stop_tokens(model_path, tokenizer)
+        return VllmEngine.around(model.vllm_engine, tokenizer, stops)
+    return TransformersEngine(model, tokenizer)

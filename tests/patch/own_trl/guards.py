@@ -1,0 +1,370 @@
+"""Refusals, drift, guards and resuming under TRL's own trainer."""
+
+import importlib
+import inspect
+import json
+import linecache
+import math
+import pkgutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROWS
+from oracle import Recording
+from transformers import TrainerCallback
+from trl_trainer import build_trl_trainer, letters
+
+from sage_unsloth.objective.guides import BranchGuide, RandomGuide
+from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth.patch.bad_batch import reproduce
+from sage_unsloth.patch.finite import NotFiniteError
+from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.trl_contract import check_trl_contract
+from sage_unsloth.patch.trl_loss import PENALTY_HOOK
+from sage_unsloth.patch.unsloth_names import ContractError
+
+BRANCH = BranchGuide(threshold=1.0)
+SAVES = dict(save_strategy="steps", save_steps=1)
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    return partial(build_trl_trainer, output_dir=str(tmp_path / "out"), max_steps=2, reward=letters)
+
+
+def trained_weights(trainer):
+    return {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_nothing_of_the_patch_imports_unsloth():
+    """In a process that has imported every module of both rooms."""
+    code = (
+        "import importlib, pkgutil, sys\n"
+        "for room in ('patch', 'objective'):\n"
+        "    package = importlib.import_module('sage_unsloth.' + room)\n"
+        "    for module in pkgutil.iter_modules(package.__path__):\n"
+        "        importlib.import_module(f'sage_unsloth.{room}.{module.name}')\n"
+        "print(sorted({n.split('.')[0] for n in sys.modules} & {'unsloth', 'unsloth_zoo', 'trl'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    import sage_unsloth.patch as patch
+
+    assert len(list(pkgutil.iter_modules(patch.__path__))) > 20
+
+
+# --- Refusals ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"beta": 0.0}, {"guide": BRANCH}, "beta must not be 0"),
+        ({"use_bias_correction_kl": True}, {"guide": BRANCH}, "because the trainer's loss follows"),
+        ({}, {"kl_estimator": "k2", "k3_bounded": True}, "k3_bounded is of the estimators"),
+        ({}, {"guide": BranchGuide}, "a guide must be an instance"),
+        ({}, {"kl_estimator": "k2", "credit": "sequence"}, "gradient_accumulation_steps and"),
+        ({"rows": [{"text": "a"}] * 8}, {"guide": BRANCH}, "must have a column 'prompt'"),
+    ],
+    ids=["beta", "estimator", "bound", "class", "credit", "column"],
+)
+def test_what_the_trainer_contradicts_is_refused(make_trainer, settings, options, message):
+    if "credit" in options:
+        settings = {"gradient_accumulation_steps": 2}
+    trainer = make_trainer(**settings)
+    with pytest.raises((ValueError, TypeError), match=message), guided_kl(trainer, **options):
+        pass
+
+
+def test_another_trainer_is_refused():
+    class Trainer:
+        pass
+
+    with (
+        pytest.raises(ContractError, match=r"found .*Trainer, .*trl 1\.15\.0 and 1\.16\.0"),
+        guided_kl(Trainer(), BRANCH),
+    ):
+        pass
+
+
+def test_a_setting_that_changes_stops_training(make_trainer):
+    trainer = make_trainer()
+
+    class Changes(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            trainer.beta = 0.5
+
+    trainer.add_callback(Changes())
+    with (
+        guided_kl(trainer, BRANCH),
+        pytest.raises(ValueError, match=r"beta was 0\.05 and is 0\.5"),
+    ):
+        trainer.train()
+
+
+def test_nesting_is_refused(make_trainer):
+    trainer = make_trainer()
+    with (
+        guided_kl(trainer, BRANCH),
+        pytest.raises(ContractError, match="nested"),
+        guided_kl(trainer, BRANCH),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kl_estimator", ["k3", "k2"])
+def test_everything_is_undone(make_trainer, kl_estimator):
+    trainer = make_trainer()
+    from trl.trainer import utils
+
+    of_class, kernel = type(trainer)._compute_loss, utils._ChunkedLogProbFunction
+    before, callbacks = set(vars(trainer)), list(trainer.callback_handler.callbacks)
+    with pytest.raises(KeyError), guided_kl(trainer, BRANCH, kl_estimator=kl_estimator):
+        assert "_compute_loss" in vars(trainer)
+        raise KeyError
+    assert set(vars(trainer)) == before and PENALTY_HOOK not in before
+    assert trainer.callback_handler.callbacks == callbacks
+    assert type(trainer)._compute_loss is of_class
+    assert utils._ChunkedLogProbFunction is kernel
+
+
+# --- Drift ---
+
+
+def drifted(old, new):
+    """TRL's trainer with a loss whose source differs in one place, as a new TRL might."""
+    module = importlib.import_module("trl.trainer.grpo_trainer")
+    source = inspect.getsource(module.GRPOTrainer._compute_loss)
+    assert source.count(old) == 1, source.count(old)
+    text = inspect.cleandoc("\n" + source.replace(old, new)) + "\n"
+    name = f"<drifted {hash(new)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    found = {}
+    exec(compile(text, name, "exec"), vars(module), found)
+    (loss,) = found.values()
+    loss.__module__ = module.__name__
+    return type("GRPOTrainer", (module.GRPOTrainer,), {"_compute_loss": loss})
+
+
+PENALTY = (
+    "torch.exp(ref_per_token_logps - per_token_logps) - (ref_per_token_logps - per_token_logps) - 1"
+)
+DRIFTS = {
+    "nothing": ("# Compute the loss\n", "# Compute it\n", None),
+    "another penalty": (PENALTY, "(ref_per_token_logps - per_token_logps) ** 2", "must assign"),
+    "the reference is read before the scoring": (
+        'prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]\n',
+        'prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]\n'
+        '        inputs = dict(inputs)\n',
+        "must compute the loss",
+    ),
+    "another argument": ("(self, model, inputs):", "(self, model, inputs, scale=1):", "parameters"),
+    "the sign of the KL": (
+        "per_token_loss = per_token_loss + self.beta * per_token_kl",
+        "per_token_loss = per_token_loss - self.beta * per_token_kl",
+        "must compute the loss",
+    ),
+    "the ratio in the KL": (
+        "per_token_kl = per_token_kl * coef_1",
+        "per_token_kl = per_token_kl * coef_1.detach()",
+        "must compute the loss with the penalty 'k3-is'",
+    ),
+    "an attribute that is not known": (
+        "if self.top_entropy_quantile < 1.0:",
+        "if self.quantile_of_a_new_trl < 1.0:",
+        "AttributeError",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_drift_is_refused(drift):
+    old, new, message = DRIFTS[drift]
+    changed = drifted(old, new)
+    if message is None:
+        check_trl_contract(changed)
+        return
+    with pytest.raises(ContractError, match=message):
+        check_trl_contract(changed)
+
+
+def test_a_loss_that_bypasses_the_guide_stops_after_one_step(make_trainer):
+    trainer = make_trainer()
+    plain = type(trainer)._compute_loss
+
+    def compute_loss(model, inputs, *args, **kwargs):
+        return plain(trainer, model, inputs)
+
+    trainer.compute_loss = compute_loss
+    with (
+        guided_kl(trainer, BRANCH),
+        pytest.raises(ContractError, match=r"step 1 did not.*a call of _compute_loss"),
+    ):
+        trainer.train()
+
+
+# --- Numbers that are not finite ---
+
+
+def test_a_reference_that_is_nan_stops_the_step_and_its_batch_repeats_it(make_trainer, tmp_path):
+    def broken(trainer):
+        score = trainer._generate_and_score_completions
+
+        def with_nan(inputs):
+            batch = score(inputs)
+            if trainer.state.global_step == 1:
+                batch["ref_per_token_logps"] = batch["ref_per_token_logps"].clone()
+                batch["ref_per_token_logps"][2] = math.nan
+            return batch
+
+        trainer._generate_and_score_completions = with_nan
+        return trainer
+
+    trainer = broken(make_trainer())
+    with guided_kl(trainer, BRANCH), pytest.raises(NotFiniteError) as first:
+        trainer.train()
+    assert "in step 2, ref_logps is nan at row" in str(first.value)
+    again = make_trainer(output_dir=str(tmp_path / "other"))
+    with guided_kl(again, BRANCH), pytest.raises(NotFiniteError) as second:
+        reproduce(again, tmp_path / "out" / "bad_batch")
+    assert str(second.value).replace("/other/", "/out/") == str(first.value)
+    assert equal(trained_weights(trainer), trained_weights(again))
+
+
+class Broken:
+    needs = frozenset()
+
+    def log_guide(self, signals, *, step, max_steps, generator=None):
+        result = torch.zeros(signals.mask.shape)
+        result[2, signals.mask[2].nonzero()[0]] = math.inf
+        return result
+
+
+def test_a_guide_and_a_reward_that_are_not_finite_stop_the_step(make_trainer):
+    with (
+        guided_kl(trainer := make_trainer(), Broken()),
+        pytest.raises(NotFiniteError, match="in step 1, log_guide is inf at row 2, token 0"),
+    ):
+        trainer.train()
+
+    def broken(completions, **_):
+        return [math.nan, *[1.0] * (len(completions) - 1)]
+
+    with (
+        guided_kl(trainer := make_trainer(reward=broken), BRANCH),
+        pytest.raises(NotFiniteError, match="the reward of broken is nan at row 0"),
+    ):
+        trainer.train()
+
+
+def test_an_all_masked_batch_changes_nothing(make_trainer):
+    trainer = make_trainer()
+    score = trainer._generate_and_score_completions
+
+    def masked(inputs):
+        batch = score(inputs)
+        batch["completion_mask"] = torch.zeros_like(batch["completion_mask"])
+        return batch | {"num_items_in_batch": torch.tensor(0)}
+
+    trainer._generate_and_score_completions = masked
+    before = trained_weights(trainer)
+    with guided_kl(trainer, BRANCH, kl_estimator="k2"):
+        trainer.train()
+    assert equal(before, trained_weights(trainer))
+
+
+# --- Evaluation, and resuming ---
+
+
+@pytest.mark.parametrize("moment", ["on_substep_end", "on_step_end"])
+def test_evaluations_do_not_move_the_noise(make_trainer, moment):
+    """Weights of a run that evaluates in between are those of a run that does not."""
+    weights = []
+    for evaluates in (False, True):
+        trainer = make_trainer(per_device_eval_batch_size=8, gradient_accumulation_steps=2)
+
+        def evaluate(self, args, state, control, trainer=trainer, **kwargs):
+            random = torch.get_rng_state()  # rollouts of the evaluation draw from it
+            trainer.evaluate(trainer.train_dataset.select(range(8)))
+            torch.set_rng_state(random)
+
+        if evaluates:
+            trainer.add_callback(type("Evaluate", (TrainerCallback,), {moment: evaluate})())
+        with guided_kl(trainer, RandomGuide(CosineSchedule(0.5, 0.5))):
+            trainer.train()
+        rows = [row for row in trainer.state.log_history if "eval_loss" in row]
+        assert len(rows) == 2 * evaluates and all("eval_kl/anchor_k3" in row for row in rows)
+        weights.append(trained_weights(trainer))
+    assert equal(*weights)
+
+
+@pytest.mark.parametrize("reference", ["base", "ref"])
+def test_a_resumed_run_is_the_whole_one(make_trainer, tmp_path, reference):
+    """With TRL's copy of the adapter that training began with ("ref") too: were it left in the
+    checkpoint, transformers would restore it alone."""
+
+    def run(folder, resume=None):
+        trainer = make_trainer(reference, output_dir=str(tmp_path / folder), max_steps=3, **SAVES)
+        recording = Recording(RandomGuide())
+        with guided_kl(trainer, recording):
+            trainer.train(resume_from_checkpoint=resume)
+        return {call["step"]: call["log_guide"] for call in recording.calls}, trainer
+
+    values, whole = run("whole")
+    checkpoint = tmp_path / "whole" / "checkpoint-1"
+    assert not (checkpoint / "ref").exists() and (checkpoint / "adapter_config.json").exists()
+    again, resumed = run("again", str(checkpoint))
+    assert sorted(again) == [1, 2]
+    assert all(torch.equal(values[step], again[step]) for step in again)
+    for (name, a), (_, b) in zip(
+        whole.model.named_parameters(), resumed.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(a, b), name
+
+
+def test_other_settings_are_refused(make_trainer, tmp_path):
+    def resume(options, **settings):
+        trainer = make_trainer("ref", output_dir=str(tmp_path / "b"), **settings)
+        with guided_kl(trainer, **({"guide": BRANCH} | options)):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    trainer = make_trainer("ref", max_steps=1, **SAVES)
+    with guided_kl(trainer, BRANCH):
+        trainer.train()
+    checkpoint = str(tmp_path / "out" / "checkpoint-1")
+    for options, settings, message in [
+        ({"guide": RandomGuide()}, {}, "guide was BranchGuide"),
+        ({"kl_estimator": "k2"}, {}, "kl_estimator was k3 and is k2"),
+        ({"k3_bounded": True}, {}, "k3_bounded was False and is True"),
+        ({}, {"beta": 0.5}, r"beta was 0\.05 and is 0\.5"),
+        ({}, {"lora_noise": 0.06}, "adapter ref was the adapter ref .* and is the adapter ref"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            resume(options, **settings)
+    resume({})
+    resume({"guide": RandomGuide(), "resume_with_changes": True})
+    # As of Unsloth's trainer before there was another: no name is recorded.
+    path = Path(checkpoint) / "trainer_state.json"
+    state = json.loads(path.read_text())
+    record = state["stateful_callbacks"]["SageGuide"]["args"]
+    assert record.pop("trainer") == "trl" and record.pop("k3_bounded") is False
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"trainer was unsloth and is trl; .*k3_bounded was True"):
+        resume({})
+
+
+def test_a_trainer_beside_it_is_not_guided(make_trainer, tmp_path):
+    """What is replaced is the trainer's own."""
+    other = make_trainer(output_dir=str(tmp_path / "other"), rows=ROWS[:8])
+    with guided_kl(make_trainer(), BRANCH, kl_estimator="k2"):
+        other.train()
+    assert all("sage/guide_mean" not in row for row in other.state.log_history)
