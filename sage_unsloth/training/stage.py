@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.patch.backends import TRL, backend
-from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
@@ -325,6 +324,7 @@ def train(
     """
     from transformers import PrinterCallback, ProgressCallback
 
+    from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
     from sage_unsloth.training.step_log import EvaluatesFirst, NothingLeftError, StepLog
 
     if resume is not None and world_size() > 1 and not has_gpu():
