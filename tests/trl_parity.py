@@ -26,12 +26,24 @@ from sage_unsloth.patch.guided import guided_kl
 
 # Unsloth's tensors are wider by the prompts' padding, so that noise falls on other tokens where
 # prompts differ in length: here they do not.
+NO_NOISE = CosineSchedule(0.0, 0.0)
+# Where Unsloth's GRPOConfig has other defaults than TRL's; and Adam would make of gradients that
+# differ in their last digit around 0 steps that differ in all.
+PINNED = dict(
+    optim="sgd",
+    learning_rate=0.05,
+    weight_decay=0.0,
+    lr_scheduler_type="constant",
+    warmup_steps=0,
+    epsilon_high=0.25,
+    mask_truncated_completions=False,
+)
 EVEN = [{"prompt": [{"role": "user", "content": f"{i}+{i}="}]} for i in range(8)]
 GUIDES = {
     "none": lambda: None,
     "branch": lambda: BranchGuide(threshold=1.2),
-    "surprisal": lambda: TokenGuide(),
-    "causal": lambda: TokenGuide(norm="causal"),
+    "surprisal": lambda: TokenGuide(sigma=NO_NOISE),
+    "causal": lambda: TokenGuide(norm="causal", sigma=NO_NOISE),
     "reference": lambda: BranchGuide(threshold=1.2, source="reference"),
     "random": lambda: RandomGuide(CosineSchedule(1.0, 1.0), CosineSchedule(0.2, 0.2)),
 }
@@ -45,11 +57,12 @@ RUNS = {
         dict(guide=GUIDES["reference"]),
     ),
     "dr_grpo, accumulation, k2": (
-        dict(gradient_accumulation_steps=2, loss_type="dr_grpo"),
+        # Unsloth takes "none" for dr_grpo, whatever is set.
+        dict(gradient_accumulation_steps=2, loss_type="dr_grpo", scale_rewards="none"),
         dict(guide=GUIDES["surprisal"], kl_estimator="k2"),
     ),
     "off-policy": (
-        dict(num_iterations=2, learning_rate=0.02, epsilon=0.05, use_bias_correction_kl=True),
+        dict(num_iterations=2, epsilon=0.05, use_bias_correction_kl=True),
         dict(guide=GUIDES["branch"], kl_estimator="k3-is"),
     ),
     "temperature": (dict(temperature=0.7), dict(guide=GUIDES["branch"], kl_estimator="forward-kl")),
@@ -137,7 +150,10 @@ def everything(build, folder):
     for rows in (None, EVEN):
         settings = {} if rows is None else {"rows": rows}
         trainer = build(
-            output_dir=str(folder), gradient_accumulation_steps=1, reward=letters, **settings
+            output_dir=str(folder),
+            gradient_accumulation_steps=1,
+            reward=letters,
+            **PINNED | settings,
         )
         trainer.current_gradient_accumulation_steps = 1
         fix_rollouts(trainer)
@@ -151,7 +167,7 @@ def everything(build, folder):
             reward=letters,
             max_steps=2,
             per_device_train_batch_size=8 // accumulation,
-            **{"gradient_accumulation_steps": 1} | settings,
+            **PINNED | {"gradient_accumulation_steps": 1} | settings,
         )
         fix_rollouts(trainer)
         result[name] = run(trainer, options)

@@ -26,7 +26,7 @@ def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
         ValueError: the model is split among them (FSDP, DeepSpeed) where it must be whole, or
             nothing joins them.
     """
-    found, kind = accelerator.num_processes, _kind(accelerator)
+    found, kind = accelerator.num_processes, kind_of(accelerator)
     known = WHOLE if whole_model else WHOLE + SPLIT
     if found == world_size() and (found == 1 or kind in known[1:]):
         return
@@ -47,7 +47,7 @@ def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
 
 def shares_model(accelerator: Any) -> bool:
     """Whether each process holds a part of the model only."""
-    return _kind(accelerator) in SPLIT
+    return kind_of(accelerator) in SPLIT
 
 
 def own_part(tensor: "torch.Tensor") -> "torch.Tensor":
@@ -57,7 +57,8 @@ def own_part(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _kind(accelerator: Any) -> str:
+def kind_of(accelerator: Any) -> str:
+    """How accelerate has joined the processes, by its name."""
     return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
 
 

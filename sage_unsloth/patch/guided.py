@@ -169,7 +169,7 @@ def guided_kl(
         # The trainer's own loss is the one asked for, so nothing of it is replaced.
         with (
             alone(),
-            seam.prepared(),
+            seam.prepared(trainer),
             watched(trainer, watch(None, None)),
             finite_only(trainer),
             keep_trained_weights(trainer),
@@ -191,7 +191,7 @@ def guided_kl(
     needs = set() if guide is None else set(guide.needs)
     with ExitStack() as stack:
         stack.enter_context(alone())
-        stack.enter_context(seam.prepared())
+        stack.enter_context(seam.prepared(trainer))
         stack.enter_context(hooked)
         stack.enter_context(watched(trainer, watch(hook.measured, hook.clock)))
         hook.guard = stack.enter_context(finite_only(trainer))

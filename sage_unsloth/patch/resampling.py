@@ -1,5 +1,5 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): prompts whose completions all got one reward are
-replaced. Part of the seam to Unsloth.
+replaced.
 
 A group of completions with equal rewards has advantage 0 and teaches nothing; under another rule
 (`guided_kl(..., advantages=…)`) it is the groups whose advantages that rule leaves at 0. While
@@ -13,10 +13,10 @@ Differs from DAPO: the batch keeps its size, and a group that is still dead afte
 stays in it, where DAPO samples until every group has a signal, however long that takes. A
 replacement prompt comes up again in its own turn: the data order of the steps stays what it was.
 
-It happens inside Unsloth's own `_generate_and_score_completions`, before anything is scored: behind
-`_generate`, which returns lists of a value per completion, the replaced groups' values are put in,
-and the rows and prompts that rewards and logs are computed of are changed with them. Whatever is
-trained on, the reference scoring included, happens once, on the final batch.
+It happens inside the trainer's own `_generate_and_score_completions`, before anything is scored:
+behind `_generate`, which returns lists of a value per completion, the replaced groups' values are
+put in, and the rows and prompts that rewards and logs are computed of are changed with them.
+Whatever is trained on, the reference scoring included, happens once, on the final batch.
 
 Cost: each attempt is one generation of the dead groups alone, as long as its longest completion. On
 a GPU generation time grows less than in proportion to the batch, so an attempt can take nearly as
@@ -63,7 +63,7 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
     that the batch has had, as long as the dataset has others. Which one it is depends on nothing
     but `trainer.args.seed`, the optimizer step, the batch within the step, the attempt and the
     batch's prompts, so a resumed run draws the same. Logged for each rollout batch, beside
-    Unsloth's own:
+    the trainer's own:
 
         sampling/resampled_groups   groups drawn in place of dead ones, all attempts together
         sampling/dead_groups        share of groups that are dead in the batch that is trained on;
@@ -75,13 +75,13 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
     scalar that a reward logs (`log_metric`) averages over all that were graded.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`, in one process, without tools, environments,
-            rollout function or images.
+        trainer: a GRPO trainer, as `guided_kl` takes it, in one process, without tools,
+            environments, rollout function or images.
         max_resamples: attempts for a rollout batch; 0 replaces nothing.
 
     Raises:
         ValueError: `max_resamples` is negative, or the trainer or its dataset is not as said.
-        ContractError: Unsloth's functions are not as expected, or another `dynamic_sampling` is
+        ContractError: the trainer's functions are not as expected, or another `dynamic_sampling` is
             open on the trainer.
     """
     if max_resamples < 0:

@@ -29,7 +29,7 @@ class Seam(Protocol):
     @property
     def scoring(self) -> Scoring: ...
 
-    def prepared(self) -> AbstractContextManager:
+    def prepared(self, trainer: Any) -> AbstractContextManager:
         """Within it, the trainer runs on this machine."""
         ...
 

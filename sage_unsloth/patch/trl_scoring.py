@@ -103,7 +103,9 @@ def _add_fused_head() -> Callable[..., None]:
 @contextmanager
 def _fused_head(trainer: Any, model: Any, outputs: tuple[str, ...]) -> Iterator[None]:
     """Within it, TRL's scoring takes these of the model."""
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    from accelerate.utils import is_peft_model
+
+    base = model.get_base_model() if is_peft_model(model) else model
     with replaced(base, forward=base.forward):
         _add_fused_head()(
             base,

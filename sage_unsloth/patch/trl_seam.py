@@ -1,12 +1,13 @@
 """The seam to TRL's own trainer, where Unsloth is not imported: its loss calls the hook."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from sage_unsloth.patch.data_parallel import kind_of
 from sage_unsloth.patch.hook import Consulted, Hook
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.trl_contract import check_trl_contract
@@ -56,7 +57,10 @@ class TrlSeam:
     def __init__(self, trainer_class: type) -> None:
         self.trainer_class = trainer_class
 
-    def prepared(self) -> AbstractContextManager:
+    def prepared(self, trainer: Any) -> AbstractContextManager:
+        # DeepSpeed gathers the head for TRL's kernel alone, once more in the backward pass.
+        if kind_of(trainer.accelerator) == "DEEPSPEED":
+            return nullcontext()
         return head_without_gpu()
 
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class UnslothSeam:
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
 
-    def prepared(self) -> AbstractContextManager:
+    def prepared(self, trainer: Any) -> AbstractContextManager:
         return nullcontext()
 
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
