@@ -250,7 +250,7 @@ def _trl_contract() -> Check:
             FAIL,
             "patch contract",
             f"TRL does not import: {error!r}",
-            "pip install -r requirements-trl.txt; without a GPU also pip install triton",
+            "pip install -r requirements-trl.txt",
         )
     version = importlib.metadata.version("trl")
     found = f"holds on trl {version}, without Unsloth"

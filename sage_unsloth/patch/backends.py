@@ -7,7 +7,6 @@ one backend from the first moment to the last. Whatever loads a model asks `back
 import importlib.util
 import sys
 
-from sage_unsloth.patch import switches
 from sage_unsloth.patch.unsloth_names import MISSING
 
 UNSLOTH, TRL = "unsloth", "trl"
@@ -44,8 +43,6 @@ def load_backend(wanted: str | None = None, *, standby: bool = False) -> str:
         from sage_unsloth.patch.loading import load_unsloth  # which imports torch
 
         load_unsloth(standby=standby)
-    else:
-        switches.run_kernels_without_gpu()
     _chosen[:] = [name]
     return name
 

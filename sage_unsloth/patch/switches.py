@@ -1,4 +1,4 @@
-"""Every environment variable of Unsloth, and of TRL's kernel, that this package sets or reads."""
+"""Every environment variable of Unsloth that this package sets or reads."""
 
 import logging
 import os
@@ -18,16 +18,6 @@ def run_without_gpu() -> None:
     os.environ["UNSLOTH_ALLOW_CPU"] = "1"
     os.environ["UNSLOTH_GRPO_SEQ_PACKING"] = "0"
     os.environ.setdefault("UNSLOTH_COMPILE_DISABLE", "1")
-
-
-def run_kernels_without_gpu() -> None:
-    """Before TRL is imported: without a GPU its Triton kernel runs in Triton's own interpreter,
-    which is exact and slow.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def compilation_is_on() -> bool:

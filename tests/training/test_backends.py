@@ -231,6 +231,20 @@ def test_accelerate_reads_the_configuration_files(file):
         assert values.get(group, {}).keys() <= known.keys()
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_reads_its_configuration(stage):
+    """Where it is installed; it is no dependency of the package."""
+    config = pytest.importorskip("deepspeed.runtime.config")
+    from accelerate.utils import DeepSpeedPlugin
+
+    file = CONFIGURATIONS / f"zero{stage}.yaml"
+    values = yaml.safe_load(file.read_text())["deepspeed_config"]
+    plugin = DeepSpeedPlugin(gradient_accumulation_steps=1, **values)
+    given = plugin.deepspeed_config | {"train_batch_size": 8, "gradient_clipping": 1.0}
+    known = {name: value for name, value in given.items() if value != "auto"}
+    assert config.DeepSpeedConfig(known).zero_optimization_stage == stage
+
+
 def test_the_requirements_are_those_of_the_package_without_unsloth():
     import tomllib
 
