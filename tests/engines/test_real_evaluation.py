@@ -134,5 +134,5 @@ def test_an_engine_that_dies_in_its_probe_is_named_so(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CPUModelRunner, "execute_model", dead)
     models = [ModelSpec(name="base", path=str(BASE))]
-    with pytest.raises(EngineError, match=r"base must draw the probe .* it had started"):
+    with pytest.raises(EngineError, match=r"base must draw the probe .*it had started"):
         evaluator.evaluate(models, arithmetic(4), tmp_path, SHORT, engine="vllm")
