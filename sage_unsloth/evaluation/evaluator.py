@@ -173,8 +173,9 @@ def evaluate(
         if training:
             _report_overlap(training, benchmarks, out, show)
         missing = _count_missing(files, benchmarks, config)
-        if engine == "transformers" and any(missing.values()):
-            load_backend()  # before transformers, whose tokenizers the templates are read from
+        if any(missing.values()):
+            if engine == "transformers":
+                load_backend()  # before transformers, whose tokenizers the templates are read from
             if all(is_small(spec.path) for spec in models):
                 settle_process()
         models = _with_templates(models, templates, show)

@@ -221,11 +221,11 @@ def _load_plain(
     options = {"quantization_config": four_bit_config(numbers)} if load_in_4bit else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=numbers, use_safetensors=True, **options
         )
         if device != "cpu":
-            model = model.to(torch.device(device))
+            model = model.to(device)
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     keep_exact_products(model)

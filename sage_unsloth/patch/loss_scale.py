@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 SCALE, SKIPPED = "fp16/loss_scale", "fp16/skipped"
 
 logger = logging.getLogger(__name__)
@@ -23,6 +21,8 @@ def scale_losses(trainer: Any) -> None:
     """
     accelerator = trainer.accelerator
     if trainer.args.fp16 and accelerator.device.type == "cpu" and accelerator.scaler is None:
+        import torch
+
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
 

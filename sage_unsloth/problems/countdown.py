@@ -11,17 +11,20 @@ take the numbers from the greatest to the least:
 Each way leaves two signs to choose. The author of the pretraining corpus takes a way without a look
 at the problem (`ROUTES`), chooses the signs by the target in `SKILL` of the workings, where the way
 leads there, and otherwise takes any. What is written is always computed right; it seldom ends at
-the target. So reinforcement learning has two things to find: to look at the target, and which way
-to take. The family of a problem is the ways that lead there:
+the target. The family of a problem is how it is reached:
 
-    usual     a sum or a product, and no bracket      2,3,5,8->41
-    rare      brackets only                           2,3,5,8->11
-    both      a bracket, and a sum or a product
+    usual     by a sum or a product whose third number is added and fourth taken away
+    other     by a sum or a product with other signs
+    rare      by brackets only                           2,3,5,8->11
+    both      by a bracket, and by a sum or a product
+
+The corpus writes all signs alike, so what is usual is so in training alone: most problems that are
+trained on are `usual`. RL rewards their signs, and whether the others and the brackets survive
+shows in pass@k of their families.
 
 There are more solutions than these, as `solutions` counts them; the verifier `countdown` accepts
-every right one. Few `rare` problems are trained on, and whether brackets survive shows in their
-pass@k. The SFT rows are worked without mistakes and never guessed, in the corpus's mixture of those
-ways that lead to the target.
+every right one. The SFT rows are worked without mistakes and never guessed, in the corpus's mixture
+of those ways that lead to the target.
 """
 
 import functools
@@ -45,14 +48,13 @@ DRILL_LENGTH = 2  # workings of a drill
 
 NUMBERS = range(2, 12)
 TARGETS = range(10, 100)
-FAMILIES = ("usual", "rare", "both")
+FAMILIES = ("usual", "other", "rare", "both")
+HELD_OUT = {"usual or other": 195, "rare": 105}
+"""Problems that no document of the corpus poses, in the order of the permutation."""
 SPLITS = {  # problems of each family, taken in this order from one fixed permutation
-    "test": {"usual": 65, "rare": 35, "both": 0},
-    "fresh-test": {"usual": 130, "rare": 70, "both": 0},
-    "sft": {"usual": 160, "rare": 30, "both": 10},
-    "fresh-sft": {"usual": 160, "rare": 30, "both": 10},
-    "train": {"usual": 180, "rare": 25, "both": 15},
-    "fresh-train": {"usual": 180, "rare": 25, "both": 15},
+    "test": {"usual": 55, "other": 20, "rare": 25, "both": 0},  # of those that are held out
+    "sft": {"usual": 60, "other": 100, "rare": 30, "both": 10},
+    "train": {"usual": 145, "other": 25, "rare": 30, "both": 20},
 }
 SFT_SEED = 3407
 SFT_ROWS_PER_PROBLEM = 3
@@ -103,10 +105,13 @@ def reaching(problem: Problem, way: str) -> list[Steps]:
 
 def family(problem: Problem) -> str | None:
     """The family of a problem; None where no way leads to the target."""
-    usual = reaching(problem, "sum") or reaching(problem, "product")
+    plain = reaching(problem, "sum") + reaching(problem, "product")
     if reaching(problem, "bracket"):
-        return "both" if usual else "rare"
-    return "usual" if usual else None
+        return "both" if plain else "rare"
+    if not plain:
+        return None
+    signs = {tuple(sign for sign, _ in steps[2:]) for steps in plain}
+    return "usual" if ("+", "-") in signs else "other"
 
 
 @functools.cache
@@ -124,15 +129,29 @@ def all_problems() -> tuple[Problem, ...]:
 
 
 @functools.cache
+def held_out() -> tuple[Problem, ...]:
+    """The problems that are not pretrained on."""
+    return tuple(
+        one
+        for names, count in HELD_OUT.items()
+        for one in [p for p in all_problems() if family(p) in names.split(" or ")][:count]
+    )
+
+
+@functools.cache
 def allocation() -> dict[str, tuple[Problem, ...]]:
-    """The problems of each split and the `rest`; no two splits share one, in any order."""
-    left = {name: [one for one in all_problems() if family(one) == name] for name in FAMILIES}
+    """The problems of each split; no two splits share one, in any order of the numbers."""
+    left = [one for one in all_problems() if one not in held_out()]
     splits = {}
     for split, counts in SPLITS.items():
-        taken = [one for name in FAMILIES for one in left[name][: counts[name]]]
-        left = {name: left[name][counts[name] :] for name in FAMILIES}
-        splits[split] = tuple(sorted(taken, key=all_problems().index))
-    splits["rest"] = tuple(one for name in FAMILIES for one in left[name])
+        source = held_out() if split == "test" else left
+        taken = {
+            one
+            for name, count in counts.items()
+            for one in [p for p in source if family(p) == name][:count]
+        }
+        splits[split] = tuple(one for one in all_problems() if one in taken)
+        left = [one for one in left if one not in taken]
     return splits
 
 
@@ -159,7 +178,7 @@ def problems(split: str) -> list[dict]:
         }
         for one in allocation()[split]
     ]
-    return _solved(rows, allocation()[split]) if split.endswith("sft") else rows
+    return _solved(rows, allocation()[split]) if split == "sft" else rows
 
 
 def _first(problem: Problem) -> Steps:
@@ -289,7 +308,7 @@ def document(tokenizer: Any, rng: random.Random, posed: Sequence[Problem] = ()) 
     Args:
         tokenizer: has the chat template.
         rng: draws the document.
-        posed: the problems; all but those of the two test splits where there are none.
+        posed: the problems; all but those that are held out where there are none.
     """
     posed = posed or pretraining_problems()
     if rng.random() < DRILLS:
@@ -312,7 +331,5 @@ def drill(rng: random.Random, posed: Sequence[Problem]) -> str:
 
 @functools.cache
 def pretraining_problems() -> tuple[Problem, ...]:
-    """All problems but those of the two test splits."""
-    return tuple(
-        one for split, posed in allocation().items() if not split.endswith("test") for one in posed
-    )
+    """All problems but those that are held out."""
+    return tuple(one for one in all_problems() if one not in held_out())

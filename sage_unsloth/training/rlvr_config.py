@@ -67,8 +67,8 @@ class RlvrConfig:
             mask); 1 masks nothing.
         temperature, top_p, min_p: sampling; top-k is off.
         backend: "unsloth", or "trl": TRL's own trainer, without Unsloth (`docs/several_gpus.md`).
-        rollouts: "vllm", "transformers", or "auto": vLLM where it runs; with backend="trl" also
-            "server", and "auto" is transformers.
+        rollouts: "vllm", "transformers", or "auto": vLLM on a GPU that it runs on; with
+            backend="trl" also "server", and "auto" is transformers.
         vllm_server: address of the server (`trl vllm-serve`) that draws rollouts="server".
         recompute_logits: the loss computes its logits a second time in the backward pass instead of
             keeping them: less memory, the same result.

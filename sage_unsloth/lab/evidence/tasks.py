@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker
@@ -154,25 +153,20 @@ def arithmetic_fresh_task() -> Task:
     )
 
 
-def countdown_task(drawing: str = "", title: str = "countdown") -> Task:
-    """Reaching a target with some of four numbers, on a tiny base model of its own.
-
-    Args:
-        drawing: what the names of the splits begin with: "" or "fresh-".
-        title: of the problems.
-    """
+def countdown_task() -> Task:
+    """Reaching a target with four numbers, on a tiny base model of its own."""
     arithmetic_like = arithmetic_task()
     return replace(
         arithmetic_like,
-        name=f"countdown{drawing and '-fresh'}",
-        title=f"embedded {title}, 0.7 M parameters",
+        name="countdown",
+        title="embedded countdown, 0.7 M parameters",
         prepare=lambda cache: data_folder() / COUNTDOWN_MODEL,
-        sft_rows=countdown.problems(f"{drawing}sft"),
-        train_rows=countdown.problems(f"{drawing}train"),
+        sft_rows=countdown.problems("sft"),
+        train_rows=countdown.problems("train"),
         sets={
             "test": EvaluationSet(
                 title="held-out problems",
-                rows=countdown.problems(f"{drawing}test"),
+                rows=countdown.problems("test"),
                 num_samples=32,
                 checker=COUNTDOWN,
             )
@@ -240,6 +234,5 @@ TASKS: dict[str, Callable[[], Task]] = {
     "arithmetic": arithmetic_task,
     "arithmetic-fresh": arithmetic_fresh_task,
     "countdown": countdown_task,
-    "countdown-fresh": partial(countdown_task, "fresh-", "countdown, fresh problems"),
     "smollm2": smollm2_task,
 }
