@@ -183,7 +183,7 @@ def test_parity_is_of_the_answer_alone():
             return SimpleNamespace(logits=found)
 
     answers = Answers([ids], [prompt_length - 1], [expected], [base])
-    assert check_parity(Merged(), answers) == {"agreement": 1.0, "distance": 0.0}
+    assert check_parity(Merged(), answers) == {"agreement": 1.0, "distance": 0.0, "kl": 0.0}
 
 
 def test_parity_warns_when_rounding_eats_the_training(run, tmp_path, caplog):
@@ -643,7 +643,7 @@ def test_unsloths_merge_stays_where_it_is_told_on_kaggle(run, tmp_path, unsloth_
 def load_on_cpu(run, merged=None):
     """As `load_policy` does it without a GPU, while `has_gpu` says that there is one."""
     path, adapter = (run.model_path, run.adapter) if merged is None else (merged, None)
-    return models._load_on_cpu(path, None, adapter, 0)
+    return models._load_on_cpu(path, None, adapter, 0, "float32", False)
 
 
 def test_a_merge_that_went_elsewhere_is_an_error(run, tmp_path, unsloth_saves, monkeypatch):
