@@ -132,7 +132,13 @@ ROWS = [{"prompt": [{"role": "user", "content": "?" * (i % 5) + f"{i}+{i}="}]} f
 
 
 def build_trainer(
-    output_dir, tokenizer=None, lora_noise=0.05, reward=None, columns=lambda i: {}, **settings
+    output_dir,
+    tokenizer=None,
+    lora_noise=0.05,
+    reward=None,
+    rows=ROWS,
+    columns=lambda i: {},
+    **settings,
 ):
     """Unsloth's generated GRPOTrainer; `load_unsloth` must have been called. `columns` gives a row
     further ones by its number.
@@ -147,7 +153,7 @@ def build_trainer(
         processing_class=tokenizer or build_tokenizer(),
         reward_funcs=reward if isinstance(reward, list) else [reward or length_reward],
         args=GRPOConfig(**({"output_dir": output_dir} | TRAINER_DEFAULTS | settings)),
-        train_dataset=Dataset.from_list([row | columns(i) for i, row in enumerate(ROWS)]),
+        train_dataset=Dataset.from_list([row | columns(i) for i, row in enumerate(rows)]),
     )
     # The oracle scores with a copy that neither Unsloth nor accelerate has touched.
     trainer.oracle_model = tiny_model(lora_noise).double()

@@ -17,7 +17,7 @@ import pytest
 
 from sage_unsloth.patch import cpu_vllm
 
-SECONDS = 900
+SECONDS = 1500
 LIBRARIES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "transformers", "peft")
 
 
@@ -58,14 +58,16 @@ def forked(call):
         faulthandler.enable()
         text, code = "", 0
         try:
-            call()
-        except BaseException:
-            text, code = traceback.format_exc(), 1
-        with os.fdopen(writing, "w", encoding="utf-8") as pipe:
-            pipe.write(text)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+            try:
+                call()
+            except BaseException:
+                text, code = traceback.format_exc(), 1
+            with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+                pipe.write(text)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        finally:
+            os._exit(code)  # whatever happens, this process is no pytest
     os.close(writing)
     end = time.monotonic() + SECONDS
     while not (found := os.waitpid(child, os.WNOHANG))[0]:

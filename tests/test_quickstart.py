@@ -290,3 +290,39 @@ def test_a_first_question_needs_no_code(finished, tmp_path):
     settings = json.loads((tmp_path / "run" / "sage-token" / "run.json").read_text())["settings"]
     assert settings["beta"] == 0.5 and settings["guide"].startswith("TokenGuide")
     assert "eval/pass@1" in (tmp_path / "run" / "training.csv").read_text()
+
+
+TOUCHY = """
+from dataclasses import dataclass
+from pathlib import Path
+
+@dataclass(frozen=True)
+class Touchy:
+    needs = frozenset()
+    causal = True
+
+    def log_guide(self, signals, *, step, max_steps, generator=None):
+        if Path("broken").exists():
+            raise RuntimeError("no card today")
+        return 0.1 * (signals.ref_logps < -3) * signals.mask
+
+touchy = Touchy()
+"""
+
+
+@pytest.mark.slow
+def test_an_error_in_one_of_two_runs_names_it_and_both_are_resumed(finished, tmp_path):
+    (tmp_path / "mine.py").write_text(TOUCHY)
+    (tmp_path / "broken").touch()
+    words = ["quickstart", "--smoke", "--out", "run", "--processes", "2"]
+    words += ["--algorithms", "grpo", "mine:touchy"]
+    first = command(*words, folder=tmp_path)
+    assert first.returncode == 2, first.stderr[-4000:]
+    assert "error: touchy stopped: RuntimeError: no card today" in first.stderr
+    assert "in log_guide" in (tmp_path / "run" / "processes" / "touchy" / "log.txt").read_text()
+    (tmp_path / "broken").unlink()
+    again = command(*words, folder=tmp_path)
+    assert again.returncode == 0, again.stderr[-4000:]
+    assert not (tmp_path / "run" / "processes").exists()
+    one, other = (timeless_files(folder / "run" / "grpo") for folder in (finished[0], tmp_path))
+    assert [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)] == []

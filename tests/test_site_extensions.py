@@ -36,6 +36,7 @@ def test_a_docstring_is_text_and_its_indented_blocks_are_code(extension):
 
 def test_a_plural_behind_code_and_names_that_share_a_line(extension):
     docstrings = extension("docstrings")
+    assert docstrings.escaped("the *same* a *b, 2 * 3 * 4") == r"the *same* a \*b, 2 \* 3 \* 4"
     assert docstrings.escaped("further `Callback`s") == r"further ``Callback``\ s"
     lines = [":ivar epsilon, epsilon_high: clip range.", ":ivar beta: KL coefficient."]
     docstrings.join_names(None, "class", "", None, None, lines)

@@ -14,6 +14,8 @@ all of them together, all but torch, and torch alone. Which of them pip would in
 other is another question: a row names the requirements of unsloth and unsloth_zoo that its versions
 do not meet.
 
+Rows of TRL's own trainer leave Unsloth out, which is installed and not imported.
+
 vllm is not run (it needs a GPU): its row has outcome "not run" and names what vllm's own
 requirements exclude of the environment.
 
@@ -62,7 +64,28 @@ TESTS = [
     "tests/patch/test_versions.py::test_q_of_one_is_the_same_bits",
     *COMPILED,
 ]
+OWN_TRL = {"TRL's own trainer, 1.15.0": [], "TRL's own trainer, 1.16.0": [["trl==1.16.0"]]}
+"""Rows without Unsloth: what is installed beside it is tried on `trl.GRPOTrainer` itself."""
+OWN_TRL_TESTS = [f"tests/patch/own_trl/{n}.py" for n in ("head", "guards", "choices", "losses")]
+"""Each in a process of its own."""
 PACKAGES = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "torch")
+OWN_TRL_CONTRACT = """
+import importlib.metadata, json
+versions = {name: importlib.metadata.version(name) for name in %r if "unsloth" not in name}
+report = {"versions": versions, "not_met": []}
+try:
+    from sage_unsloth.patch.trl_contract import check_trl_contract
+    from sage_unsloth.patch.unsloth_names import ContractError
+    from trl import GRPOTrainer
+    try:
+        check_trl_contract(GRPOTrainer)
+        report |= {"outcome": "holds", "message": ""}
+    except ContractError as error:
+        report |= {"outcome": "refuses", "message": str(error)}
+except Exception as error:
+    report |= {"outcome": "does not import", "message": f"{type(error).__name__}: {error}"}
+print("\\nREPORT " + json.dumps(report))
+"""
 CONTRACT = """
 import importlib.metadata, json, sys
 from packaging.requirements import Requirement
@@ -178,7 +201,10 @@ def try_versions(
         )
         return done.stdout + done.stderr
 
-    said = run("-c", CONTRACT % (PACKAGES,))
+    own_trl = name in OWN_TRL
+    if own_trl and tests is TESTS:
+        tests = OWN_TRL_TESTS
+    said = run("-c", (OWN_TRL_CONTRACT if own_trl else CONTRACT) % (PACKAGES,))
     found = re.search(r"^REPORT (.*)$", said, re.MULTILINE)
     releases = [release for group in groups for release in group]
     row = {"name": name, "beside": [r for r in releases if not r.startswith("unsloth")]}
@@ -190,7 +216,8 @@ def try_versions(
     row |= {"passed": 0, "failed": 0, "tests": tests}
     if row["outcome"] == "holds":
         compiled = [test for test in tests if test in COMPILED]
-        for arguments in (tests, ["--compiled", *compiled] if compiled else []):
+        calls = (tests, ["--compiled", *compiled] if compiled else [])
+        for arguments in [[test] for test in tests] if own_trl else calls:
             if not arguments:
                 continue
             said = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
@@ -232,7 +259,7 @@ def main() -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     earlier = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-    known = ROWS | (newest() if options.newest else {})
+    known = ROWS | OWN_TRL | (newest() if options.newest else {})
     wanted = options.rows or list(known)
     if unknown := set(wanted) - set(known):
         parser.error(f"--rows must be of {', '.join(known)}; got {', '.join(sorted(unknown))}")

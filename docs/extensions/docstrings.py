@@ -9,6 +9,9 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+MARKUP = r"(?P<emphasis>(?<!\S)\*\w+\*(?!\w))|\*|\||(?<=\w)_(?!\w)"
+"""What reStructuredText would read as markup; an emphasised word is meant."""
+
 
 def as_restructured_text(lines: list[str]) -> list[str]:
     """Lines of a docstring, for Sphinx."""
@@ -42,7 +45,7 @@ def escaped(line: str) -> str:
         if i % 2:
             parts[i] = part if part.startswith("``") else f"`{part}`"
         else:
-            parts[i] = re.sub(r"\*|\||(?<=\w)_(?!\w)", lambda found: "\\" + found[0], part)
+            parts[i] = re.sub(MARKUP, lambda found: found["emphasis"] or "\\" + found[0], part)
             if i and re.match(r"\w", part):  # a literal ends only before a space: ``Finding``\ s
                 parts[i] = rf"\ {parts[i]}"
     return "".join(parts)

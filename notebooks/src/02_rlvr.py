@@ -66,8 +66,9 @@ OUT = RUNS / "sage-branch"  # run all cells again: training resumes, or is only 
 LOAD_IN_4BIT = False  # True on a GPU of 16 GB
 ROLLOUTS = "auto"  # "vllm" where it runs, else "transformers"
 PROMPT = prompt_format(tags=["project"])  # as in 01_sft
-DATA = "dapo" if GPU else "arithmetic"
+DATA = "dapo" if GPU else "arithmetic"  # or a file of your own, "mine.jsonl"
 DATA_FILE = None  # a local copy of DAPO-Math-17k-Processed where the hub is out of reach
+COLUMNS = None  # of a file of your own: {"problem": "question", "answer": "total", "hard": "hard"}
 MAX_PROMPT, MAX_COMPLETION = (1024, 1024) if GPU else (64, 48)  # tokens
 MAX_STEPS = 1000 if GPU else 100
 PROMPTS_PER_STEP, NUM_GENERATIONS = (1, 8) if GPU else (8, 8)  # problems, completions of each
@@ -116,44 +117,59 @@ model, tokenizer = load_policy(
 # %% [markdown]
 # ## Data
 # Problems whose answer can be graded and whose prompt fits. TRL wants a column `prompt`; every
-# other column is passed to the rewards by its name. For data of your own, make `rows` a list of
-# `{"problem": …, "answer": …}` and add the columns that your rewards read.
+# other column is passed to the rewards by its name. A file of your own needs nothing here: name it
+# in `DATA`, and in `COLUMNS` what its columns are for, those that your rewards read among them
+# (`docs/own_data.md`). Rows that you make yourself are `{"problem": "…", "answer": "…"}`, the
+# answer as text.
 
 # %% tags=["outline"]
 from datasets import Dataset
 
 from sage_unsloth.figures import show_table
-from sage_unsloth.problems.corpora import rl_corpus
+from sage_unsloth.problems.columns import Columns
+from sage_unsloth.problems.corpora import rl_corpus, rl_rows
 from sage_unsloth.prompts import render_prompt, turns_of
+from sage_unsloth.training.rlvr_trainer import trainer_row
 
-corpus = rl_corpus(tokenizer, MAX_PROMPT, data=DATA, path=DATA_FILE)
+columns = Columns(names=COLUMNS) if COLUMNS else None
+found = rl_rows(data=DATA, path=DATA_FILE, columns=columns)
+corpus = rl_corpus(tokenizer, MAX_PROMPT, found=found)
 show_table(corpus.table())
 rows = corpus.rows
-dataset = Dataset.from_list([{"prompt": turns_of(row), "answer": row["answer"]} for row in rows])
-print(render_prompt(tokenizer, rows[0]["problem"]))
+dataset = Dataset.from_list([trainer_row(row) for row in rows])
+print(render_prompt(tokenizer, turns_of(rows[0])))
 
 # %% [markdown]
 # ## Reward
-# 1 for a right answer between the tags of the solution, else 0, graded in worker processes that can
-# be killed (`docs/grading.md`). A reward of your own is a function with TRL's signature; `tidy` is
-# one, and is not used until you put it into `rewards`.
+# `"answer"` is 1 for a right answer between the tags of the solution, else 0, graded in worker
+# processes that can be killed (`docs/grading.md`). A reward of your own is a function with TRL's
+# signature; `brief` is one, and is not used until you put it into the list. It pays for right
+# answers alone: where all answers of a group are wrong, any other reward would be all that is
+# learned from, at any weight (`docs/own_reward.md`).
 
 # %%
-from sage_unsloth import Grader, SolutionReward
+from sage_unsloth import Grader, Reward, extract_answer
+from sage_unsloth.grading.reward_functions import get_rewards
+from sage_unsloth.grading.total_reward import TotalReward
 
-solution = SolutionReward(Grader(prompt=PROMPT))
 
-
-def tidy(completions, **columns):
-    """.1 for a completion with nothing behind its solution."""
+def brief(completions, answer, **columns):
+    """1 - length/200 for a completion whose answer is, letter by letter, the right one."""
     texts = [completion[-1]["content"] for completion in completions]
-    return [0.1 * text.rstrip().endswith("</SOLUTION>") for text in texts]
+    answers = [extract_answer(text, prompt=PROMPT) for text in texts]
+    return [
+        (found == gold) * (1 - min(len(text), 200) / 200)
+        for text, found, gold in zip(texts, answers, answer, strict=True)
+    ]
 
 
-rewards = [solution]  # [solution, tidy] adds them up
+own = Reward(function=brief, weight=0.2)
+rewards = get_rewards(["answer"])  # ["answer", own] adds them up
+reward = TotalReward(rewards, Grader(prompt=PROMPT), seconds=60)  # of a call
 for answer in (rows[0]["answer"], "7", "no idea"):
     turns = [[{"role": "assistant", "content": PROMPT.solution_text("…", answer)}]]
-    print(answer, [reward(completions=turns, answer=[rows[0]["answer"]]) for reward in rewards])
+    given = {name: [value] for name, value in dataset[0].items() if name != "prompt"}
+    print(answer, [function([""], turns, **given) for function in reward.functions])
 
 # %% [markdown]
 # ## Guide
@@ -168,14 +184,16 @@ guide = BranchGuide(ratio=0.3, threshold=1.2)
 
 # %% [markdown]
 # ## Look before you train
-# Completions as training will sample them. Groups whose completions all get one reward teach
-# nothing; many of them call for easier problems, more SFT or more completions of a prompt.
+# Completions as training will sample them, with your rewards. Groups whose completions all get one
+# total teach nothing (`dead_groups`); many of them call for easier problems, more SFT or more
+# completions of a prompt. A small `format_rate` calls for SFT, or for marks that the model writes
+# of itself (`docs/prompts.md`).
 
 # %%
 from sage_unsloth.problems.held_out import spread
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
-from sage_unsloth.training.preflight import signal
+from sage_unsloth.training.preflight import add_rewards, signal
 
 few = [{"id": f"look-{i}"} | row for i, row in enumerate(spread(rows, min(16, len(rows))))]
 sampling = SamplingConfig(
@@ -194,10 +212,12 @@ if done is None and last_checkpoint(OUT / "checkpoints") is None:
     sample_and_grade(sampling, engine, few, look, **names, boxed=False, prompt=PROMPT)
 
 # %% tags=["outline"]
+from sage_unsloth.figures import show_table
 from sage_unsloth.runs.files import read_jsonl
 
 records = read_jsonl(look)
-show_table([{name: f"{share:.2f}" for name, share in signal(records).items()}])
+means = add_rewards(records, reward, few, tokenizer)  # of your own rewards
+show_table([{name: f"{share:.2f}" for name, share in (signal(records) | means).items()}])
 
 # %% [markdown]
 # Where would the guide act? Each dot is a token of these completions: its entropy H_t and the q_t
@@ -209,7 +229,7 @@ import numpy as np
 
 from sage_unsloth.analysis.traces import trace
 
-problems = {row["id"]: row["problem"] for row in few}
+problems = {row["id"]: turns_of(row)[-1]["content"] for row in few}
 traces = [
     trace("", model, tokenizer, guide, problems[record["problem_id"]], record)
     for record in records[:: max(1, len(records) // 24)]
@@ -254,6 +274,7 @@ args = GRPOConfig(
     epsilon_high=0.2,
     num_iterations=1,
     scale_rewards="group",  # advantages are divided by the deviation of a group's rewards
+    reward_weights=reward.weights,
     mask_truncated_completions=False,
     temperature=1.0,
     top_p=1.0,
@@ -288,7 +309,7 @@ from trl import GRPOTrainer
 trainer = GRPOTrainer(
     model=model,
     processing_class=tokenizer,
-    reward_funcs=rewards,
+    reward_funcs=reward.functions,
     train_dataset=dataset,
     args=args,
 )
@@ -310,7 +331,7 @@ from sage_unsloth.training.stage import read_metrics, train
 if done is None:
     trainer.add_callback(LivePlot())
     resume = last_checkpoint(OUT / "checkpoints")
-    graded = log_grades(OUT, solution, sample_steps=25)  # counts, and completions to look at
+    graded = log_grades(OUT, reward, sample_steps=25)  # counts, and completions to look at
     with guided_kl(trainer, guide):
         train(trainer, OUT, "SAGE-Branch", resume=resume, extra=graded)
     trainer.model.save_pretrained(OUT / "adapter")
@@ -327,6 +348,7 @@ assert abs(metrics[0]["kl/ref_k3"]) < 1e-3, "policy and π_ref were not one mode
 # %%
 from IPython.display import Image
 
+from sage_unsloth.figures import show_table
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.outcomes import course
 
@@ -334,12 +356,15 @@ show_table(course(metrics))
 Image(plot_training({"SAGE-Branch": metrics}, OUT / "training.png", f"seed {SEED}"))
 
 # %% [markdown]
-# Completions of the last step that was sampled:
+# Completions of the last step that was sampled (the first, and every 25th), with each reward where
+# you have several:
 
 # %%
 sampled = read_jsonl(OUT / "completions.jsonl")
+print("step", sampled[-1]["step"])
 for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
-    print(f"{row['grade']:<11} answer {row['answer']:<6} {row['completion'][:300]}")
+    named = row.get("rewards", "")
+    print(f"{row['grade']:<11} answer {row['answer']:<6} {named} {row['completion'][:300]}")
 
 # %% [markdown]
 # ## When something goes wrong
@@ -347,6 +372,7 @@ for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
 # | what you see | what to do |
 # |---|---|
 # | `frac_reward_zero_std` near 1 | easier problems, more SFT, or more `NUM_GENERATIONS` |
+# | `no answer` near 1 | the model does not write the tags: SFT first, or `tags=["boxed"]` |
 # | `completions/clipped_ratio` high | cut completions count as wrong: raise `MAX_COMPLETION` |
 # | `kl/ref_k3` jumps, reward falls | a smaller `LEARNING_RATE`, or a larger `BETA` |
 # | `sage/share_touched` is 0 | a lower threshold of the guide (see the plot above) |

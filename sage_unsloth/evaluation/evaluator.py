@@ -94,9 +94,9 @@ def choose_engine(wanted: str = "auto", *, load_in_4bit: bool = False) -> str:
     """
     if load_in_4bit and wanted == "vllm":
         raise ValueError(
-            "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones; got "
-            "--engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; leave "
-            "it out, or add --no-load-in-4bit"
+            "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones here; "
+            "got --engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; "
+            "leave it out, or add --no-load-in-4bit"
         )
     return choose_rollouts("transformers" if load_in_4bit else wanted)
 
@@ -173,8 +173,9 @@ def evaluate(
         if training:
             _report_overlap(training, benchmarks, out, show)
         missing = _count_missing(files, benchmarks, config)
-        if engine == "transformers" and any(missing.values()):
-            load_backend()  # before transformers, whose tokenizers the templates are read from
+        if any(missing.values()):
+            if engine == "transformers":
+                load_backend()  # before transformers, whose tokenizers the templates are read from
             if all(is_small(spec.path) for spec in models):
                 settle_process()
         models = _with_templates(models, templates, show)

@@ -4,9 +4,9 @@
 
 In the environment that `tests/engines/environment.py` makes, on one thread. Each round draws the
 same requests by both engines in turn; seconds are those of the process on its cores, which other
-work on the machine changes least. The models are the tiny one, and with `--smollm2` SmolLM2-135M
-(fetched from its package) in its own format and in bfloat16. By these figures `auto` chooses
-(`sampling.engine_choice`).
+work on the machine changes least. The model is the tiny one, or with `--smollm2` SmolLM2-135M
+(fetched from its package) in float32 and bfloat16; figures of other models in the file stay. By
+these figures `auto` chooses (`sampling.engine_choice`).
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.record import environment
 from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
@@ -28,6 +28,11 @@ from sage_unsloth.sampling.vllm_engine import VllmEngine
 MIXES = {"long and short": (2.0, 256), "about equally long": (1.0, 48)}
 """Name -> temperature, longest completion in tokens."""
 PROBLEMS = 8
+TINY = (("arithmetic-base", "float32", tuple(MIXES), 16, 64),)
+SMOLLM2 = tuple(
+    ("smollm2", dtype, ("about equally long",), 2, 16) for dtype in ("float32", "bfloat16")
+)
+"""Models: name, format, mixes, samples of each problem, completions drawn together."""
 
 
 def load_engines(path: str | Path, dtype: str) -> dict[str, Engine]:
@@ -105,26 +110,25 @@ def main() -> int:
         help="folder for engines.json (default: %(default)s)",
     )
     parser.add_argument(
-        "--smollm2", type=Path, metavar="FOLDER", help="SmolLM2-135M too, fetched into this folder"
+        "--smollm2", type=Path, metavar="FOLDER", help="SmolLM2-135M, fetched into this folder"
     )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    models = [("arithmetic-base", "float32", 16, 64)]
-    if options.smollm2:
-        models += [("smollm2", "float32", 4, 32), ("smollm2", "bfloat16", 4, 32)]
-    results = []
-    for name, dtype, samples, batch in models:
+    file = options.out / "engines.json"
+    results = read_json(file)["models"] if file.exists() else []
+    for name, dtype, mixes, samples, batch in SMOLLM2 if options.smollm2 else TINY:
         path, problems = material(name, options.smollm2)
         engines = load_engines(path, dtype)
         sizes = {"samples": samples, "batch": batch, "rounds": options.rounds}
-        for mix in MIXES:
-            found = {"model": name, "dtype": dtype} | measure(engines, problems, mix, **sizes)
-            results.append(found)
+        for mix in mixes:
+            key = {"model": name, "dtype": dtype, "mix": mix}
+            found = key | measure(engines, problems, mix, **sizes)
+            found["environment"] = environment()
             print(json.dumps(found), flush=True)
+            results = [one for one in results if key.items() - one.items()] + [found]
+            write_json(file, {"models": results, "threads": 1})
         del engines
-        result = {"models": results, "threads": 1, "environment": environment()}
-        write_json(options.out / "engines.json", result)
     return 0
 
 

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
-from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
+from sage_unsloth.models.quantised import (
+    four_bit_config,
+    keep_exact_products,
+    refuse_quantising_again,
+)
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
@@ -89,10 +93,11 @@ def load_policy(
         prompt: the format of the prompts; None takes what `templates.choose_format` says.
 
     Raises:
-        ValueError: full fine-tuning with an adapter or in 4 bit; vLLM without a GPU; an adapter of
-            another shape or for another model; weights in pickles; a tokenizer without EOS or a
-            token to pad with; a model that cannot be found; a template or a prompt that the model
-            was not trained with, or a template that it does not have.
+        ValueError: full fine-tuning with an adapter, or in fewer than 32 bits; see
+            `refuse_quantising_again`; vLLM without a GPU; an adapter of another shape or for
+            another model; weights in pickles; a tokenizer without EOS or a token to pad with; a
+            model that cannot be found; a template or a prompt that the model was not trained with,
+            or a template that it does not have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError(
@@ -107,6 +112,8 @@ def load_policy(
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
     refuse_pickles(path)
+    if load_in_4bit:
+        refuse_quantising_again(path)
     if adapter is not None:
         check_adapter_fits(path, adapter)
         if lora is not None:
@@ -214,11 +221,11 @@ def _load_plain(
     options = {"quantization_config": four_bit_config(numbers)} if load_in_4bit else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=numbers, use_safetensors=True, **options
         )
         if device != "cpu":
-            model = model.to(torch.device(device))
+            model = model.to(device)
     except OSError as error:
         raise ValueError(not_found(path, error)) from error
     keep_exact_products(model)

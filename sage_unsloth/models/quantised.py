@@ -4,10 +4,16 @@ The linear layers are quantised, and frozen; embeddings, norms, the head and the
 Every product takes the values that the 4 bits stand for, in the format of the activations.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sage_unsloth.runs.files import read_json
+
+MERGED = "values_of_4bit_weights"
+"""In the `config.json` of a model that `merge_dequantised` made."""
 
 
 def four_bit_config(dtype: torch.dtype) -> Any:
@@ -54,7 +60,9 @@ def merge_dequantised(model: Any) -> Any:
     W the values that the 4 bits stand for.
 
     So it computes what the policy does that was trained, up to rounding; the weights before they
-    were quantised would make another model of it. The layers are replaced in `model` itself.
+    were quantised would make another model of it. The layers are replaced in `model` itself. Such a
+    model must not be quantised again: nearly every value is a level of its block, to which B A,
+    smaller than half the distance of two levels, is rounded back.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -75,7 +83,23 @@ def merge_dequantised(model: Any) -> Any:
         if isinstance(module, nn.Linear) and _is_4bit(module.weight):
             base.set_submodule(name, _linear(dequantised(module.weight), module.bias))
     base.hf_quantizer.remove_quantization_config(base)
+    setattr(base.config, MERGED, True)
     return base
+
+
+def refuse_quantising_again(path: str | Path) -> None:
+    """Refuses to quantise a model of `merge_dequantised`; a hub id is left alone.
+
+    Raises:
+        ValueError: it is one.
+    """
+    config = Path(path) / "config.json"
+    if config.is_file() and read_json(config).get(MERGED):
+        raise ValueError(
+            "a model merged into the values of 4-bit weights is not quantised again, because that "
+            f"rounds off nearly all of its training; {path} is one; start from its run, or leave "
+            "load_in_4bit off"
+        )
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

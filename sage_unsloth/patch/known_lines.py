@@ -25,7 +25,8 @@ KNOWN = (
     r"subclasses is deprecated and will be an error in a future release\.",
 )
 KNOWN_WITHOUT_GPU = (
-    # 4-bit weights on a CPU, which `load_policy` refuses.
+    # A fused kernel for 4-bit weights on a CPU, which computes in bfloat16: `load_policy` keeps to
+    # exact products.
     r"Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'\. "
     r"Please make sure you already `pip install kernels` and the kernels >= 0\.11\.1",
     # What a CPU trains in, as this package asks for.

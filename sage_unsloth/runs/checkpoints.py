@@ -22,6 +22,8 @@ SIZES = "sizes.json"
 """In a checkpoint whose files the disk has: their sizes in bytes, by name."""
 FSDP_MODEL = "pytorch_model_fsdp.bin"
 """The whole model in a checkpoint of FSDP (`fsdp_state_dict_type: FULL_STATE_DICT`)."""
+DEEPSPEED_LATEST = "latest"
+"""In a checkpoint of DeepSpeed: the folder in which each process has written its part."""
 KEPT = 2
 """How many complete checkpoints stay."""
 MISSING = (FileNotFoundError, NotADirectoryError)
@@ -124,9 +126,15 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _optimizer(checkpoint: Path) -> tuple[str, ...]:
-    """The optimizer's state; under FSDP also the weights that go with it."""
+    """The optimizer's state; of a split model also the weights that go with it."""
     if (checkpoint / FSDP_MODEL).exists():
         return (FSDP_MODEL, "optimizer.bin")
+    if (latest := checkpoint / DEEPSPEED_LATEST).exists():
+        folder = latest.read_text(encoding="utf-8").strip()
+        parts = [f"{folder}/{file.name}" for file in sorted((checkpoint / folder).glob("*.pt"))]
+        if sum(part.endswith("optim_states.pt") for part in parts) < world_size():
+            raise FileNotFoundError(f"{folder} lacks a process's optim_states.pt")
+        return tuple(parts)
     return ("optimizer.pt",)
 
 

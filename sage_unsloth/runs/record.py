@@ -41,6 +41,7 @@ LATER: dict[str, Any] = {
     "token_advantages": "none",
     "entropy_coef": 0.0,
     "kl_in": "loss",
+    "precision": "auto",
     "backend": "unsloth",
     "reward_seconds": ANY,
     "code": ANY,

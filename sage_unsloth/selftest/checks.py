@@ -84,7 +84,7 @@ def all_checks() -> tuple[Check, ...]:
         Check(name="contract", function="sage_unsloth.selftest.stages:contract"),
         _loss("float32", ways),
         _loss("bfloat16", ways, missing=_no_bfloat16),
-        _loss("float16", ways, missing=_no_gpu),
+        _loss("float16", ways),
         _loss("4-bit", ways),
         _loss(half, ["compiled"], " padded", missing=_no_gpu, environment=PADDED),
         _loss("4-bit", ["compiled"], " padded", missing=_no_gpu, environment=PADDED),

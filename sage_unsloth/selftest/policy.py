@@ -14,6 +14,7 @@ from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.random_weights import save_random_model
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
+from sage_unsloth.patch.loss_scale import scale_losses
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import prompt_messages
 from sage_unsloth.sampling.cpu_engine import start_beside
@@ -205,6 +206,7 @@ def make_trainer(
         args=generated.GRPOConfig(**(arguments | settings)),
         train_dataset=Dataset.from_list(rows),
     )
+    scale_losses(trainer)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -17,7 +17,7 @@ from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
-from sage_unsloth.patch.backends import check_backend, load_backend
+from sage_unsloth.patch.backends import TRL, backend, check_backend, load_backend
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
@@ -142,6 +142,8 @@ def run_sft(
         _show(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
         _show(table)
     words = ["--smoke"] if smoke else []
+    if backend() == TRL:
+        words += ["--backend", TRL]
     if data not in SFT_DATA:
         columns = columns or Columns()
         names = {name: of for name, of in columns.names.items() if name != "solution"}
@@ -323,10 +325,10 @@ def _show_log() -> None:
 
 
 def _load_libraries(
-    preset: ModelPreset, backend: str | None = None, *, standby: bool = False
+    preset: ModelPreset, wanted: str | None = None, *, standby: bool = False
 ) -> None:
     """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not."""
-    load_backend(backend, standby=standby)
+    load_backend(wanted, standby=standby)
     if is_small(model_path(preset)):
         settle_process()
 

@@ -12,6 +12,7 @@ from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
 from sage_unsloth.sampling.engine_arguments import parse_arguments
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
+from sage_unsloth.training.number_formats import check_precision
 
 REFERENCES = ("sft", "base")
 SCALE_REWARDS = ("group", "batch", "none")
@@ -66,8 +67,8 @@ class RlvrConfig:
             mask); 1 masks nothing.
         temperature, top_p, min_p: sampling; top-k is off.
         backend: "unsloth", or "trl": TRL's own trainer, without Unsloth (`docs/several_gpus.md`).
-        rollouts: "vllm", "transformers", or "auto": vLLM where it runs; with backend="trl" also
-            "server", and "auto" is transformers.
+        rollouts: "vllm", "transformers", or "auto": vLLM on a GPU that it runs on; with
+            backend="trl" also "server", and "auto" is transformers.
         vllm_server: address of the server (`trl vllm-serve`) that draws rollouts="server".
         recompute_logits: the loss computes its logits a second time in the backward pass instead of
             keeping them: less memory, the same result.
@@ -79,6 +80,9 @@ class RlvrConfig:
             weight is the share of probability that min-p kept.
         full_finetuning: train every weight instead of an adapter.
         load_in_4bit: quantise the frozen weights of the linear layers.
+        precision: format of the frozen weights and of the products, one of
+            `number_formats.PRECISIONS`; "auto" is float32 on a CPU and what the card computes in on
+            a GPU. The adapter is trained in float32 in any case.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags by which an answer is found.
         preflight_prompts: prompts sampled before training to see whether there is anything to learn
@@ -140,6 +144,7 @@ class RlvrConfig:
     vllm_importance_sampling_correction: bool = True
     full_finetuning: bool = False
     load_in_4bit: bool = False
+    precision: str = "auto"
     template: str = "project"
     prompt: PromptFormat = PROJECT_PROMPT
     preflight_prompts: int = 32
@@ -172,6 +177,7 @@ class RlvrConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
                 )
+        check_precision(self.precision, full_finetuning=self.full_finetuning, backend=self.backend)
         check_choices(
             guide=None,
             beta=self.beta,

@@ -47,6 +47,7 @@ from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
+from sage_unsloth.training.number_formats import dtype_of_weights
 from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rlvr_checks import (
@@ -269,6 +270,7 @@ def _rlvr(job: _Job) -> Path:
         full_finetuning=config.full_finetuning,
         max_length=job.max_length,
         load_in_4bit=config.load_in_4bit,
+        dtype=dtype_of_weights(config.precision),
         gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.seed,
         template=config.template,

@@ -104,7 +104,7 @@ def make_trainer(
                 "vllm" if rollouts == "server" else rollouts, tokenizer.pad_token_id
             ),
             seed=config.seed,
-            **common_arguments(folder, config.save_steps),
+            **common_arguments(folder, config.save_steps, config.precision),
             **own_arguments,
         ),
     )

@@ -12,17 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.models.device import frees_models, has_gpu
+from sage_unsloth.models.device import frees_models, has_gpu, release_memory
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
+from sage_unsloth.models.quantised import is_quantised
 from sage_unsloth.models.templates import check_teaches, check_template, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.patch.finite import finite_only
+from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.training.number_formats import check_precision, dtype_of_weights
 from sage_unsloth.training.stage import (
     begin,
     check_checkpoints,
@@ -52,6 +55,9 @@ class SftConfig:
         completion_only_loss: learn working out, solution tag and EOS alone; False also learns the
             prompt, as the authors' code does.
         load_in_4bit: quantise the frozen weights of the linear layers.
+        precision: format of the frozen weights and of the products, one of
+            `number_formats.PRECISIONS`; "auto" is float32 on a CPU and what the card computes in on
+            a GPU. The adapter is trained in float32 in any case.
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
         prompt: what the prompts say, and the tags.
         save_steps: optimizer steps between checkpoints.
@@ -70,6 +76,7 @@ class SftConfig:
     max_length: int = 2048
     completion_only_loss: bool = True
     load_in_4bit: bool = False
+    precision: str = "auto"
     template: str = "project"
     prompt: PromptFormat = PROJECT_PROMPT
     save_steps: int = 100
@@ -85,6 +92,7 @@ class SftConfig:
         for name in ("epochs", "batch_size", "learning_rate", "max_length", "save_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
+        check_precision(self.precision)
         check_template(self.template)
 
 
@@ -100,7 +108,9 @@ def sft(
     """Fine-tune on worked solutions and return the folder of the merged model.
 
     The adapter is merged, so that RL starts from this model and its reference, "adapter off", is
-    this model too. It is also kept by itself, for RL against the base model.
+    this model too. It is also kept by itself, for RL against the base model. One that was trained
+    on 4-bit weights is merged into the model before it was quantised: RL may quantise that again,
+    and begins a quantisation away from the policy that was trained.
 
     Args:
         config: settings.
@@ -162,6 +172,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         adapter=trained,
         max_length=config.max_length,
         load_in_4bit=config.load_in_4bit,
+        dtype=dtype_of_weights(config.precision),
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
@@ -183,6 +194,10 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
             else:
                 copy_result(trained, partial)
             write_readme(partial)
+    if is_quantised(model) and not has_gpu():  # on a GPU Unsloth does so by itself
+        model = trainer = None
+        release_memory()
+        model, _ = load_policy(model_path, adapter=adapter)
     save_merged(model, tokenizer, merged)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return merged
@@ -220,7 +235,7 @@ def _trainer(
             completion_only_loss=config.completion_only_loss,
             packing=False,
             seed=config.seed,
-            **common_arguments(folder, config.save_steps),
+            **common_arguments(folder, config.save_steps, config.precision),
         ),
     )
     _assert_eos_is_learned(trainer, tokenizer, len(rows))
@@ -229,7 +244,8 @@ def _trainer(
 
 def sft_trainer_class() -> type:
     """`trl`'s SFT trainer; without a GPU one that takes the model's own loss, since TRL 1.15
-    computes it in a Triton kernel.
+    computes it in a Triton kernel, and that leaves an adapter on 4-bit weights in float32. TRL
+    rounds it to bfloat16, where most steps of 2e-4 are lost; Unsloth's trainers do not.
     """
     import trl
     from transformers import Trainer
@@ -239,6 +255,11 @@ def sft_trainer_class() -> type:
         return generated.SFTTrainer
 
     class CpuSFTTrainer(generated.SFTTrainer):
+        def __init__(self, *, model, **kwargs):
+            base = model.get_base_model()
+            with replaced(base, is_loaded_in_4bit=False):
+                super().__init__(model=model, **kwargs)
+
         def compute_loss(self, *args, **kwargs):
             return Trainer.compute_loss(self, *args, **kwargs)
 

@@ -25,6 +25,7 @@ from sage_unsloth.runs.processes import (
 )
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked
 
@@ -262,7 +263,7 @@ def check_tracker(report_to: str) -> None:
         )
 
 
-def common_arguments(folder: Path, save_steps: int) -> dict[str, Any]:
+def common_arguments(folder: Path, save_steps: int, precision: str = "auto") -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
     arguments = {
         "output_dir": str(folder / "checkpoints"),
@@ -280,8 +281,7 @@ def common_arguments(folder: Path, save_steps: int) -> dict[str, Any]:
         "dataloader_pin_memory": has_gpu(),
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
-    if not has_gpu():
-        arguments |= {"bf16": False, "fp16": False}
+    arguments |= precision_arguments(precision)
     if backend() != TRL:
         return arguments
     from sage_unsloth.training.by_trl import common_trl_arguments  # which imports torch
@@ -324,10 +324,13 @@ def train(
     """
     from transformers import PrinterCallback, ProgressCallback
 
+    from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
     from sage_unsloth.training.step_log import EvaluatesFirst, NothingLeftError, StepLog
 
     if resume is not None and world_size() > 1 and not has_gpu():
         read_numbered_cpus()
+    scale_losses(trainer)
+    extra = with_loss_scale(trainer, extra)
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     if rank() == 0:

@@ -147,10 +147,7 @@ def merge_run(folder: Path) -> None:
         if (folder / "model").exists():
             return
         logger.info("Merging the adapter of %s into %s.", folder, folder / "model")
-        in_4bit = run["settings"].get("load_in_4bit", False)
-        model, tokenizer = load_policy(
-            _model_below(run), adapter=folder / "adapter", load_in_4bit=in_4bit
-        )
+        model, tokenizer = load_policy(_model_below(run), adapter=folder / "adapter")
         save_merged(model, tokenizer, folder / "model")
         del model
         release_memory()

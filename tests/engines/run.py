@@ -36,19 +36,24 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("-n", default="2", help="tests at a time (default: %(default)s)")
+    parser.add_argument("--only", help="pytest's -k: the others keep the outcome that they have")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     from sage_unsloth.runs.files import write_json
     from sage_unsloth.runs.record import environment
 
+    known = {}
+    if options.only and options.out.exists():
+        known = json.loads(options.out.read_text(encoding="utf-8"))["tests"]
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "vllm_cpu", "tests/engines", "-q"]
         command += [f"--junitxml={report}", "-n", options.n, "--dist", "loadfile"]
+        command += ["-k", options.only] if options.only else []
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         if code not in (0, 1):
             return code
-        result = {"tests": outcomes(report), "environment": environment()}
+        result = {"tests": known | outcomes(report), "environment": environment()}
     write_json(options.out, result)
     print(json.dumps({k: v["outcome"] for k, v in result["tests"].items()}, indent=2))
     return code

@@ -33,39 +33,39 @@ def records(out, name="base"):
     return {(row["problem_id"], row["sample"]): row["completion"] for row in rows}
 
 
-def shares(out, name):
-    """Right answers of each problem, as a share."""
-    right = {}
+def right(out, name):
+    """Right answers of each problem, as a share, and completions of each."""
+    found = {}
     for row in read_jsonl(out / "samples" / "arithmetic" / f"{name}.jsonl"):
-        right.setdefault(row["problem_id"], []).append(row["grade"] == "correct")
-    return {problem: sum(found) / len(found) for problem, found in right.items()}
+        found.setdefault(row["problem_id"], []).append(row["grade"] == "correct")
+    (count,) = {len(grades) for grades in found.values()}
+    return {problem: sum(grades) / count for problem, grades in found.items()}, count
 
 
-def test_both_engines_find_the_same_pass_at_1_and_refuse_each_others_sets(tmp_path):
-    """5,000 completions of the base and an adapter by each engine."""
-    adapter = make_adapter(tmp_path / "adapter", 20, 3, std=0.01)
-    models = [
-        ModelSpec(name="base", path=str(BASE)),
-        ModelSpec(name="adapted", path=str(BASE), adapter=str(adapter)),
-    ]
-    config = replace(SHORT, num_samples=50)
-    benchmarks = arithmetic(50)
+@pytest.mark.parametrize(("problems", "samples", "adapted"), [(20, 50, False), (20, 20, True)])
+def test_both_engines_find_the_same_pass_at_1(tmp_path, problems, samples, adapted):
+    """1,000 completions of the base by each engine, and 400 with an adapter."""
+    adapter = make_adapter(tmp_path / "adapter", 20, 3, std=0.005) if adapted else None
+    spec = ModelSpec(name="m", path=str(BASE), adapter=adapter and str(adapter))
+    config = replace(
+        SHORT, num_samples=samples, temperature=0.5, max_completion_length=56, batch_size=256
+    )
     for engine in ("vllm", "transformers"):
-        evaluator.evaluate(models, benchmarks, tmp_path / engine, config, engine=engine)
-    for spec in models:
-        by_engine = [shares(tmp_path / engine, spec.name) for engine in ("vllm", "transformers")]
-        difference = variance = 0.0
-        for problem in by_engine[0]:
-            p, q = (found[problem] for found in by_engine)
-            difference += (p - q) / 50
-            variance += (p * (1 - p) + q * (1 - q)) / 49 / 50**2
-        assert abs(difference) < 3.5 * math.sqrt(variance) + 1e-9, spec.name
-    assert sum(shares(tmp_path / "vllm", "base").values()) > 1, "there is something to compare"
-    settings = read_json(tmp_path / "vllm/samples/arithmetic/base.settings.json")
+        evaluator.evaluate([spec], arithmetic(problems), tmp_path / engine, config, engine=engine)
+    (found, count), (other, _) = (right(tmp_path / e, "m") for e in ("vllm", "transformers"))
+    assert len(found) == problems and count == samples
+    difference = sum(found[p] - other[p] for p in found) / problems
+    variance = sum(q[p] * (1 - q[p]) for q in (found, other) for p in q)
+    variance /= (samples - 1) * problems**2
+    assert abs(difference) < 3.5 * math.sqrt(variance)
+    assert sum(found.values()) / problems > 0.02, "there is something to compare"
+    settings = read_json(tmp_path / "vllm/samples/arithmetic/m.settings.json")
     assert settings["settings"]["dtype"] == "float32"
     assert settings["engine_arguments"]["enforce_eager"] is True
     with pytest.raises(ValueError, match='engine was "vllm" and is "transformers"'):
-        evaluator.evaluate(models, benchmarks, tmp_path / "vllm", config, engine="transformers")
+        evaluator.evaluate(
+            [spec], arithmetic(problems), tmp_path / "vllm", config, engine="transformers"
+        )
 
 
 def command(out, *more):

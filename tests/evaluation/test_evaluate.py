@@ -478,11 +478,8 @@ def test_difference_figure_is_drawn_from_its_table(tmp_path):
 
 
 def test_sets_of_quantised_weights_are_sets_of_their_own():
-    spec = parse_model(f"base={BASE}")
-    (plain,), (quantised,) = (
-        evaluator._identities([dataclasses.replace(spec, load_in_4bit=bits)])
-        for bits in (False, True)
-    )
+    specs = [parse_model(f"base={BASE}", load_in_4bit=bits) for bits in (False, True)]
+    plain, quantised = evaluator._identities(specs)
     assert plain.pop("dtype") == "float32", "what is not quantised"
     assert "weight_bits" not in plain and quantised == plain | {"weight_bits": 4}
 
@@ -527,8 +524,7 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
     [
         (["--benchmarks", "arithmetic=some.jsonl"], "read from no file; got some.jsonl"),
         (["--engine", "vllm"], "rollouts='vllm' cannot be had"),
-        (["--engine", "vllm", "--load-in-4bit"], "4-bit evaluation draws by transformers"),
-        (["--load-in-4bit"], "load_in_4bit needs a GPU"),
+        (["--engine", "vllm", "--load-in-4bit"], "4-bit weights are drawn from by transformers"),
         (
             ["--train", "TRAIN"],
             "--train FILE: a training set needs a column with its problems, as text (problem, "
@@ -539,7 +535,7 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
     ],
 )
 def test_bad_requests_are_messages(adapter, tmp_path, more, message, capsys):
-    if has_gpu() and ("vllm" in more or "--load-in-4bit" in more):
+    if has_gpu() and "vllm" in more:
         pytest.skip("it may run here")
     train = tmp_path / "train.jsonl"
     train.write_text('{"text": "1+1"}\n')

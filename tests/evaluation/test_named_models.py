@@ -20,10 +20,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(folder, stage, model_path, *results):
+def run(folder, stage, model_path, *results, **settings):
     """A run's folder with what its stage leaves."""
     folder.mkdir(parents=True)
-    record = {"settings": {"stage": stage}} | ({"model_path": model_path} if model_path else {})
+    record = {"settings": {"stage": stage} | settings} | (
+        {"model_path": model_path} if model_path else {}
+    )
     (folder / "run.json").write_text(json.dumps(record))
     for result in results:
         if result == "model":
@@ -37,8 +39,8 @@ def adapter(folder, base):
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
 
 
-def spec(path, adapter=None):
-    return ModelSpec(name="x", path=str(path), adapter=adapter)
+def spec(path, adapter=None, in_4bit=False):
+    return ModelSpec(name="x", path=str(path), adapter=adapter, load_in_4bit=in_4bit)
 
 
 @pytest.mark.smoke
@@ -69,6 +71,30 @@ def test_runs_adapters_and_folders(folder):
         "org/model": spec("org/model"),
     }.items():
         assert parse_model(f"x={text}") == expected
+
+
+def test_what_was_trained_in_4_bits_is_evaluated_in_4_bits(folder):
+    """Of an SFT run its adapter on the 4-bit base, which is what was trained; its merged model is
+    one in full precision.
+    """
+    run(folder / "sft", "sft", str(BASE), "adapter", "model", load_in_4bit=True)
+    run(folder / "grpo", "rlvr", "sft/model", "adapter", load_in_4bit=True)
+    run(folder / "plain", "rlvr", "sft/model", "adapter", load_in_4bit=False)
+    adapter(folder / "exported", str(BASE))
+    (folder / "exported" / "export.json").write_text('{"run": {"load_in_4bit": true}}')
+    sft, grpo = (BASE, "sft/adapter"), ("sft/model", "grpo/adapter")
+    plain, exported = ("sft/model", "plain/adapter"), (BASE, "exported")
+    for text, as_trained, quantised, full in (
+        ("sft", spec(*sft, True), spec(*sft, True), spec("sft/model")),
+        ("sft/adapter", spec(*sft, True), spec(*sft, True), spec(*sft)),
+        ("grpo", spec(*grpo, True), spec(*grpo, True), spec(*grpo)),
+        ("sft/model+grpo", spec(*grpo, True), spec(*grpo, True), spec(*grpo)),
+        ("sft/model", spec("sft/model"), spec("sft/model", None, True), spec("sft/model")),
+        ("plain", spec(*plain), spec(*plain, True), spec(*plain)),
+        ("exported", spec(*exported, True), spec(*exported, True), spec(*exported)),
+    ):
+        for asked, expected in ((None, as_trained), (True, quantised), (False, full)):
+            assert parse_model(f"x={text}", load_in_4bit=asked) == expected, (text, asked)
 
 
 def test_the_template_is_passed_on():

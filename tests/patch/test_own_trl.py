@@ -3,6 +3,7 @@ it, so the files of `own_trl/` are run in processes without it.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,23 @@ def test_in_a_process_without_unsloth(file, tmp_path):
     code, said = run_without_unsloth([str(file), "--basetemp", str(tmp_path / "inner")])
     assert code == 0, said
     assert " passed" in said, said
+
+
+def test_the_script_of_the_page(tmp_path):
+    """docs/trl.md, as a user runs it."""
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trl.md").read_text(), re.DOTALL)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    (tmp_path / "script.py").write_text(script)
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("UNSLOTH")}
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 1 < float(done.stdout.splitlines()[-1]) < 2
 
 
 def test_there_are_files():

@@ -53,6 +53,13 @@ def test_bfloat16_is_allowed_its_own_rounding(check):
     assert 2.0**-8 < finding.figures["error_allowed"] < 0.3
 
 
+def test_float16_is_scaled_and_allowed_its_own_rounding(check):
+    """On a CPU by this package's own scaling; the first scales are too large, and are skipped."""
+    (finding,) = check("float16")
+    assert finding.status == PASSED, finding
+    assert 2.0**-11 < finding.figures["error_allowed"] < 0.05
+
+
 def test_a_wrong_sign_of_beta_is_found(check, monkeypatch):
     apply = unsloth_seam.UnslothHook.apply
 

@@ -1,0 +1,41 @@
+"""The number format that an adapter is trained in, beside 4-bit weights."""
+
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu
+
+PRECISIONS = ("auto", "bfloat16", "float16")
+"""Of frozen weights and products; "auto" is float32 on a CPU, and on a GPU what Unsloth, or TRL,
+takes for the card."""
+
+
+def check_precision(
+    precision: str, *, full_finetuning: bool = False, backend: str = "unsloth"
+) -> None:
+    """Raises ValueError for none of `PRECISIONS`, for weights that would be trained in 16 bits, or
+    for one beside TRL's own trainer.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+    if full_finetuning and precision != "auto":
+        raise ValueError(
+            "full fine-tuning trains float32 weights, because a small step is lost in the rounding "
+            f"of 16 bits; got precision={precision!r}; set precision=auto, or train an adapter"
+        )
+    if backend != "unsloth" and precision != "auto":
+        raise ValueError(
+            "a precision is chosen for Unsloth's trainer; TRL's takes the card's own; got "
+            f"precision={precision!r} with backend={backend!r}; set precision=auto"
+        )
+
+
+def dtype_of_weights(precision: str) -> str | None:
+    """What `load_policy` takes."""
+    return None if precision == "auto" else precision
+
+
+def precision_arguments(precision: str) -> dict[str, Any]:
+    """The trainer's `bf16` and `fp16`; none on a GPU by itself, where Unsloth decides."""
+    if has_gpu() and precision == "auto":
+        return {}
+    return {"bf16": precision == "bfloat16", "fp16": precision == "float16"}
