@@ -405,6 +405,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
     "benchmark-smollm2": partial(from_benchmark, "smollm2"),
     "frontier": partial(from_frontier, "arithmetic"),
+    "frontier-countdown": partial(from_frontier, "countdown"),
     "cost": from_cost,
     "grading-speed": from_grading,
     "sampling-speed": from_sampling,
