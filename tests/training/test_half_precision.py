@@ -83,7 +83,7 @@ def test_a_step_that_overflows_in_float16_is_skipped_and_counted(
     def large(device):
         return scaler(device, init_scale=2.0**60, backoff_factor=2.0**-44)
 
-    monkeypatch.setattr(loss_scale.torch.amp, "GradScaler", large)
+    monkeypatch.setattr(torch.amp, "GradScaler", large)
     weights, rows = trained(tmp_path / "whole", "float16", max_steps=3, save_steps=1)
     assert [row[loss_scale.SKIPPED] for row in rows] == [1, 0, 0]
     assert [row[loss_scale.SCALE] for row in rows] == [2.0**16] * 3
@@ -105,7 +105,7 @@ def test_a_gradient_that_is_not_finite_at_scale_1_stops_the_run(
         weight.register_hook(lambda gradient: gradient + math.inf)
         return trainer
 
-    monkeypatch.setattr(loss_scale.torch.amp, "GradScaler", lambda d: scaler(d, init_scale=1.0))
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda d: scaler(d, init_scale=1.0))
     monkeypatch.setattr(module, "make_trainer", overflows)
     with pytest.raises(NotFiniteError, match=r"the gradient of .* is (nan|inf|-inf)"):
         trained(tmp_path, "float16")
