@@ -43,6 +43,7 @@ LATER: dict[str, Any] = {
     "kl_in": "loss",
     "precision": "auto",
     "backend": "unsloth",
+    "vllm_server": "http://127.0.0.1:8000",
     "reward_seconds": ANY,
     "code": ANY,
     "dtype": ANY,
