@@ -106,7 +106,7 @@ def from_benchmark(task: str) -> str:
 
 
 def from_frontier(task: str) -> str:
-    """Points, what each method keeps, guides: the pilot, and the verdict on fresh problems."""
+    """Points, what each method keeps, guides: on fresh problems, if any ran, and in the pilot."""
     folder = RESULTS / "frontier" / task
     return "\n\n".join(
         frontier_text.section(

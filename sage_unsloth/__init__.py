@@ -1,5 +1,5 @@
-"""SAGE inside Unsloth's fast GRPO loss: a KL anchor q·π_ref that a guide q shapes (arXiv
-2605.18864).
+"""SAGE inside the GRPO loss of Unsloth, or of TRL's own trainer: a KL anchor q·π_ref that a guide
+q shapes (arXiv 2605.18864).
 
     from sage_unsloth import BranchGuide, guided_kl, load_unsloth
 
