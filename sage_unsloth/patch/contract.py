@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sage_unsloth.objective.kl import KL_ESTIMATORS, PENALTIES, UNSLOTH_K3_MAX
-from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.patch.compared_loss import check_loss
 from sage_unsloth.patch.kernel import POLICY_ONLY, kernel_with
 from sage_unsloth.patch.rewrite import Rewritten, rewritten_function, rewritten_loss
 from sage_unsloth.patch.unsloth_names import EXPECTED_PARAMETERS, FUNCTION, KERNEL, ContractError
@@ -85,27 +85,17 @@ def _check_numbers(kernel: Any, kl_estimator: str) -> None:
     )
     if len(result) != 7:
         raise ContractError(f"{KERNEL} must return 7 values", found=len(result), expected=7)
-    found = result[0]
-    ours = start.clone().requires_grad_()
-    expected = grpo_loss(
-        ours,
+    (gradient,) = torch.autograd.grad(result[0], theirs)
+    check_loss(
+        KERNEL,
+        start,
+        result[0],
+        gradient,
         ref,
         mask,
         advantages,
+        kl_estimator=kl_estimator,
         log_guide=log_guide,
         beta=0.05,
-        kl_estimator=kl_estimator,
         k3_max=UNSLOTH_K3_MAX,
     )
-    (found_gradient,) = torch.autograd.grad(found, theirs)
-    (expected_gradient,) = torch.autograd.grad(expected, ours)
-    if not (
-        torch.allclose(found, expected, atol=1e-7)
-        and torch.allclose(found_gradient, expected_gradient, atol=1e-7)
-    ):
-        raise ContractError(
-            f"{KERNEL} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, "
-            "which for 'k3' is exp(d) − d − 1",
-            found=f"loss {found.item():.8f}, gradient {found_gradient.flatten().tolist()}",
-            expected=f"loss {expected.item():.8f}, gradient {expected_gradient.flatten().tolist()}",
-        )

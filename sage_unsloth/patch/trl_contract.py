@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.objective.kl import KL_ESTIMATORS, UNSLOTH_K3_MAX
-from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.patch.compared_loss import check_loss
 from sage_unsloth.patch.hook import Consulted
 from sage_unsloth.patch.rollout_batch import SCORE
 from sage_unsloth.patch.trl_loss import (
@@ -100,28 +100,19 @@ def _check_numbers(
             found=f"{type(error).__name__}: {error!s:.200}",
             expected="a loss and its gradient",
         ) from error
-    ours = start.clone().requires_grad_()
-    expected = grpo_loss(
-        ours,
+    check_loss(
+        LOSS,
+        start,
+        found,
+        found_gradient,
         ref,
         mask,
         advantages,
+        kl_estimator=kl_estimator,
         log_guide=log_guide,
         beta=trainer.beta,
-        kl_estimator=kl_estimator,
         k3_max=k3_max,
     )
-    (expected_gradient,) = torch.autograd.grad(expected, ours)
-    if not (
-        torch.allclose(found, expected, atol=1e-7)
-        and torch.allclose(found_gradient, expected_gradient, atol=1e-7)
-    ):
-        raise ContractError(
-            f"{LOSS} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, "
-            "which for 'k3' is exp(d) − d − 1",
-            found=f"loss {found.item():.8f}, gradient {found_gradient.flatten().tolist()}",
-            expected=f"loss {expected.item():.8f}, gradient {expected_gradient.flatten().tolist()}",
-        )
 
 
 def _stand_in(new_logps: Tensor, *, use_bias_correction_kl: bool, penalty: Penalty | None) -> Any:
