@@ -97,7 +97,7 @@ def test_held_out_problems_are_not_trained_on(sft_run, unsloth_module, monkeypat
 
     seen = {}
 
-    def stop(config, start, rows, out):
+    def stop(config, start, rows, out, **_):
         seen["rows"] = rows
         raise KeyboardInterrupt
 
