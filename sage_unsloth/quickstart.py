@@ -7,6 +7,7 @@ trainer and fast loss, with LoRA and graded rewards.
 """
 
 import argparse
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
@@ -277,6 +278,7 @@ def _train(
         started = time.perf_counter()
         models[job.name] = rlvr(job.config, **job.arguments)
         seconds.setdefault(job.name, time.perf_counter() - started)
+    shutil.rmtree(out / "processes", ignore_errors=True)  # of an earlier start that failed
     return seconds, models
 
 

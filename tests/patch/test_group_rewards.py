@@ -130,8 +130,8 @@ def recorded_scorings(monkeypatch):
     """For each rollout batch: itself, what it was scored as, and the policy's weights then."""
     seen, plain = [], group_rewards.drawn_logps
 
-    def drawn_logps(trainer, batch):
-        found = plain(trainer, batch)
+    def drawn_logps(trainer, scoring, batch):
+        found = plain(trainer, scoring, batch)
         weights = copy.deepcopy(trainer.accelerator.unwrap_model(trainer.model).state_dict())
         batch = {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
         seen.append((batch, found, weights))

@@ -11,7 +11,7 @@ from oracle import OLD
 
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch import guided as patch
-from sage_unsloth.patch import scoring, unsloth_names
+from sage_unsloth.patch import scoring, unsloth_names, unsloth_seam
 from sage_unsloth.patch.contract import check_contract
 from sage_unsloth.patch.scoring import logps_and_entropies, scorer
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -288,8 +288,8 @@ def test_the_guided_loss_is_what_unsloths_scorer_makes_it(
     monkeypatch.setattr(
         scoring, "logps_and_entropies", lambda *a, **k: calls.append(1) or original(*a, **k)
     )
-    for scorer_of in (patch.scorer, lambda theirs, unsloth_asks: theirs):
-        monkeypatch.setattr(patch, "scorer", scorer_of)
+    for scorer_of in (unsloth_seam.scorer, lambda theirs, unsloth_asks: theirs):
+        monkeypatch.setattr(unsloth_seam, "scorer", scorer_of)
         trainer = make_trainer(max_steps=2, temperature=0.8, learning_rate=0.0)
         before = len(calls)
         with patch.guided_kl(trainer, BranchGuide(threshold=1.0)):

@@ -207,18 +207,19 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     guide = expected.pop("guide", None)
     credit = expected.pop("credit", "token")
     rule = expected.pop("advantages", "grpo")
+    of_tokens = expected.pop("token_advantages", "none")
     kl_in = expected.pop("kl_in", "loss")
     assert {key: getattr(args, key) for key in expected} == expected
     assert args.use_bias_correction_kl is (estimator == "k3-is")
-    assert seen["patched"] == (
-        guide is not None or estimator in PENALTIES or credit == "sequence" or kl_in == "reward"
-    )
+    changed = (credit, kl_in, of_tokens) != ("token", "loss", "none")
+    assert seen["patched"] == (guide is not None or estimator in PENALTIES or changed)
     assert args.scale_rewards == expected.get("scale_rewards", "group")
     recorded = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert recorded["kl_estimator"] == estimator
     assert recorded["guide"] == repr(guide)
     assert recorded["credit"] == credit
     assert recorded["advantages"] == rule
+    assert recorded["token_advantages"] == of_tokens
 
     metrics = read_metrics(tmp_path)
     assert [row["step"] for row in metrics] == [1, 2]
