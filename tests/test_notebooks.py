@@ -85,7 +85,9 @@ def test_code_is_plain(source):
         assert not {ast.ClassDef, ast.Global, ast.Try} & {type(node) for node in nodes}, text
         # A reward of one's own is a function; anything longer belongs into the package.
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-        assert all(len(ast.unparse(node).splitlines()) <= 4 for node in functions), text
+        for node in functions:
+            said = len((ast.get_docstring(node) or "").splitlines())
+            assert len(ast.unparse(node).splitlines()) - said <= 4, text
         assert "if False" not in text
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
 

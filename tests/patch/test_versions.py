@@ -118,6 +118,12 @@ def test_the_committed_matrix_holds_or_refuses():
     rows = {row["name"]: row for row in matrix["rows"]}
     not_run = rows.pop("newest vllm")
     assert not_run["outcome"] == "not run" and not_run["beside"][0].startswith("vllm==")
+    of_trl = {
+        row["versions"]["trl"]: row for row in rows.values() if "unsloth" not in row["versions"]
+    }
+    assert set(of_trl) == set(unsloth_names.TESTED_TRL_VERSIONS)
+    assert all(row["outcome"] == "holds" for row in of_trl.values())
+    rows = {name: row for name, row in rows.items() if "unsloth" in row["versions"]}
     outcomes = {row["versions"]["unsloth"]: row["outcome"] for row in rows.values()}
     assert set(outcomes) >= set(unsloth_names.TESTED_VERSIONS)
     assert any(version.startswith("2026.9.") for version in outcomes)
