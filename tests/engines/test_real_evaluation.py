@@ -42,7 +42,7 @@ def right(out, name):
     return {problem: sum(grades) / count for problem, grades in found.items()}, count
 
 
-@pytest.mark.parametrize(("problems", "samples", "adapted"), [(20, 50, False), (20, 20, True)])
+@pytest.mark.parametrize(("problems", "samples", "adapted"), [(50, 100, False), (20, 20, True)])
 def test_both_engines_find_the_same_pass_at_1(tmp_path, problems, samples, adapted):
     """1,000 completions of the base by each engine, and 400 with an adapter."""
     adapter = make_adapter(tmp_path / "adapter", 20, 3, std=0.005) if adapted else None
