@@ -230,6 +230,16 @@ LONGEST = (
 )
 
 
+@pytest.fixture(autouse=True)
+def modules_of_a_test_end_with_it():
+    """Two tests may write a module of one name, each into a folder of its own."""
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if "/pytest-of-" in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--compiled", action="store_true", help="every test with Unsloth's compilation on"

@@ -126,7 +126,8 @@ def main() -> int:
             found = key | measure(engines, problems, mix, **sizes)
             found["environment"] = environment()
             print(json.dumps(found), flush=True)
-            results = [one for one in results if key.items() - one.items()] + [found]
+            others = [one for one in results if any(one[k] != v for k, v in key.items())]
+            results = [*others, found]
             write_json(file, {"models": results, "threads": 1})
         del engines
     return 0
