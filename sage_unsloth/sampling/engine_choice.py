@@ -18,8 +18,8 @@ VLLM_CAPABILITY = (8, 0)
 """The oldest compute capability of the pinned vLLM; 0.11.2 was the last for a T4 (7.5)."""
 
 SLOWER_ON_CPU = (
-    "on a CPU it was faster with one model and slower with another (docs/engines.md); ask for it by "
-    "its name to have it"
+    "on a CPU it is faster with one model and slower with another (docs/engines.md); ask for it by "
+    "name to have it"
 )
 _FULL = "Unsloth shares weights with vLLM for LoRA only, and full fine-tuning has no adapter"
 
