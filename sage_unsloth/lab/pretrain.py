@@ -4,8 +4,10 @@
     python -m sage_unsloth.lab.pretrain --problems fresh --seed 3408 --out data/arithmetic-fresh
     python -m sage_unsloth.lab.pretrain --problems countdown --start data/arithmetic-base \\
         --steps 400 --learning-rate 2.5e-3 --out data/countdown-base
+    python -m sage_unsloth.lab.pretrain --problems countdown-fresh --start data/arithmetic-base \\
+        --steps 400 --learning-rate 2.5e-3 --seed 3408 --out data/countdown-fresh
 
-The base of countdown goes on from that of arithmetic, which knows the prompt and the sums already,
+A base of countdown goes on from that of arithmetic, which knows the prompt and the sums already,
 and so takes three minutes of one core.
 
 A plain loop: documents are drawn afresh for every batch, the loss is the cross-entropy of the text
@@ -35,7 +37,7 @@ from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.problems import arithmetic, arithmetic_fresh, countdown
+from sage_unsloth.problems import arithmetic, arithmetic_fresh, countdown, countdown_fresh
 from sage_unsloth.runs.files import whole_folder, write_json
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.sampling.counts import correct_matrix
@@ -68,6 +70,7 @@ class Corpus:
 
 
 _ARITHMETIC_DIALS = ("ROUTES", "UNKNOWN_FROM", "UNTAGGED", "DRILLS")
+_COUNTDOWN_DIALS = ("ROUTES", "SKILL", "UNTAGGED", "DRILLS", "DRILL_LENGTH")
 CORPORA = {
     "first": Corpus(
         module=arithmetic,
@@ -83,9 +86,16 @@ CORPORA = {
     ),
     "countdown": Corpus(
         module=countdown,
-        dials=("ROUTES", "SKILL", "UNTAGGED", "DRILLS", "DRILL_LENGTH"),
+        dials=_COUNTDOWN_DIALS,
         pairs=countdown.pretraining_problems,
         test=lambda: countdown.problems("test"),
+        checker=COUNTDOWN,
+    ),
+    "countdown-fresh": Corpus(
+        module=countdown,
+        dials=_COUNTDOWN_DIALS,
+        pairs=countdown_fresh.pretraining_problems,
+        test=lambda: countdown_fresh.problems("test"),
         checker=COUNTDOWN,
     ),
 }

@@ -10,6 +10,8 @@ FRESH_MODEL = "arithmetic-fresh"
 """The folder of the base of `problems.arithmetic_fresh`."""
 COUNTDOWN_MODEL = "countdown-base"
 """The folder of the base of `problems.countdown`."""
+FRESH_COUNTDOWN_MODEL = "countdown-fresh"
+"""The folder of the base of `problems.countdown_fresh`."""
 SMALL = 32 << 20  # bytes of weights
 
 

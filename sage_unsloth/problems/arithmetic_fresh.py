@@ -12,19 +12,15 @@ three pass@k. So shares of families, and levels, are comparable, and chance is l
 """
 
 import functools
-from collections import Counter
-from collections.abc import Iterator
 
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.problems.subsets import in_units
 
 SALT = "fresh "
-UNIT = 3
-"""Problems of a unit of the families `rare` and `far`."""
+UNITS = {"rare": 3, "far": 3}
+"""Problems of a unit, where it is not one."""
 SPLITS = arithmetic.SPLITS | {
-    "test": {
-        name: count * (UNIT if name in ("rare", "far") else 1)
-        for name, count in arithmetic.SPLITS["test"].items()
-    }
+    "test": {name: count * UNITS.get(name, 1) for name, count in arithmetic.SPLITS["test"].items()}
 }
 
 
@@ -58,17 +54,7 @@ def problems(split: str) -> list[dict]:
     if split == "sft":
         return arithmetic.solved_problems(pairs)
     rows = arithmetic.posed_problems(pairs)
-    return rows if split != "test" else [row | {"unit": unit} for row, unit in _units(rows)]
-
-
-def _units(rows: list[dict]) -> Iterator[tuple[dict, str]]:
-    """Each row with the name of its unit, by its place among those of its family."""
-    place: Counter[str] = Counter()
-    for row in rows:
-        family = row["family"]
-        size = SPLITS["test"][family] // arithmetic.SPLITS["test"][family]
-        yield row, f"{family}-{place[family] // size}"
-        place[family] += 1
+    return rows if split != "test" else in_units(rows, UNITS)
 
 
 @functools.cache

@@ -115,8 +115,8 @@ def family(problem: Problem) -> str | None:
 
 
 @functools.cache
-def all_problems() -> tuple[Problem, ...]:
-    """Every problem that has a family, in the order of a hash."""
+def all_problems(salt: str = "") -> tuple[Problem, ...]:
+    """Every problem that has a family, in the order of a hash of `salt` and the problem."""
     found = [
         (numbers, target)
         for numbers in itertools.combinations(NUMBERS, 4)
@@ -124,7 +124,9 @@ def all_problems() -> tuple[Problem, ...]:
         if family((numbers, target))
     ]
     return tuple(
-        sorted(found, key=lambda one: hashlib.sha256(problem_text(one).encode()).hexdigest())
+        sorted(
+            found, key=lambda one: hashlib.sha256(f"{salt}{problem_text(one)}".encode()).hexdigest()
+        )
     )
 
 
@@ -141,17 +143,33 @@ def held_out() -> tuple[Problem, ...]:
 @functools.cache
 def allocation() -> dict[str, tuple[Problem, ...]]:
     """The problems of each split; no two splits share one, in any order of the numbers."""
-    left = [one for one in all_problems() if one not in held_out()]
-    splits = {}
-    for split, counts in SPLITS.items():
-        source = held_out() if split == "test" else left
-        taken = {
+    learnt = [one for one in all_problems() if one not in held_out()]
+    return taken(all_problems(), SPLITS, {"test": held_out(), "sft": learnt, "train": learnt})
+
+
+def taken(
+    order: Sequence[Problem],
+    sizes: Mapping[str, Mapping[str, int]],
+    sources: Mapping[str, Sequence[Problem]],
+) -> dict[str, tuple[Problem, ...]]:
+    """Splits without a common problem, one after another.
+
+    Args:
+        order: every problem, in the order in which they are taken and returned.
+        sizes: split -> family -> problems.
+        sources: split -> the problems that it may take.
+    """
+    splits: dict[str, tuple[Problem, ...]] = {}
+    gone: set[Problem] = set()
+    for split, counts in sizes.items():
+        allowed = set(sources[split]) - gone
+        chosen = {
             one
             for name, count in counts.items()
-            for one in [p for p in source if family(p) == name][:count]
+            for one in [p for p in order if p in allowed and family(p) == name][:count]
         }
-        splits[split] = tuple(one for one in all_problems() if one in taken)
-        left = [one for one in left if one not in taken]
+        splits[split] = tuple(one for one in order if one in chosen)
+        gone |= chosen
     return splits
 
 
@@ -167,7 +185,13 @@ def problems(split: str) -> list[dict]:
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
-    rows = [
+    posed = allocation()[split]
+    return solved_problems(posed) if split == "sft" else posed_problems(posed)
+
+
+def posed_problems(posed: Sequence[Problem]) -> list[dict]:
+    """A row of `problems` for each."""
+    return [
         {
             "id": f"{SOURCE}-{problem_text(one)}",
             "problem": problem_text(one),
@@ -176,20 +200,19 @@ def problems(split: str) -> list[dict]:
             "source": SOURCE,
             "family": family(one),
         }
-        for one in allocation()[split]
+        for one in posed
     ]
-    return _solved(rows, allocation()[split]) if split == "sft" else rows
 
 
 def _first(problem: Problem) -> Steps:
     return next(steps for way in _FORMS for steps in reaching(problem, way))
 
 
-def _solved(rows: Sequence[dict], posed: Sequence[Problem]) -> list[dict]:
+def solved_problems(posed: Sequence[Problem]) -> list[dict]:
     """`SFT_ROWS_PER_PROBLEM` right workings of each problem, in the corpus's mixture of ways."""
     rng = random.Random(SFT_SEED)
     solved = []
-    for row, one in zip(rows, posed, strict=True):
+    for row, one in zip(posed_problems(posed), posed, strict=True):
         ways = {way: ROUTES[way] for way in _FORMS if reaching(one, way)}
         for turn in range(SFT_ROWS_PER_PROBLEM):
             way = rng.choices(list(ways), weights=list(ways.values()))[0]

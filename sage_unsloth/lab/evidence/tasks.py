@@ -8,8 +8,14 @@ from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.lab.evidence import smollm2
-from sage_unsloth.models.embedded import BASE_MODEL, COUNTDOWN_MODEL, FRESH_MODEL, data_folder
-from sage_unsloth.problems import arithmetic, arithmetic_fresh, countdown
+from sage_unsloth.models.embedded import (
+    BASE_MODEL,
+    COUNTDOWN_MODEL,
+    FRESH_COUNTDOWN_MODEL,
+    FRESH_MODEL,
+    data_folder,
+)
+from sage_unsloth.problems import arithmetic, arithmetic_fresh, countdown, countdown_fresh
 from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.quickstart import QuickstartConfig
 from sage_unsloth.sampling.engines import SamplingConfig
@@ -179,6 +185,21 @@ def countdown_task() -> Task:
     )
 
 
+def countdown_fresh_task() -> Task:
+    """Countdown on problems, and with a base model, that nothing else was tried on."""
+    first = countdown_task()
+    test = replace(first.sets["test"], rows=countdown_fresh.problems("test"))
+    return replace(
+        first,
+        name="countdown-fresh",
+        title="embedded countdown drawn anew, 0.7 M parameters",
+        prepare=lambda cache: data_folder() / FRESH_COUNTDOWN_MODEL,
+        sft_rows=countdown_fresh.problems("sft"),
+        train_rows=countdown_fresh.problems("train"),
+        sets={"test": test},
+    )
+
+
 def smollm2_task() -> Task:
     """A language model of 135 M parameters on sums of two numbers; needs the extra `smollm2`."""
     titles = {
@@ -234,5 +255,6 @@ TASKS: dict[str, Callable[[], Task]] = {
     "arithmetic": arithmetic_task,
     "arithmetic-fresh": arithmetic_fresh_task,
     "countdown": countdown_task,
+    "countdown-fresh": countdown_fresh_task,
     "smollm2": smollm2_task,
 }
