@@ -234,7 +234,7 @@ def _guides(out: Path, runs: "dict[str, Algorithm]") -> "dict[str, Guide | None]
 def _recorded(guide: "Guide | None") -> Any:
     """A guide as `run.json` holds it."""
     if guide is None or not is_dataclass(guide):
-        from sage_unsloth.training.rlvr_stage import recorded_guide
+        from sage_unsloth.training.rlvr_job import recorded_guide
 
         return guide and recorded_guide(guide)
     return {"guide": type(guide).__name__} | asdict(guide)

@@ -40,6 +40,8 @@ LATER: dict[str, Any] = {
     "advantages": "grpo",
     "token_advantages": "none",
     "entropy_coef": 0.0,
+    "rehearsal_coef": 0.0,
+    "rehearsal": "forward-kl",
     "kl_in": "loss",
     "precision": "auto",
     "backend": "unsloth",

@@ -8,6 +8,7 @@ from sage_unsloth.objective.advantage_rules import advantage_rule
 from sage_unsloth.objective.choices import UNDECIDED, check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.rehearsal import rehearsal_rule
 from sage_unsloth.objective.token_rules import check_token_rule
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
@@ -17,6 +18,8 @@ SETTINGS = (
     "advantages",
     "token_advantages",
     "entropy_coef",
+    "rehearsal_coef",
+    "rehearsal",
     "epsilon_high",
     "beta",
     "kl_estimator",
@@ -43,6 +46,8 @@ class Algorithm:
         token_advantages: the rule that changes those of single tokens
             (`sage_unsloth.objective.token_rules`).
         entropy_coef: weight of an entropy bonus.
+        rehearsal_coef, rehearsal: weight and kind of a divergence from π_ref on its own completions
+            (`sage_unsloth.objective.rehearsal`).
         epsilon_high: upper clip of the importance ratio.
         beta: KL coefficient β; 0 drops the KL term.
         kl_estimator: the KL penalty, one of `sage_unsloth.objective.kl.KL_ESTIMATORS`.
@@ -65,6 +70,8 @@ class Algorithm:
     advantages: str = RlvrConfig.advantages
     token_advantages: str = RlvrConfig.token_advantages
     entropy_coef: float = RlvrConfig.entropy_coef
+    rehearsal_coef: float = RlvrConfig.rehearsal_coef
+    rehearsal: str = RlvrConfig.rehearsal
     epsilon_high: float = RlvrConfig.epsilon_high
     beta: float = RlvrConfig.beta
     kl_estimator: str = RlvrConfig.kl_estimator
@@ -77,6 +84,7 @@ class Algorithm:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
         advantage_rule(self.advantages)
         check_token_rule(self.token_advantages)
+        rehearsal_rule(self.rehearsal)
         self._check_choices()
 
     def _check_choices(self, teacher: Any = UNDECIDED) -> None:

@@ -227,6 +227,14 @@ ALGORITHMS = {
             "KL's gradient with its effect on later tokens; one more scoring of each batch",
         ),
         Algorithm(
+            name="dph-rl",
+            beta=0.0,
+            rehearsal_coef=0.1,
+            description="grpo without its KL term, held to π_ref on right completions that π_ref "
+            "drew before training (DPH-RL, forward KL); costs a sampling of the training rows and "
+            "two more forward passes a step",
+        ),
+        Algorithm(
             name="grpo-entropy",
             entropy_coef=0.001,
             description="grpo and an entropy bonus of .001 nats a token, as nsr's paper leaves on",

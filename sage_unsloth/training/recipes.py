@@ -50,7 +50,8 @@ from sage_unsloth.training.outcomes import (
 from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
+from sage_unsloth.training.rlvr_job import recorded_guide
+from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import (
     check_folder,

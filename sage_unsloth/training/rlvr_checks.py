@@ -55,6 +55,30 @@ def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
         )
 
 
+def check_rehearsal(config: RlvrConfig, *, graded: bool) -> None:
+    """A rehearsal stores right completions of the policy that training begins with, in one process,
+    and scores them by the model without its adapter.
+    """
+    if not config.rehearsal_coef:
+        return
+    wrong = [
+        text
+        for text, found in (
+            ("rewards without a checked answer", not graded),
+            ("reference='base'", config.reference != "sft"),
+            ("full_finetuning=True", config.full_finetuning),
+            (f"WORLD_SIZE={world_size()}", world_size() > 1),
+        )
+        if found
+    ]
+    if wrong:
+        raise ValueError(
+            "a rehearsal needs answers that are checked, a fresh adapter whose model is π_ref, and "
+            f"one process; got {', '.join(wrong)} with rehearsal_coef={config.rehearsal_coef}; "
+            "change that, or set rehearsal_coef=0"
+        )
+
+
 def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
     """A gold without a plain spelling is right for its own text at most, so it teaches nothing.
 

@@ -6,6 +6,7 @@ from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
+from sage_unsloth.objective.rehearsal import rehearsal_rule
 from sage_unsloth.objective.token_rules import NONE, check_token_rule
 from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA
@@ -59,6 +60,10 @@ class RlvrConfig:
             for one of your own.
         entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
             of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
+        rehearsal_coef: weight of a divergence from π_ref on right completions that π_ref drew of
+            the training rows before the first step (`objective.rehearsal`); 0 for none.
+        rehearsal: which divergence, "forward-kl" or "js", with its settings
+            ("forward-kl,samples=16,batch=4,solved=1").
         epsilon, epsilon_high: clip range of the importance ratio.
         max_resamples: times that a rollout batch's groups without a signal are sampled again for
             other prompts (`dynamic_sampling`, with the cost of each); 0 never does.
@@ -128,6 +133,8 @@ class RlvrConfig:
     advantages: str = GRPO
     token_advantages: str = NONE
     entropy_coef: float = 0.0
+    rehearsal_coef: float = 0.0
+    rehearsal: str = "forward-kl"
     epsilon: float = 0.2
     epsilon_high: float = 0.2
     max_resamples: int = 0
@@ -188,6 +195,7 @@ class RlvrConfig:
         any_reward = self.kl_in == "reward"
         check_rule(self.advantages, self.num_generations, any_reward=any_reward)
         check_token_rule(self.token_advantages)
+        rehearsal_rule(self.rehearsal)
         parse_arguments(self.engine_arguments)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
@@ -217,6 +225,7 @@ class RlvrConfig:
         for name in (
             "beta",
             "entropy_coef",
+            "rehearsal_coef",
             "preflight_prompts",
             "sample_steps",
             "weight_decay",

@@ -11,7 +11,6 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward_functions import (
     Reward,
     get_rewards,
-    recorded_rewards,
 )
 from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
 from sage_unsloth.grading.verifiers import get_verifier
@@ -30,14 +28,15 @@ from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teacher
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
-from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.rehearsal import rehearsal_rule
 from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
+from sage_unsloth.patch.rehearsal import rehearsed
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
@@ -48,16 +47,18 @@ from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
 from sage_unsloth.training.number_formats import dtype_of_weights
-from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.preflight import check_signal, preflight
+from sage_unsloth.training.rehearsal import draw_rehearsal
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
     check_golds,
     check_judges,
     check_processes,
     check_prompt_lengths,
+    check_rehearsal,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rlvr_job import RlvrJob, resumed_by
 from sage_unsloth.training.rlvr_trainer import (
     extra_metrics,
     make_trainer,
@@ -77,8 +78,6 @@ from sage_unsloth.training.stage import (
     check_rows,
     check_tracker,
     check_trained,
-    digest_of,
-    run_settings,
     set_aside_after,
     train,
 )
@@ -163,9 +162,10 @@ def rlvr(
     check_golds([*rows, *kept], verifier)
     check_judges(asked, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
+    check_rehearsal(config, graded=verifier is not UNGRADED)
     check_processes(config)
     rollouts = choose_engine(config)
-    job = _Job(
+    job = RlvrJob(
         config=config,
         model_path=model_path,
         rows=rows,
@@ -180,71 +180,14 @@ def rlvr(
         verifier=verifier,
         rewards=asked,
     )
-    settings = _settings(job)
+    settings = resumed_by(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
             begin(folder, settings, config, model_path, data)
         return _rlvr(job)
 
 
-def recorded_guide(guide: Guide | None) -> str:
-    """A guide as `run.json` records it: its repr, or class and attributes where that is an address.
-
-    A set among the attributes is written in sorted order, because Python's own order differs
-    between processes, and a run could then not be resumed.
-    """
-    if guide is None or type(guide).__repr__ is not object.__repr__:
-        return repr(guide)
-    attributes = {
-        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        for name, value in vars(guide).items()
-    }
-    return f"{type(guide).__qualname__} {attributes}"
-
-
-@dataclass(frozen=True)
-class _Job:
-    """The arguments of `rlvr`, and the engine that was chosen for the rollouts."""
-
-    config: RlvrConfig
-    model_path: str | Path
-    rows: Sequence[dict]
-    held_out: Sequence[dict]
-    folder: Path
-    guide: Guide | None
-    name: str
-    adapter: str | Path | None
-    rollouts: str
-    callbacks: Sequence[Any]
-    force: bool
-    verifier: Checker
-    rewards: tuple[Reward, ...]
-
-    @property
-    def max_length(self) -> int:
-        return self.config.max_prompt_length + self.config.max_completion_length
-
-
-def _settings(job: _Job) -> dict[str, Any]:
-    """What must be equal for the run to be resumed."""
-    settings = run_settings("rlvr", job.config, job.model_path, job.rows)
-    if job.held_out:
-        settings["held_out"] = digest_of(job.held_out)
-    settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
-    settings |= own_code(job.guide, job.config.advantages, job.config.token_advantages)
-    if (rewards := recorded_rewards(job.rewards)) is not None:
-        settings["rewards"] = rewards
-    if job.verifier not in (MATH, UNGRADED):
-        settings["verifier"] = job.verifier.label
-    if job.adapter is not None:
-        settings["adapter"] = model_identity(job.model_path, job.adapter)["adapter"]
-    if job.config.teacher:
-        weights = model_identity(job.config.teacher)["weights"]
-        settings["teacher"] = f"{Path(job.config.teacher).name} {weights}"
-    return settings
-
-
-def _rlvr(job: _Job) -> Path:
+def _rlvr(job: RlvrJob) -> Path:
     """`rlvr` once its arguments are checked and the folder is this process's own."""
     config = job.config
     checkpoints = job.folder / "checkpoints"
@@ -301,7 +244,7 @@ def _rlvr(job: _Job) -> Path:
 
 
 def _train(
-    job: _Job, model: Any, tokenizer: Any, untouched: Any, resume: Path | None
+    job: RlvrJob, model: Any, tokenizer: Any, untouched: Any, resume: Path | None
 ) -> tuple[Any, dict[str, Any]]:
     """Train from the checkpoint `resume`, or from the start after a preflight, and return the
     trainer's model, without the teacher, and what else its `save_pretrained` takes. The trainer
@@ -321,19 +264,19 @@ def _train(
     judge = {"checker": job.verifier, "prompt": config.prompt}
     with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
         reward = TotalReward(job.rewards, grader, config.reward_seconds)
+        by_vllm = config.backend != TRL and job.rollouts == "vllm" and job.adapter is None
+        engine = preflight_engine(model, tokenizer, job.model_path, by_vllm=by_vllm)
         if resume is None and config.preflight_prompts and rank() == 0:
-            engine = preflight_engine(
-                model,
-                tokenizer,
-                job.model_path,
-                by_vllm=config.backend != TRL and job.rollouts == "vllm" and job.adapter is None,
-            )
             found = preflight(config, engine, job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
+        begun = resume is not None
+        stored = draw_rehearsal(config, engine, job.rows, folder, job.verifier, resumed=begun)
         wait_for_all()
         with without_known_lines(gpu=has_gpu()):
             trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
+        rule = rehearsal_rule(config.rehearsal)
         with (
+            rehearsed(trainer, stored, coef=config.rehearsal_coef, rule=rule),
             guided_kl(
                 trainer,
                 job.guide,

@@ -17,7 +17,8 @@ from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_stage import recorded_guide, rlvr
+from sage_unsloth.training.rlvr_job import recorded_guide
+from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
@@ -480,7 +481,7 @@ def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):
 
 
 def test_a_guide_that_prints_an_address_can_be_resumed():
-    from sage_unsloth.training.rlvr_stage import recorded_guide
+    from sage_unsloth.training.rlvr_job import recorded_guide
 
     class Lift:
         def __init__(self, factor):

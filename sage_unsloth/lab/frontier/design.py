@@ -15,6 +15,7 @@ PROBLEMS = {"pilot": "", "fresh": "-fresh"}
 """The problems to choose strengths on, those of the verdict, and what their tasks' names end in."""
 BETAS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 2.0)
 OWN = {
+    "dph-rl": ("rehearsal_coef", (0.1, 0.3, 1.0, 3.0)),
     "grpo-entropy": ("entropy_coef", (0.001, 0.003, 0.01, 0.03)),
     "pkpo": ("k", (2.0, 4.0, 7.0)),
     "pass-at-k": ("k", (2.0, 4.0, 6.0)),

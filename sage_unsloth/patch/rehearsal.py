@@ -1,0 +1,194 @@
+"""`rehearsed`: a term of `objective.rehearsal` in each training step of any of the trainers.
+
+It has a backward pass of its own after the trainer's, so its activations are never in memory
+together with those of the loss, and Unsloth's buffers for checkpointing serve one pass at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_loss
+from sage_unsloth.patch.clock import Clock
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.scoring import logps_and_entropies
+from sage_unsloth.patch.unsloth_names import ContractError
+
+METRIC = "rehearsal/divergence"
+CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""Nats by which the two ways to score a token may differ; .1 in 16 bits."""
+
+
+class Stored(NamedTuple):
+    """A right completion of π_ref, as token ids; `problem` says which belong together."""
+
+    problem: int
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+
+
+@contextmanager
+def rehearsed(
+    trainer: Any,
+    stored: Sequence[Stored],
+    *,
+    coef: float,
+    rule: RehearsalRule | None = None,
+) -> Iterator[None]:
+    """Within this context, each training step adds `coef` times `objective.rehearsal`'s divergence
+    on stored completions to the trainer's loss, and logs it.
+
+        with rehearsed(trainer, stored, coef=0.1), guided_kl(trainer):
+            trainer.train()
+
+    Open it before `guided_kl`, which then checks its gradient too. A micro-batch gets `rule.batch`
+    completions: a problem is drawn, each as often, then one of its completions; a resumed run draws
+    the same. π_ref is the model without its adapter, and scores the same completions in the same
+    step.
+
+    Args:
+        trainer: Unsloth's generated `GRPOTrainer`, or TRL's own.
+        stored: see `Stored`; completions with their EOS.
+        coef: weight of the term; 0 adds none.
+        rule: divergence and batch; by default the forward KL and 8. What it says of sampling is not
+            used here.
+
+    Raises:
+        ValueError: no completions, or an empty one; a negative weight; a model without an
+            adapter, or whose head is trained; several processes.
+        ContractError: the model's logits are not its head's product alone.
+    """
+    if coef == 0:
+        yield
+        return
+    if not 0 < coef < float("inf"):
+        raise ValueError(f"coef of a rehearsal must be >= 0; got {coef}")
+    term = _Term(trainer, stored, rule or RehearsalRule())
+    training_step = trainer.training_step
+
+    def step(*args: Any, **kwargs: Any) -> Tensor:
+        loss = training_step(*args, **kwargs)
+        with trainer.compute_loss_context_manager():
+            divergence = term()
+        weighted = coef / trainer.current_gradient_accumulation_steps * divergence
+        accelerator = trainer.accelerator
+        # Which divides what it is given by this number, as the trainer has done already.
+        accelerator.backward(weighted * accelerator.gradient_accumulation_steps)
+        trainer._metrics["train"][METRIC].append(divergence.item())
+        return loss + weighted.detach()
+
+    with replaced(trainer, training_step=step):
+        yield
+
+
+class _Term:
+    """The divergence of the next micro-batch's stored completions."""
+
+    def __init__(self, trainer: Any, stored: Sequence[Stored], rule: RehearsalRule) -> None:
+        self.trainer, self.rule = trainer, rule
+        if not stored or not all(one.prompt_ids and one.completion_ids for one in stored):
+            raise ValueError(
+                "a rehearsal needs completions, each with at least one token behind its prompt; "
+                f"got {len(stored)}"
+            )
+        if trainer.accelerator.num_processes > 1:
+            raise ValueError(
+                "a rehearsal is not supported under several processes; got "
+                f"{trainer.accelerator.num_processes}; train in one, or leave it out"
+            )
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if not hasattr(model, "disable_adapter"):
+            raise ValueError(
+                "a rehearsal needs a model with an adapter, because π_ref is the model without it; "
+                f"got {type(model).__name__}; train an adapter, or leave the rehearsal out"
+            )
+        if model.get_output_embeddings().weight.requires_grad:
+            raise ValueError(
+                "a rehearsal needs a frozen output head; leave lm_head out of the adapter's "
+                "target modules and modules_to_save"
+            )
+        self.by_problem: dict[int, list[Stored]] = {}
+        for one in stored:
+            self.by_problem.setdefault(one.problem, []).append(one)
+        self.problems = sorted(self.by_problem)
+        self.clock, self.checked = Clock(trainer), False
+
+    def __call__(self) -> Tensor:
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        rows = self._drawn(self.clock.tick().generator)
+        with torch.no_grad(), model.disable_adapter():
+            reference, mask = completion_logps(model, rows, self.trainer.temperature)
+        logps, _ = completion_logps(model, rows, self.trainer.temperature)
+        if not self.checked:
+            _check_scoring(model, rows[0], logps[0], self.trainer.temperature)
+            self.checked = True
+        return rehearsal_loss(logps, reference, mask, self.rule.divergence)
+
+    def _drawn(self, generator: torch.Generator) -> list[Stored]:
+        numbers = torch.rand(self.rule.batch, 2, generator=generator, dtype=torch.float64).tolist()
+        drawn = []
+        for first, second in numbers:
+            own = self.by_problem[self.problems[int(first * len(self.problems))]]
+            drawn.append(own[int(second * len(own))])
+        return drawn
+
+
+def completion_logps(
+    model: Any, rows: Sequence[Stored], temperature: float
+) -> tuple[Tensor, Tensor]:
+    """log π(y_t | s_t) at the sampling temperature, nats, and the mask, each (B, T) float32; what
+    is outside the mask means nothing.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = base.get_output_embeddings()
+    device, width = head.weight.device, max(len(one.completion_ids) for one in rows)
+    longest = max(len(one.prompt_ids) + len(one.completion_ids) for one in rows)
+    ids, attention = torch.zeros(2, len(rows), longest, dtype=torch.long)
+    index, place = torch.zeros(2, len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width)
+    for number, one in enumerate(rows):  # padded on the right, where nothing looks at it
+        row, length = [*one.prompt_ids, *one.completion_ids], len(one.completion_ids)
+        ids[number, : len(row)] = torch.tensor(row)
+        attention[number, : len(row)] = 1
+        index[number, :length] = torch.tensor(one.completion_ids)
+        place[number, :length] = torch.arange(length) + len(one.prompt_ids) - 1
+        mask[number, :length] = 1.0
+    decoder, config = base.get_decoder(), base.config.get_text_config()
+    hidden = decoder(input_ids=ids.to(device), attention_mask=attention.to(device))[0]
+    places = place.to(hidden.device).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+    logps, _ = logps_and_entropies(
+        hidden.gather(1, places),
+        head.weight,
+        index.to(device),
+        temperature=temperature,
+        lm_head_bias=getattr(head, "bias", None),
+        logit_softcapping=_number(config, "final_logit_softcapping"),  # Gemma
+        logit_scale_multiply=_number(config, "logit_scale"),  # Cohere
+        logit_scale_divide=_number(config, "logits_scaling"),  # Granite
+    )
+    return logps, mask.to(logps.device)
+
+
+def _number(config: Any, name: str) -> float:
+    """A setting of the model; 0 where it has none."""
+    return float(getattr(config, name, None) or 0.0)
+
+
+@torch.no_grad()
+def _check_scoring(model: Any, row: Stored, logps: Tensor, temperature: float) -> None:
+    """The log-probs of one completion must be those of the model's own logits."""
+    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]], device=logps.device)
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    length = len(row.completion_ids)
+    scores = torch.log_softmax(logits[0, -length - 1 : -1].float() / temperature, -1)
+    own = scores.gather(-1, ids[0, -length:].unsqueeze(-1)).squeeze(-1)
+    worst = (own - logps[:length]).abs().max().item()
+    if worst > CLOSE.get(logits.dtype, 0.1):
+        raise ContractError(
+            "the log-probs of a rehearsal must be those of the model's logits",
+            found=f"{worst:.4g} nats apart",
+            expected=f"{CLOSE.get(logits.dtype, 0.1):g} at most",
+        )

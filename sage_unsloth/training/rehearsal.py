@@ -1,0 +1,117 @@
+"""The completions of a rehearsal: drawn by π_ref before the first step, graded, kept on disk."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_rule
+from sage_unsloth.patch.rehearsal import Stored
+from sage_unsloth.prompts import turns_of
+from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.record_sets import prompt_ids, sample_and_grade
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
+REHEARSAL = "rehearsal.jsonl"
+"""The record set in a run's folder, of all that was drawn, right or wrong."""
+
+logger = logging.getLogger(__name__)
+
+
+def draw_rehearsal(
+    config: RlvrConfig,
+    engine: Engine,
+    rows: Sequence[dict],
+    folder: Path,
+    verifier: Checker,
+    *,
+    resumed: bool = False,
+) -> list[Stored]:
+    """Draw `samples` completions of every training row, as training samples them, and return the
+    right ones; a second call with a complete file draws nothing.
+
+    Args:
+        config: of the run; its `rehearsal` is the rule.
+        engine: draws from the policy that training begins with, which is π_ref.
+        rows: the training rows.
+        folder: of the run, which gets the record set `REHEARSAL`.
+        verifier: what makes an answer right.
+        resumed: training has begun, so the engine's policy is not π_ref any more.
+
+    Returns:
+        Nothing where `config.rehearsal_coef` is 0.
+
+    Raises:
+        ValueError: no completion is right, or too few of each problem's are; or the file is gone
+            though training has begun.
+    """
+    if not config.rehearsal_coef:
+        return []
+    rule, path = rehearsal_rule(config.rehearsal), folder / REHEARSAL
+    if resumed and not path.exists():
+        raise ValueError(
+            f"a run is resumed with the completions that it began with, in {path}, which is gone; "
+            "put it back, or start anew in another folder"
+        )
+    asked = [row | {"id": f"prompt-{number}"} for number, row in enumerate(rows)]
+    sampling = SamplingConfig(
+        num_samples=rule.samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        max_completion_length=config.max_completion_length,
+        batch_size=config.completions_per_step,
+        grade_seconds=config.grade_seconds,
+        seed=config.seed,
+    )
+    records = sample_and_grade(
+        sampling,
+        engine,
+        asked,
+        path,
+        model="policy",
+        benchmark="rehearsal",
+        boxed=False,
+        checker=verifier,
+        prompt=config.prompt,
+    )
+    stored = _right(records, asked, engine, rule)
+    problems = len({one.problem for one in stored})
+    if not stored:
+        raise ValueError(
+            "a rehearsal needs right completions of the model that RL starts from; of "
+            f"{len(records)} on {len(rows)} problems none could be used; raise its samples "
+            f"(rehearsal={rule.divergence},samples={2 * rule.samples}), lower solved, take easier "
+            "problems or more SFT"
+        )
+    logger.info(
+        "Rehearsal: %d right completions of %d of %d problems are stored.",
+        len(stored),
+        problems,
+        len(rows),
+    )
+    return stored
+
+
+def _right(
+    records: Sequence[dict], rows: Sequence[dict], engine: Engine, rule: RehearsalRule
+) -> list[Stored]:
+    """The right records, with the EOS that ended them; not one whose text has other tokens than
+    were drawn.
+    """
+    tokenizer = engine.tokenizer
+    right = Counter(r["problem_id"] for r in records if r["grade"] == Grade.CORRECT)
+    places = {row["id"]: number for number, row in enumerate(rows)}
+    prompts = {name: prompt_ids(tokenizer, turns_of(rows[places[name]])) for name in right}
+    found = []
+    for record in records:
+        name = record["problem_id"]
+        if record["grade"] != Grade.CORRECT or record["finish_reason"] != "stop":
+            continue
+        if right[name] < rule.solved * rule.samples:
+            continue
+        ids = tokenizer(record["completion"], add_special_tokens=False)["input_ids"]
+        if ids and len(ids) == record["num_tokens"]:
+            found.append(Stored(places[name], prompts[name], [*ids, tokenizer.eos_token_id]))
+    return found
