@@ -33,6 +33,8 @@ SETTINGS = (
     "credit",
     "advantages",
     "entropy_coef",
+    "rehearsal_coef",
+    "rehearsal",
     "reference",
     "scale_rewards",
     "full_finetuning",

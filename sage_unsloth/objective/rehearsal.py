@@ -56,7 +56,9 @@ class RehearsalRule:
 
     Attributes:
         divergence: a name of `DIVERGENCES`.
-        samples: completions that π_ref draws of each training problem; the right ones are stored.
+        problems: training problems that are sampled before training, at even distances; all where
+            there are fewer.
+        samples: completions that π_ref draws of each; the right ones are stored.
         batch: stored completions beside each micro-batch.
         solved: share of a problem's samples that must be right for them to be stored.
 
@@ -65,6 +67,7 @@ class RehearsalRule:
     """
 
     divergence: str = "forward-kl"
+    problems: int = 256
     samples: int = 8
     batch: int = 8
     solved: float = 0.0
@@ -75,7 +78,7 @@ class RehearsalRule:
                 f"rehearsal must be one of {', '.join(DIVERGENCES)}, with settings behind it "
                 f"(forward-kl,samples=16); got {self.divergence!r}"
             )
-        for name in ("samples", "batch"):
+        for name in ("problems", "samples", "batch"):
             value = getattr(self, name)
             if value != int(value) or value < 1:
                 raise ValueError(f"{name} of a rehearsal must be a whole number >= 1; got {value}")
@@ -94,7 +97,7 @@ def rehearsal_rule(text: str) -> RehearsalRule:
         ValueError: see `RehearsalRule`; a setting that it does not have, or not NAME=VALUE.
     """
     name, *texts = (part.strip() for part in text.split(","))
-    known = ("samples", "batch", "solved")
+    known = ("problems", "samples", "batch", "solved")
     return RehearsalRule(name, **rule_settings(texts, known, f"rehearsal={name!r}"))
 
 

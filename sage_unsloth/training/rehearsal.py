@@ -8,6 +8,7 @@ from pathlib import Path
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_rule
 from sage_unsloth.patch.rehearsal import Stored
+from sage_unsloth.problems.held_out import spread
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_and_grade
@@ -28,8 +29,8 @@ def draw_rehearsal(
     *,
     resumed: bool = False,
 ) -> list[Stored]:
-    """Draw `samples` completions of every training row, as training samples them, and return the
-    right ones; a second call with a complete file draws nothing.
+    """Draw `samples` completions of `problems` training rows, as training samples them, and return
+    the right ones; a second call with a complete file draws nothing.
 
     Args:
         config: of the run; its `rehearsal` is the rule.
@@ -54,7 +55,8 @@ def draw_rehearsal(
             f"a run is resumed with the completions that it began with, in {path}, which is gone; "
             "put it back, or start anew in another folder"
         )
-    asked = [row | {"id": f"prompt-{number}"} for number, row in enumerate(rows)]
+    chosen = spread(rows, min(rule.problems, len(rows)))
+    asked = [row | {"id": f"prompt-{number}"} for number, row in enumerate(chosen)]
     sampling = SamplingConfig(
         num_samples=rule.samples,
         temperature=config.temperature,
@@ -81,7 +83,7 @@ def draw_rehearsal(
     if not stored:
         raise ValueError(
             "a rehearsal needs right completions of the model that RL starts from; of "
-            f"{len(records)} on {len(rows)} problems none could be used; raise its samples "
+            f"{len(records)} on {len(asked)} problems none could be used; raise its samples "
             f"(rehearsal={rule.divergence},samples={2 * rule.samples}), lower solved, take easier "
             "problems or more SFT"
         )
@@ -89,7 +91,7 @@ def draw_rehearsal(
         "Rehearsal: %d right completions of %d of %d problems are stored.",
         len(stored),
         problems,
-        len(rows),
+        len(asked),
     )
     return stored
 

@@ -63,7 +63,7 @@ class RlvrConfig:
         rehearsal_coef: weight of a divergence from π_ref on right completions that π_ref drew of
             the training rows before the first step (`objective.rehearsal`); 0 for none.
         rehearsal: which divergence, "forward-kl" or "js", with its settings
-            ("forward-kl,samples=16,batch=4,solved=1").
+            ("forward-kl,problems=512,samples=16,batch=4,solved=1").
         epsilon, epsilon_high: clip range of the importance ratio.
         max_resamples: times that a rollout batch's groups without a signal are sampled again for
             other prompts (`dynamic_sampling`, with the cost of each); 0 never does.

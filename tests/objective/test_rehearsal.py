@@ -88,7 +88,7 @@ def test_rules_by_name():
     ("text", "message"),
     [
         ("reverse-kl", "must be one of forward-kl, js, .*; got 'reverse-kl'"),
-        ("js,coef=1", "NAME=VALUE of samples, batch, solved; got 'coef=1'"),
+        ("js,coef=1", "NAME=VALUE of problems, samples, batch, solved; got 'coef=1'"),
         ("js,samples=0", "samples of a rehearsal must be a whole number >= 1; got 0"),
         ("js,batch=1.5", "batch of a rehearsal must be a whole number >= 1; got 1.5"),
         ("js,solved=2", r"solved of a rehearsal must be in \[0, 1\].*; got 2"),

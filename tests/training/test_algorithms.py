@@ -67,6 +67,7 @@ EXPECTED = {
     "unlikeliness": {"advantages": "unlikeliness"},
     "clip-cov": {"token_advantages": "clip-cov"},
     "grpo-kl-in-reward": {"kl_in": "reward"},
+    "dph-rl": {"beta": 0.0, "rehearsal_coef": 0.1},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
 NOT_IN_THE_PAPER = {
@@ -90,6 +91,7 @@ NOT_IN_THE_PAPER = {
     "unlikeliness",
     "clip-cov",
     "grpo-kl-in-reward",
+    "dph-rl",
     "grpo-entropy",
 }
 
@@ -199,6 +201,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     if name == "sage-teacher":
         config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     settings = algorithm.configure(config)
+    settings = replace(settings, rehearsal="forward-kl,problems=20")
     rlvr(settings, merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)
 
     args = seen["args"]
@@ -208,6 +211,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     credit = expected.pop("credit", "token")
     rule = expected.pop("advantages", "grpo")
     of_tokens = expected.pop("token_advantages", "none")
+    rehearsed = expected.pop("rehearsal_coef", 0)
     kl_in = expected.pop("kl_in", "loss")
     assert {key: getattr(args, key) for key in expected} == expected
     assert args.use_bias_correction_kl is (estimator == "k3-is")
@@ -216,6 +220,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     assert args.scale_rewards == expected.get("scale_rewards", "group")
     recorded = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert recorded["kl_estimator"] == estimator
+    assert recorded["rehearsal_coef"] == rehearsed
     assert recorded["guide"] == repr(guide)
     assert recorded["credit"] == credit
     assert recorded["advantages"] == rule

@@ -125,8 +125,8 @@ def _comparable() -> list[str]:
 
     def alike(row: Algorithm) -> bool:
         same_loss = row.loss_type == base.loss_type or row.credit == "sequence"
-        # A variant has no rule for advantages, no bonus and no KL in the reward.
-        others = ("advantages", "entropy_coef", "kl_in")
+        # A variant has no rule for advantages, no bonus, no rehearsal and no KL in the reward.
+        others = ("advantages", "entropy_coef", "rehearsal_coef", "kl_in")
         same_rest = all(getattr(row, name) == getattr(base, name) for name in others)
         needs_teacher = row.guide is not None and "teacher_logps" in row.guide.needs
         return same_loss and same_rest and row.beta == base.beta and not needs_teacher

@@ -1,0 +1,128 @@
+"""A rehearsal through stage 2: what is stored, resumed and refused."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.patch.rehearsal import METRIC
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.quickstart import smoke_config
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.training.rehearsal import REHEARSAL
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
+from sage_unsloth.training.stage import read_metrics
+
+BASE = data_folder() / BASE_MODEL
+CONFIG = smoke_config()
+TRAIN = arithmetic.problems("train")[:24]
+RLVR = replace(
+    CONFIG.rlvr,
+    max_steps=3,
+    save_steps=2,
+    learning_rate=5e-3,
+    beta=0.0,
+    rehearsal_coef=0.5,
+    rehearsal="forward-kl,samples=4,batch=4",
+)
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory, unsloth_module):
+    return sft(CONFIG.sft, BASE, arithmetic.problems("sft"), tmp_path_factory.mktemp("sft"))
+
+
+@pytest.fixture(scope="module")
+def whole_run(merged, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return rlvr(RLVR, merged, TRAIN, folder), folder
+
+
+def test_every_row_is_sampled_and_the_right_completions_hold_the_policy(whole_run):
+    _, folder = whole_run
+    records = read_jsonl(folder / REHEARSAL)
+    assert len(records) == 4 * len(TRAIN)
+    assert {r["problem_id"] for r in records} == {f"prompt-{i}" for i in range(len(TRAIN))}
+    divergences = [row[METRIC] for row in read_metrics(folder)]
+    assert abs(divergences[0]) < 1e-9, "policy and reference are one model before the first step"
+    assert all(value > 1e-6 for value in divergences[1:])
+
+
+def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
+    merged, whole_run, tmp_path, monkeypatch
+):
+    from transformers import Trainer
+
+    evaluate = Trainer._maybe_log_save_evaluate
+
+    def dies(self, *args, **kwargs):
+        result = evaluate(self, *args, **kwargs)
+        if self.state.global_step == 2:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        rlvr(RLVR, merged, TRAIN, tmp_path)
+    monkeypatch.undo()
+    stored = (tmp_path / REHEARSAL).read_bytes()
+    lost = tmp_path / "elsewhere"
+    shutil.move(tmp_path / REHEARSAL, lost)
+    with pytest.raises(ValueError, match="resumed with the completions that it began with"):
+        rlvr(RLVR, merged, TRAIN, tmp_path)
+    shutil.move(lost, tmp_path / REHEARSAL)
+    adapter = rlvr(RLVR, merged, TRAIN, tmp_path)
+    assert (tmp_path / REHEARSAL).read_bytes() == stored
+    expected = load_file(whole_run[0] / "adapter_model.safetensors")
+    for name, weight in load_file(adapter / "adapter_model.safetensors").items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def test_a_run_without_the_setting_samples_and_logs_nothing(merged, tmp_path):
+    rlvr(replace(RLVR, rehearsal_coef=0.0, max_steps=1), merged, TRAIN, tmp_path)
+    assert not (tmp_path / REHEARSAL).exists()
+    assert METRIC not in read_metrics(tmp_path)[0]
+
+
+def test_other_settings_of_it_are_another_run(merged, whole_run):
+    with pytest.raises(ValueError, match=r"rehearsal_coef was 0\.5 and is 0\.1"):
+        rlvr(replace(RLVR, rehearsal_coef=0.1), merged, TRAIN, whole_run[1])
+    with pytest.raises(ValueError, match=r'rehearsal was "forward-kl,.*batch=4" and is "js"'):
+        rlvr(replace(RLVR, rehearsal="js"), merged, TRAIN, whole_run[1])
+
+
+def test_no_more_problems_are_sampled_than_asked_for(merged, tmp_path):
+    rule = "js,problems=5,samples=4,batch=2,solved=0.25"
+    rlvr(replace(RLVR, rehearsal=rule, max_steps=1), merged, TRAIN, tmp_path)
+    assert len(read_jsonl(tmp_path / REHEARSAL)) == 5 * 4
+
+
+def test_where_no_completion_can_be_stored_the_remedy_is_named(merged, tmp_path):
+    impossible = [row | {"answer": "-1"} for row in TRAIN[:8]]
+    config = replace(RLVR, preflight_prompts=0)
+    with pytest.raises(ValueError, match=r"of 32 on 8 problems none .*forward-kl,samples=8"):
+        rlvr(config, merged, impossible, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"full_finetuning": True}, {}, "full_finetuning=True"),
+        ({}, {"rewards": [lambda completions, **_: [0.0] * len(completions)]}, "without a checked"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(merged, tmp_path, changes, options, message):
+    with pytest.raises(ValueError, match=f"needs answers that are checked.*got .*{message}"):
+        rlvr(replace(RLVR, **changes), merged, TRAIN, tmp_path, **options)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_bad_setting_is_refused_by_the_config():
+    with pytest.raises(ValueError, match="rehearsal must be one of forward-kl, js"):
+        replace(RLVR, rehearsal="k1")
+    with pytest.raises(ValueError, match="rehearsal_coef must be >= 0; got -1"):
+        replace(RLVR, rehearsal_coef=-1)
