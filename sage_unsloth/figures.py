@@ -76,9 +76,9 @@ def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
     """Rows of one shape as a plain table for a terminal or a log: no colours, no lines.
 
     In a table that is wider than `width` columns, cells of several words are broken over lines, but
-    not a number from its interval. Where that is not enough, the columns that do not fit follow
-    below, beside the first ones that tell the rows apart. None is the width of the terminal, or
-    `COLUMNS` where the output is none.
+    neither a word nor a number from its interval. Where that is not enough, the columns that do not
+    fit follow below, beside the first ones that tell the rows apart. None is the width of the
+    terminal, or `COLUMNS` where the output is none.
     """
     from rich.console import Console
 
@@ -90,7 +90,7 @@ def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
     cells = [{name: _glued(printable(str(row[name]))) for name in rows[0]} for row in rows]
     with console.capture() as captured:
         for number, names in enumerate(_blocks(cells, width)):
-            console.print(*([""] if number else []), _table(cells, names), sep="\n")
+            console.print(*([""] if number else []), _table(cells, names, width), sep="\n")
     text = captured.get().replace(GLUE, " ")
     return "\n".join(line.rstrip() for line in text.splitlines())
 
@@ -99,19 +99,38 @@ def _glued(text: str) -> str:
     return text.replace(" ", GLUE) if len(text) <= SHORT else text
 
 
-def _table(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> "Table":
+def _table(rows: Sequence[Mapping[str, str]], names: Sequence[str], width: int) -> "Table":
     """A table of rich with these columns."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    for name in names:
-        texts = [name, *(row[name] for row in rows)]
-        table.add_column(Text(name), overflow="fold", no_wrap=_parts(texts) == texts)
+    for name, column in zip(names, _widths(rows, names, width), strict=True):
+        table.add_column(Text(name), overflow="fold", width=column)
     for row in rows:
         # Text is shown as it is: what a model wrote is no markup of rich, which "[red]" would be.
         table.add_row(*(Text(row[name]) for name in names))
     return table
+
+
+def _widths(rows: Sequence[Mapping[str, str]], names: Sequence[str], width: int) -> list[int]:
+    """Of the columns: each as wide as its cells, or else the widest are narrowed, none below its
+    longest part.
+    """
+    from rich.cells import cell_len
+
+    texts = {name: [name, *(row[name] for row in rows)] for name in names}
+    lines = {name: [line for text in texts[name] for line in text.splitlines()] for name in names}
+    widths = {name: max(map(cell_len, lines[name])) for name in names}
+    least = {name: max(map(cell_len, _parts(texts[name]))) for name in names}
+    while sum(widths.values()) + GAP * (len(names) - 1) > width:
+        narrowable = [name for name in names if widths[name] > least[name]]
+        if not narrowable:  # what no line holds is broken anywhere
+            narrowable = [name for name in names if widths[name] > 1]
+        if not narrowable:
+            break
+        widths[max(narrowable, key=lambda name: widths[name])] -= 1
+    return list(widths.values())
 
 
 def _blocks(rows: Sequence[Mapping[str, str]], width: int) -> list[list[str]]:

@@ -2,10 +2,11 @@
 
     python tests/planted_bugs.py [--rooms patch grading …] [--out FILE]
 
-Each bug is a text of a file, what stands in its place, and the tests that should fail then. A bug
-that is listed in the result with the same three is not tried again, so the script resumes; after
-tests were written for a survivor, `--again survivors` tries it once more. At the end the tests that
-noticed a bug are run without one. The result is `data/results/reliability/planted_bugs.json`.
+Each bug is a text of a file, what stands in its place, and the tests that should fail then. Every
+text must occur once in its file, or nothing is tried. A bug that is listed in the result with the
+same three is not tried again, so the script resumes; after tests were written for a survivor,
+`--again survivors` tries it once more. The test that noticed a bug is run without it at once, and
+must pass. The result is `data/results/reliability/planted_bugs.json`; `tried` is the day (UTC).
 """
 
 import argparse
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +45,7 @@ class Bug(NamedTuple):
 GUIDES = ("objective/test_guides.py",)
 CREDIT = ("objective/test_sequence_credit.py",)
 ROLLOUTS = ("patch/test_rollout_weights.py",)
-SEEDS = ("evaluation/test_metrics.py::test_seeds_of_two_models_are_drawn_independently",)
+SEEDS = ("evaluation/test_intervals.py::test_training_seeds_of_two_models_are_not_paired",)
 DEVIATION = ("evaluation/test_metrics.py::test_mean_and_deviation_by_hand",)
 SAMPLING = ("sampling/test_sampling.py",)
 REWARDS = ("grading/test_rewards.py",)
@@ -103,6 +106,12 @@ BUGS = [
         ("objective/test_guides.py::test_zscores_of_equal_surprisals_are_all_one_half",),
     ),
     Bug("objective/surprisal.py", "tril(diagonal=first)", "tril(diagonal=first - 1)", GUIDES),
+    Bug(
+        "objective/group_advantages.py",
+        "scored = ~group.isnan()",
+        "scored = torch.ones_like(group, dtype=torch.bool)",
+        ("patch/test_compositions.py::test_dead_groups_by_hand",),
+    ),
     # --- patch
     Bug(
         "patch/scoring.py",
@@ -144,15 +153,19 @@ BUGS = [
         "changed = [n for n in trained if 'lora_B' in n and after[n] != before[n]]",
         ROLLOUTS,
     ),
-    Bug(
-        "patch/resampling.py",
-        "if len({r for r in group if r == r}) < 2",
-        "if len(set(group)) < 2",
-        ("patch/test_compositions.py::test_dead_groups_by_hand",),
-    ),
     # --- grading
-    Bug("grading/mathematics.py", "top >= bottom", "top > bottom", REWARDS),
-    Bug("grading/mathematics.py", "|trillion|dozen)", "|trillion)", REWARDS),
+    Bug(
+        "grading/quantities.py",
+        "not 0 < top < bottom",
+        "not 0 < top <= bottom",
+        ("grading/test_rewards.py::test_plain_number",),
+    ),
+    Bug(
+        "grading/quantities.py",
+        "trillions dozen dozens",
+        "trillions dozens",
+        ("grading/test_rules.py::test_spelling_by_hand",),
+    ),
     Bug(
         "grading/reward.py",
         'turns[-1]["content"]',
@@ -167,8 +180,8 @@ BUGS = [
     ),
     # --- sampling
     Bug(
-        "sampling/record_sets.py",
-        ' or record["gold"] != golds[record["problem_id"]]',
+        "sampling/grading_records.py",
+        ' or record["gold"] != gold',
         "",
         SAMPLING,
     ),
@@ -186,12 +199,17 @@ BUGS = [
     ),
     # --- evaluation
     Bug(
-        "evaluation/metrics.py",
+        "evaluation/bootstrap.py",
         "+ np.arange(block)) % count",
         "+ np.arange(block)).clip(max=count - 1)",
-        ("evaluation/test_metrics.py::test_series_interval_draws_blocks_of_neighbours",),
+        ("evaluation/test_bootstrap.py::test_series_interval_draws_blocks_of_neighbours",),
     ),
-    Bug("evaluation/metrics.py", "default_rng([seed, stream])", "default_rng([seed, 0])", SEEDS),
+    Bug(
+        "evaluation/intervals.py",
+        "[(variance_of_mean(v)[1], len(v)) for v in (values_a_SP, values_b_SP)]",
+        "[(variance_of_mean(values_a_SP - values_b_SP)[1], len(values_a_SP))]",
+        SEEDS,
+    ),
     Bug("evaluation/metrics.py", "std(ddof=1)", "std(ddof=0)", DEVIATION),
     # --- training
     Bug(
@@ -253,7 +271,7 @@ BUGS = [
     Bug("export/adapter_checks.py", ' if "lora_B" in n)', ")", ZEROS),
     # --- problems
     Bug(
-        "problems/corpora.py",
+        "problems/held_out.py",
         'if row["problem"] not in problems]',
         "if row not in chosen]",
         ("problems/test_corpora.py::test_held_out_rows_share_no_problem_with_training",),
@@ -267,45 +285,52 @@ BUGS = [
 ]
 
 
+def misplaced(bugs: Sequence[Bug], root: Path = ROOT) -> list[str]:
+    """A line for each bug whose text does not occur exactly once in its file."""
+    lines = []
+    for bug in bugs:
+        path = root / "sage_unsloth" / bug.file
+        count = path.read_text().count(bug.find) if path.is_file() else "no file; occurs 0"
+        if count != 1:
+            lines.append(f"{bug.file}: {bug.find!r} must occur once; {count} times")
+    return lines
+
+
 def try_bug(bug: Bug, copy: Path) -> dict:
-    """Plant it, run its tests, take it out again."""
+    """Plant it, run its tests, take it out again; the test that noticed it must pass then."""
     path = copy / "sage_unsloth" / bug.file
     source = path.read_text()
-    if source.count(bug.find) != 1:
-        raise SystemExit(f"{bug.file} must hold this once: {bug.find!r}; mend the list")
     path.write_text(source.replace(bug.find, bug.replace))
     started = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     try:
-        done = subprocess.run(
-            [*command, *(f"tests/{test}" for test in bug.tests)],
-            cwd=copy,
-            env=os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        # 0: all passed; 1: a test failed. Anything else is no verdict.
-        if done.returncode not in (0, 1):
-            raise SystemExit(f"pytest ended with {done.returncode}: {done.stdout[-2_000:]}")
-        by = failed[0].split(maxsplit=1)[1].split(" - ")[0] if failed else None
+        by = first_failure([f"tests/{test}" for test in bug.tests], copy)
     except subprocess.TimeoutExpired:
         by = "a test that hangs"
     finally:
         path.write_text(source)
     seconds = round(time.perf_counter() - started)
-    return bug._asdict() | {"noticed": by is not None, "by": by, "seconds": seconds}
+    if by is not None and "::" in by and first_failure([by.split("[")[0]], copy):
+        raise SystemExit(f"{by} fails where nothing is planted, so it has noticed nothing")
+    found = {"noticed": by is not None, "by": by, "seconds": seconds}
+    return bug._asdict() | found | {"tried": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
-def check_unplanted(noticed_by: list[str]) -> None:
-    """The tests that noticed a bug must pass without one, or they noticed nothing."""
-    tests = sorted({test.split("[")[0] for test in noticed_by if "::" in test})
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"these must pass where nothing is planted: {done.stdout[-2_000:]}")
+def first_failure(tests: Sequence[str], copy: Path) -> str | None:
+    """The first of the tests that fails in the copy, or None where all pass."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        command,
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    # 0: all passed; 1: a test failed. Anything else is no verdict.
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"pytest ended with {done.returncode}: {done.stdout[-2_000:]}")
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(maxsplit=1)[1].split(" - ")[0] if failed else None
 
 
 def main() -> int:
@@ -316,6 +341,8 @@ def main() -> int:
     parser.add_argument("--again", choices=("survivors", "all"))
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    if lines := misplaced(BUGS):
+        raise SystemExit("\n".join([*lines, "nothing was tried; bring the list in line"]))
     rows = json.loads(options.out.read_text())["bugs"] if options.out.exists() else []
     known = {(r["file"], r["find"], r["replace"], tuple(r["tests"])): r for r in rows}
     known = {bug: known[bug] for bug in BUGS if bug in known}
@@ -341,7 +368,6 @@ def main() -> int:
             noticed = sum(row["noticed"] for row in found)
             record = {"planted": len(found), "noticed": noticed, "bugs": found}
             options.out.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    check_unplanted([row["by"] for row in known.values() if row["noticed"]])
     survivors = [row for row in known.values() if not row["noticed"]]
     print(f"{len(known) - len(survivors)} of {len(known)} planted bugs are noticed")
     for row in survivors:

@@ -21,6 +21,20 @@ def test_words_are_broken_before_a_table_is():
     assert lines[1].endswith(INTERVAL), "an interval stays with its mean"
 
 
+def test_a_word_is_not_broken_where_its_table_fits():
+    """Seven columns of 8 and two whose words take 6, with 2 between them: 84 of 84."""
+    rows = [dict.fromkeys("abcdefg", "12345678") | {"dead groups": "0.250", "no answer": "0.250"}]
+    header = ["a", "b", "c", "d", "e", "f", "g"]
+    lines = table_text(rows, 84).splitlines()
+    assert [line.split() for line in lines[:2]] == [["dead", "no"], [*header, "groups", "answer"]]
+    assert max(map(len, lines)) == 84 and len(lines) == 3
+    narrower = table_text(rows, 83).splitlines()
+    assert narrower[0].split() == [*header, "dead", "groups"], "the last column follows below"
+    long = [{"a": "x" * 30, "b": "y " * 40}]
+    assert "x" * 30 in table_text(long, 50), "what has blanks is narrowed first"
+    assert table_text([{"a": "two\nlines", "b": 1}]) == "a      b\ntwo    1\nlines"
+
+
 def test_columns_that_do_not_fit_follow_below_beside_what_tells_the_rows_apart():
     rows = [
         {"metric": metric, "run": run} | dict.fromkeys(("early", "middle", "late"), INTERVAL)

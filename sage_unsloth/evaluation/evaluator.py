@@ -1,53 +1,48 @@
 """Evaluates models on benchmarks: draws and grades what is missing, and reports (`report`)."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from sage_unsloth.evaluation.loading import ModelSpec, dtype_of, load_engines
-from sage_unsloth.evaluation.pace import before_first_report, estimate
-from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
+from sage_unsloth.evaluation.complete_sets import (
+    count_missing,
+    draw_sets,
+    identities_of,
+    set_files,
+)
+from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.evaluation.trained_on import trained_on
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.models.device import frees_models, has_gpu
+from sage_unsloth.models.device import frees_models
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import template_for
-from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.near_copies import near_copies
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER
-from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.text import file_name
-from sage_unsloth.sampling.engine_arguments import check_temperature, not_free
+from sage_unsloth.sampling.engine_arguments import check_temperature
 from sage_unsloth.sampling.engine_choice import choose_rollouts
-from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_files import (
-    read_samples,
     read_settings,
     refuse_other_set,
     set_settings,
     settings_path,
 )
-from sage_unsloth.sampling.record_sets import asked_in, sample_and_grade
 
 logger = logging.getLogger(__name__)
 
 KNOWN = (*PUBLISHED, *TOGETHER)
-Key = tuple[int, str]
-"""A model by its number, since training seeds share a name, and a benchmark by its name."""
 
 
 def check_columns_are_used(texts: Sequence[str], columns: Columns) -> None:
@@ -152,8 +147,8 @@ def evaluate(
     _say_precisions(models, show)
     for warning in trained_on(models, benchmarks):
         show(warning)
-    identities = _identities(models, dtype, engine_arguments or {})
-    files = _files(models, benchmarks, out, identities)
+    identities = identities_of(models, dtype, engine_arguments or {})
+    files = set_files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
     for (number, benchmark), file in files.items():
         if not (settings_path(file).exists() or file.exists()):
@@ -172,7 +167,7 @@ def evaluate(
                 _report_golds(check_golds(benchmark, grader), benchmark, out, show)
         if training:
             _report_overlap(training, benchmarks, out, show)
-        missing = _count_missing(files, benchmarks, config)
+        missing = count_missing(files, benchmarks, config)
         if any(missing.values()):
             if engine == "transformers":
                 load_backend()  # before transformers, whose tokenizers the templates are read from
@@ -182,7 +177,7 @@ def evaluate(
         for identity, spec in zip(identities, models, strict=True):
             identity["template"] = spec.template
         loading = {"dtype": dtype, "arguments": engine_arguments}
-        sets = _draw_sets(
+        sets = draw_sets(
             models, benchmarks, out, config, engine, loading, identities, files, missing, show
         )
         ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
@@ -218,29 +213,6 @@ def _say_precisions(models: Sequence[ModelSpec], show: Callable[[str], object]) 
         show(f"4-bit weights: {', '.join(quantised)}")
 
 
-def _identities(
-    models: Sequence[ModelSpec],
-    dtype: str = "auto",
-    arguments: Mapping[str, Any] = MappingProxyType({}),
-) -> list[dict[str, Any]]:
-    """What tells each model's record sets from others: digests of its weights, the device, their
-    format, that they are quantised, if they are, and what the engine was told that matters.
-    """
-    identities = []
-    for spec in models:
-        if spec.adapter is not None:
-            check_adapter_fits(spec.path, spec.adapter)
-        device = "cuda" if has_gpu() else "cpu"
-        quantised = {"weight_bits": 4} if spec.load_in_4bit else {}
-        identity = model_identity(spec.path, spec.adapter) | {"device": device} | quantised
-        if (found := dtype_of(spec, dtype)) is not None:
-            identity["dtype"] = found
-        if matters := not_free(arguments):
-            identity["engine_arguments"] = matters
-        identities.append(identity | asked_in(spec.prompt or PROJECT_PROMPT))
-    return identities
-
-
 def _with_templates(
     models: Sequence[ModelSpec], known: Mapping[int, str], show: Callable[[str], object]
 ) -> list[ModelSpec]:
@@ -252,36 +224,6 @@ def _with_templates(
         show(f"{spec.name}: {choice}")
         found.append(replace(spec, template=choice.template))
     return found
-
-
-def _files(
-    models: Sequence[ModelSpec],
-    benchmarks: Sequence[Benchmark],
-    out: Path,
-    identities: Sequence[dict[str, Any]],
-) -> dict[Key, Path]:
-    """The record set of each model on each benchmark.
-
-    NAME.jsonl, and NAME.DIGEST.jsonl where training seeds share a name; a set that exists under
-    either keeps its file.
-    """
-    names = [spec.name for spec in models]
-    files = {}
-    for number, name in enumerate(names):
-        weights = (identities[number]["weights"], identities[number]["adapter"])
-        digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
-        for benchmark in benchmarks:
-            folder = out / "samples" / file_name(benchmark.name)
-            alone, shared = folder / f"{name}.jsonl", folder / f"{name}.{digest}.jsonl"
-            own = False
-            if settings_path(alone).is_file():
-                settings = read_settings(alone)["settings"]
-                own = weights == (settings.get("weights"), settings.get("adapter"))
-            # Alone, another model of the name is refused by its settings; as a seed among others it
-            # has its own file.
-            own = own or (names.count(name) == 1 and not settings_path(shared).is_file())
-            files[number, benchmark.name] = alone if own else shared
-    return files
 
 
 def _report_golds(
@@ -323,84 +265,3 @@ def _report_overlap(
         )
     write_table(out / "near_copies.csv", near)
     write_table(out / "overlap.csv", rows)
-
-
-def _draw_sets(
-    models: Sequence[ModelSpec],
-    benchmarks: Sequence[Benchmark],
-    out: Path,
-    config: SamplingConfig,
-    engine: str,
-    loading: Mapping[str, Any],
-    identities: Sequence[Mapping[str, Any]],
-    files: Mapping[Key, Path],
-    missing: Mapping[Key, int],
-    show: Callable[[str], object],
-) -> dict[Key, RecordSet]:
-    """Every record set, complete; what a set lacks is drawn and graded."""
-    from sage_unsloth.runs.progress import progress
-
-    problems = sum(len(benchmark.rows) for benchmark in benchmarks)
-    total, left = problems * config.num_samples * len(models), sum(missing.values())
-    show(
-        f"{len(models)} models x {problems} problems x {config.num_samples} samples = {total:,} "
-        f"completions; {total - left:,} of them are in {out / 'samples'}"
-    )
-    sets: dict[Key, RecordSet] = {}
-    bar = None
-    try:
-        engines = load_engines(engine, models, benchmarks, config, missing, **loading)
-        for number, loaded in engines:
-            spec = models[number]
-            if bar is None:
-                lacking = [b for b in benchmarks if missing[number, b.name]]
-                if lacking:
-                    with engine_errors(spec.name, "probe"):
-                        first = before_first_report(missing, benchmarks, config)
-                        show(estimate(loaded, lacking[0], config, left, first))
-                bar = progress(total=total, initial=total - left, unit="completion")
-            for benchmark in benchmarks:
-                bar.set_description(f"{spec.name} on {benchmark.name}")
-                records = sample_and_grade(
-                    config,
-                    loaded,
-                    benchmark.rows,
-                    files[number, benchmark.name],
-                    model=spec.name,
-                    benchmark=benchmark.name,
-                    identity=identities[number],
-                    provenance=benchmark.provenance,
-                    checker=benchmark.checker,
-                    prompt=spec.prompt or PROJECT_PROMPT,
-                    bar=bar,
-                )
-                texts = {row["id"]: turns_of(row)[-1]["content"] for row in benchmark.rows}
-                keep_texts(files[number, benchmark.name], texts)
-                one = record_set(records, spec.name, benchmark.name, asdict(config))
-                sets[number, benchmark.name] = replace(
-                    one, texts=texts, provenance=benchmark.provenance
-                )
-            del loaded  # its memory is needed for the next one
-    finally:
-        if bar is not None:
-            bar.close()
-    return sets
-
-
-def _count_missing(
-    files: Mapping[Key, Path], benchmarks: Sequence[Benchmark], config: SamplingConfig
-) -> dict[Key, int]:
-    """Completions to draw for each set.
-
-    A set is read twice, to count and to draw: the texts of all sets together may not fit.
-    """
-    rows = {benchmark.name: benchmark.rows for benchmark in benchmarks}
-    missing = {}
-    for key, file in files.items():
-        wanted = {
-            (row["id"], sample) for row in rows[key[1]] for sample in range(config.num_samples)
-        }
-        records = read_samples(file) if file.exists() else []
-        done = {(record["problem_id"], record["sample"]) for record in records}
-        missing[key] = len(wanted - done)
-    return missing

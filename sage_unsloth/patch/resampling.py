@@ -27,12 +27,13 @@ what was drawn. The gradient pass costs what it did.
 import hashlib
 import inspect
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
+from sage_unsloth.patch.batch_logs import RewardLogs, completion_lengths, put_in
 from sage_unsloth.patch.group_rewards import dead_groups, total_rewards
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -156,16 +157,16 @@ class _Batches:
             new = self._generated(new_prompts)
             new_rewards, new_graded = self._graded(new_rows, new_prompts, new)
             for i in PER_COMPLETION:
-                _put(result[i], places, new[i])
-            _put(rows, places, new_rows)
-            _put(prompts, places, new_prompts)
+                put_in(result[i], places, new[i])
+            put_in(rows, places, new_rows)
+            put_in(prompts, places, new_prompts)
             graded.put(places, new_graded)
             rewards[places] = new_rewards
             resampled += len(drawn)
             dead = dead_groups(self.trainer, total_rewards(self.trainer, rewards))
         graded.keep()
         if resampled:
-            for name, value in self._lengths(result[1]).items():
+            for name, value in completion_lengths(self.trainer, result[1]).items():
                 metrics[name][logged.get(name, 0) :] = [value]
         metrics["sampling/resampled_groups"].append(float(resampled))
         metrics["sampling/dead_groups"].append(len(dead) * size / len(rows))
@@ -214,7 +215,7 @@ class _Batches:
             )
         return result
 
-    def _graded(self, rows: list, prompts: list, result: list) -> tuple[Tensor, "_Logged"]:
+    def _graded(self, rows: list, prompts: list, result: list) -> tuple[Tensor, RewardLogs]:
         rewards = self.plain[GRADE](rows, prompts, result[3], result[1])
         if rewards.shape != (len(rows), len(self.trainer.reward_funcs)):
             raise ContractError(
@@ -222,7 +223,7 @@ class _Batches:
                 found=tuple(rewards.shape),
                 expected=(len(rows), len(self.trainer.reward_funcs)),
             )
-        return rewards, _Logged(self.trainer)
+        return rewards, RewardLogs(self.trainer)
 
     def _draw(self, count: int, attempt: int, seen: set[str]) -> list[dict]:
         """Rows of other prompts than `seen`, which gets theirs; others only when the dataset has no
@@ -243,27 +244,15 @@ class _Batches:
                 break
         return chosen + spare[: count - len(chosen)]
 
-    def _lengths(self, completion_ids: list[list[int]]) -> dict[str, float]:
-        """Unsloth's metrics of a batch's completion lengths, in tokens."""
-        ends = {*self.trainer.eos_token_ids, self.trainer._tokenizer.pad_token_id}
-        lengths = [len(ids) for ids in completion_ids]
-        ended = [len(ids) for ids in completion_ids if ids[-1] in ends]
-        values = {"completions/clipped_ratio": 1 - len(ended) / len(lengths)}
-        for name, of in (("", lengths), ("terminated_", ended or [0])):
-            values[f"completions/mean_{name}length"] = sum(of) / len(of)
-            values[f"completions/min_{name}length"] = float(min(of))
-            values[f"completions/max_{name}length"] = float(max(of))
-        return values
-
     def _check_lengths(self, completion_ids: list, logged: dict[str, int]) -> None:
-        """What `_lengths` will write over is what Unsloth wrote of these completions."""
+        """What `completion_lengths` will write over is what Unsloth wrote of these completions."""
         metrics = self.trainer._metrics["train"]
         found = {
             name: values[-1]
             for name, values in metrics.items()
             if name.startswith("completions/") and len(values) > logged.get(name, 0)
         }
-        expected = self._lengths(completion_ids)
+        expected = completion_lengths(self.trainer, completion_ids)
         if found.keys() != expected.keys() or any(
             abs(found[name] - value) > 1e-4 * max(1.0, value) for name, value in expected.items()
         ):
@@ -287,54 +276,6 @@ class _Batches:
                 found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
                 expected=f"blocks of {size} rows with one prompt",
             )
-
-
-@runtime_checkable
-class KeepsLastBatch(Protocol):
-    """A reward function that keeps and counts what it graded, as `grading.SolutionReward` does."""
-
-    last_batch: list[dict]
-
-    def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
-        """Take `dropped` out of the counts; `batch` becomes `last_batch`."""
-        ...
-
-
-class _Logged:
-    """What reward functions keep of the completions they graded last, until it is known which are
-    trained on.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self.columns = trainer._pending_extra_logs
-        self.extra = {name: list(values) for name, values in self.columns.items()}
-        self.columns.clear()
-        self.solutions = [r for r in trainer.reward_funcs if isinstance(r, KeepsLastBatch)]
-        self.graded = [list(reward.last_batch) for reward in self.solutions]
-        self.dropped: list[list[dict]] = [[] for _ in self.solutions]
-
-    def put(self, places: list[int], new: "_Logged") -> None:
-        """Put those of `new` in these places."""
-        for name in new.extra.keys() - self.extra.keys():
-            self.extra[name] = [None] * (max(places) + 1)
-        for name, values in self.extra.items():
-            values += [None] * (max(places) + 1 - len(values))
-            _put(values, places, new.extra.get(name, [None] * len(places)))
-        for graded, dropped, of_new in zip(self.graded, self.dropped, new.graded, strict=True):
-            dropped += [graded[place] for place in places]
-            _put(graded, places, of_new)
-
-    def keep(self) -> None:
-        """Hand back to trainer and reward functions what is left."""
-        self.columns.update(self.extra)
-        for reward, graded, dropped in zip(self.solutions, self.graded, self.dropped, strict=True):
-            reward.forget(dropped, graded)
-
-
-def _put(values: list | None, places: list[int], new: list | None) -> None:
-    if values is not None:
-        for place, value in zip(places, new or [], strict=True):
-            values[place] = value
 
 
 def _check_trainer(trainer: Any) -> None:

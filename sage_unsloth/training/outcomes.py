@@ -133,16 +133,17 @@ def evaluation_command(
 
 
 COURSE = {
-    "reward": "reward",
-    "kl/ref_k3": "KL",
-    "sage/entropy": "entropy",
-    "sage/guide_mean": "guide",
-    "completions/mean_length": "tokens",
-    "completions/clipped_ratio": "cut",
-    "frac_reward_zero_std": "dead groups",
-    "advantages/dead_groups": "dead groups",  # logged where another rule than GRPO's decides
-    "seconds": "seconds",
+    "reward": ("reward", 3),
+    "kl/ref_k3": ("KL", 3),
+    "sage/entropy": ("entropy", 3),
+    "sage/guide_mean": ("guide", 3),
+    "completions/mean_length": ("tokens", 1),
+    "completions/clipped_ratio": ("cut", 3),
+    "frac_reward_zero_std": ("dead", 3),
+    "advantages/dead_groups": ("dead", 3),  # logged where another rule than GRPO's decides
+    "seconds": ("s", 1),
 }
+"""Metric -> title and decimals; as on the progress bar, and 80 columns hold them all."""
 
 
 def result_of(out: str | Path, stage: str) -> Path | None:
@@ -193,10 +194,10 @@ def course(metrics: Sequence[dict]) -> list[dict]:
     rows = []
     for part, steps in {"first": metrics[:tenth], "last": metrics[-tenth:]}.items():
         row = {"steps": f"{part} {tenth}"}
-        for metric, title in COURSE.items():
+        for metric, (title, decimals) in COURSE.items():
             values = [step[metric] for step in steps if metric in step]
             if values:
-                row[title] = f"{sum(values) / len(values):.3f}"
+                row[title] = f"{sum(values) / len(values):.{decimals}f}"
         if (share := unanswered(steps)) is not None:
             row["no answer"] = f"{share:.3f}"
         rows.append(row)

@@ -130,6 +130,21 @@ def test_seeds_that_differ_widen_both_intervals():
         assert widths[1] > 1.5 * widths[0]
 
 
+def test_training_seeds_of_two_models_are_not_paired():
+    """Each model has a good and a bad seed, the same on every problem: seed by seed they never
+    differ, and yet two other seeds of each might by .2.
+    """
+    values_SP = np.repeat([[0.6], [0.4]], 60, axis=1)
+    found = paired_interval(values_SP, values_SP)
+    of_seeds = (0.1**2 + 0.1**2) / 1 / 2  # of the mean of two seeds, for each model
+    of_problems = 1 / (60 * 59)
+    variance = of_problems + 2 * of_seeds
+    degrees = variance**2 / (of_problems**2 / 59 + 2 * of_seeds**2 / 1)
+    half = stats.t.ppf(0.975, degrees) * variance**0.5
+    assert 0.2 < half < 1
+    assert (found.mean, found.low, found.high) == pytest.approx((0, -half, half))
+
+
 @pytest.mark.parametrize("value", [-0.1, 1.1, np.nan])
 def test_values_outside_0_and_1_are_refused(value):
     with pytest.raises(ValueError, match=r"needs values in \[0, 1\]"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sage_unsloth.__main__ import make_parser
+from sage_unsloth.figures import table_text
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.problems import arithmetic
@@ -14,6 +15,7 @@ from sage_unsloth.problems.columns import Columns
 from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.outcomes import (
+    COURSE,
     advice,
     course,
     evaluation_command,
@@ -89,6 +91,18 @@ def test_answers_that_cannot_be_read_are_a_column_and_get_advice():
 def test_where_no_answer_is_checked_there_is_no_such_column():
     for steps in ([{"step": 1, "reward": 0.0}], [graded(1)]):
         assert "no answer" not in course(steps)[0] and advice(steps, PROJECT_PROMPT) == ""
+
+
+def test_every_column_of_a_course_is_in_one_line_of_80():
+    """Of a long run, with completions of thousands of tokens and steps of minutes."""
+    step = graded(1, correct=8) | dict.fromkeys(COURSE, 0.1234)
+    step |= {"completions/mean_length": 1234.56, "seconds": 123.4}
+    lines = table_text(course([step] * 1000), 80).splitlines()
+    assert len(lines) == 3
+    header = ["steps", "reward", "KL", "entropy", "guide", "tokens", "cut", "dead", "s"]
+    assert lines[0].split() == [*header, "no", "answer"] and len(lines[0]) <= 80
+    assert lines[1].split()[-4:] == ["0.123", "0.123", "123.4", "0.000"]
+    assert "  1234.6  " in lines[1]
 
 
 @pytest.mark.parametrize(

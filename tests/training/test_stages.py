@@ -300,8 +300,8 @@ def test_a_course_is_the_first_and_the_last_tenth():
 def test_dead_groups_are_those_of_the_rule():
     """An all-wrong group teaches under nsr, though its rewards are equal."""
     step = {"frac_reward_zero_std": 0.75}
-    assert course([step])[0]["dead groups"] == "0.750"
-    assert course([step | {"advantages/dead_groups": 0.25}])[0]["dead groups"] == "0.250"
+    assert course([step])[0]["dead"] == "0.750"
+    assert course([step | {"advantages/dead_groups": 0.25}])[0]["dead"] == "0.250"
 
 
 def test_an_algorithm_of_ones_own(sft_run, tmp_path):
