@@ -74,7 +74,7 @@ PUBLIC = {
         CosineSchedule TokenSignals k3 grpo_loss
     """,
     "sage_unsloth.patch": """
-        guided_kl load_unsloth ContractError dynamic_sampling finite_only reproduce
+        guided_kl load_unsloth ContractError dynamic_sampling finite_only rehearsed reproduce
     """,
     "sage_unsloth.grading": """
         Grade Grader Reward SolutionReward grade extract_answer get_verifier Checker

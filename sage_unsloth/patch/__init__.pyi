@@ -2,14 +2,18 @@ from .bad_batch import reproduce as reproduce
 from .finite import finite_only as finite_only
 from .guided import guided_kl as guided_kl
 from .loading import load_unsloth as load_unsloth
+from .rehearsal import Stored as Stored
+from .rehearsal import rehearsed as rehearsed
 from .resampling import dynamic_sampling as dynamic_sampling
 from .unsloth_names import ContractError as ContractError
 
 __all__ = [
     "ContractError",
+    "Stored",
     "dynamic_sampling",
     "finite_only",
     "guided_kl",
     "load_unsloth",
+    "rehearsed",
     "reproduce",
 ]

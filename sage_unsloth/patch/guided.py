@@ -31,6 +31,7 @@ from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.protocols import Guide, describe
 from sage_unsloth.objective.token_rules import token_rule
+from sage_unsloth.patch.data_order import order_kept
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.patch.group_rewards import rule_advantages
 from sage_unsloth.patch.replaced import alone, watched
@@ -170,6 +171,7 @@ def guided_kl(
         with (
             alone(),
             seam.prepared(trainer),
+            order_kept(trainer),
             watched(trainer, watch(None, None)),
             finite_only(trainer),
             keep_trained_weights(trainer),
@@ -192,6 +194,7 @@ def guided_kl(
     with ExitStack() as stack:
         stack.enter_context(alone())
         stack.enter_context(seam.prepared(trainer))
+        stack.enter_context(order_kept(trainer))
         stack.enter_context(hooked)
         stack.enter_context(watched(trainer, watch(hook.measured, hook.clock)))
         hook.guard = stack.enter_context(finite_only(trainer))

@@ -170,6 +170,36 @@ def test_killed_run_goes_on_to_the_same_weights(merged, whole_run, tmp_path, mon
     assert [[row[k] for k in keys] for row in again] == [[row[k] for k in keys] for row in whole]
 
 
+def test_killed_in_the_second_pass_over_the_rows_goes_on_to_the_same_weights(
+    merged, tmp_path, monkeypatch
+):
+    """Four rows are two steps; the checkpoint of step 3 is within the second pass."""
+    from sage_unsloth.training import stage
+
+    config = replace(RLVR, max_steps=5, save_steps=3, preflight_prompts=0)
+    expected = adapter_weights(rlvr(config, merged, TRAIN[:4], tmp_path / "whole"))
+    train = stage.train
+
+    def stopped(trainer, *args, **kwargs):
+        step = trainer.training_step
+
+        def counted(*args, **kwargs):
+            if trainer.state.global_step == 4:
+                raise KeyboardInterrupt
+            return step(*args, **kwargs)
+
+        trainer.training_step = counted
+        train(trainer, *args, **kwargs)
+
+    monkeypatch.setattr("sage_unsloth.training.rlvr_stage.train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        rlvr(config, merged, TRAIN[:4], tmp_path / "killed")
+    monkeypatch.undo()
+    assert (tmp_path / "killed" / "checkpoints" / "checkpoint-3").exists()
+    found = adapter_weights(rlvr(config, merged, TRAIN[:4], tmp_path / "killed"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_same_data_order_for_every_algorithm(merged, tmp_path, monkeypatch):
     from sage_unsloth.grading.reward import SolutionReward
 
