@@ -76,6 +76,36 @@ BUGS = [
         GUIDES,
     ),
     Bug(
+        "objective/rehearsal.py",
+        "ratio * log_ratio - (ratio + 1) * log_mean",
+        "ratio * log_ratio - ratio * log_mean",
+        ("objective/test_rehearsal.py",),
+    ),
+    Bug(
+        "patch/rehearsal.py",
+        "weighted = coef / trainer.current_gradient_accumulation_steps * divergence",
+        "weighted = coef * divergence",
+        ("patch/test_rehearsed.py",),
+    ),
+    Bug(
+        "patch/rehearsal.py",
+        "place[number, :length] = torch.arange(length) + len(one.prompt_ids) - 1",
+        "place[number, :length] = torch.arange(length) + len(one.prompt_ids)",
+        ("patch/test_rehearsed.py",),
+    ),
+    Bug(
+        "patch/data_order.py",
+        "passes = int(self.trainer.state.epoch or 0)",
+        "passes = 0",
+        ("patch/test_data_order.py",),
+    ),
+    Bug(
+        "patch/data_order.py",
+        "with replaced(trainer, **{SAMPLER: made}):",
+        "with replaced(trainer, **{SAMPLER: make}):",
+        ("training/test_rlvr.py",),
+    ),
+    Bug(
         "objective/kl.py",
         "return c * (d - 0.5 * c)",
         "return 0.5 * d * d",

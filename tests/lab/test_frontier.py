@@ -1,5 +1,6 @@
 """The frontier: its design, its line and report by hand, a run of seconds in real processes."""
 
+import csv
 import json
 from math import comb
 from pathlib import Path
@@ -402,3 +403,23 @@ def test_committed_report_follows_from_the_committed_records(path):
     made = json.loads(json.dumps(make_report(json.loads(path.read_text()))))
     assert markdown(made) == markdown(report)
     assert (path.parent / "report.md").read_text() == markdown(report)
+
+
+def test_the_verdicts_of_two_tasks_are_one_figure_with_its_table(tmp_path):
+    from sage_unsloth.lab.frontier.overview import draw_verdicts
+
+    first = make_report(records(COUNTS))
+    draw_verdicts([first, first | {"task": "other"}], tmp_path / "verdicts.png")
+    assert (tmp_path / "verdicts.png").stat().st_size > 10_000
+    rows = list(csv.DictReader((tmp_path / "verdicts.csv").open()))
+    assert [row["point"] for row in rows] == 2 * list(first["points"])
+    assert {row["task"] for row in rows} == {first["task"], "other"}
+    (kept,) = {
+        (row["pass@1"], row["pass@1 − GRPO"])
+        for row in rows
+        if row["point"] == next(reversed(first["points"]))
+    }
+    point = next(reversed(first["points"].values()))
+    assert float(kept[0]) == point["pass@1"]["mean"]
+    assert float(kept[1]) == point["to_baseline"]["pass@1"]["mean"]
+    assert all(row["pass@1 − GRPO"] == "" for row in rows if row["point"] in ("sft", BASELINE))

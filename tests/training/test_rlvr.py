@@ -28,6 +28,10 @@ RLVR = replace(CONFIG.rlvr, max_steps=4, save_steps=2, learning_rate=5e-3)
 TRAIN = arithmetic.problems("train")
 
 
+def by_length(completions, **_):
+    return [float(len(completion[0]["content"]) % 5) for completion in completions]
+
+
 def adapter_weights(folder):
     from safetensors.torch import load_file
 
@@ -177,7 +181,8 @@ def test_killed_in_the_second_pass_over_the_rows_goes_on_to_the_same_weights(
     from sage_unsloth.training import stage
 
     config = replace(RLVR, max_steps=5, save_steps=3, preflight_prompts=0)
-    expected = adapter_weights(rlvr(config, merged, TRAIN[:4], tmp_path / "whole"))
+    lively = {"rewards": [by_length]}  # so that every group teaches something
+    expected = adapter_weights(rlvr(config, merged, TRAIN[:4], tmp_path / "whole", **lively))
     train = stage.train
 
     def stopped(trainer, *args, **kwargs):
@@ -193,10 +198,10 @@ def test_killed_in_the_second_pass_over_the_rows_goes_on_to_the_same_weights(
 
     monkeypatch.setattr("sage_unsloth.training.rlvr_stage.train", stopped)
     with pytest.raises(KeyboardInterrupt):
-        rlvr(config, merged, TRAIN[:4], tmp_path / "killed")
+        rlvr(config, merged, TRAIN[:4], tmp_path / "killed", **lively)
     monkeypatch.undo()
     assert (tmp_path / "killed" / "checkpoints" / "checkpoint-3").exists()
-    found = adapter_weights(rlvr(config, merged, TRAIN[:4], tmp_path / "killed"))
+    found = adapter_weights(rlvr(config, merged, TRAIN[:4], tmp_path / "killed", **lively))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

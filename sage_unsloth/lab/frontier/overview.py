@@ -1,0 +1,125 @@
+"""The verdicts of several tasks in one figure: what RL gains and loses, and which rule loses less.
+
+    python -m sage_unsloth.lab.frontier.overview
+
+reads every `data/results/frontier/TASK/fresh/report.json`, and writes `verdicts.png` with its table
+beside the tasks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.figures import curve_style, write_table
+from sage_unsloth.lab.evidence.design import SFT
+from sage_unsloth.lab.frontier.design import BASELINE
+from sage_unsloth.models.embedded import data_folder
+from sage_unsloth.runs.files import read_json
+
+GREY = "#555555"
+NAME = "verdicts.png"
+
+
+def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A panel for each report: pass@1 against pass@k of the SFT model and of every point.
+
+    Bars are the 95 % intervals of the difference to `BASELINE`, which is paired by seeds and
+    problems, around each point; the levels' own are wider, and shared by all points.
+
+    Args:
+        reports: of `frontier`, on fresh problems.
+        path: of the figure; the table has its name with `.csv`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6 * len(reports), 5.2), layout="constrained")
+    axes = figure.subplots(1, len(reports), squeeze=False)[0]
+    rows: list[dict[str, Any]] = []
+    names = [point for report in reports for point in report["points"] if point != SFT]
+    numbers = {point: 1 + number for number, point in enumerate(dict.fromkeys(names))}
+    for axis, report in zip(axes, reports, strict=True):
+        rows += _panel(axis, report, numbers)
+    steps = _each(report["settings"]["rlvr"]["max_steps"] for report in reports)
+    seeds = _each(len(report["seeds"]) for report in reports)
+    samples = _each(report["num_samples"] for report in reports)
+    figure.supxlabel(
+        f"{steps} steps of models of 0.7 M parameters; {seeds} training seeds, {samples} samples "
+        "of each problem\nbars: 95 % of the difference to GRPO at β = 0.05, over seeds and problems",
+        fontsize=8,
+        color=GREY,
+    )
+    write_table(path.with_suffix(".csv"), rows)
+    figure.savefig(path, dpi=130)
+
+
+def _each(values: Iterable[int]) -> str:
+    """The values of the reports, once where they are the same."""
+    return " and ".join(dict.fromkeys(map(str, values)))
+
+
+def _panel(
+    axis: Any, report: Mapping[str, Any], numbers: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    points, k, rows = report["points"], report["k"], []
+    levels = {name: (one["pass@1"]["mean"], one["pass@k"]["mean"]) for name, one in points.items()}
+    axis.plot(*levels[SFT], marker="*", markersize=14, color="black", linestyle="none")
+    axis.axhline(levels[SFT][1], color=GREY, linewidth=0.8, linestyle=":")
+    axis.annotate("SFT", levels[SFT], xytext=(8, 6), textcoords="offset points")
+    axis.annotate(
+        "",
+        levels[BASELINE],
+        xytext=levels[SFT],
+        arrowprops={"arrowstyle": "->", "color": "#bbbbbb", "shrinkA": 9, "shrinkB": 6},
+    )
+    others = sorted((name for name in points if name != SFT), key=lambda name: levels[name][1])
+    for place, name in enumerate(others):
+        style = curve_style(numbers[name]) | {"linestyle": "none"}
+        bars = {} if name == BASELINE else _bars(points[name]["to_baseline"])
+        axis.errorbar(*([x] for x in levels[name]), capsize=2, elinewidth=1, **style, **bars)
+        axis.annotate(
+            name.replace(" beta=", ", β = "),
+            levels[name],
+            xytext=(1.03, (place + 0.5) / len(others)),
+            textcoords=("axes fraction", "axes fraction"),
+            color=style["color"],
+            va="center",
+            fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": style["color"], "linewidth": 0.5, "alpha": 0.5},
+        )
+    for name, (first, many) in levels.items():
+        row = {"task": report["task"], "point": name, "pass@1": first, f"pass@{k}": many}
+        for quantity, of in (("pass@1", "pass@1"), (f"pass@{k}", "pass@k")):
+            if name not in (SFT, BASELINE):
+                found = points[name]["to_baseline"][of]
+                row |= {f"{quantity} − GRPO{end}": found[key] for key, end in _ENDS}
+        rows.append(row)
+    axis.set_title(report["title"].split(",")[0].replace("embedded ", ""))
+    axis.set(xlabel="pass@1", ylabel=f"pass@{k}")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    return rows
+
+
+_ENDS = (("mean", ""), ("low", " low"), ("high", " high"))
+
+
+def _bars(found: Mapping[str, Any]) -> dict[str, list[list[float]]]:
+    """The interval of each difference, around the point itself."""
+    names = {"xerr": "pass@1", "yerr": "pass@k"}
+    return {
+        bar: [
+            [found[name]["mean"] - found[name]["low"]],
+            [found[name]["high"] - found[name]["mean"]],
+        ]
+        for bar, name in names.items()
+    }
+
+
+def main() -> None:
+    folder = data_folder() / "results" / "frontier"
+    reports = [read_json(path) for path in sorted(folder.glob("*/fresh/report.json"))]
+    draw_verdicts(reports, folder / NAME)
+
+
+if __name__ == "__main__":
+    main()
