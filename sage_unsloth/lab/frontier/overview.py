@@ -44,7 +44,7 @@ def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
     samples = _each(report["num_samples"] for report in reports)
     figure.supxlabel(
         f"{steps} steps of models of 0.7 M parameters; {seeds} training seeds, {samples} samples "
-        "of each problem\nbars: 95 % of the difference to GRPO at β = 0.05, over seeds and problems",
+        "of each problem\nbars: 95 % of the difference to GRPO at β 0.05, over seeds and problems",
         fontsize=8,
         color=GREY,
     )
