@@ -23,9 +23,12 @@ OWN = {
 """The strength of algorithms for which it is not β, and its values by default."""
 DEFAULT = (
     "grpo", "grpo-reverse-kl", "grpo-no-kl", "sage-branch", "sage-token", "sage-random",
-    "maxrl", "pass-at-k", "grpo-entropy",
+    "maxrl", "pass-at-k", "dph-rl",
 )  # fmt: skip
-REDUCED = ("grpo=0.05,0.4,1", "grpo-reverse-kl=0.05,0.4,1", "sage-branch=0.4,1", "grpo-no-kl")
+REDUCED = (
+    "grpo=0.05,0.2,0.4", "grpo-reverse-kl=0.4", "sage-branch=0.2", "grpo-no-kl", "maxrl=0.05",
+    "dph-rl=0.3,1",
+)  # fmt: skip
 NUM_SEEDS, REDUCED_SEEDS = 8, 6
 BASELINE = f"grpo beta={PAPER_BETA:g}"
 """The point whose pass@1 the others are asked for."""
