@@ -23,7 +23,7 @@ from sage_unsloth.lab.frontier.design import (
     configured,
     seeds,
 )
-from sage_unsloth.lab.frontier.line import area, kept, kept_at, resampled
+from sage_unsloth.lab.frontier.line import above_line, area, kept, kept_at, resampled
 from sage_unsloth.lab.frontier.publish import publish_records
 from sage_unsloth.lab.frontier.records import FrontierRecords
 from sage_unsloth.lab.frontier.report import make_report
@@ -151,6 +151,18 @@ def test_kept_is_the_greatest_strength_that_has_the_level():
     assert kept_at(0.4, first, many) == pytest.approx(0.75)
 
 
+def test_above_a_line_by_hand():
+    line = [0.5, 0.4, 0.2], [0.6, 0.8, 0.9]
+    assert above_line(0.45, 0.75, *line) == pytest.approx(0.05)
+    assert above_line(0.4, 0.8, *line) == pytest.approx(0), "a point of the line itself"
+    assert above_line(0.55, 0.65, *line) == pytest.approx(0.05), "beyond the weakest strength"
+    assert above_line(0.1, 0.85, *line) == pytest.approx(-0.05), "beyond the greatest"
+    many = above_line(
+        np.array([0.45, 0.4]), np.array([0.75, 0.9]), *(np.tile(e, (2, 1)) for e in line)
+    )
+    assert many == pytest.approx([0.05, 0.1])
+
+
 def test_kept_batched_is_each_alone():
     generator = np.random.default_rng(0)
     level, first, many = generator.random(50), generator.random((50, 4)), generator.random((50, 4))
@@ -276,6 +288,13 @@ def test_report_by_hand():
     assert line["points"] == ["grpo beta=0.05", "grpo beta=0.4"], "by strength"
     assert line["at"]["mean"] == 1.0 and line["at"]["difference"] == 0.0
     assert report["methods"]["sage-branch"]["at"]["mean"] is None
+    branch = points["sage-branch beta=0.4"]
+    assert branch["to_line"]["mean"] == pytest.approx(branch["pass@k"]["mean"] - 1), (
+        "from β = .4 to the SFT model the line's pass@k is 1"
+    )
+    assert {name for name in points if "to_line" in points[name]} == set(points) - {
+        "sft", *line["points"]
+    }  # fmt: skip
     (guided,) = report["guides"]
     assert (guided["point"], guided["twin"]) == ("sage-branch beta=0.4", "grpo beta=0.4")
     assert guided["pass@1"]["mean"] == pytest.approx((7 - 9) / 24)

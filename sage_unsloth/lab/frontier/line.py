@@ -63,6 +63,23 @@ def kept_at(level, first_L, many_L):
     return np.where(reached_L.any(axis=-1), value, np.nan)
 
 
+def above_line(first, many, first_L, many_L):
+    """pass@k of a point minus that of a method's line at the point's pass@1: whether it lies on the
+    same line further back, or above it.
+
+    Where the point's pass@1 is beyond an end of the line, the strength there counts.
+
+    Args:
+        first, many: (…) pass@1 and pass@k of the point.
+        first_L, many_L: (…, L) of the line, by ascending strength.
+
+    Returns:
+        (…) differences.
+    """
+    highest = np.asarray(first_L, float).max(axis=-1)
+    return np.asarray(many, float) - kept_at(np.minimum(first, highest), first_L, many_L)
+
+
 def resampled(
     tables: Mapping[str, np.ndarray], once: Sequence[str], resamples: int = 2000, seed: int = 0
 ) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 Shapes: S seeds, P problems, R resamples, L strengths.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.evidence.power import components
 from sage_unsloth.lab.evidence.report import interval, level
 from sage_unsloth.lab.frontier.design import BASELINE, point_name
-from sage_unsloth.lab.frontier.line import kept, resampled
+from sage_unsloth.lab.frontier.line import above_line, kept, resampled
 from sage_unsloth.lab.frontier.records import FrontierRecords
 from sage_unsloth.training.algorithms import ALGORITHMS, SETTINGS
 
@@ -27,6 +27,9 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
     records = FrontierRecords(data)
     values = {point: records.values(point) for point in records.algorithms}
     points = {point: _point(records, values, point) for point in records.algorithms}
+    drawn = _drawn(values)
+    for point, found in _above(records, values, drawn).items():
+        points[point]["to_line"] = found
     return {
         "task": data["task"],
         "title": data["title"],
@@ -39,7 +42,7 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         "settings": data["settings"],
         "environment": data["environment"],
         "points": points,
-        "methods": _methods(records, values),
+        "methods": _methods(records, values, drawn),
         "chosen": _chosen(records, values),
         "guides": _guides(records, values),
         "components": _components(values, len(records.seeds)),
@@ -75,17 +78,49 @@ def _said(kind: str, found: Mapping[str, float]) -> str:
     return verdict(kind, found["low"], found["high"])
 
 
-def _methods(records: FrontierRecords, values: Mapping) -> dict[str, Any]:
-    """Each method's points, and the pass@k that its line keeps at the levels of `LEVELS`."""
+def _drawn(values: Mapping) -> dict[str, np.ndarray]:
+    """Means of each point over seeds and problems that are drawn anew, (R,), by point and
+    quantity.
+    """
     tables = {
         f"{point} {name}": table[name]
         for point, table in values.items()
         for name in ("pass@1", "pass@k")
     }
-    drawn = resampled(tables, [name for name in tables if name.startswith(f"{SFT} ")])
+    return resampled(tables, [name for name in tables if name.startswith(f"{SFT} ")])
+
+
+def _above(
+    records: FrontierRecords, values: Mapping, drawn: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, float]]:
+    """Each point's `above_line` to GRPO's line, with 95 % of the resamples.
+
+    The line ends in the SFT model, from which a large enough β does not move.
+    """
+    line = next(points for points in records.methods().values() if BASELINE in points)
+    line = [*line, SFT]
+
+    def above(of: Callable[[str, str], Any]) -> Any:
+        ends = [np.stack([of(one, name) for one in line], -1) for name in ("pass@1", "pass@k")]
+        return above_line(of(point, "pass@1"), of(point, "pass@k"), *ends)
+
+    found = {}
+    for point in values:
+        if point not in line:
+            many = above(lambda one, name: drawn[f"{one} {name}"])
+            low, high = np.quantile(many, (0.025, 0.975))
+            mean = above(lambda one, name: values[one][name].mean())
+            found[point] = {"mean": float(mean), "low": float(low), "high": float(high)}
+    return found
+
+
+def _methods(
+    records: FrontierRecords, values: Mapping, drawn: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Each method's points, and the pass@k that its line keeps at the levels of `LEVELS`."""
 
     def mean(point: str, name: str) -> float:
-        return float(tables[f"{point} {name}"].mean())
+        return float(values[point][name].mean())
 
     result = {}
     for method, points in records.methods().items():
