@@ -134,10 +134,10 @@ def _beside_line(report: Mapping[str, Any]) -> list[str]:
     if not (table := line_table(report)):
         return []
     return [
-        f"Beside GRPO's line: a point's pass@{report['k']} minus that of the line through "
-        "GRPO's β, which ends in the SFT model, at the point's pass@1 (the line's beginning where "
-        "that is higher). What a larger β would do as well has about 0. [ ]: 95 % of 2,000 resamples of "
-        "seeds and problems.",
+        f"Beside GRPO's line: a point's pass@{report['k']} minus that of the line through GRPO's "
+        "β, which ends in the SFT model, at the point's pass@1 (the line's beginning where that "
+        "is higher). What a larger β would do as well has about 0. [ ]: 95 % of 2,000 resamples "
+        "of seeds and problems.",
         markdown_table(table),
     ]
 
