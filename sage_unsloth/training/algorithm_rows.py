@@ -229,7 +229,7 @@ ALGORITHMS = {
         Algorithm(
             name="dph-rl",
             beta=0.0,
-            rehearsal_coef=0.1,
+            rehearsal_coef=0.3,
             description="grpo without its KL term, held to π_ref on right completions that π_ref "
             "drew before training (DPH-RL, forward KL); costs a sampling of the training rows and "
             "two more forward passes a step",

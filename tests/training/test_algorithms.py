@@ -67,7 +67,7 @@ EXPECTED = {
     "unlikeliness": {"advantages": "unlikeliness"},
     "clip-cov": {"token_advantages": "clip-cov"},
     "grpo-kl-in-reward": {"kl_in": "reward"},
-    "dph-rl": {"beta": 0.0, "rehearsal_coef": 0.1},
+    "dph-rl": {"beta": 0.0, "rehearsal_coef": 0.3},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
 NOT_IN_THE_PAPER = {

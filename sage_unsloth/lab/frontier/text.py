@@ -7,7 +7,7 @@ from sage_unsloth.figures import table_text
 from sage_unsloth.lab.evidence.claims import MATTERS
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.evidence.power import Components, detectable_difference
-from sage_unsloth.lab.evidence.text import cell, markdown_table
+from sage_unsloth.lab.evidence.report_tables import cell, markdown_table
 from sage_unsloth.lab.frontier.design import BASELINE
 
 NAMES = ("pass@1", "pass@k")
