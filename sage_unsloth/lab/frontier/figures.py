@@ -1,7 +1,7 @@
 """The figures of a frontier, each with its table beside it."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ def _plane(report: Mapping[str, Any], path: Path, note: str) -> None:
     points, k, rows = report["points"], report["k"], []
     figure = Figure(figsize=(9.5, 6.6), layout="constrained")
     axis = figure.subplots()
-    for number, (method, found) in enumerate(report["methods"].items(), 1):
-        style = curve_style(number)
+    styles = _styles(report["methods"])
+    for method, found in report["methods"].items():
+        style = styles[method]
         x = [points[point]["pass@1"]["mean"] for point in found["points"]]
         y = [points[point]["pass@k"]["mean"] for point in found["points"]]
         across, up = (_bars([points[one][name] for one in found["points"]]) for name in NAMES)
@@ -70,6 +71,21 @@ def _plane(report: Mapping[str, Any], path: Path, note: str) -> None:
     )
     write_table(path.with_suffix(".csv"), rows)
     figure.savefig(path, dpi=130)
+
+
+def _styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """A colour for each algorithm; its lines through other strengths than its own are dotted and
+    have open markers.
+    """
+    methods = list(methods)
+    numbers: dict[str, int] = {}
+    for method in methods:
+        numbers.setdefault(method.split(" by ")[0], 1 + len(numbers))
+    return {
+        method: curve_style(numbers[name := method.split(" by ")[0]])
+        | ({"linestyle": ":", "markerfacecolor": "white"} if method != name else {})
+        for method in methods
+    }
 
 
 def _bars(found: Sequence[Mapping[str, float]]) -> list[list[float]]:
