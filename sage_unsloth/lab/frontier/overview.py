@@ -21,7 +21,8 @@ NAME = "verdicts.png"
 
 
 def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel for each report: pass@1 against pass@k of the SFT model and of every point.
+    """A panel for each report: pass@1 against pass@k of the SFT model and of every point, and
+    GRPO's line through its β to the SFT model.
 
     Bars are the 95 % intervals of the difference to `BASELINE`, which is paired by seeds and
     problems, around each point; the levels' own are wider, and shared by all points.
@@ -36,7 +37,8 @@ def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes = figure.subplots(1, len(reports), squeeze=False)[0]
     rows: list[dict[str, Any]] = []
     names = [point for report in reports for point in report["points"] if point != SFT]
-    numbers = {point: 1 + number for number, point in enumerate(dict.fromkeys(names))}
+    methods = dict.fromkeys(point.split("=")[0] for point in names)
+    numbers = {method: 1 + number for number, method in enumerate(methods)}
     for axis, report in zip(axes, reports, strict=True):
         rows += _panel(axis, report, numbers)
     steps = _each(report["settings"]["rlvr"]["max_steps"] for report in reports)
@@ -44,7 +46,7 @@ def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
     samples = _each(report["num_samples"] for report in reports)
     figure.supxlabel(
         f"{steps} steps of models of 0.7 M parameters; {seeds} training seeds, {samples} samples "
-        "of each problem\nbars: 95 % of the difference to GRPO at β 0.05, over seeds and problems",
+        "of each problem\ngrey: GRPO's line through its β; bars: 95 % of the difference to β 0.05",
         fontsize=8,
         color=GREY,
     )
@@ -65,19 +67,15 @@ def _panel(
     axis.plot(*levels[SFT], marker="*", markersize=14, color="black", linestyle="none")
     axis.axhline(levels[SFT][1], color=GREY, linewidth=0.8, linestyle=":")
     axis.annotate("SFT", levels[SFT], xytext=(8, 6), textcoords="offset points")
-    axis.annotate(
-        "",
-        levels[BASELINE],
-        xytext=levels[SFT],
-        arrowprops={"arrowstyle": "->", "color": "#bbbbbb", "shrinkA": 9, "shrinkB": 6},
-    )
+    line = next(one["points"] for one in report["methods"].values() if BASELINE in one["points"])
+    axis.plot(*zip(*(levels[name] for name in (*line, SFT)), strict=True), color="#bbbbbb")
     others = sorted((name for name in points if name != SFT), key=lambda name: levels[name][1])
     for place, name in enumerate(others):
-        style = curve_style(numbers[name]) | {"linestyle": "none"}
+        style = curve_style(numbers[name.split("=")[0]]) | {"linestyle": "none"}
         bars = {} if name == BASELINE else _bars(points[name]["to_baseline"])
         axis.errorbar(*([x] for x in levels[name]), capsize=2, elinewidth=1, **style, **bars)
         axis.annotate(
-            name.replace(" beta=", ", β = "),
+            name.replace(" beta=", ", β ").replace(" rehearsal_coef=", ", rehearsal "),
             levels[name],
             xytext=(1.03, (place + 0.5) / len(others)),
             textcoords=("axes fraction", "axes fraction"),
