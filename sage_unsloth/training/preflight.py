@@ -179,17 +179,7 @@ def preflight(
     count = min(config.preflight_prompts, len(rows))
     chosen = [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
     unchecked = {"gold": ""} if verifier is UNGRADED else {}
-    sampling = SamplingConfig(
-        num_samples=config.num_generations,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        min_p=config.min_p,
-        max_completion_length=config.max_completion_length,
-        # transformers samples a step's completions together, as in training; vLLM queues by itself
-        batch_size=VLLM_BATCH if engine.name == "vllm" else config.completions_per_step,
-        grade_seconds=config.grade_seconds,
-        seed=config.seed,
-    )
+    sampling = sampling_as_in_training(config, engine, config.num_generations)
     path = folder / "preflight.jsonl"
     records = sample_and_grade(
         sampling,
@@ -230,6 +220,21 @@ def preflight(
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
     return found
+
+
+def sampling_as_in_training(config: Any, engine: Engine, num_samples: int) -> SamplingConfig:
+    """The sampling of an RL run's rollouts, for completions that are drawn before it begins."""
+    return SamplingConfig(
+        num_samples=num_samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        max_completion_length=config.max_completion_length,
+        # transformers samples a step's completions together, as in training; vLLM queues by itself
+        batch_size=VLLM_BATCH if engine.name == "vllm" else config.completions_per_step,
+        grade_seconds=config.grade_seconds,
+        seed=config.seed,
+    )
 
 
 def untold_groups(records: Sequence[dict]) -> float:

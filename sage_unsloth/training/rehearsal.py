@@ -10,8 +10,9 @@ from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_rule
 from sage_unsloth.patch.rehearsal import Stored
 from sage_unsloth.problems.held_out import spread
 from sage_unsloth.prompts import turns_of
-from sage_unsloth.sampling.engines import Engine, SamplingConfig
+from sage_unsloth.sampling.engines import Engine
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_and_grade
+from sage_unsloth.training.preflight import sampling_as_in_training
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 REHEARSAL = "rehearsal.jsonl"
@@ -57,16 +58,7 @@ def draw_rehearsal(
         )
     chosen = spread(rows, min(rule.problems, len(rows)))
     asked = [row | {"id": f"prompt-{number}"} for number, row in enumerate(chosen)]
-    sampling = SamplingConfig(
-        num_samples=rule.samples,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        min_p=config.min_p,
-        max_completion_length=config.max_completion_length,
-        batch_size=config.completions_per_step,
-        grade_seconds=config.grade_seconds,
-        seed=config.seed,
-    )
+    sampling = sampling_as_in_training(config, engine, rule.samples)
     records = sample_and_grade(
         sampling,
         engine,
