@@ -21,7 +21,7 @@ from sage_unsloth.evaluation.bootstrap import mean_difference, mean_interval
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import refuse_other_settings
-from sage_unsloth.sampling.record_sets import prompt_ids
+from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -238,11 +238,6 @@ def _score_batch(
         }
         for number, (record, row) in enumerate(zip(batch, ids, strict=True))
     ]
-
-
-def completion_ids(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a recorded completion, without EOS."""
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def perplexities(scores: Sequence[dict]) -> dict[str, list[float]]:

@@ -21,7 +21,7 @@ Shapes: B stored completions, T tokens.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ def rehearsal_rule(text: str) -> RehearsalRule:
         ValueError: see `RehearsalRule`; a setting that it does not have, or not NAME=VALUE.
     """
     name, *texts = (part.strip() for part in text.split(","))
-    known = ("problems", "samples", "batch", "solved")
+    known = [field.name for field in fields(RehearsalRule) if field.name != "divergence"]
     return RehearsalRule(name, **rule_settings(texts, known, f"rehearsal={name!r}"))
 
 

@@ -14,32 +14,22 @@ three pass@k. So shares of families, and levels, are comparable, and chance is l
 import functools
 
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.problems.subsets import in_units
+from sage_unsloth.problems.subsets import allotted, drawn_anew, with_units
 
 SALT = "fresh "
 UNITS = {"rare": 3, "far": 3}
 """Problems of a unit, where it is not one."""
-SPLITS = arithmetic.SPLITS | {
-    "test": {name: count * UNITS.get(name, 1) for name, count in arithmetic.SPLITS["test"].items()}
-}
+SPLITS = with_units(arithmetic.SPLITS, UNITS)
 
 
 @functools.cache
 def allocation() -> dict[str, tuple[tuple[int, int], ...]]:
     """(number, factor) of each split, in the sizes of `SPLITS`."""
+    every = arithmetic.all_pairs(SALT)
     evaluated = set(arithmetic.allocation()["test"])
-    left = arithmetic.all_pairs(SALT)
-    splits = {}
-    for split, counts in SPLITS.items():
-        allowed = [pair for pair in left if split != "test" or pair not in evaluated]
-        taken = {
-            pair
-            for name, count in counts.items()
-            for pair in [one for one in allowed if arithmetic.family(one[0]) == name][:count]
-        }
-        splits[split] = tuple(pair for pair in left if pair in taken)
-        left = [pair for pair in left if pair not in taken]
-    return splits
+    unseen = [pair for pair in every if pair not in evaluated]
+    sources = {"test": unseen, "sft": every, "train": every}
+    return allotted(every, SPLITS, sources, lambda pair: arithmetic.family(pair[0]))
 
 
 def problems(split: str) -> list[dict]:
@@ -48,13 +38,7 @@ def problems(split: str) -> list[dict]:
     Raises:
         ValueError: `split` is not one of `test`, `sft`, `train`.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
-    pairs = allocation()[split]
-    if split == "sft":
-        return arithmetic.solved_problems(pairs)
-    rows = arithmetic.posed_problems(pairs)
-    return rows if split != "test" else in_units(rows, UNITS)
+    return drawn_anew(arithmetic, split, allocation(), UNITS)
 
 
 @functools.cache

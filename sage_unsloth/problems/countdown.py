@@ -38,6 +38,7 @@ from fractions import Fraction
 from typing import Any
 
 from sage_unsloth.problems.arithmetic import EOS, prompt_form
+from sage_unsloth.problems.subsets import allotted
 from sage_unsloth.prompts import REASONING_END, REASONING_START, solution_text
 
 ROUTES = {"sum": 0.30, "product": 0.52, "bracket": 0.10, "guess": 0.08}
@@ -144,33 +145,8 @@ def held_out() -> tuple[Problem, ...]:
 def allocation() -> dict[str, tuple[Problem, ...]]:
     """The problems of each split; no two splits share one, in any order of the numbers."""
     learnt = [one for one in all_problems() if one not in held_out()]
-    return taken(all_problems(), SPLITS, {"test": held_out(), "sft": learnt, "train": learnt})
-
-
-def taken(
-    order: Sequence[Problem],
-    sizes: Mapping[str, Mapping[str, int]],
-    sources: Mapping[str, Sequence[Problem]],
-) -> dict[str, tuple[Problem, ...]]:
-    """Splits without a common problem, one after another.
-
-    Args:
-        order: every problem, in the order in which they are taken and returned.
-        sizes: split -> family -> problems.
-        sources: split -> the problems that it may take.
-    """
-    splits: dict[str, tuple[Problem, ...]] = {}
-    gone: set[Problem] = set()
-    for split, counts in sizes.items():
-        allowed = set(sources[split]) - gone
-        chosen = {
-            one
-            for name, count in counts.items()
-            for one in [p for p in order if p in allowed and family(p) == name][:count]
-        }
-        splits[split] = tuple(one for one in order if one in chosen)
-        gone |= chosen
-    return splits
+    sources = {"test": held_out(), "sft": learnt, "train": learnt}
+    return allotted(all_problems(), SPLITS, sources, family)
 
 
 def problems(split: str) -> list[dict]:

@@ -12,14 +12,12 @@ three make a unit.
 import functools
 
 from sage_unsloth.problems import countdown
-from sage_unsloth.problems.subsets import in_units
+from sage_unsloth.problems.subsets import allotted, drawn_anew, with_units
 
 SALT = "fresh "
 UNITS = {"other": 3, "rare": 3}
 """Problems of a unit, where it is not one."""
-SPLITS = countdown.SPLITS | {
-    "test": {name: count * UNITS.get(name, 1) for name, count in countdown.SPLITS["test"].items()}
-}
+SPLITS = with_units(countdown.SPLITS, UNITS)
 
 
 @functools.cache
@@ -28,7 +26,8 @@ def allocation() -> dict[str, tuple[countdown.Problem, ...]]:
     every = countdown.all_problems(SALT)
     seen = set(countdown.held_out())
     unseen = [one for one in every if one not in seen]
-    return countdown.taken(every, SPLITS, {"test": unseen, "sft": every, "train": every})
+    sources = {"test": unseen, "sft": every, "train": every}
+    return allotted(every, SPLITS, sources, countdown.family)
 
 
 def problems(split: str) -> list[dict]:
@@ -37,13 +36,7 @@ def problems(split: str) -> list[dict]:
     Raises:
         ValueError: `split` is not one of `test`, `sft`, `train`.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
-    posed = allocation()[split]
-    if split == "sft":
-        return countdown.solved_problems(posed)
-    rows = countdown.posed_problems(posed)
-    return rows if split != "test" else in_units(rows, UNITS)
+    return drawn_anew(countdown, split, allocation(), UNITS)
 
 
 @functools.cache

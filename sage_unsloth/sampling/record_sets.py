@@ -37,6 +37,11 @@ def prompt_ids(tokenizer: Any, problem: str | Turns) -> list[int]:
     return tokenizer(render_prompt(tokenizer, problem), add_special_tokens=False)["input_ids"]
 
 
+def completion_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a recorded completion, without EOS."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 def asked_in(prompt: PromptFormat) -> dict[str, Any]:
     """The format as the settings of a set have it; the project's is not named in them."""
     return {} if prompt == PROJECT_PROMPT else {"prompt": asdict(prompt)}

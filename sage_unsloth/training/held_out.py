@@ -42,6 +42,7 @@ from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.held_out_schedule import best_metric, is_due, is_exhausted
 from sage_unsloth.training.policy_engine import draws_by_vllm, policy_engine
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rollout_engine import rollout_sampling
 from sage_unsloth.training.rows import (
     METRICS,
     best_evaluation,
@@ -227,16 +228,7 @@ def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
     batch = config.completions_per_step  # which the memory of the card was planned for
     if not has_gpu():
         batch = max(batch, BATCH_SIZES["transformers"])
-    return SamplingConfig(
-        num_samples=config.eval_samples,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        min_p=config.min_p,
-        max_completion_length=config.max_completion_length,
-        batch_size=BATCH_SIZES["vllm"] if vllm else batch,
-        grade_seconds=config.grade_seconds,
-        seed=config.seed,
-    )
+    return rollout_sampling(config, config.eval_samples, BATCH_SIZES["vllm"] if vllm else batch)
 
 
 def held_out_metrics(records: Sequence[dict]) -> dict[str, float]:

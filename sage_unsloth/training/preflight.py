@@ -19,8 +19,9 @@ from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
 from sage_unsloth.sampling.kinds import count_kinds, kinds_text
-from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.sampling.record_sets import completion_ids, sample_and_grade
 from sage_unsloth.training.rlvr_trainer import trainer_row
+from sage_unsloth.training.rollout_engine import rollout_sampling
 
 REPORT = "preflight.json"
 VLLM_BATCH = 4096
@@ -224,17 +225,9 @@ def preflight(
 
 def sampling_as_in_training(config: Any, engine: Engine, num_samples: int) -> SamplingConfig:
     """The sampling of an RL run's rollouts, for completions that are drawn before it begins."""
-    return SamplingConfig(
-        num_samples=num_samples,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        min_p=config.min_p,
-        max_completion_length=config.max_completion_length,
-        # transformers samples a step's completions together, as in training; vLLM queues by itself
-        batch_size=VLLM_BATCH if engine.name == "vllm" else config.completions_per_step,
-        grade_seconds=config.grade_seconds,
-        seed=config.seed,
-    )
+    # transformers samples a step's completions together, as in training; vLLM queues by itself
+    batch = VLLM_BATCH if engine.name == "vllm" else config.completions_per_step
+    return rollout_sampling(config, num_samples, batch)
 
 
 def untold_groups(records: Sequence[dict]) -> float:
@@ -285,10 +278,7 @@ def add_rewards(
     asked = [of_id[record["problem_id"]] for record in records]
     columns = {name: [row[name] for row in asked] for name in asked[0] if name != "prompt"}
     columns |= {
-        "completion_ids": [
-            tokenizer(record["completion"], add_special_tokens=False)["input_ids"]
-            for record in records
-        ],
+        "completion_ids": [completion_ids(tokenizer, record["completion"]) for record in records],
         "trainer_state": TrainerState(),
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,

@@ -11,7 +11,7 @@ from sage_unsloth.patch.rehearsal import Stored
 from sage_unsloth.problems.held_out import spread
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.sampling.engines import Engine
-from sage_unsloth.sampling.record_sets import prompt_ids, sample_and_grade
+from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids, sample_and_grade
 from sage_unsloth.training.preflight import sampling_as_in_training
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
@@ -41,15 +41,10 @@ def draw_rehearsal(
         verifier: what makes an answer right.
         resumed: training has begun, so the engine's policy is not π_ref any more.
 
-    Returns:
-        Nothing where `config.rehearsal_coef` is 0.
-
     Raises:
         ValueError: no completion is right, or too few of each problem's are; or the file is gone
             though training has begun.
     """
-    if not config.rehearsal_coef:
-        return []
     rule, path = rehearsal_rule(config.rehearsal), folder / REHEARSAL
     if resumed and not path.exists():
         raise ValueError(
@@ -105,7 +100,7 @@ def _right(
             continue
         if right[name] < rule.solved * rule.samples:
             continue
-        ids = tokenizer(record["completion"], add_special_tokens=False)["input_ids"]
+        ids = completion_ids(tokenizer, record["completion"])
         if ids and len(ids) == record["num_tokens"]:
             found.append(Stored(places[name], prompts[name], [*ids, tokenizer.eos_token_id]))
     return found

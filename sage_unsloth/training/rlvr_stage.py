@@ -7,6 +7,7 @@ random state; a folder with other settings is refused.
 """
 
 import copy
+import functools
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.rehearsal import rehearsed
+from sage_unsloth.patch.rehearsal import Stored, rehearsed
 from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
@@ -265,12 +266,17 @@ def _train(
     with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
         reward = TotalReward(job.rewards, grader, config.reward_seconds)
         by_vllm = config.backend != TRL and job.rollouts == "vllm" and job.adapter is None
-        engine = preflight_engine(model, tokenizer, job.model_path, by_vllm=by_vllm)
+        engine = functools.partial(
+            preflight_engine, model, tokenizer, job.model_path, by_vllm=by_vllm
+        )
         if resume is None and config.preflight_prompts and rank() == 0:
-            found = preflight(config, engine, job.rows, folder, job.verifier, reward)
+            found = preflight(config, engine(), job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
-        begun = resume is not None
-        stored = draw_rehearsal(config, engine, job.rows, folder, job.verifier, resumed=begun)
+        stored: list[Stored] = []
+        if config.rehearsal_coef:
+            stored = draw_rehearsal(
+                config, engine(), job.rows, folder, job.verifier, resumed=resume is not None
+            )
         wait_for_all()
         with without_known_lines(gpu=has_gpu()):
             trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)

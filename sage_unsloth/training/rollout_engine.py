@@ -18,7 +18,7 @@ from sage_unsloth.sampling.engine_arguments import (
 )
 from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engine_errors import engine_errors
-from sage_unsloth.sampling.engines import Engine, TransformersEngine
+from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.vllm_engine import VllmEngine
 from sage_unsloth.training.by_trl import choose_trl_rollouts
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -54,6 +54,20 @@ def choose_engine(config: RlvrConfig) -> str:
             f"backend={config.backend!r}; leave them out, or set rollouts=vllm"
         )
     return rollouts
+
+
+def rollout_sampling(config: RlvrConfig, num_samples: int, batch_size: int) -> SamplingConfig:
+    """How completions are drawn outside the trainer's steps: as its rollouts are."""
+    return SamplingConfig(
+        num_samples=num_samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        max_completion_length=config.max_completion_length,
+        batch_size=batch_size,
+        grade_seconds=config.grade_seconds,
+        seed=config.seed,
+    )
 
 
 def loaded_with(config: RlvrConfig, *, with_vllm: bool) -> dict[str, Any]:

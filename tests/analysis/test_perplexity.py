@@ -12,7 +12,6 @@ from conftest import build_tokenizer, tiny_model
 
 from sage_unsloth.analysis import perplexity as perplexity_module
 from sage_unsloth.analysis.perplexity import (
-    completion_ids,
     load_scorer,
     perplexities,
     perplexity,
@@ -24,7 +23,7 @@ from sage_unsloth.analysis.traces import read_guide, trace
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.sampling.record_sets import prompt_ids
+from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
 COMPLETIONS = [[20, 21], [22, 23, 24, 25], [26]]

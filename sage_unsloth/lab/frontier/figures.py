@@ -1,7 +1,7 @@
 """The figures of a frontier, each with its table beside it."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from sage_unsloth.lab.frontier.design import BASELINE
 from sage_unsloth.lab.frontier.text import NAMES, conditions
 
 GREY = "#888888"
+OF_LEVELS = {name: name for name in ("pass@1", "pass@k", "area")}
 
 
 def draw(report: Mapping[str, Any], out: Path) -> None:
@@ -28,19 +29,19 @@ def _plane(report: Mapping[str, Any], path: Path, note: str) -> None:
     points, k, rows = report["points"], report["k"], []
     figure = Figure(figsize=(9.5, 6.6), layout="constrained")
     axis = figure.subplots()
-    styles = _styles(report["methods"])
+    styles = _styles(report)
     for method, found in report["methods"].items():
         style = styles[method]
         x = [points[point]["pass@1"]["mean"] for point in found["points"]]
         y = [points[point]["pass@k"]["mean"] for point in found["points"]]
-        across, up = (_bars([points[one][name] for one in found["points"]]) for name in NAMES)
+        across, up = (bars([points[one][name] for one in found["points"]]) for name in NAMES)
         axis.errorbar(
             x, y, xerr=across, yerr=up, fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.2
         )
         axis.plot(x, y, label=method, markersize=6, linewidth=1.6, **style)
         for point, *at in zip(found["points"], x, y, strict=True):
             place = points[point]
-            rows.append({"method": method, "point": point} | _columns(place))
+            rows.append({"method": method, "point": point} | columns(place, OF_LEVELS))
             if place["strength"] is not None:
                 axis.annotate(
                     f"{place['strength']:g}",
@@ -51,8 +52,8 @@ def _plane(report: Mapping[str, Any], path: Path, note: str) -> None:
                     color=style["color"],
                 )
     sft, baseline = points[SFT], points[BASELINE]
-    rows.append({"method": SFT, "point": SFT} | _columns(sft))
-    axis.plot([sft["pass@1"]["mean"]], [sft["pass@k"]["mean"]], label="SFT", **_sft_style())
+    rows.append({"method": SFT, "point": SFT} | columns(sft, OF_LEVELS))
+    axis.plot([sft["pass@1"]["mean"]], [sft["pass@k"]["mean"]], label="SFT", **sft_style())
     axis.axhline(sft["pass@k"]["mean"], color=GREY, linewidth=0.8, linestyle=":")
     axis.axvline(baseline["pass@1"]["mean"], color=GREY, linewidth=0.8, linestyle=":")
     axis.axvspan(
@@ -73,22 +74,23 @@ def _plane(report: Mapping[str, Any], path: Path, note: str) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _styles(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A colour for each algorithm; its lines through other strengths than its own are dotted and
     have open markers.
     """
-    methods = list(methods)
-    numbers: dict[str, int] = {}
-    for method in methods:
-        numbers.setdefault(method.split(" by ")[0], 1 + len(numbers))
+    of = {
+        method: report["points"][found["points"][0]]["algorithm"]
+        for method, found in report["methods"].items()
+    }
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(of.values()), 1)}
     return {
-        method: curve_style(numbers[name := method.split(" by ")[0]])
-        | ({"linestyle": ":", "markerfacecolor": "white"} if method != name else {})
-        for method in methods
+        method: curve_style(numbers[algorithm])
+        | ({"linestyle": ":", "markerfacecolor": "white"} if method != algorithm else {})
+        for method, algorithm in of.items()
     }
 
 
-def _bars(found: Sequence[Mapping[str, float]]) -> list[list[float]]:
+def bars(found: Sequence[Mapping[str, float]]) -> list[list[float]]:
     """What lies below and above the mean of each."""
     return [
         [one["mean"] - one["low"] for one in found],
@@ -96,15 +98,21 @@ def _bars(found: Sequence[Mapping[str, float]]) -> list[list[float]]:
     ]
 
 
-def _sft_style() -> dict[str, Any]:
+def sft_style() -> dict[str, Any]:
     return {"color": "#000000", "marker": "*", "markersize": 13, "linestyle": "none"}
 
 
-def _columns(found: Mapping[str, Any]) -> dict[str, float]:
+def columns(found: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
+    """Mean and interval of each quantity, by its name in a table.
+
+    Args:
+        found: quantity -> `mean`, `low` and `high`.
+        names: quantity -> its name.
+    """
     return {
-        f"{quantity}{end}": found[quantity][name]
-        for quantity in ("pass@1", "pass@k", "area")
-        for name, end in (("mean", ""), ("low", " low"), ("high", " high"))
+        f"{name}{end}": found[quantity][key]
+        for quantity, name in names.items()
+        for key, end in (("mean", ""), ("low", " low"), ("high", " high"))
     }
 
 
@@ -133,7 +141,7 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
             axis.errorbar(
                 [found["mean"]],
                 [place],
-                xerr=_bars([found]),
+                xerr=bars([found]),
                 capsize=3,
                 marker="o",
                 markersize=5,

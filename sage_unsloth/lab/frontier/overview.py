@@ -13,11 +13,13 @@ from typing import Any
 from sage_unsloth.figures import curve_style, write_table
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.frontier.design import BASELINE
+from sage_unsloth.lab.frontier.figures import bars, columns, sft_style
+from sage_unsloth.lab.frontier.text import NAMES
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.runs.files import read_json
 
 GREY = "#555555"
-NAME = "verdicts.png"
+FIGURE = "verdicts.png"
 
 
 def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -36,9 +38,8 @@ def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(5.6 * len(reports), 5.2), layout="constrained")
     axes = figure.subplots(1, len(reports), squeeze=False)[0]
     rows: list[dict[str, Any]] = []
-    names = [point for report in reports for point in report["points"] if point != SFT]
-    methods = dict.fromkeys(point.split("=")[0] for point in names)
-    numbers = {method: 1 + number for number, method in enumerate(methods)}
+    methods = dict.fromkeys(method for report in reports for method in report["methods"])
+    numbers = {method: number for number, method in enumerate(methods, 1)}
     for axis, report in zip(axes, reports, strict=True):
         rows += _panel(axis, report, numbers)
     steps = _each(report["settings"]["rlvr"]["max_steps"] for report in reports)
@@ -64,16 +65,19 @@ def _panel(
 ) -> list[dict[str, Any]]:
     points, k, rows = report["points"], report["k"], []
     levels = {name: (one["pass@1"]["mean"], one["pass@k"]["mean"]) for name, one in points.items()}
-    axis.plot(*levels[SFT], marker="*", markersize=14, color="black", linestyle="none")
+    axis.plot(*levels[SFT], **sft_style())
     axis.axhline(levels[SFT][1], color=GREY, linewidth=0.8, linestyle=":")
     axis.annotate("SFT", levels[SFT], xytext=(8, 6), textcoords="offset points")
-    line = next(one["points"] for one in report["methods"].values() if BASELINE in one["points"])
+    method_of = {point: m for m, one in report["methods"].items() for point in one["points"]}
+    line = report["methods"][method_of[BASELINE]]["points"]
     axis.plot(*zip(*(levels[name] for name in (*line, SFT)), strict=True), color="#bbbbbb")
     others = sorted((name for name in points if name != SFT), key=lambda name: levels[name][1])
     for place, name in enumerate(others):
-        style = curve_style(numbers[name.split("=")[0]]) | {"linestyle": "none"}
-        bars = {} if name == BASELINE else _bars(points[name]["to_baseline"])
-        axis.errorbar(*([x] for x in levels[name]), capsize=2, elinewidth=1, **style, **bars)
+        style = curve_style(numbers[method_of[name]]) | {"linestyle": "none"}
+        x, y = ([value] for value in levels[name])
+        to = points[name]["to_baseline"]
+        ends = [None, None] if name == BASELINE else [bars([to[one]]) for one in NAMES]
+        axis.errorbar(x, y, xerr=ends[0], yerr=ends[1], capsize=2, elinewidth=1, **style)
         axis.annotate(
             name.replace(" beta=", ", β ").replace(" rehearsal_coef=", ", rehearsal "),
             levels[name],
@@ -86,10 +90,9 @@ def _panel(
         )
     for name, (first, many) in levels.items():
         row = {"task": report["task"], "point": name, "pass@1": first, f"pass@{k}": many}
-        for quantity, of in (("pass@1", "pass@1"), (f"pass@{k}", "pass@k")):
-            if name not in (SFT, BASELINE):
-                found = points[name]["to_baseline"][of]
-                row |= {f"{quantity} − GRPO{end}": found[key] for key, end in _ENDS}
+        if name not in (SFT, BASELINE):
+            titles = {"pass@1": "pass@1 − GRPO", "pass@k": f"pass@{k} − GRPO"}
+            row |= columns(points[name]["to_baseline"], titles)
         rows.append(row)
     axis.set_title(report["title"].split(",")[0].replace("embedded ", ""))
     axis.set(xlabel="pass@1", ylabel=f"pass@{k}")
@@ -98,25 +101,10 @@ def _panel(
     return rows
 
 
-_ENDS = (("mean", ""), ("low", " low"), ("high", " high"))
-
-
-def _bars(found: Mapping[str, Any]) -> dict[str, list[list[float]]]:
-    """The interval of each difference, around the point itself."""
-    names = {"xerr": "pass@1", "yerr": "pass@k"}
-    return {
-        bar: [
-            [found[name]["mean"] - found[name]["low"]],
-            [found[name]["high"] - found[name]["mean"]],
-        ]
-        for bar, name in names.items()
-    }
-
-
 def main() -> None:
     folder = data_folder() / "results" / "frontier"
     reports = [read_json(path) for path in sorted(folder.glob("*/fresh/report.json"))]
-    draw_verdicts(reports, folder / NAME)
+    draw_verdicts(reports, folder / FIGURE)
 
 
 if __name__ == "__main__":
