@@ -30,7 +30,7 @@ class Kind(StrEnum):
     TUPLE = "tuple"
     INTERVAL = "interval"
     EQUATION = "equation"
-    MATHEMATICS = "mathematics"  # by algebra
+    MATHEMATICS = "mathematics"  # by the values of expressions
     EXPRESSION = "expression"  # of given numbers, by its value
     ROLES = "roles"  # of knights and knaves
     SCORER = "scorer"  # the task's own
@@ -38,7 +38,6 @@ class Kind(StrEnum):
     SCHEMA = "schema"  # of JSON
     TESTS = "tests"  # that a program passes
     OWN = "own verifier"
-    REFUSED = "refused"  # unread, because computing it may take for ever (`cost`)
     NONE = "none"  # there was nothing to compare, or no time
 
 
@@ -68,6 +67,8 @@ class Checker:
             where they are others than processes that run `compare`.
         gold_is_answer: a gold is an answer too, and right against itself; a pattern, a schema and
             the tests of a program are none.
+        counted: (answer, gold, problem) -> the words at the end of the answer that only say what its
+            number counts, by the problem's text, and are left off; None where answers have none.
         longest: characters of an answer; longer text is no answer.
         blocks: where no tag holds an answer, the last block of code is it (`extraction`).
     """
@@ -80,6 +81,7 @@ class Checker:
     typical: tuple[tuple[str, str], ...] = ()
     workers: Callable[[int, float, float], Any] | None = None
     gold_is_answer: bool = True
+    counted: Callable[[str, str, str], str] | None = None
     longest: int = LONGEST_ANSWER
     blocks: bool = False
 

@@ -1,8 +1,7 @@
 """The verifier `countdown`: an expression of the given numbers, each at most once, with the target.
 
-The answer is read, not compared with a gold expression, so every right one is accepted. Its numbers
-are counted before anything is computed, and all values are exact fractions: an answer of n given
-numbers costs n - 1 operations, whatever its text is.
+The answer is read by the grammar of `forms`, not compared with a gold expression, so every right one
+is accepted. Its numbers are counted in the tree, and its value is an exact fraction of bounded size.
 """
 
 import json
@@ -12,26 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
+from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
+from sage_unsloth.grading.forms import read
+from sage_unsloth.grading.tree import Node, children, exact
 from sage_unsloth.grading.writing import spelled
 
 MOST_NUMBERS = 20
-_PLAIN = re.compile(r"[0-9+\-*/() ]+")
-_SPELLINGS = [
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\\times(?![a-zA-Z])|\\cdot(?![a-zA-Z])|\\ast(?![a-zA-Z])", "*"),
-        (r"\\div(?![a-zA-Z])", "/"),
-    )
-]
-_WHOLE = re.compile(r"\s*([0-9]{1,30})\s*")
-_FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_TOKEN = re.compile(r"\s*(?:([0-9]{1,30})|([-+*/()]))")
-_BESIDE = re.compile(r"([0-9)])\s*(?=\()")  # 3(8+2) is a product
-_BINDS = {"+": 1, "-": 1, "*": 2, "/": 2}
-_COMPUTE = {
-    "+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__, "/": Fraction.__truediv__
-}  # fmt: skip
+# What an expression may be written with; a sign before a number, and two numbers side by side, may not.
+_WRITTEN = re.compile(r"(?:[0-9+\-*/(){}= ]|\\(?:times|cdot|ast|div|frac)(?![a-zA-Z]))+")
+_REFUSED = re.compile(r"\*\*|[0-9]\s+[0-9]|(?:^|[-+*/=({])\s*[-+]|\\[a-z]+\s*[-+]")
 
 
 @dataclass(frozen=True)
@@ -85,92 +73,46 @@ def check_countdown(answer: str | None, gold: str) -> Verdict:
     in front of a number is not among these. `expression = target` is read as the expression.
     """
     task = read_task(gold)
-    text = None if answer is None else _written(answer)
-    if text is None:
+    text = None if answer is None else spelled(answer)
+    tree = None
+    if text is not None and _WRITTEN.fullmatch(text) and not _REFUSED.search(text):
+        tree = read(text, units=False)
+    if tree is None:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
-    text, stated = _sides(text)
-    postfix = _postfix(text)
-    if postfix is None:
+    expression, stated = _sides(tree)
+    used = _numbers(expression)
+    if used is None:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
-    used = Counter(item for item in postfix if isinstance(item, int))
     allowed = used == task.numbers if task.use_all else used <= task.numbers
-    right = allowed and stated in (None, task.target) and _value(postfix) == task.target
+    right = allowed and stated in (None, task.target) and exact(expression) == task.target
     return Verdict(Grade.CORRECT if right else Grade.WRONG, Kind.EXPRESSION)
 
 
-def _sides(text: str) -> tuple[str, int | None]:
+def _sides(tree: Node) -> tuple[Node, Fraction | None]:
     """The expression, and the number on the other side of an equals sign."""
-    left, equals, right = text.partition("=")
-    if equals and (number := _WHOLE.fullmatch(right)):
-        return left, int(number[1])
-    if equals and (number := _WHOLE.fullmatch(left)):
-        return right, int(number[1])
-    return text, None
+    if tree.kind == "equation" and len(tree.args) == 2:
+        left, right = tree.args
+        if right.kind == "number":
+            return left, right.args[0]
+        if left.kind == "number":
+            return right, left.args[0]
+    return tree, None
 
 
-def _written(answer: str) -> str | None:
-    """The answer with + - * / and brackets alone, of the other ways to write them."""
-    if len(answer) > LONGEST_ANSWER:
+def _numbers(tree: Node) -> Counter[int] | None:
+    """How often each number is written; None where something else is than whole numbers and + - * /."""
+    if tree.kind == "number":
+        value = tree.args[0]
+        return Counter([int(value)]) if value.denominator == 1 else None
+    if tree.kind not in ("sum", "negative", "product", "reciprocal", "dimensions"):
         return None
-    if _PLAIN.fullmatch(answer) and "**" not in answer:
-        return answer
-    text = spelled(answer)
-    if text is None:
-        return None
-    for pattern, new in _SPELLINGS:
-        text = pattern.sub(new, text)
-    while (shorter := _FRACTION.sub(r"((\1)/(\2))", text)) != text:
-        text = shorter
-    return text
-
-
-def _postfix(text: str) -> list[int | str] | None:
-    """The expression with each operation behind its operands; None if it is none."""
-    text = _BESIDE.sub(r"\1*", text.strip())
-    output: list[int | str] = []
-    waiting: list[str] = []
-    wants_value, at = True, 0
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+    total: Counter[int] = Counter()
+    for child in children(tree):
+        counted = _numbers(child)
+        if counted is None:
             return None
-        number, sign = found.groups()
-        at = found.end()
-        if (number is not None or sign == "(") != wants_value:
-            return None  # a value where an operation belongs, or the other way round
-        if number is not None:
-            output.append(int(number))
-            wants_value = False
-        elif sign == "(":
-            waiting.append(sign)
-        elif sign == ")":
-            while waiting and waiting[-1] != "(":
-                output.append(waiting.pop())
-            if not waiting:
-                return None
-            waiting.pop()
-        else:
-            while waiting and waiting[-1] != "(" and _BINDS[waiting[-1]] >= _BINDS[sign]:
-                output.append(waiting.pop())
-            waiting.append(sign)
-            wants_value = True
-    if wants_value or "(" in waiting:
-        return None
-    return output + waiting[::-1]
+        total += counted
+    return total
 
 
-def _value(postfix: list[int | str]) -> Fraction | None:
-    """The value, exactly; None where it divides by 0."""
-    values: list[Fraction] = []
-    for item in postfix:
-        if isinstance(item, int):
-            values.append(Fraction(item))
-            continue
-        right, left = values.pop(), values.pop()
-        if item == "/" and right == 0:
-            return None
-        values.append(_COMPUTE[item](left, right))
-    return values[0]
-
-
-COUNTDOWN = Checker(name="countdown", version=1, plainly=check_countdown, gold_is_answer=False)
+COUNTDOWN = Checker(name="countdown", version=2, plainly=check_countdown, gold_is_answer=False)

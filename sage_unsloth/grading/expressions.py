@@ -1,277 +1,556 @@
-r"""Which LaTeX is given to math-verify, and how each part of it is spelled.
+r"""Reads expressions: tokens to a tree, by recursive descent.
 
-An expression is read in whole, token by token, or it is none: a command that is not listed, words,
-two numbers side by side, a relation or a list inside it make it none. What is given on has one
-spelling: numbers exact (`0.25` as `\frac{1}{4}`), braces around every argument, and each symbol
-with its subscript, prime and case as one `x_{n}`, since the parser behind math-verify reads `R` as
-`r` and may drop a subscript.
+An expression is read in whole or it is none: a command that is not listed here, words, two numbers
+side by side or an operator without an operand make it `Unreadable`.
 """
 
-import functools
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
-_TOKEN = re.compile(
-    r"\s*(?P<token>\\[a-zA-Z]+|\\.|(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+(?![a-zA-Z\d^]))?|[a-zA-Z]+|\*\*|\S)"
-)
-_NAMED = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
-_FUNCTIONS = {name: name for name in _NAMED.split()}
-_FUNCTIONS |= {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
-_LETTERS = """
-    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon
-    phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell
+from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
+from sage_unsloth.grading.tree import Node, negated, number, product, quotient
+
+DEEPEST = 40  # brackets inside each other
+_NAMED = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp cis"
+FUNCTIONS = {name: name for name in _NAMED.split()}
+FUNCTIONS |= {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
+_INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+_GREEK_NAMES = r"""
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau
+    upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar
+    ell
 """
-_GREEK = frozenset(_LETTERS.split())
-_ACCENTS = frozenset(("dot", "ddot", "hat", "bar", "vec", "tilde", "overline"))
-_OPERATORS = {
-    "+": "+", "-": "-", "*": r"\cdot ", r"\cdot": r"\cdot ", r"\times": r"\times ", "/": "/",
-    r"\div": r"\div ", r"\ast": r"\cdot ",
-}  # fmt: skip
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+_GREEK = frozenset(_GREEK_NAMES.split())
+_ACCENT_NAMES = r"""
+    dot ddot hat bar vec tilde overline
+"""
+_ACCENTS = frozenset(_ACCENT_NAMES.split())
+_APPLIED_NAMES = r"""
+    f g h F G H O W \phi \psi \Phi \Psi \Theta \zeta \delta \Delta
+"""
+_APPLIED = frozenset(_APPLIED_NAMES.split())
+"""Letters that are functions where a bracket follows; `x(x+1)` is a product."""
+_PREFIXES = frozenset((r"\Delta", r"\delta", r"\partial"))
+"""What makes one symbol with the letter behind it."""
+_DIFFERENTIAL = frozenset("xyztruvspqwVPTSUQAEW")
 # Short words that no product of letters is.
-_SHORT = "is or and not the no if of to by at as any all yes odd nor for but"
+_SHORT = r"""
+    is or and not the no if of to by at as any all yes odd nor for but nay red one two six ten
+"""
 _WORDS = frozenset(_SHORT.split())
-_NAME = r"(?:\\?[a-zA-Z]+(?:_\{?\w+\}?)?)"
-_DERIVATIVE = re.compile(
-    rf"\\frac\s*\{{\s*d(?:\s*\^\s*\{{?\s*(\d)\s*\}}?)?\s*({_NAME})\s*\}}\s*"
-    rf"\{{\s*d\s*({_NAME})\s*(?:\^\s*\{{?\s*\1\s*\}}?)?\s*\}}"
-)
-_MAX_COUNT = 170  # of what a factorial or binomial is taken
+_TIMES = frozenset(("*", r"\cdot", r"\times", r"\ast"))
+_OVER = frozenset(("/", r"\div"))
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_CLOSERS = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil"))
+_STOPS = _CLOSERS | frozenset((
+    ",", ";", "=", "<", ">", ":", "&", r"\\", r"\le", r"\ge", r"\ne", r"\in", r"\cup", r"\cap", r"\setminus",
+    r"\mid", r"\pm", r"\mp", r"\over", r"\choose", r"\of", r"\end", r"\%", "%", r"\lor", r"\land", r"\approx", "and", "or", "is", "+", "-",
+))  # fmt: skip
 
 
-class _Unreadable(ValueError):
-    """The text is no expression."""
+class Reader:
+    """Reads one answer's tokens from left to right; `forms.Statement` adds what is no expression."""
 
+    def __init__(self, tokens: Sequence[Token]):
+        self.tokens, self.at = list(tokens), 0
+        self.depth, self.in_bars = 0, 0
 
-@functools.lru_cache(maxsize=1024)  # a gold, and an answer in several places of the rules
-def canonical(text: str) -> str | None:
-    """The expression in one spelling, or None for a text that is none."""
-    derivatives: list[str] = []
+    # --- tokens -----------------------------------------------------------------------------------
 
-    def keep(match: re.Match) -> str:
-        derivatives.append(f"d{match[1] or ''}{match[2]}/d{match[3]}")
-        return rf"\deriv{{{len(derivatives) - 1}}}"
+    def peek(self, ahead: int = 0) -> str:
+        r"""The text of a token, "" behind the last one and for `\text{}`."""
+        token = self.token(ahead)
+        return "" if token is None or token.kind == "text" else token.text
 
-    text = _DERIVATIVE.sub(keep, text.replace("np.", ""))
-    reader = _Reader(_tokens(text), derivatives)
-    try:
-        found = reader.sequence(None)
-    except (_Unreadable, RecursionError):
-        return None
-    return found if reader.position == len(reader.tokens) else None
+    def token(self, ahead: int = 0) -> Token | None:
+        place = self.at + ahead
+        return self.tokens[place] if 0 <= place < len(self.tokens) else None
 
-
-def _tokens(text: str) -> list[str]:
-    tokens = []
-    for match in _TOKEN.finditer(text):
-        token = match["token"]
-        tokens += [token] if not token.isalpha() or not token.isascii() else _letters(token)
-    return tokens
-
-
-def _letters(run: str) -> list[str]:
-    """A run of letters: the name of a function, a name in capitals, or a product of up to three."""
-    if run in _FUNCTIONS or run in ("sqrt", "pi", "infty", "infinity", "inf") or run in _GREEK:
-        return [rf"\{_FUNCTIONS.get(run, run)}"]
-    if run.isupper() or len(run) == 1:
-        return [run]
-    if len(run) > 3 or run in _WORDS:
-        return ["?"]  # words are no expression
-    return list(run)
-
-
-def symbol(name: str) -> str:
-    """The parser's spelling of a symbol: a subscript that says which one, case included."""
-    return f"x_{{{int.from_bytes(name.encode(), 'big')}}}"
-
-
-class _Reader:
-    """Reads tokens from left to right, by recursive descent."""
-
-    def __init__(self, tokens: list[str], derivatives: list[str]):
-        self.tokens, self.position, self.derivatives = tokens, 0, derivatives
-
-    def peek(self) -> str:
-        return self.tokens[self.position] if self.position < len(self.tokens) else ""
-
-    def next(self) -> str:
-        token = self.peek()
-        if not token:
-            raise _Unreadable
-        self.position += 1
+    def next(self) -> Token:
+        token = self.token()
+        if token is None:
+            raise Unreadable
+        self.at += 1
         return token
 
-    def sequence(self, end: str | None) -> str:
-        """Everything up to the bracket `end`, or to the end of the text; not nothing."""
-        parts: list[str] = []
-        # What may stand before: "" nothing or an operator, "number", "atom", "function".
-        last = ""
-        while (token := self.peek()) and token != end:
-            part, last = self.part(last)
-            parts.append(part)
-        if end is not None and self.peek() != end:
-            raise _Unreadable
-        if not parts or last in ("function", ""):
-            raise _Unreadable
-        return "".join(parts)
+    def take(self, *texts: str) -> bool:
+        """Whether the next token is one of these, which is then behind."""
+        if self.peek() in texts:
+            self.at += 1
+            return True
+        return False
 
-    def part(self, last: str) -> tuple[str, str]:
-        """One operator, function or atom with its powers, and which of these it is."""
+    def expect(self, text: str) -> None:
+        if not self.take(text):
+            raise Unreadable
+
+    # --- sums and products ------------------------------------------------------------------------
+
+    def sum(self) -> Node:
+        terms = [self.product()]
+        while self.peek() in ("+", "-") and not self.at_unit():
+            minus = self.next().text == "-"
+            term = self.product()
+            terms.append(negated(term) if minus else term)
+        return terms[0] if len(terms) == 1 else Node("sum", tuple(terms))
+
+    def signs(self) -> bool:
+        """Whether an odd number of minus signs comes next."""
+        negative = False
+        while self.peek() in ("+", "-"):
+            negative ^= self.next().text == "-"
+        return negative
+
+    def product(self) -> Node:
+        negative = self.signs()
+        factors, slashed = [self.factor()], False
+        while not self.ends_product():
+            token, before = self.token(), self.tokens[self.at - 1]
+            assert token is not None
+            if token.text == "x" and self.is_times():
+                self.next()
+                factors.append(self.operand())
+            elif token.kind != "text" and token.text in _TIMES:
+                self.next()
+                operand = self.operand()
+                factors = self.multiplied(token.text, factors, operand)
+            elif token.kind != "text" and token.text in _OVER:
+                self.next()
+                plain = factors[-1].kind == "number" and before.kind == "number"
+                factors.append(Node("reciprocal", (self.operand(),)))
+                slashed = not (plain and factors[-1].args[0].kind == "number")
+            else:
+                juxtaposed = token.kind in ("number", "based") and before.text not in ("!", "i")
+                if juxtaposed or (slashed and not self.is_function(token)):
+                    raise Unreadable  # "43 42", "x 2"; "a/2b" has two meanings
+                if token.text == r"\frac" and before.kind == "number":
+                    raise Unreadable
+                factors.append(self.factor())
+        flat = [part for one in factors for part in (one.args if one.kind == "product" else (one,))]
+        found = product(*flat)
+        return negated(found) if negative else found
+
+    def multiplied(self, sign: str, factors: list[Node], operand: Node) -> list[Node]:
+        """The factors, with a cross or dot product of vectors as one of them."""
+        vectors = [_is_vector(factors[-1]), _is_vector(operand)]
+        if sign in (r"\times", r"\cdot") and any(vectors):
+            name = "cross" if sign == r"\times" else "dot"
+            pair = (factors[-1], operand)
+            if name == "dot":
+                pair = tuple(sorted(pair, key=repr))
+            return [*factors[:-1], Node("apply", (name, *pair))]
+        return [*factors, operand]
+
+    def ends_product(self) -> bool:
+        token = self.token()
+        if token is None or (token.kind != "text" and token.text in _STOPS) or self.at_unit():
+            return True
+        return token.text == "|" and self.in_bars > 0 and self.closes_bar()
+
+    def at_unit(self) -> bool:
+        """Whether what is left is a unit; an expression alone has none."""
+        return False
+
+    def closes_bar(self) -> bool:
+        """A bar inside bars closes them where an operand stands before it."""
+        before = self.tokens[self.at - 1]
+        return before.text not in ("|", *_TIMES, *_OVER, "+", "-", "(", "{", "[")
+
+    def is_times(self) -> bool:
+        """Whether the letter x stands between two numbers, as in 1.5 x 10^8."""
+        before, behind = self.token(-1), self.token(1)
+        return (
+            before is not None and before.kind == "number"
+            and behind is not None and behind.kind == "number"
+        )  # fmt: skip
+
+    def is_function(self, token: Token) -> bool:
+        return token.text.removeprefix("\\") in FUNCTIONS
+
+    def operand(self) -> Node:
+        negative = self.signs()
+        found = self.factor()
+        return negated(found) if negative else found
+
+    # --- factors ----------------------------------------------------------------------------------
+
+    def factor(self) -> Node:
+        """One operand with the powers behind it."""
         token = self.next()
-        if token in _OPERATORS:
-            if last == "" and token not in "+-":
-                raise _Unreadable
-            return _OPERATORS[token], ""
-        if token.startswith("\\") and token[1:] in _FUNCTIONS:
-            return self.function(token)
-        if re.match(r"[\d.]", token) and token != ".":
-            return self.number(token, last), "number"
-        if token == "|":
-            inside = self.sequence("|")
-            self.next()
-            return self.powers(rf"|{inside}|"), "atom"
-        if token == r"\frac" and last == "number":
-            raise _Unreadable  # a mixed number is read with its number
-        return self.powers(self.atom(token)), "atom"
+        name = token.text.removeprefix("\\")
+        if token.kind == "letters":
+            return self.letters(token)
+        if token.kind == "text":
+            named = FUNCTIONS.get(name)
+            return self.function(named) if named else self.powers(self.symbol(token))
+        if token.kind == "command" and name in FUNCTIONS:
+            return self.function(FUNCTIONS[name])
+        if token.kind == "number":
+            return self.number(token)
+        if token.kind == "based":
+            return number(int(token.text, 0))
+        return self.powers(self.atom(token))
 
-    def number(self, token: str, last: str) -> str:
-        if last in ("number", "atom"):
-            raise _Unreadable  # "43 42", "x 2"
-        value = Fraction(token)
+    def letters(self, token: Token) -> Node:
+        """A run of letters: a function, a Greek name, a name in capitals, or a product."""
+        run = token.text
+        if run in FUNCTIONS:
+            return self.function(FUNCTIONS[run])
+        if run in _GREEK or run in ("sqrt", "pi", "infty", "infinity", "inf", "oo"):
+            name = {"infinity": "infty", "inf": "infty", "oo": "infty"}.get(run, run)
+            return self.powers(self.atom(Token("command", rf"\{name}", token.spaced)))
+        if len(run) == 1 or self.is_name(run):
+            return self.powers(self.atom(token))
+        if run[0] == "d" and len(run) == 2 and run[1] in _DIFFERENTIAL:
+            return self.powers(self.symbol(token))
+        if (
+            run in ("CP", "nCr", "nPr")
+            or (len(run) > 3 and not run.isupper())
+            or run.lower() in _WORDS
+        ):
+            raise Unreadable  # words
+        split = [Token("letters", letter, False) for letter in run]
+        self.tokens[self.at : self.at] = split
+        return product(*(self.powers(self.atom(self.next())) for _ in split[:-1]), self.factor())
+
+    def is_name(self, run: str) -> bool:
+        """Whether capitals are one name: alone on their side, `MR`, or with a subscript."""
+        if not run.isupper():
+            return False
+        alone = self.at == 1 or self.tokens[self.at - 2].text in ("=", ",", "+", "-", "(")
+        return self.peek() == "_" or (alone and (self.token() is None or self.peek() in _STOPS))
+
+    def number(self, token: Token) -> Node:
+        value = token.value
+        assert value is not None
+        behind = self.token()
+        if " " in token.text and self.peek() == "/":
+            raise Unreadable  # 1 234/5
+        if (
+            behind is not None
+            and "." in token.text
+            and (found := self.repeating(token)) is not None
+        ):
+            return self.powers(found)
+        if behind is not None and behind.kind == "number" and behind.spaced and self.peek(1) == "/":
+            below = self.token(2)
+            if value.denominator == 1 and below is not None and below.kind == "number":
+                self.at += 3
+                return self.mixed(value, behind, below)
         if self.peek() == r"\frac":
             self.next()
             top, bottom = self.argument(one_digit=True), self.argument(one_digit=True)
-            if not (top.isdigit() and bottom.isdigit()):
-                return rf"{_plain(value)} \cdot \frac{{{top}}}{{{bottom}}}"
-            if value.denominator != 1 or not 0 < int(top) < int(bottom):
-                raise _Unreadable  # a mixed number, or a product, which nobody can tell
-            value += Fraction(int(top), int(bottom))
-        text = _plain(value)
-        if value.denominator != 1 and self.peek() in ("^", "**", "!"):
-            text = f"({text})"
-        return self.powers(text)
+            if not (_is_whole(top) and _is_whole(bottom)):
+                return product(number(value), self.powers(quotient(top, bottom)))
+            a, b = top.args[0], bottom.args[0]
+            if value.denominator != 1 or not 0 < a < b:
+                raise Unreadable  # a mixed number or a product, which nobody can tell
+            value += a / b
+        return self.powers(number(value))
 
-    def function(self, token: str) -> tuple[str, str]:
-        name = rf"\{_FUNCTIONS[token[1:]]}"
-        if self.peek() == "_":
-            self.next()
-            name += f"_{{{self.argument()}}}"
-        if self.peek() in ("^", "**"):
-            self.next()
-            name += f"^{{{self.exponent()}}}"
-        if not self.peek():
-            raise _Unreadable
-        if self.peek() in ("{", "[", "("):
-            return f"{name}({self.bracket(self.next())})", "atom"
-        return name + " ", "function"
+    def mixed(self, whole: Fraction, top: Token, bottom: Token) -> Node:
+        a, b = top.value, bottom.value
+        if not (_is_int(top) and _is_int(bottom) and a is not None and b is not None and 0 < a < b):
+            raise Unreadable
+        return number(whole + a / b)
 
-    def bracket(self, opening: str) -> str:
-        inside = self.sequence(_BRACKETS[opening])
-        self.next()
+    def repeating(self, token: Token) -> Node | None:
+        r"""A repeating decimal: `0.\overline{72}`, `0.(72)`, `0.7272...`, `0.72 repeating`."""
+        whole, _, decimals = token.text.partition(".")
+        if self.peek() in (r"\overline", r"\bar", r"\dot"):
+            braces = self.peek(1) == "{"
+            block = self.token(1 + braces)
+            if block is None or not _is_int(block) or (braces and self.peek(3) != "}"):
+                raise Unreadable
+            if not braces and len(block.text) > 1:
+                raise Unreadable
+            self.at += 2 + 2 * braces
+            self.take("...", r"\ldots", r"\dots")
+            return number(_repeated(whole, decimals, block.text))
+        if self.peek() == "(" and not self.token().spaced and self.peek(2) == ")":  # pyright: ignore
+            block = self.token(1)
+            if block is not None and _is_int(block) and self.token(3) is None:
+                self.at += 3
+                return number(_repeated(whole, decimals, block.text))
+        if self.take("...", r"\ldots", r"\dots", r"\cdots"):
+            for size in range(1, len(decimals) // 2 + 1):
+                block = decimals[-size:]
+                times = 3 if size == 1 else 2
+                if decimals.endswith(block * times):
+                    start = decimals[: -size * times]
+                    return number(_repeated(whole, start, block))
+            raise Unreadable
+        if decimals and self.take("repeating", "recurring"):
+            return number(_repeated(whole, "", decimals))
+        return None
+
+    def function(self, name: str) -> Node:
+        """A function's call; without brackets its argument ends at a sign or the next function."""
+        base = power = None
+        if self.take("_"):
+            base = self.argument()
+        elif name == "log" and (glued := self.token()) is not None and _is_int(glued):
+            if not glued.spaced and self.peek(1) == "(":  # log2(3)
+                base = number(self.next().value or 0)
+        if self.take("^", "**"):
+            power = self.exponent()
+        if power is not None and name in _INVERSE and power == negated(number(1)):
+            name, power = _INVERSE[name], None
+        if self.peek() in _CLOSING:
+            inside = self.bracket(self.next().text)
+        else:
+            inside = self.operand()
+            while not self.ends_product() and not self.ends_argument():
+                if self.token().kind == "number":  # pyright: ignore
+                    raise Unreadable
+                inside = product(inside, self.factor())
+        call = Node("call", (name, inside) if base is None else (name, inside, base))
+        if power is not None:
+            return Node("power", (call, power))
+        return self.powers(call)
+
+    def ends_argument(self) -> bool:
+        token = self.token()
+        return token is None or token.text in _TIMES | _OVER or self.is_function(token)
+
+    # --- brackets and atoms -----------------------------------------------------------------------
+
+    def bracket(self, opening: str) -> Node:
+        """What is inside a bracket that was opened: one expression."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unreadable
+        bars, self.in_bars = self.in_bars, 0
+        inside = self.sum()
+        if opening == "{" and self.take(r"\over"):
+            inside = quotient(inside, self.sum())
+        elif opening == "{" and self.take(r"\choose"):
+            inside = Node("binomial", (inside, self.sum()))
+        self.expect(_CLOSING[opening])
+        self.depth -= 1
+        self.in_bars = bars
         return inside
 
-    def argument(self, *, one_digit: bool = False) -> str:
+    def argument(self, *, one_digit: bool = False) -> Node:
         """What a command takes: a group, or the next token, of a number its first digit alone."""
         token = self.next()
-        if token == "{":
-            return self.bracket(token)
-        if re.fullmatch(r"\d+", token):
-            if one_digit and len(token) > 1:
-                self.tokens.insert(self.position, token[1:])
-                token = token[0]
-            return token
-        if token.removeprefix("\\") in _FUNCTIONS or token in _OPERATORS:
-            raise _Unreadable
+        if token.text == "{":
+            return self.bracket("{")
+        if token.kind == "number" and _is_int(token):
+            if one_digit and len(token.text) > 1:
+                self.tokens.insert(self.at, _number_token(token.text[1:]))
+                return number(int(token.text[0]))
+            return number(token.value or 0)
+        if token.kind == "letters" and len(token.text) > 1:
+            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
+            return self.atom(Token("letters", token.text[0], token.spaced))
+        if self.is_function(token) or token.kind not in ("letters", "command", "text"):
+            raise Unreadable
         return self.atom(token)
 
-    def exponent(self) -> str:
-        """Behind `^`: a group, or a number or symbol with its sign; `x^12` means x to the 12th."""
-        sign = ""
-        while self.peek() in ("+", "-"):
-            sign += self.next()
+    def exponent(self) -> Node:
+        """Behind `^`: a group, or a number or letter with its sign; `x^12` is x to the 12th."""
+        negative = self.signs()
         token = self.next()
-        if token in ("{", "("):
-            return sign + (self.bracket(token) if token == "{" else f"({self.bracket(token)})")
-        if re.match(r"\d", token):
-            value = Fraction(token)
-            return sign + _plain(value)
-        return sign + self.atom(token)
+        if token.text in ("{", "("):
+            found = self.bracket(token.text)
+        elif token.kind == "number":
+            found = number(token.value or 0)
+        elif token.kind == "letters" and len(token.text) > 1:
+            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
+            found = self.atom(Token("letters", token.text[0], False))
+        else:
+            found = self.atom(token)
+        return negated(found) if negative else found
 
-    def powers(self, base: str) -> str:
-        """The base with the powers and factorials behind it."""
+    def powers(self, base: Node) -> Node:
         while self.peek() in ("^", "**", "!"):
-            if self.next() == "!":
-                if not base.isdigit() or int(base) > _MAX_COUNT:
-                    raise _Unreadable
-                base = f"({base}!)"
+            if self.take("!"):
+                if self.peek() == "!":
+                    raise Unreadable
+                base = Node("factorial", (base,))
+            elif self.peek(1) == r"\circ":
+                self.at += 2
+                base = Node("degrees", (base,))
             else:
-                base = f"{base}^{{{self.exponent()}}}"
+                self.next()
+                base = Node("power", (base, self.exponent()))
                 if self.peek() in ("^", "**"):
-                    raise _Unreadable
+                    raise Unreadable
         return base
 
-    def atom(self, token: str) -> str:
-        """One operand, of which `token` is the first."""
-        if token in _BRACKETS:
-            return f"({self.bracket(token)})"
-        if token == r"\deriv":
-            return symbol(self.derivatives[int(self.argument())])
-        if token == r"\frac":
-            top, bottom = self.argument(one_digit=True), self.argument(one_digit=True)
-            return rf"\frac{{{top}}}{{{bottom}}}"
-        if token == r"\sqrt":
-            degree = f"[{self.bracket(self.next())}]" if self.peek() == "[" else ""
-            if self.peek() == "(":
-                return rf"\sqrt{degree}{{{self.bracket(self.next())}}}"
-            return rf"\sqrt{degree}{{{self.argument(one_digit=True)}}}"
-        if token == r"\binom":
-            counts = self.argument(one_digit=True), self.argument(one_digit=True)
-            if not all(count.isdigit() and int(count) <= _MAX_COUNT for count in counts):
-                raise _Unreadable
-            return r"\binom{{{}}}{{{}}}".format(*counts)
-        if token in (r"\lfloor", r"\lceil"):
-            end = token.replace(r"\l", r"\r")
-            inside = self.sequence(end)
-            return f"{token} {inside} {self.next()}"
-        if token in (r"\infty", r"\infinity", r"\inf"):
-            return r"\infty "
-        return self.name(token)
+    def atom(self, token: Token) -> Node:
+        """One operand, of which `token` is the first; without the powers behind it."""
+        text = token.text
+        if token.kind == "text":
+            return self.symbol(token)
+        if text in _CLOSING:
+            return self.bracket(text)
+        if text == "|":
+            return self.bars()
+        if text == r"\frac":
+            if self.peek() == "{" and self.peek(1) == "d" and self.peek(2) == "}":
+                raise Unreadable  # an operator, not a fraction
+            return quotient(self.argument(one_digit=True), self.argument(one_digit=True))
+        if text == r"\sqrt":
+            degree = self.bracket(self.next().text) if self.peek() == "[" else number(2)
+            inside = self.bracket(self.next().text) if self.peek() == "(" else self.argument()
+            return Node("root", (inside, degree))
+        if text == r"\root":
+            degree = self.argument()
+            self.expect(r"\of")
+            return Node("root", (self.argument(), degree))
+        if text == r"\binom":
+            return Node("binomial", (self.argument(one_digit=True), self.argument(one_digit=True)))
+        if text in ("_", "^"):  # _{10}C_3
+            return self.choose(self.argument())
+        if text in (r"\lfloor", r"\lceil"):
+            inside = self.sum()
+            self.expect(text.replace(r"\l", r"\r"))
+            return Node("call", (text[2:], inside))
+        if text == r"\infty":
+            return Node("infinity", ())
+        return self.symbol(token)
 
-    def name(self, token: str) -> str:
-        r"""A symbol with what marks it, or one of the constants e, i and \pi."""
-        name = token.removeprefix("\\")
-        if name in _ACCENTS and token != name:
-            name = f"{name}({self._flat_group()})"
-        elif token == r"\text":
-            name = self._flat_group()
-        elif not (token.isalpha() or name in _GREEK or token == r"\pi"):
-            raise _Unreadable
+    def bars(self) -> Node:
+        self.depth += 1
+        self.in_bars += 1
+        if self.depth > DEEPEST:
+            raise Unreadable
+        inside = self.sum()
+        self.expect("|")
+        self.depth -= 1
+        self.in_bars -= 1
+        return Node("call", ("abs", inside))
+
+    def choose(self, count: Node) -> Node:
+        kind = self.next().text
+        self.expect("_")
+        chosen = self.argument()
+        if kind == "C":
+            return Node("binomial", (count, chosen))
+        if kind != "P":
+            raise Unreadable
+        left = Node("factorial", (Node("sum", (count, negated(chosen))),))
+        return quotient(Node("factorial", (count,)), left)
+
+    def symbol(self, token: Token) -> Node:
+        r"""A symbol with what marks it, a function without a value, or one of e, i and \pi."""
+        text, name = token.text, token.text.removeprefix("\\")
+        if token.kind == "command" and name in _ACCENTS:
+            name = f"{name}({self.flat()})"
+        elif text in (r"\angle", r"\triangle", r"\measuredangle"):
+            name += self.next().text
+        elif token.kind == "command" and text in _PREFIXES and self.peek() != "(":
+            letter = self.next()
+            if letter.kind == "letters":
+                letter, *rest = (Token("letters", one, False) for one in letter.text)
+                self.tokens[self.at : self.at] = rest
+            name += self.symbol(letter).args[0]
+        elif token.kind == "text":
+            name = re.sub(r"\s+", " ", text)
+            if not name:
+                raise Unreadable
+        elif not (token.kind == "letters" or name in _GREEK or text == r"\pi"):
+            raise Unreadable
         marked = False
-        if self.peek() == "_":
-            self.next()
-            name, marked = f"{name}_{self._flat_group()}", True
-        while self.peek() == "'":
-            self.next()
+        if self.take("_"):
+            name, marked = f"{name}_{self.flat()}", True
+        while self.take("'"):
             name, marked = name + "'", True
-        if not marked and token in ("e", "i", r"\pi"):
-            return {"e": "e", "i": " i ", r"\pi": r"\pi "}[token]
-        return symbol(name)
+        if not marked and token.kind != "text" and text in ("e", "i", r"\pi"):
+            return Node("constant", (name,))
+        if self.peek() == "(" and (
+            text in _APPLIED
+            or "'" in name
+            or text in (r"\Gamma", "C", "P")
+            or self.is_argument(text)
+        ):
+            return self.applied(name, text)
+        if text in ("E", "Var") and self.peek() == "[":
+            self.next()
+            inside = self.inner()
+            self.expect("]")
+            return Node("apply", (name, inside))
+        inverse = [self.peek(ahead) for ahead in range(6)]
+        if text in _APPLIED and inverse == ["^", "{", "-", "1", "}", "("]:
+            self.at += 5
+            return self.applied(name + "^-1", text)
+        return Node("symbol", (name,))
 
-    def _flat_group(self) -> str:
+    def is_argument(self, text: str) -> bool:
+        """Whether a bracket holds one letter or number, so that the letter before it is a function."""
+        token = self.token(1)
+        if text in ("u", "T", "x", "y", "X", "Y") and self.peek(1) in ("t", "n", "x"):
+            if self.peek(2) in ("+", "-") and self.peek(4) == ")":
+                return True
+        if self.peek(2) != ")" or token is None or token.text == text:
+            return False
+        return token.kind == "number" or (token.kind == "letters" and len(token.text) == 1)
+
+    def applied(self, name: str, text: str) -> Node:
+        start = self.at
+        self.next()
+        arguments = [self.inner()]
+        while self.take(","):
+            arguments.append(self.inner())
+        self.expect(")")
+        if text == r"\Gamma" and len(arguments) == 1:
+            return Node("factorial", (Node("sum", (arguments[0], negated(number(1)))),))
+        if text == "C" and len(arguments) == 2:
+            return Node("binomial", tuple(arguments))
+        if text in ("C", "P", r"\Gamma") and len(arguments) == 1 and name == text:
+            self.at = start
+            return Node("symbol", (name,))
+        return Node("apply", (name, *arguments))
+
+    def inner(self) -> Node:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unreadable
+        bars, self.in_bars = self.in_bars, 0
+        found = self.sum()
+        self.depth -= 1
+        self.in_bars = bars
+        return found
+
+    def flat(self) -> str:
         """The text of a group or of the next token, which names and does not count."""
         token = self.next()
-        if token != "{":
-            return token
-        flat, depth = "", 1
+        if token.text != "{" or token.kind == "text":
+            return token.text
+        flat, depth = [], 1
         while depth:
             token = self.next()
-            depth += {"{": 1, "}": -1}.get(token, 0)
-            if token not in "{}" and token != r"\text":
-                flat += token.removeprefix("\\")
-        return flat
+            depth += {"{": 1, "}": -1}.get(token.text, 0)
+            if token.text not in ("{", "}"):
+                flat.append(token.text.removeprefix("\\"))
+        return "".join(flat)
 
 
-def _plain(value: Fraction) -> str:
-    if value.denominator == 1:
-        return str(value.numerator)
-    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+def _is_vector(node: Node) -> bool:
+    if node.kind == "apply":
+        return node.args[0] == "cross"
+    if node.kind in ("sum", "negative"):
+        return all(_is_vector(term) for term in node.args)
+    return node.kind == "symbol" and node.args[0].startswith(("vec(", "hat("))
+
+
+def _is_int(token: Token) -> bool:
+    return token.kind == "number" and token.text.isdecimal()
+
+
+def _is_whole(node: Node) -> bool:
+    return node.kind == "number" and node.args[0].denominator == 1
+
+
+def _number_token(digits: str) -> Token:
+    return tokens_of(digits)[0]
+
+
+def _repeated(whole: str, decimals: str, block: str) -> Fraction:
+    """The value of whole.decimals followed by the block for ever."""
+    start = int((whole or "0") + decimals)
+    top = int((whole or "0") + decimals + block) - start
+    return Fraction(top, 10 ** len(decimals) * (10 ** len(block) - 1))

@@ -1,244 +1,441 @@
-r"""What an answer is by its form: set, tuple, interval, matrix, equation, or expression.
+r"""Reads an answer: an expression with what may stand around it, and what is no expression.
 
-A form is read from text in one spelling (`writing.spelled`), here and in a worker alike. Its parts
-are texts, which are compared one by one.
+answer      item, item ... and item            a list, a set, or conditions on one variable
+item        [name =] expression [= expression ...] [unit]
+            expression < expression            an interval, where one side is a variable
+            x \in set, a set, an interval, a union of them, a pair, a matrix, digits in a base
+condition   behind an expression: `, n \ge 1`, `(n \in \mathbb N)`, `\text{for all } n`
 """
 
-import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from fractions import Fraction
 
-from sage_unsloth.grading.quantities import plain_number
-
-_OPEN, _CLOSE = "([{", ")]}"
-_RELATION = re.compile(r"\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|[<>]")
-_TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
-_INFINITE = re.compile(r"[+-]?\s*(?:\\infty|infinity|infty|inf|oo)\s*")
-# What may stand left of "=" and only names what is right of it.
-_NAME = re.compile(
-    r"(?:\\(?:angle|triangle|overline|vec|dot|ddot|hat|bar|text)\s*)?"
-    r"(?:\\?[a-zA-Z]+|\{\s*[a-zA-Z ]+\s*\})(?:_(?:\w|\{[^{}]*\}))?'*"
-    r"\s*(?:\(\s*-?\w+(?:\s*,\s*\w+)*\s*\))?\s*",
+from sage_unsloth.grading.numerics import is_near
+from sage_unsloth.grading.quantities import COMPOUND, RELATIONS, is_word
+from sage_unsloth.grading.sets import (
+    NUMBERS,
+    REALS,
+    Sets,
+    apart,
+    as_interval,
+    both_hold,
+    inequality,
 )
+from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
+from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negated, number, quotient
+from sage_unsloth.grading.units import ANGLE, LABELS, PERCENT, UNITS, Unit, number_in_words
+
+__all__ = ["apart", "read"]
+
+_BASES = {"two": 2, "three": 3, "five": 5, "eight": 8, "ten": 10, "hex": 16}
+_NAMED_BASE = re.compile(r"(?:_ ?\{?| in base | base )(two|three|five|eight|ten|hex)\}?$")
+_EMPTY = re.compile(
+    r"(?:the )?empty set|(?:there (?:is|are) )?no (?:real )?solutions?", re.IGNORECASE
+)
+_ALL_REALS = re.compile(r"(?:all|any) real(?: (?:numbers?|values))?|all reals|the real numbers")
+_BEHIND = frozenset(("for", "where", "with", "if", "since", "because"))
+_BASED = re.compile(
+    r"(-?)\(?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\)?\s?"
+    r"(?:_ ?\{?(?:base ?)?\(?([0-9]{1,2})\)?\}?|\(?(?:in )?base[ -]?([0-9]{1,2})\)?)"
+)
+_QUANTIFIERS = """
+    for all where any every integer integers real with if positive natural nonnegative numbers number
+"""
+_ALL = frozenset(_QUANTIFIERS.split())
+_ABOUT = frozenset(("union", "interval", "relation"))
+_JOINS = {",": ",", ";": ",", "and": "and", "or": "or", r"\lor": "or", r"\land": "and"}
 
 
-@dataclass(frozen=True)
-class Members:
-    """Elements without order, each once."""
+class Statement(Sets):
+    """Reads a whole answer."""
 
-    parts: tuple[str, ...]
+    def answer(self) -> Node:
+        """The whole text.
 
+        Raises:
+            Unreadable: it is no answer.
+        """
+        text = " ".join(token.text for token in self.tokens)
+        if _ALL_REALS.fullmatch(text.lower()):
+            return REALS
+        if _EMPTY.fullmatch(text):
+            return Node("members", ())
+        for reading in self.readings():
+            self.at = 0
+            node = reading()
+            if node is not None and self.token() is None:
+                return node
+        self.at = 0
+        items, joins = [self.item()], []
+        while (join := self.separator()) is not None:
+            if join != "or" and items[-1].kind not in _ABOUT and self.at_condition():
+                self.condition()
+            elif self.peek() in ("since", "because"):
+                self.reason(items)
+            else:
+                joins.append(join)
+                items.append(self.item())
+        if self.token() is not None:
+            bracket = self.take("(")
+            if self.at_condition(bracket=bracket):
+                self.condition()
+            else:
+                self.reason(items)
+            if (bracket and not self.take(")")) or self.token() is not None:
+                raise Unreadable
+        return items[0] if len(items) == 1 else _joined(items, joins)
 
-@dataclass(frozen=True)
-class Ordered:
-    """A point, pair, tuple, or column vector."""
+    def readings(self) -> list[Callable[[], Node | None]]:
+        """What the whole text may be beside a list of items, by what it has."""
+        first, last = self.tokens[0], self.tokens[-1]
+        texts = {token.text for token in self.tokens}
+        readings: list[Callable[[], Node | None]] = []
+        if texts & {"_", "base"} or "text" in (first.kind, last.kind) or first.kind == "based":
+            readings.append(self.in_base)
+        if ":" in texts:
+            readings.append(self.clock)
+        if first.kind == "letters" and (len(first.text) > 2 or first.text == "a"):
+            readings.append(self.words)
+        if "'" in texts:
+            readings.append(self.feet)
+        if first.kind == "number" and texts & {r"\times", "x"}:
+            readings.append(self.lengths)
+        return readings
 
-    parts: tuple[str, ...]
+    def separator(self) -> str | None:
+        """ "," "and" or "or", which is then behind; `, and` is "and"."""
+        join = None
+        while (text := self.peek()) in _JOINS:
+            if join in ("and", "or") or (join and text in (",", ";")):
+                raise Unreadable
+            self.next()
+            join = _JOINS[text]
+        return join
 
+    # --- items ------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Interval:
-    """One interval; the texts of its ends, and whether each belongs to it."""
+    def item(self) -> Node:
+        """One statement: a value with its name, a relation, a set."""
+        labelled = self.label()
+        sides, operators = [self.side()], []
+        while self.peek() in ("=", "is", *RELATIONS):
+            token = self.next().text
+            operators.append(RELATIONS.get(token, "="))
+            sides.append(self.side())
+        while self.take(r"\approx"):
+            if not _rounds_to(sides[-1], self.next()):
+                raise Unreadable
+        if self.take(r"\in"):
+            if sides[0].kind != "symbol" or operators:
+                raise Unreadable
+            return _about(self.set(), sides[0].args[0])
+        if not operators:
+            return sides[0]
+        if set(operators) == {"="}:
+            return Node("equation", tuple(sides))
+        if labelled or "=" in operators:
+            raise Unreadable
+        return inequality(sides, operators)
 
-    low: str
-    high: str
-    has_low: bool
-    has_high: bool
+    def label(self) -> bool:
+        """Whether a name of the value stood here: `Area =`, `Answer:`, `the point`, `all`."""
+        start = self.at
+        if self.take("the") and self.take("point", "pair", "vector"):
+            return True
+        self.at = start
+        if self.peek() == "all" and self.token(1) is not None:
+            self.next()
+            return False
+        words: list[str] = []
+        while (token := self.token()) is not None and is_word(token):
+            words += token.text.lower().split()
+            self.next()
+        named = bool(words) and LABELS.issuperset(words)
+        if named and self.take(":", "=") and self.token() is not None:
+            return True
+        self.at = start
+        return False
 
+    def side(self) -> Node:
+        """One side: an expression with its unit, a set, a tuple, a matrix."""
+        if self.at_set():
+            return self.set()
+        if self.is_point():
+            self.next()
+            return self.set()
+        start, currency = self.at, self.currency()
+        negative = currency is None and self.take("-")
+        if negative:
+            currency = self.currency()
+            if currency is None:
+                self.at, negative = start, False
+        node = self.named() or self.sum()
+        if self.take(r"\over"):
+            node = quotient(node, self.sum())
+        elif self.take(r"\choose"):
+            node = Node("binomial", (node, self.sum()))
+        node = self.scaled(node)
+        unit = self.read_unit()
+        if currency is not None:
+            unit = self.money(currency, unit, start)
+        elif unit is None and self.take("%", r"\%"):
+            unit = Unit(((PERCENT, 1),))
+        elif node.kind == "degrees" and (unit is None or unit.powers):
+            node, unit = node.args[0], unit or Unit(((ANGLE, 1),))
+        node = negated(node) if negative else node
+        return node if unit is None else self.compound(Node("quantity", (node, unit)))
 
-@dataclass(frozen=True)
-class Intervals:
-    """Intervals united, and the variable that was named, if one was."""
+    def is_point(self) -> bool:
+        """Whether a point with its name stands here: `A(2, -1)`."""
+        token = self.token()
+        if (
+            token is None
+            or not re.fullmatch("[A-Z]", token.text)
+            or token.text == "C"
+            or self.peek(1) != "("
+        ):
+            return False
+        self.at += 1
+        listed = self.holds_list()
+        self.at -= 1
+        return listed
 
-    parts: tuple[Interval, ...]
-    variable: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A matrix by rows."""
-
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Equation:
-    """Two or more sides with "=" between."""
-
-    sides: tuple[str, ...]
-
-    @property
-    def names_only(self) -> bool:
-        """Whether the left side only gives the right side a name."""
-        return _NAME.fullmatch(self.sides[0]) is not None
-
-
-@dataclass(frozen=True)
-class Based:
-    """A number's digits in a base that is written."""
-
-    digits: str
-    base: str
-
-
-Form = Members | Ordered | Intervals | Table | Equation | Based | str
-"""A text alone is an expression, or nothing that has a form."""
-
-
-def split(text: str, separator: str) -> list[str]:
-    """The parts of the text between separators that stand in no bracket; a regular expression."""
-    parts, start, depth = [], 0, 0
-    pattern = re.compile(rf"\\[{{}}]|(?P<cut>{separator})|\\[a-zA-Z]+|.", re.DOTALL)
-    for match in pattern.finditer(text):
-        token = match.group().removeprefix("\\")
-        if match["cut"] is not None:
-            if depth == 0:
-                parts.append(text[start : match.start()])
-                start = match.end()
-        elif token in _OPEN:
-            depth += 1
-        elif token in _CLOSE:
-            depth -= 1
-    return [part.strip() for part in (*parts, text[start:])]
-
-
-@functools.lru_cache(maxsize=1024)  # a gold, and an answer in several places of the rules
-def read(text: str) -> Form:
-    """The form of a text in one spelling; see `Form`."""
-    for reading in (_based, _table, _equation, _intervals, _ordered, _members):
-        form = reading(text)
-        if form is not None:
-            return form
-    return text
-
-
-def _based(text: str) -> Based | None:
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    match = re.fullmatch(
-        r"\(?\s*(?P<digits>\d[0-9A-F]*)\s*\)?\s*"
-        r"(?:_\s*(?:(\d+)|\{\s*(\d+)\s*\})|\(?\s*(?:in\s+)?base\s*(\d+)\s*\)?)",
-        text,
-    )
-    if match is None:
+    def named(self) -> Node | None:
+        """A function's name with its variable, left of "=": `f(x)`, `y(x)`, `a(n)`."""
+        match self.tokens[self.at : self.at + 5]:
+            case [name, Token(text="("), variable, Token(text=")"), Token(text="=")]:
+                if name.kind == variable.kind == "letters" and len(name.text + variable.text) == 2:
+                    self.at += 4
+                    return Node("apply", (name.text, Node("symbol", (variable.text,))))
         return None
-    base = next(group for group in match.groups()[1:] if group)
-    return Based(match["digits"].lstrip("0") or "0", str(int(base)))
 
+    def ends_product(self) -> bool:
+        if super().ends_product():
+            return True
+        token = self.token()
+        assert token is not None
+        if token.text == "[":
+            return self.token(1) is None  # [2, \infty[
+        if token.text == "(":
+            return self.peek(1) in ("since", "because") or self.at_condition(1, bracket=True)
+        return is_word(token) and token.text.split(" ")[0] in _BEHIND
 
-def _table(text: str) -> Table | None:
-    text = re.sub(r"^\[\s*(\\begin\{matrix\}.*\\end\{matrix\})\s*\]$", r"\1", text)
-    text = re.sub(r"^\(\s*(\\begin\{matrix\}.*\\end\{matrix\})\s*\)$", r"\1", text)
-    match = re.fullmatch(r"\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}", text, re.DOTALL)
-    if match is None or r"\begin" in match[2]:
-        return None
-    rows = [row for row in match[2].split(r"\\") if row.strip()]
-    table = tuple(tuple(cell.strip() for cell in row.split("&")) for row in rows)
-    return Table(table) if table and all(all(row) for row in table) else None
+    def condition_on(self, variable: str) -> Node:
+        items, joins = [self.item()], []
+        while (join := self.separator()) is not None:
+            joins.append(join)
+            items.append(self.item())
+        node = items[0] if len(items) == 1 else _joined(items, joins)
+        if node.kind != "union" or node.args[1] != variable:
+            raise Unreadable
+        return node
 
+    # --- behind the answer ------------------------------------------------------------------------
 
-def _equation(text: str) -> Equation | None:
-    # The comma of thousands makes no list, and two signs make no equation.
-    if len(split(text, r",(?!\d{3}(?!\d))|;|\b(?:and|or)\b")) > 1 or r"\pm" in text:
-        return None
-    sides = split(text, r"=")
-    if len(sides) < 2 or not all(sides) or _RELATION.search(text) or r"\ne" in text:
-        return None
-    return Equation(tuple(sides))
+    def at_condition(self, ahead: int = 0, *, bracket: bool = False) -> bool:
+        start = self.at
+        self.at += ahead
+        try:
+            self.condition()
+            return self.peek() == ")" if bracket else self.token() is None
+        except Unreadable:
+            return False
+        finally:
+            self.at = start
 
+    def condition(self) -> None:
+        r"""`n \ge 1`, `x \ne 0`, `n \in \mathbb{N}`, `\text{for all } n`: it restricts nothing else."""
+        quantified = False
+        while (
+            is_word(token := self.token())
+            and token is not None
+            and _ALL.issuperset(token.text.split())
+        ):
+            self.next()
+            quantified = True
+        variable = self.next()
+        if variable.kind != "letters" or len(variable.text) > 1:
+            raise Unreadable
+        if quantified and self.token() is None:
+            return
+        if self.take(r"\in"):
+            if self.next().text not in NUMBERS:
+                raise Unreadable
+            return
+        relation = self.next().text
+        self.take("-")
+        bound = self.next()
+        if (
+            bound.kind != "number"
+            or (bound.value or 0) > 2
+            or relation not in (">", r"\ge", r"\ne")
+        ):
+            raise Unreadable
 
-def _intervals(text: str) -> Intervals | None:
-    variable = ""
-    if named := re.fullmatch(r"([a-zA-Z]|\\[a-z]+)\s*\\in\s*(.*)", text):
-        variable, text = named[1], named[2]
-    pieces = [_interval(part) for part in split(text, r"\\cup(?![a-zA-Z])|\bU\b")]
-    found = [piece for piece in pieces if piece is not None]
-    if len(found) == len(pieces):
-        plain_pair = (
-            len(found) == 1 and not (found[0].has_low or found[0].has_high) and not variable
+    def reason(self, items: list[Node]) -> None:
+        """`42 (since 6 * 7 = 42)`: a true equation of numbers that ends in the answer."""
+        if not self.take("since", "because") or len(items) != 1:
+            raise Unreadable
+        if self.at_condition(bracket=self.peek(-2) == "("):
+            self.condition()
+            return
+        equation = self.item()
+        values = {exact(side) for side in equation.args} if equation.kind == "equation" else {None}
+        if None in values or values != {exact(items[0])}:
+            raise Unreadable
+
+    # --- answers of one kind ----------------------------------------------------------------------
+
+    def in_base(self) -> Node | None:
+        r"""Digits in a base: `52_8`, `2A_{16}`, `52 \text{ base } 8`, `0x2A`."""
+        text = "".join((" " if token.spaced else "") + token.text for token in self.tokens).strip()
+        text = _NAMED_BASE.sub(
+            lambda match: f"_{_BASES[match[1]]}", re.sub(r"^[A-Za-z] ?= ?", "", text)
         )
-        infinite = any(_INFINITE.fullmatch(end) for i in found for end in (i.low, i.high))
-        return None if plain_pair and not infinite else Intervals(tuple(found), variable)
-    told = [_inequality(part) for part in split(text, r",?\s*\bor\b|\\cup(?![a-zA-Z])")]
-    ranges = [piece for piece in told if piece is not None]
-    if len(ranges) < len(told) or len({name for name, _ in ranges}) > 1:
-        return None
-    return Intervals(tuple(piece for _, piece in ranges), ranges[0][0])
-
-
-def _interval(text: str) -> Interval | None:
-    if len(text) < 3 or text[0] not in "([" or text[-1] not in ")]":
-        return None
-    ends = split(text[1:-1], ",")
-    if len(ends) != 2 or not all(ends):
-        return None
-    low, high = ends
-    piece = Interval(low, high, text[0] == "[", text[-1] == "]")
-    return None if _ends_at_infinity(piece) else piece
-
-
-def _ends_at_infinity(piece: Interval) -> bool:
-    """Whether an infinite end is said to belong to it, or is on the wrong side."""
-    low, high = (infinite(end) for end in (piece.low, piece.high))
-    return bool((low and piece.has_low) or (high and piece.has_high) or low == "+" or high == "-")
-
-
-def infinite(text: str) -> str:
-    """The sign of an infinite end, or "" for a finite one."""
-    return ("-" if text.strip().startswith("-") else "+") if _INFINITE.fullmatch(text) else ""
-
-
-def _inequality(text: str) -> tuple[str, Interval] | None:
-    """`x > 2`, `2 \\ge x`, `-2 \\le x < 7`: the variable and the interval."""
-    relations = _RELATION.findall(text)
-    sides = [side.strip() for side in _RELATION.split(text)]
-    if not 1 <= len(relations) <= 2 or not all(sides) or "=" in text:
-        return None
-    is_variable = [re.fullmatch(r"[a-zA-Z]|\\[a-z]+", side) is not None for side in sides]
-    if len(relations) == 2:
-        if not is_variable[1] or relations[0][-1] not in "<e" or relations[0] in (">", r"\ge"):
-            if not is_variable[1] or any(r not in (">", r"\ge") for r in relations):
-                return None
-            sides.reverse()
-            relations = [_TURNED[r] for r in reversed(relations)]
-        if any(r not in ("<", r"\le") for r in relations):
+        self.at = len(self.tokens)
+        if self.tokens[0].kind == "based":
+            base = {"x": 16, "o": 8, "b": 2}[text[1].lower()]
+            return Node("based", ("", text[2:].upper().lstrip("0") or "0", base))
+        match = _BASED.fullmatch(text)
+        if match is None:
             return None
-        first, second = (r == r"\le" for r in relations)
-        piece = Interval(sides[0], sides[2], first, second)
-        return None if _ends_at_infinity(piece) else (sides[1], piece)
-    if is_variable[1] and not is_variable[0]:
-        sides, relations = sides[::-1], [_TURNED[relations[0]]]
-    elif not is_variable[0] or is_variable[1]:
+        digits, base = match[2].upper().lstrip("0") or "0", int(match[3] or match[4])
+        if digits[0].isalpha() and (base <= 10 or len(digits) == 1):
+            return None  # a symbol, F_{10}
+        return Node("based", (match[1], digits, base))
+
+    def clock(self) -> Node | None:
+        """`2:00 pm` is 2 o'clock; other times are text."""
+        hour, *rest = (token.text.lower() for token in self.tokens)
+        self.at = len(self.tokens)
+        if hour.isdecimal() and re.fullmatch(r":00[ap]\.?m\.?", "".join(rest)):
+            return number(int(hour))
         return None
-    belongs = relations[0] in (r"\le", r"\ge")
-    if relations[0] in ("<", r"\le"):
-        return sides[0], Interval(r"-\infty", sides[1], False, belongs)
-    return sides[0], Interval(sides[1], r"\infty", belongs, False)
 
-
-def _ordered(text: str) -> Ordered | None:
-    text = re.sub(r"^\(\s*\w(?:\s*,\s*\w)+\s*\)\s*=\s*", "", text)
-    if len(text) < 3 or text[0] != "(" or text[-1] != ")":
+    def words(self) -> Node | None:
+        """A number in words, with its unit."""
+        words = []
+        while (token := self.token()) is not None and (
+            token.kind == "letters" or token.text == "-"
+        ):
+            words.append(self.next().text)
+        for count in range(len(words), 0, -1):
+            value = number_in_words(" ".join(words[:count]).replace(" - ", "-"))
+            if value is not None:
+                self.at = count
+                unit = self.read_unit()
+                return Node("quantity", (number(value), unit)) if unit else number(value)
         return None
-    parts = split(text[1:-1], ",")
-    return Ordered(tuple(parts)) if len(parts) > 1 and all(parts) else None
 
-
-def _members(text: str) -> Members | None:
-    """Elements in braces, or a bare list with commas, "and", "or", each as `x = 3` or alone."""
-    braces = re.fullmatch(r"\\\{(.*)\\\}", text, re.DOTALL)
-    inside = braces[1] if braces else text
-    parts = split(inside, r",?\s*\b(?:and|or)\b|,|;")
-    if plain_number(text) is not None or not all(parts):
+    def feet(self) -> Node | None:
+        """`5'11"`."""
+        match self.tokens:
+            case [feet, Token(text="'"), inches, Token(text='"')]:
+                if feet.value is not None and inches.value is not None:
+                    self.at = len(self.tokens)
+                    unit = Unit((("length", 1),), UNITS["ft"][1], frozenset((COMPOUND,)))
+                    return Node(
+                        "quantity", (number(feet.value + inches.value / Fraction(12)), unit)
+                    )
         return None
-    named = [re.fullmatch(r"([a-zA-Z])(?:_\{?\d\}?)?\s*=\s*([^=]+)", part) for part in parts]
-    if all(named) and len({match[1] for match in named if match}) == 1:
-        parts = [match[2].strip() for match in named if match]
-    parts = [value for part in parts for value in _both_signs(part)]
-    return Members(tuple(parts)) if braces or len(parts) > 1 else None
+
+    def lengths(self) -> Node | None:
+        r"""`7 \times 9`, `4 \text{ ft} \times 12 \text{ ft}`: dimensions, in their order."""
+        parts: list[Node] = []
+        while (token := self.token()) is not None and token.value is not None:
+            self.next()
+            unit = self.read_unit()
+            length = number(token.value)
+            parts.append(Node("quantity", (length, unit)) if unit else length)
+            if self.token() is None:
+                return Node("dimensions", tuple(parts)) if len(parts) > 1 else None
+            if not self.take(r"\times", "x"):
+                return None
+        return None
 
 
-def _both_signs(text: str) -> list[str]:
-    r"""`1 \pm \sqrt{19}` as its two values."""
-    if len(re.findall(r"\\pm(?![a-zA-Z])", text)) != 1 or r"\mp" in text:
-        return [text]
-    return [re.sub(r"\\pm(?![a-zA-Z])", sign, text).strip() for sign in "+-"]
+# --- several items --------------------------------------------------------------------------------
+
+
+def _about(node: Node, variable: str) -> Node:
+    """A set with the variable that is said to be in it."""
+    node = as_interval(node)
+    if node.kind == "interval":
+        return Node("union", ((node,), variable))
+    return Node("union", (node.args[0], variable)) if node.kind == "union" else node
+
+
+def _joined(items: list[Node], joins: list[str]) -> Node:
+    """Several items: conditions on one variable, values of variables, or the elements of a set."""
+    if set(joins) == {"or"} and any(
+        INFINITE & set(item.args) for item in items if item.kind == "tuple"
+    ):
+        items = [Node("union", ((as_interval(item),), "x")) for item in items]
+    if all(item.kind == "union" for item in items):
+        variables = {item.args[1] for item in items}
+        if len(variables) != 1 or variables == {""}:
+            raise Unreadable
+        pieces = [piece for item in items for piece in item.args[0]]
+        if set(joins) == {"or"}:
+            return Node("union", (tuple(pieces), *variables))
+        if "or" in joins or len(items) != len(pieces) or len(pieces) != 2:
+            raise Unreadable
+        return both_hold(pieces[0], pieces[1], variables.pop(), apart=set(joins) == {","})
+    names = [item.args[0].args[0] if _is_named(item) else None for item in items]
+    values = [item.args[1] if _is_named(item) else item for item in items]
+    given = {name for name in names if name is not None}
+    if len(given) == len(items) and len({name.split("_")[0] for name in given}) > 1:
+        return Node("assignments", tuple(zip(names, values, strict=True)))
+    several = None in names and names[1:] != [None] * (len(items) - 1)  # not `x = 1 or 2`
+    if (several and given) or len({name.split("_")[0] for name in given}) > 1:
+        raise Unreadable
+    return Node("members", tuple(values))
+
+
+def _rounds_to(side: Node, decimal: Token) -> bool:
+    """Whether a decimal is the rounded value of what stands before it."""
+    value = side.args[0] if side.kind == "quantity" else side
+    if decimal.value is None or value.kind not in EXPRESSIONS:
+        return False
+    unit = Fraction(1, 10 ** len(decimal.text.partition(".")[2]))
+    return is_near(value, number(decimal.value), 0.6 * unit)
+
+
+def _is_named(item: Node) -> bool:
+    return item.kind == "equation" and len(item.args) == 2 and item.args[0].kind == "symbol"
+
+
+def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node | None:
+    """The tree of a text in one spelling (`writing.spelled`), or None for what is no answer.
+
+    Args:
+        text: the answer or gold.
+        units, nouns: of `Quantities`.
+    """
+    try:
+        tokens = tokens_of(text)
+        signed = [i for i, token in enumerate(tokens) if token.text in (r"\pm", r"\mp")]
+        if not signed:
+            return Statement(tokens, units=units, nouns=nouns).answer()
+        if len(signed) > 1:
+            return None
+        both = []
+        for sign in "+-":
+            tokens[signed[0]] = Token("sign", sign, True)
+            both.append(Statement(tokens, units=units, nouns=nouns).answer())
+        return _merged(both)
+    except (Unreadable, RecursionError, ArithmeticError):
+        return None
+
+
+def _merged(both: list[Node]) -> Node:
+    r"""The values for both signs of \pm as a set."""
+    parts: list[Node] = []
+    for node in both:
+        if node.kind == "equation" and len(node.args) == 2:
+            node = node.args[1] if node.args[0].kind in ("symbol", "apply") else node
+        parts += node.args if node.kind == "members" else (node,)
+    if any(part.kind not in EXPRESSIONS for part in parts):
+        raise Unreadable
+    return Node("members", tuple(dict.fromkeys(parts)))

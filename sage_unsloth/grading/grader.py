@@ -1,9 +1,8 @@
 r"""Grades the answer inside a completion's solution tag.
 
-What is inside the tag is graded and nothing else. What takes no algebra (numbers, units, words) is
-compared in this process; what does goes to math-verify in a worker process that is killed when it
-runs out of time (`workers`). math-verify's own limits are signals: they fail off the main thread,
-and they cannot stop a power tower.
+What is inside the tag is graded and nothing else. What takes no evaluation (numbers, units, words) is
+compared in this process, whose cost is bounded by the length of an answer (`tokens`); what does goes
+to a worker process that is killed when it runs out of time (`workers`).
 """
 
 import os
@@ -80,6 +79,19 @@ class Grader:
         if found is None and self.checker.blocks:
             return last_block(completion, self.prompt)
         return found
+
+    def counted(
+        self,
+        extracted: Sequence[str | None],
+        answers: Sequence[str],
+        problems: Sequence[str | None],
+    ) -> list[str]:
+        """The end of each answer that only names what its problem counts, or ""; see `Checker`."""
+        rule = self.checker.counted
+        return [
+            "" if rule is None or answer is None or not problem else rule(answer, gold, problem)
+            for answer, gold, problem in zip(extracted, answers, problems, strict=True)
+        ]
 
     def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
         """`grade_many` for answers that `extract` has taken out of their completions."""
@@ -160,6 +172,13 @@ class Grader:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def without_counted(answer: str | None, counted: str) -> str | None:
+    """The answer that is graded, of one that ends in what it counts (`Grader.counted`)."""
+    return (
+        answer if answer is None or not counted else answer.strip().removesuffix(counted).rstrip()
+    )
 
 
 def own_grades(grader: Grader, answers: Sequence[str], golds: Sequence[str]) -> list[Grade]:

@@ -1,265 +1,253 @@
-r"""Numbers as people write them, exact, and the units and nouns behind them."""
+r"""Reads units: what may stand behind a number, and the currency before it."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
-from sage_unsloth.grading.checker import LONGEST_ANSWER
+from sage_unsloth.grading.expressions import Reader
+from sage_unsloth.grading.tokens import Token, Unreadable
+from sage_unsloth.grading.tree import Node, exact, number
+from sage_unsloth.grading.units import FILLERS, GLUED, JOINS, RATES, SCALES, Unit, unit_of_word
 
-_DIGITS = r"""
-    (?: (?:(?P<whole>\d+)\s+)?(?P<top>[1-9]\d*)\s*/\s*(?P<bottom>\d+)
-      | (?:(?P<units>\d+)\s*)?\\frac\s*(?P<over>\{\s*-?\d+\s*\}|\d)\s*(?P<under>\{\s*\d+\s*\}|\d)
-      | (?P<digits>[1-9]\d{0,2}(?:(?P<sep>,|\ |\{,\}|,\\!|\\,)\d{3})(?:(?P=sep)\d{3})*|\d+|(?=\.\d))
-        (?:\.(?P<decimals>\d*))?
-        (?:(?:e|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*)(?P<exponent>[+-]?\s?\d{1,3})\s*\}?)?
-      | 10\s*\^\s*\{?\s*(?P<power>[+-]?\s?\d{1,3})\s*\}?
-    )
-"""
-_NUMBER = re.compile(r"(?P<sign>[+-]?)\s*" + _DIGITS, re.VERBOSE | re.IGNORECASE)
-_MONEY = re.compile(r"(?P<sign>[+-]?)\s*(?:\\\$|USD|US\$|\$)\s*(?=-?[\d.\\])")
-
-# One name for each spelling of a unit; beside these, any nouns.
-_SPELLINGS = r"""
-    degree: degrees deg degs
-    $: dollar dollars usd bucks
-    ¢: cent cents
-    €: euro euros
-    m: meter meters metre metres
-    cm: centimeter centimeters centimetre centimetres cms
-    mm: millimeter millimeters millimetre millimetres
-    dm: decimeter decimeters
-    km: kilometer kilometers kilometre kilometres kms
-    nm: nanometer nanometers
-    pm: picometer picometers
-    μm: \mum micron microns
-    Å: \AA angstrom angstroms
-    in: inch inches ins
-    ft: foot feet
-    yd: yard yards yds
-    mi: mile miles
-    pc: parsec parsecs
-    s: sec secs second seconds
-    min: minute minutes mins
-    h: hr hrs hour hours
-    day: days
-    week: weeks
-    month: months
-    year: years yr yrs
-    g: gram grams gm
-    kg: kilogram kilograms kgs
-    lb: lbs pound pounds
-    oz: ounce ounces
-    L: liter liters litre litres
-    mL: milliliter milliliters ml
-    rad: radian radians
-    eV: electronvolt electronvolts
-    mol: mole moles
-    Hz: hertz
-    Pa: pascal pascals
-    erg: ergs
-    K: kelvin kelvins
-    J: joule joules
-    N: newton newtons
-    V: volt volts
-    W: watt watts
-    A: ampere amperes amps
-    T: tesla
-    C: coulomb coulombs
-    F: farad farads
-    Ω: ohm ohms
-    bit: bits
-    cal: calorie calories
-    sq: square
-    cu: cubic
-    arcsec: arcsecs arcsecond arcseconds
-    person: people
-    child: children
-    man: men
-    woman: women
-    mph: mph
-    amu: amu
-    AU: AU
-    keV: keV
-    MeV: MeV
-    kJ: kJ
-    kPa: kPa
-    MPa: MPa
-    GPa: GPa
-    kcal: kcal
-    kW: kW
-    kN: kN
-    kV: kV
-    mV: mV
-    mA: mA
-    kHz: kHz
-    MHz: MHz
-    GHz: GHz
-"""
-UNITS: dict[str, str] = {}
-for _line in _SPELLINGS.strip().split("\n"):
-    _unit, _, _names = _line.strip().partition(": ")
-    UNITS |= dict.fromkeys((_unit, *_names.split()), _unit)
-NAMES = {unit: name for name, unit in reversed(UNITS.items()) if len(unit) == 1 < len(name)}
-"""Units of one letter -> the first of their names."""
-# Words that make another number, another statement or none of the number before them.
-_OTHER_WORDS = """
-    less more fewer greater least most under over above below between nearly almost approximately
-    about around increase increased decrease decreased gain loss up down off out wrong false
-    incorrect right correct true not no never neither nor isn't without except minus plus divided
-    and or is are be was if then than but also maybe perhaps either both instead hundred hundreds
-    thousand thousands million millions billion billions trillion trillions dozen dozens half
-    halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths
-    ninth tenth tenths hundredth hundredths thousandth thousandths squared cubed factorial root
-    roots power powers base mod modulo th st nd rd k zero one two three four five six seven eight
-    nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety twice double
-    triple negative positive percent percentage pct many much too few to from i e x y z n hope
-    answer final guess i'm reciprocal inverse opposite exactly it
-"""
-NOT_UNITS = frozenset(_OTHER_WORDS.split())
-DEGREE_SIGN = "°"
-_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+COMPOUND = "compound"
+"""Marks the unit of a quantity that is written in two, `2 hours 30 minutes`."""
+RELATIONS = {"<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
+_CURRENCIES = {
+    "$": "$",
+    r"\$": "$",
+    "USD": "$",
+    "US": "$",
+    "€": "€",
+    "EUR": "€",
+    "£": "£",
+    "GBP": "£",
+}
+_CURRENCIES |= {"¥": "¥", "₹": "₹", "Rs": "₹"}
+_SIGNS = frozenset((r"\mu", r"\Omega", "Å", "¢", "€", "£", "°", "$", "/"))
+_ENDS = frozenset((",", ";", "and", "or", "=", "+", "-", ")", "]", r"\times", *RELATIONS))
+_POWERED = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A number with what stands behind or before it.
-
-    Attributes:
-        value: exact.
-        unit: in one spelling, "" where there is none, "%" for a percentage.
-    """
-
-    value: Fraction
-    unit: str = ""
-
-
-def plain_number(text: str) -> Fraction | None:
-    r"""The exact value of a plainly written number, or None for any other text.
-
-    Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, powers of ten
-    `1e3`, and whole groups of thousands `1,000`.
-    """
-    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
-    return None if match is None else _value(match)
-
-
-def _value(match: re.Match) -> Fraction | None:
-    if match.group().count("{") != match.group().count("}"):
-        return None
-    whole = match["whole"] or match["units"]
-    if match["top"] or match["over"]:
-        top = int(match["top"] or match["over"].strip("{} "))
-        bottom = int(match["bottom"] or match["under"].strip("{} "))
-        # "1 234/5" may mean 1234/5.
-        if bottom == 0 or (whole and not 0 < top < bottom):
-            return None
-        value = Fraction(top, bottom) + int(whole or 0)
-    elif match["power"]:
-        value = Fraction(10) ** int(match["power"].replace(" ", ""))
-    else:
-        digits, decimals = re.sub(r"\D", "", match["digits"]), match["decimals"] or ""
-        exponent = int((match["exponent"] or "0").replace(" ", "")) - len(decimals)
-        value = int(digits + decimals) * Fraction(10) ** exponent
-    return -value if match["sign"] == "-" else value
-
-
-def read_quantity(text: str) -> Quantity | None:
-    r"""A number, with a percent sign, a currency before it, or a unit or nouns behind it, or None.
-
-    Nouns are any words but those that say something else (`NOT_UNITS`), at most five.
-    """
-    money = _MONEY.match(text)
-    if money:
-        text = money["sign"] + text[money.end() :]
-    match = _NUMBER.match(text)
-    # "2/3" of "2/3 m", not "2"; the longest number that the text begins with.
-    if match is None or (value := _value(match)) is None:
-        return None
-    rest = text[match.end() :].strip()
-    if money:
-        return Quantity(value, "$") if rest.lower() in ("", "dollars", "usd") else None
-    if not rest:
-        return Quantity(value)
-    if re.fullmatch(r"\\?%|\\text\{\s*(?:percent|\\?%)\s*\}|percent|pct", rest):
-        return Quantity(value, "%")
-    unit = read_unit(
-        rest, apart=re.search(r"[ \\^]", text[match.end() - 1 : match.end() + 1]) is not None
-    )
-    return None if unit is None else Quantity(value, unit)
-
-
-def read_unit(text: str, *, apart: bool = True) -> str | None:
-    """The unit in one spelling, or None if the text is none.
+class Quantities(Reader):
+    """Reads an expression with the unit behind it.
 
     Args:
-        text: behind a number.
-        apart: not written right at the number, where one letter may mean a magnitude or a variable.
+        tokens: of the text.
+        units: a letter behind a number may be a unit.
+        nouns: words that are counted things beside those of `units.NOUNS`.
     """
-    if text.strip() == r"^\circ":
-        return DEGREE_SIGN
-    text = re.sub(r"\^\s*\\circ\s*([CF])\b", r"°\1", text)
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\s+\^", "^", text)
-    text = re.sub(r"\\mu\s*", "μ", text).replace(r"\AA", "Å")
-    text = re.sub(r"\^\s*\{?\s*(-?\d)\s*\}?", r"^\1", text)
-    parts = re.split(r"\s*(/|\\cdot|\*|\s)\s*", text.strip())
-    if len(parts) > 13:
-        return None
-    names = []
-    for part in parts:
-        if part in ("", " ", r"\cdot", "*"):
-            continue
-        if part == "/":
-            names.append("/")
-            continue
-        word, _, power = part.partition("^")
-        name = _unit_name(word)
-        if name is None or (not apart and len(parts) == 1 and len(word) == 1 and word not in "mg°"):
+
+    def __init__(self, tokens: Sequence[Token], *, units: bool, nouns: frozenset[str]):
+        super().__init__([_as_join(token) for token in tokens])
+        self.units, self.nouns = units, nouns
+
+    def at_unit(self) -> bool:
+        token = self.token()
+        if token is None or token.kind in ("number", "based", "row"):
+            return False
+        word, text = is_word(token), token.text
+        if word and len(text) == 1 and not self.units:
+            return False
+        if text == "(":  # 9 (apples)
+            word = is_word(self.token(1)) and len(self.peek(1)) > 2 and self.peek(2) == ")"
+        elif text in ("+", "-"):  # 42-inch
+            word = not token.spaced and is_word(self.token(1)) and len(self.peek(1)) > 1
+        elif word and self.units and _lower(token) in SCALES:
+            return True
+        if not word and text not in _SIGNS:
+            return False
+        start = self.at
+        unit = self.read_unit()
+        self.at = start
+        return unit is not None
+
+    def read_unit(self) -> Unit | None:
+        """The unit that stands here and ends where the item ends; None, and nothing read, else."""
+        start = self.at
+        try:
+            unit = self.unit_phrase()
+        except Unreadable:
+            unit = None
+        if unit is None or not self.ends_item():
+            self.at = start
             return None
-        names.append(name + (f"^{power}" if power else ""))
-    if not names or names[-1] == "/" or names[0] == "/":
-        return None
-    for adjective, power in (("sq", "2"), ("cu", "3")):
-        while adjective in names[:-1]:
-            where = names.index(adjective)
-            names[where : where + 2] = [f"{names[where + 1]}^{power}"]
-    return " ".join(names).replace("per", "/")
+        return unit
+
+    def ends_item(self) -> bool:
+        token = self.token()
+        return token is None or token.kind == "number" or token.text in _ENDS
+
+    def unit_phrase(self) -> Unit | None:
+        """Words of units and counted things up to the end of the item."""
+        powers: dict[str, int] = {}
+        size, nouns, sign, words = Fraction(1), set(), 1, 0
+        self.take("-")
+        before = self.token(-1)
+        if before is not None and before.text == r"\circ" and self.peek() in ("C", "F"):
+            return Unit(((unit_of_word(f"°{self.next().text}") or ("", 1))[:1] + (1,),))
+        while not self.ends_item() or (self.peek() == "and" and is_word(self.token(1))):
+            if self.peek() == "in" and self.peek(1) == "total":
+                self.at, words = self.at + 2, words + 1
+                continue
+            if self.take("/", "per"):
+                sign = -1
+                continue
+            found = self.unit_word(first=not words)
+            if found is None:
+                return None
+            words += 1
+            for word, power in found:
+                if word in RATES:
+                    (length, more), (time, less) = map(self.dimension, RATES[word])
+                    powers, size = powers | {length: 1, time: -1}, size * more / less
+                elif word == "per":
+                    sign = -1
+                elif word not in JOINS and word not in FILLERS:
+                    dimension, factor = self.dimension(word)
+                    if dimension.startswith("noun "):
+                        nouns.add(dimension.removeprefix("noun "))
+                    powers[dimension] = powers.get(dimension, 0) + sign * power
+                    size *= factor ** (sign * power)
+            self.take(r"\cdot", "*")
+        if not words or self.tokens[self.at - 1].text in ("and", "/", "per", "of"):
+            return None
+        return Unit(tuple(sorted(powers.items())), size, frozenset(nouns))
+
+    def unit_word(self, *, first: bool) -> list[tuple[str, int]] | None:
+        r"""The next words with their powers: of one token, or several in a `\text{}`; None if none."""
+        start, token = self.at, self.token()
+        if token is None:
+            return None
+        if token.text == "(" and first and self.peek(2) == ")" and is_word(self.token(1)):
+            token, self.at = self.tokens[self.at + 1], self.at + 3
+        elif token.text in (r"\mu", r"\Omega"):
+            self.next()
+            name = "Ω" if token.text == r"\Omega" else "μ"
+            if name == "μ" and is_word(self.token()):
+                name += self.next().text
+            token = Token("letters", name, True)
+        elif is_word(token) or token.text in _SIGNS:
+            self.next()
+            self.take(".")  # ft.
+        else:
+            return None
+        text = re.sub(r"\^\s*\{?\s*(-?[0-9])\s*\}?", r"^\1", token.text)
+        words, power = [], 1
+        for part in re.findall(r"[^\W\d_]+(?:\^-?[0-9])?|°[CF]|\S", text.replace(".", "")):
+            word, _, written = part.partition("^")
+            if word == "/":
+                words.append(("per", 1))
+            elif word.lower() in _POWERED:
+                power = _POWERED[word.lower()]
+            elif self.is_unit(word, token, first=first and not words):
+                words.append((word, int(written or 1) * power))
+                power = 1
+            else:
+                self.at = start
+                return None
+        if power > 1:  # "square" alone
+            behind = self.unit_word(first=False) or [("", 0)]
+            words += [(behind[0][0], behind[0][1] * power), *behind[1:]]
+        elif words and self.peek() == "^" and self.peek(1) != r"\circ":
+            self.next()
+            words[-1] = (words[-1][0], words[-1][1] * self.small_power())
+        elif words and self.peek() in ("2", "3") and token.kind == "letters":
+            if not self.tokens[self.at].spaced:  # m2
+                words[-1] = (words[-1][0], int(self.next().text))
+        return words or None
+
+    def small_power(self) -> int:
+        braces, minus = self.take("{"), self.take("-")
+        token = self.next()
+        if token.text not in ("1", "2", "3", "4") or (braces and not self.take("}")):
+            raise Unreadable
+        return -int(token.text) if minus else int(token.text)
+
+    def is_unit(self, word: str, token: Token, *, first: bool) -> bool:
+        if word in JOINS or word in FILLERS:
+            return token.kind == "text" or token.spaced
+        if unit_of_word(word) is None and word.lower() not in self.nouns and word not in RATES:
+            return False
+        if len(word) > 1 or token.kind == "text" or not word.isascii() or not word.isalpha():
+            return True
+        return not first or (self.units and (token.spaced or word in GLUED))
+
+    def dimension(self, word: str) -> tuple[str, Fraction]:
+        found = unit_of_word(word)
+        if found is None and word.lower() in self.nouns:
+            return f"noun {word.lower().removesuffix('s')}", Fraction(1)
+        if found is None:
+            raise Unreadable
+        return found
+
+    def currency(self) -> str | None:
+        """The currency before a number, which is then behind."""
+        start, token = self.at, self.token()
+        if token is None or token.text not in _CURRENCIES:
+            return None
+        self.next()
+        if token.text == "US" and not self.take("$", r"\$"):
+            self.at = start
+            return None
+        if token.text == "Rs":
+            self.take(".")
+        behind = self.token()
+        if behind is None or not (behind.kind == "number" or behind.text in ("-", r"\frac")):
+            self.at = start
+            return None
+        return _CURRENCIES[token.text]
+
+    def money(self, currency: str, unit: Unit | None, start: int) -> Unit:
+        """The unit of an amount with its currency before it; `per day`, `dollars` may follow."""
+        if unit is not None and unit.powers:
+            texts = {token.text.lower() for token in self.tokens[start:]}
+            same = {name for name, _ in unit.powers} == {currency}
+            if not same and not texts & {"per", "/", "each", "a", "an", "every"}:
+                raise Unreadable
+        return Unit(((currency, 1),))
+
+    def scaled(self, node: Node) -> Node:
+        """`1.5 million`: the number that it is."""
+        while self.units and (scale := SCALES.get(_lower(self.token()))):
+            if exact(node) is None:
+                raise Unreadable
+            self.next()
+            node = Node("product", (node, number(scale)))
+        return node
+
+    def compound(self, node: Node) -> Node:
+        """`2 hours 30 minutes`, `18 dollars and 0 cents` as one quantity."""
+        value, unit = node.args
+        size = unit.size
+        while True:
+            start = self.at
+            self.take("and", ",")
+            behind = self.token()
+            if behind is None or behind.kind != "number":
+                break
+            self.next()
+            smaller = self.read_unit()
+            if smaller is None or smaller.powers != unit.powers or smaller.size >= size:
+                break
+            size = smaller.size
+            part = number((behind.value or 0) * smaller.size / unit.size)
+            value, unit = Node("sum", (value, part)), replace(unit, nouns=frozenset((COMPOUND,)))
+        self.at = start
+        return Node("quantity", (value, unit))
 
 
-def _unit_name(word: str) -> str | None:
-    if word in UNITS:
-        return UNITS[word]
-    if not NOT_UNITS.isdisjoint(word.lower().split("-")):
-        return None
-    if word.lower() in UNITS and len(word) > 2:
-        return UNITS[word.lower()]
-    if word in ("°C", "°F", "of", "per", "old", "a", "an", "the", "in", "each"):
-        return word
-    if not _WORD.fullmatch(word) or len(word) < 3:
-        return None
-    return word.lower().removesuffix("s")
+def is_word(token: Token | None) -> bool:
+    return token is not None and token.kind in ("letters", "text")
 
 
-def same_quantity(answer: Quantity, gold: Quantity) -> bool:
-    """Whether an answer is the gold: the values exact, the units as `docs/grading.md` says."""
-    if gold.unit == "%":
-        values = (gold.value,) if answer.unit == "%" else (gold.value, gold.value / 100)
-        return answer.unit in ("", "%") and answer.value in values
-    if answer.unit == "%":
-        below_one = gold.unit == "" and 0 < abs(gold.value) < 1
-        return gold.unit == "" and answer.value == gold.value * (100 if below_one else 1)
-    if answer.value != gold.value:
-        return False
-    if not gold.unit:
-        return answer.unit != DEGREE_SIGN
-    return not answer.unit or same_unit(answer.unit, gold.unit)
+def _lower(token: Token | None) -> str:
+    return "" if token is None else token.text.strip().lower()
 
 
-def same_unit(answer: str, gold: str) -> bool:
-    """Equal, both degrees, or nouns with one in common: `pieces` and `pieces of candy`."""
-    degrees = (DEGREE_SIGN, "degree")
-    if answer == gold or (answer in degrees and gold in degrees):
-        return True
-    nouns = [{word for word in unit.split() if len(word) > 2} for unit in (answer, gold)]
-    known = set(UNITS.values())
-    return bool(nouns[0] & nouns[1] - known) and not any(word in known for word in gold.split())
+def _as_join(token: Token) -> Token:
+    r"""`\text{ and }` as the word, and the words of other texts without their spaces."""
+    word = token.text.strip(" ,").lower()
+    if token.kind == "text" and word in ("and", "or"):
+        return token._replace(kind="letters", text=word)
+    return token

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sage_unsloth.grading.checker import Grade, Kind
-from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.grader import Grader, without_counted
 
 Turns = str | list[dict]
 
@@ -54,12 +54,16 @@ class SolutionReward:
             )
         texts = [_text(completion) for completion in completions]
         extracted = [self.grader.extract(text) for text in texts]
-        verdicts = self.grader.judge_answers(extracted, answer)
+        asked = [
+            None if prompt is None else _text(prompt) for prompt in prompts or [None] * len(texts)
+        ]
+        counted = self.grader.counted(extracted, answer, asked)
+        verdicts = self.grader.judge_answers(list(map(without_counted, extracted, counted)), answer)
         self._counts.update(verdict.grade for verdict in verdicts)
         self._kinds.update(v.kind for v in verdicts if v.grade is Grade.CORRECT)
         self.last_batch = [
             {
-                "prompt": None if prompt is None else _text(prompt),
+                "prompt": prompt,
                 "completion": text,
                 "answer": gold,
                 "extracted": found,
@@ -68,7 +72,7 @@ class SolutionReward:
                 "grader": self.grader.label,
             }
             for prompt, text, gold, found, verdict in zip(
-                prompts or [None] * len(texts), texts, answer, extracted, verdicts, strict=True
+                asked, texts, answer, extracted, verdicts, strict=True
             )
         ]
         return [float(verdict.grade is Grade.CORRECT) for verdict in verdicts]

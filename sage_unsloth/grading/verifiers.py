@@ -18,9 +18,8 @@ from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, V
 from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
 from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.extraction import unfenced
-from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.grading.mathematics import MATH, plain_number
 from sage_unsloth.grading.programs import python_checker
-from sage_unsloth.grading.quantities import plain_number
 from sage_unsloth.grading.writing import spelled, unwrap
 from sage_unsloth.own_code import (
     OwnCodeError,
@@ -226,6 +225,29 @@ def compare_schema(answer: str, gold: str) -> Verdict | None:
     return _judged(kind(schema).is_valid(found), Kind.SCHEMA)
 
 
+def _check_math_verify(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
+    if not isinstance(gold, str) or not gold.strip():
+        raise ValueError(f"a gold answer must be text; got {gold!r:.200}; drop or repair the row")
+    return _NOTHING if answer is None or _too_long(answer) else (answer, gold)
+
+
+def compare_math_verify(answer: str, gold: str) -> Verdict:
+    """What math-verify says of two texts, each as mathematics between dollars and as it is.
+
+    Its own time limits are signals, which work on the main thread alone; the worker has others.
+    """
+    from math_verify import parse, verify
+
+    def parsed(text: str) -> list:
+        whole = parse(f"${text}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        return whole or parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+    expected, found = parsed(gold), parsed(answer)
+    if not found:
+        return _NOTHING
+    return _judged(bool(verify(expected, found, timeout_seconds=None)), Kind.MATHEMATICS)
+
+
 # --- of one's own ---------------------------------------------------------------------------------
 
 
@@ -298,6 +320,14 @@ def compare_own(answer: str, question: str) -> Verdict | None:
 
 VERIFIERS: dict[str, Checker] = {
     "math": MATH,
+    "math-verify": Checker(
+        name="math-verify",
+        version=1,
+        packages=("math-verify",),
+        plainly=_check_math_verify,
+        compare="sage_unsloth.grading.verifiers:compare_math_verify",
+        typical=((r"\frac{1}{2}+x", "x+0.5"), ("1, 2", r"\{2, 1\}")),
+    ),
     "number": _number("0"),
     "text": Checker(name="text", version=1, plainly=_check_text),
     "choice": Checker(name="choice", version=1, plainly=_check_choice),

@@ -5,144 +5,253 @@ Every rule here is one of `docs/grading.md`, with a case of what it must not acc
 
 import functools
 import re
+import unicodedata
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER
 from sage_unsloth.grading.extraction import closing_brace
 
+LAYERS = 12  # of markup around an answer
+MOST_BRACES = 200
+
+_GREEK_NAMES = """
+    alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi
+    psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega
+"""
 _GREEK = {
-    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta",
-    "η": "eta", "θ": "theta", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi",
-    "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "χ": "chi", "ψ": "psi",
-    "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Σ": "Sigma",
-    "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
+    letter: name
+    for letter, name in zip(
+        "αβγδεζηθκλμνξπρστφχψωΓΔΘΛΣΦΨΩ",
+        _GREEK_NAMES.split(),
+        strict=True,
+    )
+}
+_LATEX = {
+    "×": "times", "·": "cdot", "⋅": "cdot", "÷": "div", "∞": "infty", "±": "pm", "∓": "mp", "≤": "le",
+    "≥": "ge", "≠": "ne", "≈": "approx", "∪": "cup", "∩": "cap", "∈": "in", "∖": "setminus",
+    "∅": "emptyset", "µ": "mu", "ħ": "hbar", "…": "ldots", "ℝ": "mathbb{R}", "ℤ": "mathbb{Z}",
+    "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}", "∣": "mid",
 }  # fmt: skip
+_FRACTIONS = {
+    character: r"\frac{{{}}}{{{}}}".format(
+        *unicodedata.normalize("NFKC", character).split("\u2044")
+    )
+    for character in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+}
 _CHARACTERS = str.maketrans(
-    {letter: rf"\{name} " for letter, name in _GREEK.items()}
+    {letter: rf"\{name} " for letter, name in (_GREEK | _LATEX).items()}
+    | _FRACTIONS
     | dict.fromkeys("\u2212\u2013\u2010\u2011", "-")
     | dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003", " ")  # no-break and other spaces
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad")  # of no width: nobody sees them
     | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # of full width
     | {
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "÷": r"\div ",
-        "∞": r"\infty ",
-        "±": r"\pm ",
-    }
-    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap "}
-    | {
-        "∈": r"\in ",
         "°": r"^\circ ",
+        "º": r"^\circ ",
+        "∴": "",
+        "⇒": r"\Rightarrow ",
+        "∨": r"\lor ",
+        "≡": r"\equiv ",
         "′": "'",
         "’": "'",
         "‘": "'",
+        "″": '"',
         "“": '"',
         "”": '"',
-        "µ": r"\mu ",
-    }
-    | {"¼": r"\frac{1}{4}", "½": r"\frac{1}{2}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}"}
-    | {
-        "⅔": r"\frac{2}{3}",
-        "⅕": r"\frac{1}{5}",
-        "⅛": r"\frac{1}{8}",
-        "ħ": r"\hbar ",
-        "…": r"\ldots ",
+        "\u2044": "/",
     }
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-# Each in turn; what is behind is the same mathematics in one spelling.
+# Each in turn; what comes out is the same mathematics in one spelling.
 _SPELLINGS = [
-    (re.compile(pattern), new)
+    (re.compile(pattern, re.ASCII), new)
     for pattern, new in (
-        (r"\\!\s*", ""),
+        (r"(?<=\d)(?:\{,\}|\\,|\\!,?|,\\!)\s?(?=\d{3}(?!\d))", ""),  # 1{,}000
+        (r"\\!", ""),
+        (r"\\\\\[[\d.]+[a-z]+\]|\\cr(?![a-zA-Z])", r"\\\\"),
+        (r"\{\s*\}", ""),
+        (r"\{:\}|\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}", ":"),
+        (r"\+/-|plus or minus", r"\\pm "),
+        (r"(?<!\d)\.(?=\\(?:overline|bar))", "0."),
+        (r"\^\s*\{?\s*(?:\\text\{\s*o\s*\}|o(?![a-zA-Z]))\s*\}?|\\textdegree", r"^\\circ "),
+        (r"per cent\b", "percent"),
+        (r"[∛]\s*(\d+)", r"\\sqrt[3]{\1}"),
         (r"\{,\}", ","),
         (r"\\(?:left|right)\.", ""),
-        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
         (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|huge|small|bf|rm)(?![a-zA-Z])", ""),
         (r"\\([lr])brace(?![a-zA-Z])", lambda m: r"\{" if m[1] == "l" else r"\}"),
         (r"\\langle(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])", ")"),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\(?:leqslant|leq|le)(?![a-zA-Z])|<=", r"\\le "),
-        (r"\\(?:geqslant|geq|ge)(?![a-zA-Z])|>=", r"\\ge "),
+        (r"\\[lr]?vert(?![a-zA-Z])", "|"),
+        (r"\\(?:[dtc]|nice|s)frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+        (r"\\(?:leqslant|leqq|leq|le)(?![a-zA-Z])|<=", r"\\le "),
+        (r"\\(?:geqslant|geqq|geq|ge)(?![a-zA-Z])|>=", r"\\ge "),
         (r"\\(?:neq|ne)(?![a-zA-Z])|!=", r"\\ne "),
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
         (r"\\(?:imath|jmath)(?![a-zA-Z])", "i"),
+        (r"\\(?:varnothing|empty)(?![a-zA-Z])", r"\\emptyset "),
+        (r"\\mathbb\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC])(?![a-zA-Z]))", r"\\mathbb\1\2 "),
         (r"\\var(epsilon|theta|phi|rho|sigma|pi|kappa)(?![a-zA-Z])", r"\\\1"),
         (r"\\degree(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^\\circ "),
         (r"\^\s*\{\s*((?:\\prime\s*)+)\}", lambda m: "'" * m[1].count("prime")),
         (r"\^\s*\\prime(?![a-zA-Z])", "'"),
-        (r"\\(?:text(?:bf|rm|it|normal)|mbox|math(?:rm|bf|it)|bm|boldsymbol)\s*\{", r"\\text{"),
+        (r"\\(?:mathbf|bm|boldsymbol)\s*\{\s*([a-zA-Z])\s*\}", r"\\vec{\1}"),
+        (
+            r"\\(?:text(?:bf|rm|it|sf|normal)|mbox|math(?:rm|bf|it|sf)|bm|boldsymbol)\s*\{",
+            r"\\text{",
+        ),
         (r"\\operatorname\*?\s*\{", r"\\text{"),
         (r"\\text\s+\{", r"\\text{"),
         (r"\\text\{[\s~]*\}", ""),
-        (r"\\text\{\s*([a-zA-Z])\s*\}", r" \1 "),
-        (r"\\text\{[\s,]*(and|or)[\s,]*\}", r" \1 "),
+        (r"\\text\{\s*([ei])\s*\}", r" \1 "),
+        (r"(?<![a-zA-Z])(?:np|math)\.(?=[a-z])", ""),
         (r"\\(?:quad|qquad|hspace\{[^{}]*\})(?![a-zA-Z])|(?<!\\)\\[,;: ]|(?<!\\)~", " "),
         (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
         (r"[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}"),
+        (r"(?:\d\u0305)+", lambda m: r"\overline{" + m[0].replace("\u0305", "") + "}"),
         (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
         (r"√\s*(?=[({])", r"\\sqrt"),
-        (r"\s+", " "),
     )
-]  # fmt: skip
-_DIGITS = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")  # most answers: nothing here changes them
+]
+_SPACES = re.compile(r"\s+")
+_DIGITS = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?")  # most answers: nothing changes them
 # A command around the whole, and marks around it: each with one group, the text inside.
 _AROUND = re.compile(
-    r"\\(?:boxed|fbox|underline|mathbf|textbf|boldsymbol|bm|mathrm|text(?=\s*\{[^{}]*\d))\s*(?=\{)"
+    r"\\(?:boxed|fbox|underline|emph|mathbf|textbf|boldsymbol|bm|mathrm|text(?=\s*\{[^{}]*\d))\s*(?=\{)"
 )
 _MARKS = re.compile(
-    r"\*\*((?:[^*]|\*(?!\*))+)\*\*|\*(?!\*)(.+)(?<!\*)\*|`([^`]+)`|\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]"
-    r"|(?:\#{1,4}|•|=)\s*(.*)|(.*[^.;,\s])(?<!\\left)(?<!\\right)\s*[.;,]",
+    r"\*\*\*([^*]+)\*\*\*|'([^']*)'|\*\*((?:[^*]|\*(?!\*))+)\*\*|\*(?!\*)(.+)(?<!\*)\*|__([^_]+)__|_([^_{]+)_|`([^`]+)`"
+    r"|\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]|\"([^\"]*)\""
+    r"|<(?:b|i|em|strong|u|p|answer)>([^<>]*)</(?:b|i|em|strong|u|p|answer)>"
+    r"|(?:\#{1,4}|•|=)\s*(.*)|(.*[^.;,\s])(?<!\\left)(?<!\\right)\s*[.;,]"
+    r"|(.*\S)\s*(?:\\\\|\\[,;:! ]?|[.,]\s*I hope it is correct\.?|✅|\\(?:blacksquare|square|checkmark|qed|Box)|\(exact(?:ly)?\)|✓|∎|■)",
     re.DOTALL,
 )
 _LEAD = re.compile(
-    r"(?:\*\*)?(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\*\*)?\s*"
-    r"(?:is\b\s*:?|:|=)(?:\*\*)?\s*",
-    re.IGNORECASE,
+    r"(?:\*\*)?(?:(?:so|thus|hence|therefore|then)\b,?\s*)?"
+    r"(?:(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|result|solution)(?:\*\*)?\s*"
+    r"(?:is\b\s*:?|:|=|(?=[-\d$]))(?:\*\*)?\s*|(?<=[a-z,]\s))",
+    re.IGNORECASE | re.ASCII,
 )
 
 
 def unwrap(text: str) -> str:
     """The text without what people put around an answer: dollars, bold, a box, a lead, a stop."""
     text = text.strip()
-    while True:
+    for _ in range(LAYERS):
         inner = text
         if (around := _AROUND.match(text)) and closing_brace(text, around.end()) == len(text) - 1:
             inner = text[around.end() + 1 : -1]
         elif match := _MARKS.fullmatch(text):
             inner = next(group for group in match.groups() if group is not None)
-        elif lead := _LEAD.match(text):
+        elif (lead := _LEAD.match(text)) and lead.end():
             inner = text[lead.end() :]
         elif text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
             inner = text[1:-1]
         if inner.strip() == text:
             return text
         text = inner.strip()
+    return text
 
 
 def spelled(text: str) -> str | None:
     """The text in one spelling, without markup; None if it is empty, too long, or unbalanced."""
-    if len(text) > LONGEST_ANSWER:
+    if (
+        len(text) > LONGEST_ANSWER
+        or text.count("{") > MOST_BRACES
+        or "~~" in text
+        or text.lstrip().startswith("~")
+    ):
         return None
     if _DIGITS.fullmatch(text):
         return text
-    text = unwrap(text.translate(_CHARACTERS))
+    if not text.isascii():
+        text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+    text = unwrap(_SPACES.sub(" ", text.translate(_CHARACTERS)))
     for pattern, new in _SPELLINGS:
         text = pattern.sub(new, text)
-    text = unwrap(text)
+    text = unwrap(_SPACES.sub(" ", text))
     if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:
         text = re.sub(r"(?<!\\)\$", " ", text)
-    elif re.match(r"-?\$\s*[\d.]", text):
-        text = text.replace("$", r"\$", 1)
     # A brace too many would close the box around the text; an inner box would be graded alone.
     balanced = closing_brace("{" + text + "}", 0) == len(text) + 1
     if not text.strip() or not balanced or re.search(r"\\f?box(?:ed)?(?![a-zA-Z])", text):
         return None
     return text.strip()
+
+
+_LEAD_WORDS = """
+    so thus hence therefore then now we get have obtain find there it he she they this that the a an of
+    final correct exact total answer answers ans result solution solutions set value values point points
+    vertex center centre coordinates equation polynomial line function graph number ways area perimeter
+    volume probability ratio sum difference product average mean median slope distance length angle
+    remainder option choice day exactly only simply just precisely in equal equals to is are be was will
+    on cost price time both
+"""
+_LEADS = frozenset(_LEAD_WORDS.split())
+_BEGINNING = re.compile(
+    r"\\(?:therefore|implies|Rightarrow)(?![a-zA-Z])\s*"
+    r"|(?:\\text\{\s*)?(?P<word>[A-Za-z]{2,}|a(?= [a-z]))\b,?(?!\s*\}?\s*[=^_'])\s*:?\s*\}?\s*"
+)
+
+
+def without_lead(text: str) -> str:
+    """An answer without the words before it, all of `_LEAD_WORDS`: `the value is 7`, `It is an ellipse`."""
+    rest = text
+    while (match := _BEGINNING.match(rest)) and (match["word"] or "so").lower() in _LEADS:
+        inside = match.group().startswith(r"\text{") and "}" not in match.group()
+        rest = (r"\text{" if inside else "") + rest[match.end() :]
+    return rest.removesuffix(" only").strip() or text
+
+
+_LOOSE = re.compile(r"(?<=[^\w.\s])\s+|\s+(?=[^\w.\s+-]|[-+](?!\d))")
+_MODULUS = re.compile(
+    r"\(?\s*(?:\\[pb]?mod|\\text\{\s*mod\s*\}|mod)\s*\{?\s*(\d+)\s*\}?\s*\)?", re.ASCII
+)
+_HOUR = re.compile(
+    r"0?(\d{1,2}(?::\d\d)?)\s*(?:\\text\{)?\s*([ap])\.?\s?m\.?\s*\}?", re.ASCII | re.IGNORECASE
+)
+_MONTHS = "january february march april may june july august september october november december"
+_MONTH = "|".join(_MONTHS.split())
+_DATE = re.compile(
+    rf"(?P<first>{_MONTH})\s+(?P<day>\d\d?)(?:st|nd|rd|th)?"
+    rf"|(?P<date>\d\d?)(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<second>{_MONTH})",
+    re.IGNORECASE | re.ASCII,
+)
+_WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-z]{1,2}[A-Z]+|abc|[A-Z]{2}[a-z]|[A-Z][a-z][A-Z]")
+
+
+_ELEMENTS = frozenset(
+    """H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr
+    Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Sm Eu Gd W Pt Au Hg Tl Pb Bi Rn
+    Ra Th U Pu""".split()  # noqa: SIM905
+)
+
+
+def is_formula(text: str) -> bool:
+    """Whether a gold is a chemical formula, H_2O or NaCl, whose order and case count."""
+    parts = re.findall(r"([A-Z][a-z]?)(?:_(?:\d|\{\d+\}))?", text)
+    whole = re.fullmatch(r"(?:[A-Z][a-z]?(?:_(?:\d|\{\d+\}))?){2,}", text) is not None
+    plain = len(text) > 2 and text.isalpha() and text.isupper()  # a name of capitals
+    return whole and not plain and _ELEMENTS.issuperset(parts)
+
+
+def as_text(text: str) -> str:
+    """The text for a comparison as text: white space counts between letters and digits alone."""
+    text = _SPACES.sub(" ", text.strip()).rstrip(".;!")
+    if date := _DATE.fullmatch(text):
+        return f"{(date['first'] or date['second']).lower()} {int(date['day'] or date['date'])}"
+    text = _MODULUS.sub(r"(mod \1)", text.replace("{:}", ":"))
+    if ratio := re.fullmatch(r"(\d+) to (\d+)", text, re.ASCII):
+        return f"{ratio[1]}:{ratio[2]}"
+    if hour := _HOUR.fullmatch(text):
+        return f"{hour[1]} {hour[2].lower()}m"
+    clock = re.fullmatch(r"0?(\d{1,2}:\d\d(?::\d\d)?)(.*)", text, re.ASCII)
+    return _LOOSE.sub("", clock[1] + clock[2] if clock else text)
 
 
 @functools.lru_cache(maxsize=1024)  # golds come again and again
@@ -152,12 +261,21 @@ def as_words(text: str) -> str | None:
     Letters, hyphens, apostrophes and spaces, in `\text{}` or bare; bare, one of at least three.
     """
     inside = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    inside = re.sub(r"""["“”]|(?<![a-z])'|'(?![a-z])""", " ", inside)
-    words = inside.lower().split()
-    if not words or not all(re.fullmatch(r"[^\W\d_]+(?:['-][^\W\d_]+)*", word) for word in words):
+    inside = re.sub(r"""["“”]|(?<![a-z])'|'(?![a-z])|[!?]+$""", " ", inside)
+    words = inside.split()
+    if not words or not all(_WORDS.fullmatch(word) for word in words):
         return None
-    if r"\text" not in text and max(map(len, words)) < 3 and words[-1] not in ("no", "up"):
+    if r"\text" not in text and (len(words) > 1 or _PRODUCT.fullmatch(words[0]) is None):
+        longest = max(map(len, words))
+        if longest < 3 and words[-1].lower() not in ("no", "up"):
+            return None
+        if all(len(word) == 1 or _PRODUCT.fullmatch(word) for word in words):
+            return None
+    elif r"\text" not in text:
         return None
+    words = [word.lower() for word in words]
     if len(words) > 1 and words[0] in ("a", "an", "the"):
         words = words[1:]
+    if words in (["no", "solutions"], ["no", "real", "solutions"]):
+        words[-1] = "solution"
     return " ".join(words)

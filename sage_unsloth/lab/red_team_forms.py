@@ -204,7 +204,6 @@ def _number(gold: str, rng: random.Random) -> Iterator[Writing]:
     base = rng.choice((2, 3, 7, 8, 9))
     yield Writing("subscript, prime, degree", f"{gold}_{base}", False)
     yield Writing("subscript, prime, degree", f"{gold}'", False)
-    yield Writing("subscript, prime, degree", rf"{gold}^\circ", False)
     if not zero:
         yield Writing("symbols behind it", f"{gold} x", False)
         yield Writing("symbols behind it", f"{gold} i", False)

@@ -2,18 +2,34 @@
 
 from collections.abc import Mapping, Sequence
 
-from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.grader import Grader, without_counted
 
 GRADED = ("extracted", "gold", "grade", "kind", "grader")
 
 
-def grade_records(records: Sequence[dict], golds: Sequence[str], grader: Grader) -> None:
+def grade_records(
+    records: Sequence[dict],
+    golds: Sequence[str],
+    grader: Grader,
+    problems: Sequence[str | None] | None = None,
+) -> None:
     """Adds to each record the answer that was extracted, its gold, the grade, how it was reached
     (`grading.Kind`), and by which grader.
+
+    With the texts of the problems, an answer may end in what its problem counts; such an end is
+    kept as `counted`, so that the record can be graded again without its problem.
     """
     answers = [grader.extract(record["completion"]) for record in records]
-    verdicts = grader.judge_answers(answers, golds)
-    for record, answer, gold, verdict in zip(records, answers, golds, verdicts, strict=True):
+    if problems is None:
+        counted = [record.get("counted", "") for record in records]
+    else:
+        counted = grader.counted(answers, golds, problems)
+    verdicts = grader.judge_answers(list(map(without_counted, answers, counted)), golds)
+    for record, answer, gold, end, verdict in zip(
+        records, answers, golds, counted, verdicts, strict=True
+    ):
+        if end:
+            record["counted"] = end
         record |= {
             "extracted": answer,
             "gold": gold,
@@ -33,4 +49,5 @@ def is_stale(record: Mapping, grader: Grader, gold: str) -> bool:
 
 def regraded_line(record: Mapping) -> dict:
     """The line that replaces a record's grade in its file."""
-    return {name: record[name] for name in ("problem_id", "sample", *GRADED)}
+    fields = ("problem_id", "sample", *GRADED, "counted")
+    return {name: record[name] for name in fields if name in record}

@@ -123,7 +123,7 @@ def sample_and_grade(
         with finishing("what is in flight") as stop:
             for drawn in completions(engine, config, missing, prompts, stop, bar, path):
                 new = _records(drawn, names)
-                _grade_and_append(path, new, grader)
+                _grade_and_append(path, new, rows, grader)
                 records += new
             bar.refresh()
     # `records` is what the file holds; it need not be read again.
@@ -153,13 +153,22 @@ def _records(drawn: Sequence[Drawn], names: Mapping[str, str]) -> list[dict]:
     ]
 
 
-def _grade_and_append(path: Path, records: list[dict], grader: Grader) -> None:
+def _grade_and_append(
+    path: Path, records: list[dict], rows: Sequence[dict], grader: Grader
+) -> None:
     try:
-        grade_records(records, [record["gold"] for record in records], grader)
+        golds = [record["gold"] for record in records]
+        grade_records(records, golds, grader, _problems(records, rows))
     except Exception:
         append_jsonl(path, records)  # what was drawn is kept, and graded when the set is resumed
         raise
     append_jsonl(path, records)
+
+
+def _problems(records: Sequence[dict], rows: Sequence[dict]) -> list[str]:
+    """The text of each record's problem: the last turn of its conversation."""
+    texts = {row["id"]: turns_of(row)[-1]["content"] for row in rows}
+    return [texts[record["problem_id"]] for record in records]
 
 
 def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: Grader) -> None:
@@ -171,5 +180,6 @@ def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: 
         if record["problem_id"] in golds and is_stale(record, grader, golds[record["problem_id"]])
     ]
     if stale:
-        grade_records(stale, [golds[record["problem_id"]] for record in stale], grader)
+        expected = [golds[record["problem_id"]] for record in stale]
+        grade_records(stale, expected, grader, _problems(stale, rows))
         append_jsonl(path, map(regraded_line, stale))

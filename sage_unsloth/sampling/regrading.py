@@ -136,7 +136,8 @@ def regrade_rollouts(file: Path, grade_seconds: float = 5.0, copy: Path | None =
         stale = [row for row in rows if row.get("grader") != grader.label]
         result, before = _result(copy, rows, stale), [row["grade"] for row in stale]
         if stale or source != copy:
-            grade_records(stale, [row["answer"] for row in stale], grader)
+            problems = [row.get("prompt") for row in stale]
+            grade_records(stale, [row["answer"] for row in stale], grader, problems)
             for row in stale:
                 del row["gold"]  # it is the row's `answer`
             write_text(copy, "".join(json.dumps(row) + "\n" for row in rows))

