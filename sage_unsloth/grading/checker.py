@@ -67,8 +67,8 @@ class Checker:
             where they are others than processes that run `compare`.
         gold_is_answer: a gold is an answer too, and right against itself; a pattern, a schema and
             the tests of a program are none.
-        counted: (answer, gold, problem) -> the words at the end of the answer that only say what its
-            number counts, by the problem's text, and are left off; None where answers have none.
+        counted: (answer, gold, problem) -> the words at the end of the answer that only name what
+            its number counts, by the problem's text; they are left off. None where no word is.
         longest: characters of an answer; longer text is no answer.
         blocks: where no tag holds an answer, the last block of code is it (`extraction`).
     """

@@ -112,9 +112,9 @@ def _equations(gold: Node, answer: Node, same: Same) -> bool:
     if answer.kind != "equation":
         return False
     first = _name(answer.args[0])
-    if named is not None and first is not None and _same_name(named, first, right):
-        if all(_same_side(right, side, same) for side in answer.args[1:]):
-            return True
+    alike = named is not None and first is not None and _same_name(named, first, right)
+    if alike and all(_same_side(right, side, same) for side in answer.args[1:]):
+        return True
     if len(answer.args) != 2 or len(gold.args) != 2:
         return False
     sides = [_plain_side(side) for side in (*gold.args, *answer.args)]
@@ -158,7 +158,7 @@ def _same_side(gold: Node, answer: Node, same: Same) -> bool:
 
 
 def _name(side: Node) -> str | None:
-    """What a left side calls its right one, without a function's variables; None if it is no name."""
+    """What a left side calls its right one, without a function's variables; None for no name."""
     if side.kind == "symbol":
         return re.sub(r"_.*|[{}]", "", side.args[0]) + ("_" if "_" in side.args[0] else "")
     if side.kind == "apply" and all(arg.kind == "symbol" for arg in side.args[1:]):
@@ -244,11 +244,11 @@ def _unions(gold: Node, answer: Node, same: Same) -> bool:
         return False
     if len(parts[0]) != len(parts[1]):
         return False
-    return _matched(*parts, lambda a, b: _intervals_match(a, b, same))
+    return _matched(parts[0], parts[1], lambda a, b: _intervals_match(a, b, same))
 
 
 def _matrices(gold: Node, answer: Node, same: Same) -> bool:
-    if answer.kind == "equation" and len(answer.args) == 2 and _name(answer.args[0]) is not None:
+    if answer.kind == "equation" and len(answer.args) == 2 and names(answer.args[0]):
         answer = answer.args[1]
     rows = answer.args
     column = all(len(row.args) == 1 for row in gold.args)

@@ -1,7 +1,7 @@
 """The verifier `countdown`: an expression of the given numbers, each at most once, with the target.
 
-The answer is read by the grammar of `forms`, not compared with a gold expression, so every right one
-is accepted. Its numbers are counted in the tree, and its value is an exact fraction of bounded size.
+The answer is read by the grammar of `forms`, not compared with a gold expression, so every right
+one is accepted. Its numbers are counted in the tree, and its value is an exact fraction.
 """
 
 import json
@@ -17,7 +17,7 @@ from sage_unsloth.grading.tree import Node, children, exact
 from sage_unsloth.grading.writing import spelled
 
 MOST_NUMBERS = 20
-# What an expression may be written with; a sign before a number, and two numbers side by side, may not.
+# What an expression is written with; not a sign before a number, nor two numbers side by side.
 _WRITTEN = re.compile(r"(?:[0-9+\-*/(){}= ]|\\(?:times|cdot|ast|div|frac)(?![a-zA-Z]))+")
 _REFUSED = re.compile(r"\*\*|[0-9]\s+[0-9]|(?:^|[-+*/=({])\s*[-+]|\\[a-z]+\s*[-+]")
 
@@ -100,7 +100,7 @@ def _sides(tree: Node) -> tuple[Node, Fraction | None]:
 
 
 def _numbers(tree: Node) -> Counter[int] | None:
-    """How often each number is written; None where something else is than whole numbers and + - * /."""
+    """How often each number is written; None for more than whole numbers and + - * /."""
     if tree.kind == "number":
         value = tree.args[0]
         return Counter([int(value)]) if value.denominator == 1 else None

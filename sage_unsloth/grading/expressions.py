@@ -43,14 +43,15 @@ _TIMES = frozenset(("*", r"\cdot", r"\times", r"\ast"))
 _OVER = frozenset(("/", r"\div"))
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _CLOSERS = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil"))
-_STOPS = _CLOSERS | frozenset((
-    ",", ";", "=", "<", ">", ":", "&", r"\\", r"\le", r"\ge", r"\ne", r"\in", r"\cup", r"\cap", r"\setminus",
-    r"\mid", r"\pm", r"\mp", r"\over", r"\choose", r"\of", r"\end", r"\%", "%", r"\lor", r"\land", r"\approx", "and", "or", "is", "+", "-",
-))  # fmt: skip
+_STOP_SIGNS = r"""
+    , ; = < > : & \\ \le \ge \ne \in \cup \cap \setminus \mid \pm \mp \over \choose \of \end \% %
+    \lor \land \approx and or is + -
+"""
+_STOPS = _CLOSERS | frozenset(_STOP_SIGNS.split())
 
 
 class Reader:
-    """Reads one answer's tokens from left to right; `forms.Statement` adds what is no expression."""
+    """Reads one answer's tokens from left to right; `forms.Statement` adds the other forms."""
 
     def __init__(self, tokens: Sequence[Token]):
         self.tokens, self.at = list(tokens), 0
@@ -290,9 +291,13 @@ class Reader:
         base = power = None
         if self.take("_"):
             base = self.argument()
-        elif name == "log" and (glued := self.token()) is not None and _is_int(glued):
-            if not glued.spaced and self.peek(1) == "(":  # log2(3)
-                base = number(self.next().value or 0)
+        elif (
+            name == "log"
+            and self.peek().isdecimal()
+            and self.peek(1) == "("
+            and not self.tokens[self.at].spaced
+        ):
+            base = number(self.next().value or 0)  # log2(3)
         if self.take("^", "**"):
             power = self.exponent()
         if power is not None and name in _INVERSE and power == negated(number(1)):
@@ -480,11 +485,11 @@ class Reader:
         return Node("symbol", (name,))
 
     def is_argument(self, text: str) -> bool:
-        """Whether a bracket holds one letter or number, so that the letter before it is a function."""
+        """Whether a bracket holds one letter or number: the letter before it is a function."""
         token = self.token(1)
-        if text in ("u", "T", "x", "y", "X", "Y") and self.peek(1) in ("t", "n", "x"):
-            if self.peek(2) in ("+", "-") and self.peek(4) == ")":
-                return True
+        shifted = self.peek(2) in ("+", "-") and self.peek(4) == ")"  # u(t - 2)
+        if shifted and text in ("u", "T", "x", "y", "X", "Y") and self.peek(1) in ("t", "n", "x"):
+            return True
         if self.peek(2) != ")" or token is None or token.text == text:
             return False
         return token.kind == "number" or (token.kind == "letters" and len(token.text) == 1)

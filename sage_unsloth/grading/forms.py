@@ -40,7 +40,8 @@ _BASED = re.compile(
     r"(?:_ ?\{?(?:base ?)?\(?([0-9]{1,2})\)?\}?|\(?(?:in )?base[ -]?([0-9]{1,2})\)?)"
 )
 _QUANTIFIERS = """
-    for all where any every integer integers real with if positive natural nonnegative numbers number
+    for all where any every integer integers real with if positive natural nonnegative numbers
+    number
 """
 _ALL = frozenset(_QUANTIFIERS.split())
 _ABOUT = frozenset(("union", "interval", "relation"))
@@ -245,7 +246,7 @@ class Statement(Sets):
             self.at = start
 
     def condition(self) -> None:
-        r"""`n \ge 1`, `x \ne 0`, `n \in \mathbb{N}`, `\text{for all } n`: it restricts nothing else."""
+        r"""`n \ge 1`, `x \ne 0`, `n \in \mathbb{N}`, `\text{for all } n`: nothing narrower."""
         quantified = False
         while (
             is_word(token := self.token())

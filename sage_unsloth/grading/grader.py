@@ -1,8 +1,8 @@
 r"""Grades the answer inside a completion's solution tag.
 
-What is inside the tag is graded and nothing else. What takes no evaluation (numbers, units, words) is
-compared in this process, whose cost is bounded by the length of an answer (`tokens`); what does goes
-to a worker process that is killed when it runs out of time (`workers`).
+What is inside the tag is graded and nothing else. What takes no evaluation (numbers, units, words)
+is compared in this process, at a cost that the length of an answer bounds (`tokens`); what does
+goes to a worker process that is killed when it runs out of time (`workers`).
 """
 
 import os

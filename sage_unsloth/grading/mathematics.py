@@ -1,8 +1,9 @@
 r"""Answers in mathematics: what the gold is decides how an answer is compared with it.
 
-Both are read by one grammar into one tree (`forms.read`), and each kind of gold has one comparison.
-Here, in the caller's process, what takes no evaluation is decided; expressions that floats cannot
-tell apart are compared in a worker, to many digits. `docs/grading.md` has each rule with an example.
+Both are read by one grammar into one tree (`forms.read`), and each kind of gold has one comparison
+(`comparisons`). In the caller's process what takes no evaluation is decided; expressions that
+floats cannot tell apart are compared in a worker, to many digits. `docs/grading.md` has each rule
+with an example.
 """
 
 import functools

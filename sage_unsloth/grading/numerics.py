@@ -1,10 +1,10 @@
 """Whether two expressions are equal, by their values at points, each with a bound on its error.
 
-Values further apart than their bounds are of different expressions: in floats, in microseconds, that
-settles most wrong answers. Expressions are taken for equal where their values agree to `DIGITS`
-digits at three points (each symbol positive, negative, complex), which depend on the answer and its
-gold, so that nobody can write an expression for them. What has no value (division by zero, infinity,
-a branch of a root that rounding decides) equals nothing.
+Values further apart than their bounds are of different expressions: in floats, in microseconds,
+that settles most wrong answers. Expressions are taken for equal where their values agree to `CLOSE`
+digits at three points (each symbol positive, negative, complex). The points depend on the answer
+and its gold, so nobody can write an expression for them. What has no value (division by zero,
+infinity, a branch of a root that rounding decides) equals nothing.
 """
 
 import cmath
@@ -275,7 +275,7 @@ _FLOATS = Floats()
 
 
 def surely_differ(first: Node, second: Node) -> bool:
-    """Whether two expressions are certain not to be equal, by floats; False where nobody can tell."""
+    """Whether two expressions are certain not to be equal, by floats; False if nobody can tell."""
     at = Evaluation(_FLOATS, "positive", "")
     try:
         (a, error_a), (b, error_b) = at.value(first), at.value(second)
@@ -341,9 +341,6 @@ def _agree(first: Value, second: Value) -> bool:
     return error <= close * max(abs(a), abs(b)) or error <= close
 
 
-# --- products that do not commute ------------------------------------------------------------------
-
-
 def is_of_matrices(node: Node) -> bool:
     """Whether capital letters of a gold must be matrices: an inverse or a transpose beside another
     one, or a product in which one cancels that is there (P D P^-1, AB - BA).
@@ -364,7 +361,7 @@ def is_of_matrices(node: Node) -> bool:
 
 
 def _does_not_commute(node: Node) -> bool:
-    """Whether a product has an inverse with a letter behind it, a transpose, or an operator (a hat)."""
+    """Whether a product has an inverse before a letter, a transpose, or an operator (a hat)."""
     if node.kind == "power" and node.args[1] == Node("symbol", ("T",)):
         return True
     if node.kind == "product":

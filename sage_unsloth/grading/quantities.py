@@ -85,7 +85,7 @@ class Quantities(Reader):
         self.take("-")
         before = self.token(-1)
         if before is not None and before.text == r"\circ" and self.peek() in ("C", "F"):
-            return Unit(((unit_of_word(f"°{self.next().text}") or ("", 1))[:1] + (1,),))
+            return Unit(((self.dimension(f"°{self.next().text}")[0], 1),))
         while not self.ends_item() or (self.peek() == "and" and is_word(self.token(1))):
             if self.peek() == "in" and self.peek(1) == "total":
                 self.at, words = self.at + 2, words + 1
@@ -115,7 +115,7 @@ class Quantities(Reader):
         return Unit(tuple(sorted(powers.items())), size, frozenset(nouns))
 
     def unit_word(self, *, first: bool) -> list[tuple[str, int]] | None:
-        r"""The next words with their powers: of one token, or several in a `\text{}`; None if none."""
+        r"""The next words with their powers: one token's, or a `\text{}`'s; None for none."""
         start, token = self.at, self.token()
         if token is None:
             return None
@@ -152,9 +152,8 @@ class Quantities(Reader):
         elif words and self.peek() == "^" and self.peek(1) != r"\circ":
             self.next()
             words[-1] = (words[-1][0], words[-1][1] * self.small_power())
-        elif words and self.peek() in ("2", "3") and token.kind == "letters":
-            if not self.tokens[self.at].spaced:  # m2
-                words[-1] = (words[-1][0], int(self.next().text))
+        elif words and self.peek() in ("2", "3") and not self.tokens[self.at].spaced:  # m2
+            words[-1] = (words[-1][0], int(self.next().text))
         return words or None
 
     def small_power(self) -> int:

@@ -80,9 +80,9 @@ class Sets(Quantities):
         closing = self.next().text
         if (opening, closing) == ("(", ")"):
             return Node("tuple", tuple(items))
-        if len(items) == 2 and closing in ("]", ")", "[") and (opening, closing) != ("(", "["):
-            if all(item.kind in EXPRESSIONS for item in items):
-                return Node("interval", (*items, opening == "[", closing == "]"))
+        ends = len(items) == 2 and all(item.kind in EXPRESSIONS for item in items)
+        if ends and closing in ("]", ")", "[") and (opening, closing) != ("(", "["):
+            return Node("interval", (*items, opening == "[", closing == "]"))
         if (opening, closing) == ("[", "]"):
             return Node("list", tuple(items))
         raise Unreadable

@@ -4,7 +4,7 @@ Expressions:
 
     number (Fraction)      symbol (name)         constant ("pi", "e" or "i")   infinity ()
     sum (terms)            negative (term)       product (factors)             reciprocal (factor)
-    power (base, exponent) root (term, degree)   call (name, arguments)        apply (name, arguments)
+    power (base, exponent) root (term, degree)   call (name, arguments)        apply (name, ...)
     factorial (term)       binomial (n, k)       degrees (term)
 
 `call` is a function that has a value here, `apply` one that has none (f, a cross product). Division

@@ -13,22 +13,24 @@ PERCENT, ANGLE = "%", "angle"
 
 # dimension: name = size in the dimension's first unit, and other spellings; a bare "=" is 1.
 _TABLE = """
-length: m= meter meters metre metres | cm=1/100 centimeter centimeters centimetre centimetres cms |
-  mm=1/1000 millimeter millimeters millimetre millimetres | dm=1/10 decimeter decimeters decimetre |
-  km=1000 kilometer kilometers kilometre kilometres kms | nm=1/1000000000 nanometer nanometers |
-  picometer=1/1000000000000 picometers | μm=1/1000000 micrometer micrometers micron microns |
-  Å=1/10000000000 angstrom angstroms | in=127/5000 inch inches ins | ft=381/1250 foot feet |
-  yd=1143/1250 yard yards yds | mi=201168/125 mile miles | hectometers=100 | decameters=10
+length: m= meter meters metre metres | cm=1/100 centimeter centimeters centimetre centimetres
+  cms | mm=1/1000 millimeter millimeters millimetre millimetres | dm=1/10 decimeter decimeters
+  decimetre | km=1000 kilometer kilometers kilometre kilometres kms | nm=1/1000000000 nanometer
+  nanometers | picometer=1/1000000000000 picometers | μm=1/1000000 micrometer micrometers micron
+  microns | Å=1/10000000000 angstrom angstroms | in=127/5000 inch inches ins | ft=381/1250 foot
+  feet | yd=1143/1250 yard yards yds | mi=201168/125 mile miles | hectometers=100 |
+  decameters=10
 astronomical: pc= parsec parsecs | kpc=1000 | Mpc=1000000
 lightyears: ly= lightyear lightyears
 sun distances: AU=
-time: s= sec secs second seconds | ms=1/1000 msec millisecond milliseconds | min=60 minute minutes mins |
-  μs=1/1000000 microsecond microseconds | ns=1/1000000000 nanosecond nanoseconds |
-  h=3600 hr hrs hour hours | day=86400 days | week=604800 weeks wk wks | fortnights=1209600 fortnight
+time: s= sec secs second seconds | ms=1/1000 msec millisecond milliseconds | min=60 minute
+  minutes mins | μs=1/1000000 microsecond microseconds | ns=1/1000000000 nanosecond nanoseconds
+  | h=3600 hr hrs hour hours | day=86400 days | week=604800 weeks wk wks | fortnights=1209600
+  fortnight
 years: year= years yr yrs | month=1/12 months mo | decade=10 decades | century=100 centuries
 mass: g= gram grams gm gms | kg=1000 kilogram kilograms kgs | mg=1/1000 milligram milligrams |
-  μg=1/1000000 microgram micrograms | lb=45359237/100000 lbs pound pounds |
-  oz=45359237/1600000 ounce ounces | tonne=1000000 tonnes | ton=90718474/100 tons
+  μg=1/1000000 microgram micrograms | lb=45359237/100000 lbs pound pounds | oz=45359237/1600000
+  ounce ounces | tonne=1000000 tonnes | ton=90718474/100 tons
 volume: L= l liter liters litre litres | mL=1/1000 ml milliliter milliliters millilitre cc |
   gallon=473176473/125000000 gallons gal | quart=473176473/500000000 quarts qt |
   pint=473176473/1000000000 pints pt | cup=473176473/2000000000 cups | cL=1/100 cl
@@ -64,57 +66,61 @@ field: T= tesla teslas
 frequency: Hz= hertz | kHz=1000 | MHz=1000000 | GHz=1000000000 | rpm=1/60
 amount: mol= mole moles | mmol=1/1000
 amu: amu=
-data: byte= bytes | KB=1000 kilobytes | MB=1000000 megabytes megabyte | GB=1000000000 gigabytes | TB=1000000000000
+data: byte= bytes | KB=1000 kilobytes | MB=1000000 megabytes megabyte | GB=1000000000 gigabytes
+  | TB=1000000000000
 bit: bit= bits | Mbps=
 level: dB= decibel decibels
 area: acre= acres | hectare=61776/25000 hectares ha
 """
 _COUNTED = """
-    apple orange banana pear peach plum lemon lime mango grape cherry strawberry blueberry raspberry
-    berry watermelon melon pineapple coconut avocado tomato potato carrot onion cucumber pepper
-    pumpkin vegetable fruit nut peanut almond walnut acorn egg cookie cake cupcake muffin brownie
-    donut doughnut pie pizza sandwich burger hamburger hotdog taco bagel pretzel cracker chip candy
-    candie lollipop chocolate marshmallow gumball popsicle meatball sausage pancake waffle loaf
-    loave slice piece serving meal snack dish drink bottle can jar box bag basket bucket bowl cup
-    glass plate tray carton crate barrel package packet pack container case tin tub tube spoon fork
-    knife tablespoon teaspoon scoop tile brick block log stick branch leaf leave petal flower rose
-    tulip daisy sunflower lily plant seed bean tree bush cat dog kitten puppy bird chicken hen duck
-    goose cow pig sheep goat horse rabbit bunny hamster mouse mice rat frog toad turtle fish goldfish
-    crab shark whale dolphin penguin seagull lion tiger bear elephant monkey kangaroo panda snake
-    spider ant bee bug insect butterfly beetle cricket animal pet egg feather wing leg arm eye tooth
-    teeth finger hand head hair boy girl kid child children man men woman women people person adult
-    student pupil teacher classmate friend guest visitor customer client employee worker member
-    player passenger resident patient neighbor sibling brother sister son daughter cousin
-    grandchild grandchildren baby babie lady ladie gentleman soldier sailor senior freshman team
-    class classe family familie group crew club company companie school grade subject lesson test
-    quiz question problem exam essay book notebook page chapter word letter sentence paragraph line
+    apple orange banana pear peach plum lemon lime mango grape cherry strawberry blueberry
+    raspberry berry watermelon melon pineapple coconut avocado tomato potato carrot onion
+    cucumber pepper pumpkin vegetable fruit nut peanut almond walnut acorn egg cookie cake
+    cupcake muffin brownie donut doughnut pie pizza sandwich burger hamburger hotdog taco bagel
+    pretzel cracker chip candy candie lollipop chocolate marshmallow gumball popsicle meatball
+    sausage pancake waffle loaf loave slice piece serving meal snack dish drink bottle can jar
+    box bag basket bucket bowl cup glass plate tray carton crate barrel package packet pack
+    container case tin tub tube spoon fork knife tablespoon teaspoon scoop tile brick block log
+    stick branch leaf leave petal flower rose tulip daisy sunflower lily plant seed bean tree
+    bush cat dog kitten puppy bird chicken hen duck goose cow pig sheep goat horse rabbit bunny
+    hamster mouse mice rat frog toad turtle fish goldfish crab shark whale dolphin penguin
+    seagull lion tiger bear elephant monkey kangaroo panda snake spider ant bee bug insect
+    butterfly beetle cricket animal pet feather wing leg arm eye tooth teeth finger hand head
+    hair boy girl kid child children man men woman women people person adult student pupil
+    teacher classmate friend guest visitor customer client employee worker member player
+    passenger resident patient neighbor sibling brother sister son daughter cousin grandchild
+    grandchildren baby babie lady ladie gentleman soldier sailor senior freshman team class
+    classe family familie group crew club company companie school grade subject lesson test quiz
+    question problem exam essay book notebook page chapter word letter sentence paragraph line
     magazine newspaper novel story storie article poem song album movie video episode show game
-    match puzzle toy doll ball balloon kite marble bead button card sticker stamp coin penny pennie
-    nickel dime bill ticket coupon dollar pen pencil crayon marker eraser ruler paper sheet folder
-    envelope photo photograph picture painting poster drawing frame shirt dress skirt sock shoe boot
-    hat cap coat jacket sweater scarf glove towel blanket pillow quilt bed chair table desk sofa lamp
-    bulb candle window door room floor wall house home apartment building store shop office hotel
-    garden farm field park pool street road bridge station stop seat row column shelf shelve shelve
-    car truck bus buse van bike bicycle motorcycle train plane airplane boat ship rocket wheel tire
-    engine trip flight ride lap mile step stair round turn throw shot goal run win loss point vote
-    call text message email post view like follower hour way time visit job task order sale delivery
-    deliverie shift day night morning weekday weekend item object thing unit part section
-    number integer digit prime factor divisor multiple solution root value term element subset
-    function triangle square rectangle circle polygon side edge vertex vertice vertices face corner
-    diagonal angle point intersection path route pattern arrangement combination permutation
-    outcome choice option color colour shape tile cube block sphere shell seashell stone rock pebble
-    gem jewel diamond ring necklace bracelet crystal star planet moon cloud snowflake snowball
-    machine computer phone laptop battery batterie device tool nail screw nut bolt wire rope string
-    ribbon gift present party cupcake widget part sample cell chromosome gene atom electron proton
-    neutron photon molecule particle bond isomer valence layer node level state mode degree bit word
-    bit byte query comparison operation iteration cycle swap move edge
+    match puzzle toy doll ball balloon kite marble bead button card sticker stamp coin penny
+    pennie nickel dime bill ticket coupon dollar pen pencil crayon marker eraser ruler paper
+    sheet folder envelope photo photograph picture painting poster drawing frame shirt dress
+    skirt sock shoe boot hat cap coat jacket sweater scarf glove towel blanket pillow quilt bed
+    chair table desk sofa lamp bulb candle window door room floor wall house home apartment
+    building store shop office hotel garden farm field park pool street road bridge station stop
+    seat row column shelf shelve car truck bus buse van bike bicycle motorcycle train plane
+    airplane boat ship rocket wheel tire engine trip flight ride lap mile step stair round turn
+    throw shot goal run win loss point vote call text message email post view like follower hour
+    way time visit job task order sale delivery deliverie shift day night morning weekday
+    weekend item object thing unit part section number integer digit prime factor divisor
+    multiple solution root value term element subset function triangle square rectangle circle
+    polygon side edge vertex vertice vertices face corner diagonal angle intersection path route
+    pattern arrangement combination permutation outcome choice option color colour shape cube
+    sphere shell seashell stone rock pebble gem jewel diamond ring necklace bracelet crystal
+    star planet moon cloud snowflake snowball machine computer phone laptop battery batterie
+    device tool nail screw bolt wire rope string ribbon gift present party widget sample cell
+    chromosome gene atom electron proton neutron photon molecule particle bond isomer valence
+    layer node level state mode degree bit byte query comparison operation iteration cycle swap
+    move
 """
 _SKIP = frozenset(
     ("prime", "hat", "log", "loss", "multiple", "root", "factor", "cube", "square", "power")
 )
 NOUNS = frozenset(_COUNTED.split()) - _SKIP
-_FILLERS = r"""
-    total left each altogether remaining old different distinct possible real positive only tall long wide deep high all
+_FILLERS = """
+    total left each altogether remaining old different distinct possible real positive only tall
+    long wide deep high all
 """
 FILLERS = frozenset(_FILLERS.split())
 JOINS = frozenset(("and", "of", "per", "a", "an", "the", "every"))
@@ -151,7 +157,7 @@ class Unit:
 
 def _table() -> dict[str, tuple[str, Fraction]]:
     units: dict[str, tuple[str, Fraction]] = {}
-    for row in _TABLE.replace("|\n", "| ").strip().split("\n"):
+    for row in _TABLE.replace("\n  ", " ").strip().split("\n"):
         dimension, _, entries = row.partition(": ")
         for entry in entries.split("|"):
             first, *others = entry.split()
@@ -200,8 +206,8 @@ _SMALL = {word: value for value, word in enumerate(_ONES)} | {
 }
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _PARTS = {
-    "half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7,
-    "eighth": 8, "ninth": 9, "tenth": 10,
+    "half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
+    "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
 }  # fmt: skip
 
 

@@ -14,20 +14,14 @@ LAYERS = 12  # of markup around an answer
 MOST_BRACES = 200
 
 _GREEK_NAMES = """
-    alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi
-    psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega
+    alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi
+    chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega
 """
-_GREEK = {
-    letter: name
-    for letter, name in zip(
-        "αβγδεζηθκλμνξπρστφχψωΓΔΘΛΣΦΨΩ",
-        _GREEK_NAMES.split(),
-        strict=True,
-    )
-}
+_GREEK = dict(zip("αβγδεζηθκλμνξπρστφχψωΓΔΘΛΣΦΨΩ", _GREEK_NAMES.split(), strict=True))
 _LATEX = {
-    "×": "times", "·": "cdot", "⋅": "cdot", "÷": "div", "∞": "infty", "±": "pm", "∓": "mp", "≤": "le",
-    "≥": "ge", "≠": "ne", "≈": "approx", "∪": "cup", "∩": "cap", "∈": "in", "∖": "setminus",
+    "×": "times", "·": "cdot", "⋅": "cdot", "÷": "div", "∞": "infty", "±": "pm", "∓": "mp",
+    "≤": "le", "≥": "ge", "≠": "ne", "≈": "approx", "∪": "cup", "∩": "cap", "∈": "in",
+    "∖": "setminus",
     "∅": "emptyset", "µ": "mu", "ħ": "hbar", "…": "ldots", "ℝ": "mathbb{R}", "ℤ": "mathbb{Z}",
     "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}", "∣": "mid",
 }  # fmt: skip
@@ -127,7 +121,8 @@ _MARKS = re.compile(
     r"|\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]|\"([^\"]*)\""
     r"|<(?:b|i|em|strong|u|p|answer)>([^<>]*)</(?:b|i|em|strong|u|p|answer)>"
     r"|(?:\#{1,4}|•|=)\s*(.*)|(.*[^.;,\s])(?<!\\left)(?<!\\right)\s*[.;,]"
-    r"|(.*\S)\s*(?:\\\\|\\[,;:! ]?|[.,]\s*I hope it is correct\.?|✅|\\(?:blacksquare|square|checkmark|qed|Box)|\(exact(?:ly)?\)|✓|∎|■)",
+    r"|(.*\S)\s*(?:\\\\|\\[,;:! ]?|[.,]\s*I hope it is correct\.?|✅"
+    r"|\\(?:blacksquare|square|checkmark|qed|Box)|\(exact(?:ly)?\)|✓|∎|■)",
     re.DOTALL,
 )
 _LEAD = re.compile(
@@ -184,12 +179,12 @@ def spelled(text: str) -> str | None:
 
 
 _LEAD_WORDS = """
-    so thus hence therefore then now we get have obtain find there it he she they this that the a an of
-    final correct exact total answer answers ans result solution solutions set value values point points
-    vertex center centre coordinates equation polynomial line function graph number ways area perimeter
-    volume probability ratio sum difference product average mean median slope distance length angle
-    remainder option choice day exactly only simply just precisely in equal equals to is are be was will
-    on cost price time both
+    so thus hence therefore then now we get have obtain find there it he she they this that
+    the a an of final correct exact total answer answers ans result solution solutions set
+    value values point points vertex center centre coordinates equation polynomial line
+    function graph number ways area perimeter volume probability ratio sum difference product
+    average mean median slope distance length angle remainder option choice day exactly only
+    simply just precisely in equal equals to is are be was will on cost price time both
 """
 _LEADS = frozenset(_LEAD_WORDS.split())
 _BEGINNING = re.compile(
@@ -199,7 +194,7 @@ _BEGINNING = re.compile(
 
 
 def without_lead(text: str) -> str:
-    """An answer without the words before it, all of `_LEAD_WORDS`: `the value is 7`, `It is an ellipse`."""
+    """An answer without words of `_LEAD_WORDS` before it: `the value is 7`, `It is an ellipse`."""
     rest = text
     while (match := _BEGINNING.match(rest)) and (match["word"] or "so").lower() in _LEADS:
         inside = match.group().startswith(r"\text{") and "}" not in match.group()
@@ -225,11 +220,12 @@ _WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-z]{1,2}[A-Z]+|abc|[A-Z]{2}[a-z]|[A-Z][a-z][A-Z]")
 
 
-_ELEMENTS = frozenset(
-    """H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr
-    Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Sm Eu Gd W Pt Au Hg Tl Pb Bi Rn
-    Ra Th U Pu""".split()  # noqa: SIM905
-)
+_SYMBOLS = """
+    H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As
+    Se Br Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Sm Eu Gd W Pt
+    Au Hg Tl Pb Bi Rn Ra Th U Pu
+"""
+_ELEMENTS = frozenset(_SYMBOLS.split())
 
 
 def is_formula(text: str) -> bool:

@@ -16,8 +16,8 @@ from sage_unsloth.runs.files import read_jsonl
 
 CASES = read_jsonl(Path(__file__).with_name("red_team.jsonl"))
 CRITICAL = [  # raised, hung, or were right for nearly every equation
-    "1e5000", "1e-5000", "2.5e5000 x", "x=1e5000", r"\deriv{0}", r"\deriv8", r"\deriv{x}", "x_\udfff",
-    "1e10000000", r"x=\infty", r"1=\infty", r"0=\ln 0", r"y=\frac{1}{0}", r"0 = \cot 0",
+    "1e5000", "1e-5000", "2.5e5000 x", "x=1e5000", r"\deriv{0}", r"\deriv8", r"\deriv{x}",
+    "x_\udfff", "1e10000000", r"x=\infty", r"1=\infty", r"0=\ln 0", r"y=\frac{1}{0}", r"0 = \cot 0",
 ]  # fmt: skip
 
 
