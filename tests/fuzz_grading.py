@@ -2,8 +2,9 @@
 tests/fuzz_grading.py --count 10000`.
 
 Every answer must get a grade, within the limit, whatever it does to its worker; this process must
-neither die nor grow. The answers come from a seed alone, so an answer that breaks something can be
-made again by its number: `--start NUMBER --count 1`.
+neither die nor grow, and no answer may cost it more than `CALLER_SECONDS` of CPU and `CALLER_MIB`.
+The kind "grammar" takes the grader's own tokens, each at its extremes. The answers come from a seed
+alone, so an answer that breaks something can be made again by its number: `--start NUMBER --count 1`.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import random
 import resource
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,11 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.checkers import ROLES
+from sage_unsloth.grading.expressions import FUNCTIONS
+from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.grading.units import LABELS, SCALES, UNITS
 from sage_unsloth.runs.files import read_jsonl, write_json
-from sage_unsloth.runs.record import environment, package_version
+from sage_unsloth.runs.record import environment
 
 ANSWERS = Path(__file__).resolve().parent.parent / "data" / "adversarial_answers.jsonl"
+CALLER_SECONDS, CALLER_MIB = 0.05, 10.0
 START = 30.0  # seconds beside the limit, for the successor of a killed worker on a busy machine
 COMMANDS = (
     r"\frac", r"\dfrac", r"\sqrt", r"\sqrt[3]", r"\int", r"\sum_{n=1}^{9}", r"\prod",
@@ -59,6 +66,28 @@ CODE = (
     "Symbol('x').__init__.__globals__", "S('__import__(\"os\")')", "sympify('1')",
     "!!python/object/apply:os.system ['TOUCH']", "cos__import__", "E**(E**E)", "N(pi, 10**9)",
     "factorial(10**9)",
+)  # fmt: skip
+# Every sign and command of the grammar, and the insides of names that it makes by itself.
+GRAMMAR = (
+    *(rf"\{name}" for name in FUNCTIONS), *FUNCTIONS, *UNITS, *SCALES, *sorted(LABELS), r"\frac",
+    r"\frac{", r"\sqrt", r"\sqrt[", r"\binom", r"\root", r"\of", r"\over", r"\choose", "^", "_",
+    "**", "!", "'", '"', "...", r"\ldots", r"\infty", r"^\circ", "|", r"\lfloor", r"\rfloor",
+    r"\lceil", r"\rceil", r"\begin{pmatrix}", r"\end{pmatrix}", r"\begin{array}{cc}", "&", r"\\",
+    r"\text{", r"\text{ and }", r"\text{ cm}", r"\mathbb{R}", r"\mathbb{N}", r"\emptyset", r"\{",
+    r"\}", "(", ")", "[", "]", "{", "}", r"\cup", r"\setminus", r"\mid", r"\in", r"\le", r"\ge",
+    r"\ne", "<", ">", "=", "is", "and", "or", r"\lor", r"\land", r"\approx", r"\pm", r"\mp",
+    r"\cdot", r"\times", r"\div", "/", "*", "+", "-", ",", ";", ":", "%", r"\%", "$", r"\$", "€",
+    "Rs.", "USD", "repeating", "since", "because", "for all", "in total", "per", "x", "y", "n",
+    "e", "i", "d", "dx", "E[", "T", "f(", "C(", r"\Gamma(", "cis", "log2(", "P(", r"\Delta",
+    r"\vec{a}", r"\hat{p}", r"\overline{", r"\deriv{0}", r"\deriv8", "0xFF", "0b1", "base",
+    "the point", "Area =", "The answer is", "~~", "~", "\udfff", "x_\udfff", "\u0305", "½", "²",
+    "₂",
+)  # fmt: skip
+EXTREMES = (
+    "0", "1", "-1", "0.5", ".5", "5.", "1e5000", "1e-5000", "2.5e5000", "1e10000000", "1e400",
+    "1e401", "9" * 300, "9" * 301, "1" * 1_999, "0." + "3" * 1_500, "1,000", "1 000", "170",
+    "300", "301", "1000", "0.(3)", r"0.\overline{72}", r"0.\overline{" + "7" * 500 + "}",
+    "0.333...", "0." + "12" * 400 + "...",
 )  # fmt: skip
 GOLDS = (
     "42", "7/4", "0.5", "-3", "100000", r"\frac{\pi}{2}", "(1,2)", "x^2+1", r"\{1,2\}", "[0,1)",
@@ -123,6 +152,19 @@ def expression(rng: random.Random, depth: int = 0) -> str:
             rf"{a} \le {b}",
         )
     )
+
+
+def grammar(rng: random.Random) -> str:
+    """Tokens of the grammar: one many times over, or some in any order, numbers extreme."""
+    if rng.random() < 0.4:
+        unit = rng.choice(GRAMMAR + EXTREMES) + rng.choice(("", "", " ", "2", "x", "{"))
+        return (unit * rng.choice((1, 2, 30, 300, 1_000)))[:2_000]
+    pieces = (
+        rng.choice(EXTREMES if rng.random() < 0.3 else GRAMMAR)
+        + rng.choice(("", " ", "{2}", "(x)"))
+        for _ in range(rng.choice((1, 2, 3, 5, 8, 20, 100)))
+    )
+    return "".join(pieces)[:2_000]
 
 
 def nested(rng: random.Random) -> str:
@@ -268,7 +310,8 @@ def mutated(rng: random.Random, rows: list[dict]) -> str:
 
 KINDS = {
     "unicode": unicode_text, "latex": latex, "expression": expression, "nested": nested,
-    "huge": huge, "tags": tags, "odd": odd, "long": long, "code": code, "mutated": mutated,
+    "grammar": grammar, "huge": huge, "tags": tags, "odd": odd, "long": long, "code": code,
+    "mutated": mutated,
 }  # fmt: skip
 WEIGHTS = dict.fromkeys(KINDS, 4) | {
     "huge": 0.5,
@@ -276,6 +319,7 @@ WEIGHTS = dict.fromkeys(KINDS, 4) | {
     "nested": 1,
     "mutated": 6,
     "expression": 6,
+    "grammar": 12,
 }
 
 
@@ -291,6 +335,20 @@ def make(seed: int, number: int, rows: list[dict]) -> tuple[str, str, str]:
         )
         text = f"{rng.choice(('', 'so: ', code(rng)))}{before}{text}{after}"
     return kind, text, rng.choice(GOLDS)
+
+
+def cost_to_the_caller(completion: str, gold: str) -> tuple[float, float]:
+    """CPU seconds and MiB that an answer takes in the process that grades, the worker aside."""
+    answer = extract_answer(completion, boxed=True)
+    MATH.plainly("1", gold)  # what is remembered of a gold
+    began = time.thread_time()
+    MATH.plainly(answer, gold)
+    seconds = time.thread_time() - began
+    tracemalloc.start()
+    MATH.plainly(answer, gold)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return seconds, peak / 2**20
 
 
 def fuzz(
@@ -312,7 +370,7 @@ def fuzz(
     graders, roles = SimpleQueue(), Grader(checker=ROLES)
     ended = time.monotonic() + 60 * minutes
 
-    def one(number: int) -> tuple[int, str, Grade, float, float] | None:
+    def one(number: int) -> tuple[int, str, Grade, float, float, tuple[float, float]] | None:
         if time.monotonic() > ended:
             return None
         kind, completion, gold = make(seed, number, rows)
@@ -326,7 +384,9 @@ def fuzz(
         assert seconds < time_limit + START, f"answer {number} took {seconds:.1f} s"
         began = time.perf_counter()
         roles.grade_many([completion], ["A is a knight"])
-        return number, kind, grade, seconds, time.perf_counter() - began
+        seconds_of_roles = time.perf_counter() - began
+        cost = cost_to_the_caller(completion, gold) if workers == 1 else (0.0, 0.0)
+        return number, kind, grade, seconds, seconds_of_roles, cost
 
     with ExitStack() as stack, ThreadPoolExecutor(workers) as threads:
         every = [stack.enter_context(Grader(1, time_limit, boxed=True)) for _ in range(workers)]
@@ -338,7 +398,7 @@ def fuzz(
         found = list(tqdm(threads.map(one, numbers), total=count, unit="answer", mininterval=10))
         deaths = sum(worker.deaths for grader in every for worker in grader._workers.all)
     found = [row for row in found if row is not None]
-    grades = Counter(grade for _, _, grade, _, _ in found)
+    grades = Counter(row[2] for row in found)
     slowest = sorted(found, key=lambda row: row[3], reverse=True)[:10]
     return {
         "answers": len(found),
@@ -350,10 +410,14 @@ def fuzz(
             kind: {g.value: n for g in Grade if (n := sum(row[1:3] == (kind, g) for row in found))}
             for kind in KINDS
         },
-        "correct": [number for number, _, grade, _, _ in found if grade is Grade.CORRECT],
+        "correct": [row[0] for row in found if row[2] is Grade.CORRECT],
+        "caller": {
+            "most_cpu_seconds": round(max(row[5][0] for row in found), 4),
+            "most_mib": round(max(row[5][1] for row in found), 2),
+        },
         "slowest": [
             {"seconds": round(seconds, 2), "kind": kind, "number": number, "grade": grade.value}
-            for number, kind, grade, seconds, _ in slowest
+            for number, kind, grade, seconds, *_ in slowest
         ],
         "median_seconds": round(median(row[3] for row in found), 4),
         "slowest_roles_seconds": round(max(row[4] for row in found), 3),
@@ -362,10 +426,7 @@ def fuzz(
             {name for grader in every for name in grader._workers.all[0].kept_from}
         ),
         "parent_peak_mib": {"after the first answer": before, "at the end": _memory()},
-        "packages": {
-            name: package_version(name)
-            for name in ("math-verify", "latex2sympy2_extended", "sympy")
-        },
+        "rules": MATH.label,
         "environment": environment(),
     }
 

@@ -497,9 +497,25 @@ def test_the_fuzzer_makes_every_kind_and_repeats_itself():
         assert isinstance(make(*arguments), str)
 
 
+def test_no_answer_costs_the_caller_much():
+    """The bound is 50 ms; a busy machine gets some of it again."""
+    slow = []
+    for number in range(300):
+        _, completion, gold = fuzz_grading.make(11, number, ROWS)
+        costs = [fuzz_grading.cost_to_the_caller(completion, gold) for _ in range(2)]
+        seconds, mib = (min(column) for column in zip(*costs, strict=True))
+        if seconds > fuzz_grading.CALLER_SECONDS or mib > fuzz_grading.CALLER_MIB:
+            slow.append((number, seconds, mib))
+    assert not slow
+
+
 def test_the_committed_fuzzing_found_nothing_open():
     found = json.loads((ROOT / "data/results/reliability/fuzz.json").read_text())
-    assert found["answers"] >= 5_000
+    assert found["answers"] >= 50_000
+    assert found["rules"] == MATH.label, "the rules are newer than the result: run the fuzzer again"
+    assert found["environment"]["commit"]
+    assert found["caller"]["most_cpu_seconds"] < fuzz_grading.CALLER_SECONDS
+    assert found["caller"]["most_mib"] < fuzz_grading.CALLER_MIB
     assert sum(found["grades"].values()) == found["answers"]
     assert found["slowest"][0]["seconds"] < found["time_limit_seconds"] + fuzz_grading.START
     memory = found["parent_peak_mib"]
