@@ -8,6 +8,7 @@ and what is expected of it is nowhere in its reach.
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -146,7 +147,7 @@ class ProgramWorker:
             if self.process is None or self.process.poll() is not None:
                 self.start()
             try:
-                self._send(line)
+                self._send(line, seconds + GRACE)
                 reply, results = self._reply(seconds + GRACE, longest)
             except TimeoutError:
                 self.stop()
@@ -160,11 +161,22 @@ class ProgramWorker:
             self.stop()
         return None
 
-    def _send(self, line: bytes) -> None:
+    def _send(self, line: bytes, seconds: float) -> None:
+        """Writes a line to the server.
+
+        Raises:
+            TimeoutError: it does not read it in time.
+            BrokenPipeError: it is gone.
+        """
         assert self.process is not None and self.process.stdin is not None
-        rest = memoryview(line)
+        requests, rest = self.process.stdin.fileno(), memoryview(line)
+        os.set_blocking(requests, False)
+        poll, deadline = select.poll(), time.monotonic() + seconds
+        poll.register(requests, select.POLLOUT)
         while rest:
-            rest = rest[os.write(self.process.stdin.fileno(), rest) :]
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            rest = rest[os.write(requests, rest[:65_536]) :]
 
     def _reply(self, seconds: float, longest: int) -> tuple[dict[str, Any], bytes]:
         """The next reply of the server, and the results behind it; b"" if they are too long.

@@ -20,7 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from sage_unsloth.grading import program_confinement, program_server, program_tests, seccomp
+from sage_unsloth.grading import (
+    program_confinement,
+    program_server,
+    program_tests,
+    programs,
+    seccomp,
+)
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.program_tests import read_tests
@@ -170,6 +176,19 @@ def test_a_server_that_is_changed_under_every_program_gives_no_grade(grader, mon
     assert worker.replaced == 2
     monkeypatch.undo()
     assert judge(grader, HONEST + "  # again") is Grade.CORRECT
+
+
+def test_a_server_that_stands_still_holds_up_no_caller(grader, monkeypatch):
+    (worker,) = grader._workers.all
+    monkeypatch.setattr(programs, "GRACE", 0.2)
+    worker.time_limit = 0.5
+    os.kill(server_of(worker), signal.SIGSTOP)
+    started = time.monotonic()
+    long = json.dumps({"inputs": ["x" * 10**6], "outputs": ["1"]})  # more than a pipe holds
+    assert judge(grader, "print(1)", long) is Grade.TIMED_OUT
+    assert time.monotonic() - started < 10
+    worker.time_limit = 20.0
+    assert judge(grader, HONEST) is Grade.CORRECT
 
 
 def test_limits_are_on_a_program_before_its_first_instruction(grader):
