@@ -69,6 +69,7 @@ def checks() -> Iterator[Check]:
     yield from _machine()
     yield _base_model()
     yield _grader()
+    yield _programs()
     yield from _device()
     yield _contract()
 
@@ -166,6 +167,25 @@ def _grader() -> Check:
         )
         return Check(OK, "grader", f"math-verify grades in a worker process; {kernel}")
     return Check(FAIL, "grader", f"2/4 against 1/2 came out {found.value}", "reinstall math-verify")
+
+
+def _programs() -> Check:
+    """What programs that a model writes are kept from here (`--verifier python`)."""
+    from sage_unsloth.grading.programs import NEEDED, ProgramWorker
+
+    worker = ProgramWorker(time_limit=5.0, memory_limit_gib=1.0, allow_unconfined=False)
+    try:
+        worker.start()
+    except (RuntimeError, ValueError) as error:
+        denied = [name for name in NEEDED if name not in worker.kept_from]
+        found = f"programs of a model are not kept from {', '.join(denied)}: refused"
+        return Check(WARN, "programs", found, str(error))
+    finally:
+        worker.stop()
+    found = f"programs of a model are kept from {', '.join(NEEDED)}"
+    if "names of files" in worker.namespaces:
+        return Check(OK, "programs", f"{found}, and see no names of other files or processes")
+    return Check(OK, "programs", f"{found}; without namespaces they see names and sizes of files")
 
 
 def _device() -> Iterator[Check]:

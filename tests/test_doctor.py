@@ -25,6 +25,7 @@ def test_every_check_has_a_status_and_every_trouble_a_remedy(unsloth_module):
         "device",
         "embedded model",
         "grader",
+        "programs",
         "patch contract",
     ):
         assert name in text

@@ -3,43 +3,183 @@
 `assert add(2, 3) == 5` becomes the call `add(2, 3)`, which the program answers in its own process,
 and a comparison, which is made here. So no program sees what is expected of it, or what compares.
 Only literals, arithmetic, comparisons and a few functions of Python are understood.
+
+The values are a model's, and this process is the trainer's. So each operator takes only types for
+which its time and memory are bounded by the length of what it is given: `%` takes numbers, for
+`'%600000000d' % 2` is a gigabyte; a product of a text or list has a largest length; a sum takes
+numbers alone; what is ordered is nested `ORDERED` deep at most.
 """
 
 import ast
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, round, set, sorted,
-        str, sum, tuple,
-    )
-}  # fmt: skip
-_MATH = {name: getattr(math, name) for name in ("isclose", "inf", "pi", "e", "nan", "sqrt")}
-_BINARY = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+from sage_unsloth.grading.program_results import NUMBERS, DictValue, SetValue
+
+LARGEST = 100_000  # items, characters or bits of a product
+ORDERED = 3  # levels of lists that `<`, `sorted`, `min` and `max` look into
+DIGITS = 400  # of a text that becomes a number, and of what `round` rounds to
+
+_SEQUENCES = (str, bytes, list, tuple)
+_ITERABLES = (*_SEQUENCES, SetValue, DictValue)
+
+
+def _take(value: Any, kinds: tuple[type, ...]) -> Any:
+    """The value, if it is of one of these types itself."""
+    if type(value) not in kinds:
+        raise TypeError(f"{type(value).__name__} is not taken here")
+    return value
+
+
+def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *numbers: function(*(_take(number, NUMBERS) for number in numbers))
+
+
+def _add(left: Any, right: Any) -> Any:
+    kinds = (type(left),) if type(left) in _SEQUENCES else NUMBERS
+    return _take(left, kinds) + _take(right, kinds)
+
+
+def _subtract(left: Any, right: Any) -> Any:
+    kinds = (SetValue,) if type(left) is SetValue else NUMBERS
+    return _take(left, kinds) - _take(right, kinds)
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    if type(right) in _SEQUENCES:
+        left, right = right, left
+    if type(left) in _SEQUENCES:
+        if _size(left) * abs(_take(right, (bool, int))) > LARGEST:
+            raise ValueError("too long a product")
+        return left * right
+    if sum(number.bit_length() for number in (left, right) if isinstance(number, int)) > LARGEST:
+        raise ValueError("too large a product")
+    return _take(left, NUMBERS) * _take(right, NUMBERS)
+
+
+def _size(value: Any) -> int:
+    """Items and characters of a value, those inside its items too."""
+    if isinstance(value, (str, bytes)):
+        return 1 + len(value)
+    if isinstance(value, DictValue):
+        return 1 + sum(_size(key) + _size(item) for key, item in value.items())
+    if isinstance(value, (list, tuple, SetValue)):
+        return 1 + sum(map(_size, value))
+    return 1
+
+
+def _check_depth(value: Any, depth: int = ORDERED) -> Any:
+    """The value, if it can be ordered in bounded time: each level is compared twice."""
+    if isinstance(value, (list, tuple)):
+        if depth == 0:
+            raise ValueError("nested too deep to be ordered")
+        for item in value:
+            _check_depth(item, depth - 1)
+    return value
+
+
+def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    return lambda left, right: compare(_check_depth(left), _check_depth(right))
+
+
+def _contains(items: Any, item: Any) -> bool:
+    return item in _take(items, _ITERABLES)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return _take(value, _ITERABLES)
+
+
+def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
+    def extreme(first: Any, *others: Any, **options: Any) -> Any:
+        values = [first, *others] if others else list(_items(first))
+        return function(_check_depth(values, ORDERED + 1), **options)
+
+    return extreme
+
+
+def _sort(items: Any, **options: Any) -> list[Any]:
+    return sorted(_check_depth(list(_items(items)), ORDERED + 1), **options)
+
+
+def _sum(items: Any, start: Any = 0) -> Any:
+    return sum((_take(item, NUMBERS) for item in _items(items)), _take(start, NUMBERS))
+
+
+def _short(value: Any, kinds: tuple[type, ...]) -> Any:
+    if type(value) is str and len(value) > DIGITS:
+        raise ValueError("too long a number")
+    return _take(value, (str, *kinds))
+
+
+def _round(number: Any, digits: Any = None) -> Any:
+    if digits is not None and abs(_take(digits, (bool, int))) > DIGITS:
+        raise ValueError("too many digits")
+    return round(_take(number, NUMBERS), digits)
+
+
+def _to_int(value: Any = 0, *base: Any) -> int:
+    return int(_short(value, (bool, int, float)), *base)
+
+
+def _to_float(value: Any = 0.0) -> float:
+    return float(_short(value, (bool, int, float)))
+
+
+def _to_dict(items: Any = (), **by_name: Any) -> DictValue:
+    pairs = items.items() if isinstance(items, DictValue) else _items(items)
+    return DictValue([*pairs, *by_name.items()])
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": _on_numbers(abs),
+    "all": lambda items: all(_items(items)),
+    "any": lambda items: any(_items(items)),
+    "bool": lambda value=False: bool(value),
+    "dict": _to_dict,
+    "float": _to_float,
+    "frozenset": lambda items=(): SetValue(_items(items), frozenset),
+    "int": _to_int,
+    "len": lambda items: len(_take(items, _ITERABLES)),
+    "list": lambda items=(): list(_items(items)),
+    "max": _extreme(max),
+    "min": _extreme(min),
+    "round": _round,
+    "set": lambda items=(): SetValue(_items(items)),
+    "sorted": _sort,
+    "str": lambda value="": value if isinstance(value, str) else repr(value),
+    "sum": _sum,
+    "tuple": lambda items=(): tuple(_items(items)),
 }
-_UNARY = {ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos}
+_MATH: dict[str, Any] = {name: getattr(math, name) for name in ("inf", "pi", "e", "nan")}
+_MATH |= {"sqrt": _on_numbers(math.sqrt), "isclose": math.isclose}
+_BINARY = {
+    ast.Add: _add,
+    ast.Sub: _subtract,
+    ast.Mult: _multiply,
+    ast.Div: _on_numbers(operator.truediv),
+    ast.FloorDiv: _on_numbers(operator.floordiv),
+    ast.Mod: _on_numbers(operator.mod),
+}
+_UNARY = {
+    ast.Not: operator.not_,
+    ast.USub: _on_numbers(operator.neg),
+    ast.UAdd: _on_numbers(operator.pos),
+}
 _COMPARE = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+    ast.Lt: _ordered(operator.lt),
+    ast.LtE: _ordered(operator.le),
+    ast.Gt: _ordered(operator.gt),
+    ast.GtE: _ordered(operator.ge),
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
-    ast.In: lambda item, items: item in items,
-    ast.NotIn: lambda item, items: item not in items,
+    ast.In: lambda item, items: _contains(items, item),
+    ast.NotIn: lambda item, items: not _contains(items, item),
 }
 
 
@@ -84,7 +224,7 @@ class Assert:
             ) from None
 
     def holds(self, values: list[Any]) -> bool:
-        """Whether it holds where the calls have these values."""
+        """Whether it holds where the calls have these values (of `program_results`)."""
         try:
             return bool(_evaluate(self._test, dict(zip(map(id, self._nodes), values, strict=True))))
         except Exception:  # the values may be of any type, as 3 < "a"
@@ -93,8 +233,8 @@ class Assert:
     def _collect(self, node: ast.AST) -> None:
         match node:
             case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
-                arguments = tuple(_evaluate(item, {}) for item in node.args)
-                by_name = {str(word.arg): _evaluate(word.value, {}) for word in node.keywords}
+                arguments = tuple(_literal(item) for item in node.args)
+                by_name = {str(word.arg): _literal(word.value) for word in node.keywords}
                 self._nodes.append(node)
                 self.calls.append(Call(name, arguments, by_name))
                 return
@@ -113,6 +253,8 @@ class Assert:
                 raise ValueError(f"{type(found).__name__} is not understood")
             if isinstance(found, ast.BinOp):
                 _operator(_BINARY, found.op)
+                if not any(child in self._nodes for child in ast.walk(found)):
+                    _evaluate(found, {})  # one that is refused for its types would never hold
             if isinstance(found, ast.Attribute):
                 _evaluate(found, {})
             if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute):
@@ -125,6 +267,21 @@ def _operator(table: Mapping[type, Any], node: ast.AST) -> Any:
     return table[type(node)]
 
 
+def _literal(node: ast.expr) -> Any:
+    """The value of an argument, with Python's own sets and dicts, for the program."""
+    return _python(_evaluate(node, {}))
+
+
+def _python(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_python, value))
+    if isinstance(value, SetValue):
+        return value.kind(map(_python, value))
+    if isinstance(value, DictValue):
+        return {_python(key): _python(item) for key, item in value.items()}
+    return value
+
+
 def _evaluate(node: ast.expr | None, values: Mapping[int, Any]) -> Any:
     """The value of an expression; `values` has those of the program's calls, by the node's id."""
     if id(node) in values:
@@ -133,23 +290,26 @@ def _evaluate(node: ast.expr | None, values: Mapping[int, Any]) -> Any:
         case ast.Constant():
             return node.value
         case ast.Tuple() | ast.List() | ast.Set():
-            kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
+            kind = {ast.Tuple: tuple, ast.List: list, ast.Set: SetValue}[type(node)]
             return kind(_evaluate(item, values) for item in node.elts)
         case ast.Dict():
             pairs = zip(node.keys, node.values, strict=True)
-            return {_evaluate(key, values): _evaluate(value, values) for key, value in pairs}
+            return DictValue(
+                (_evaluate(key, values), _evaluate(item, values)) for key, item in pairs
+            )
         case ast.UnaryOp():
             return _operator(_UNARY, node.op)(_evaluate(node.operand, values))
         case ast.BinOp():
-            found = _operator(_BINARY, node.op)
-            return found(_evaluate(node.left, values), _evaluate(node.right, values))
+            apply = _operator(_BINARY, node.op)
+            return apply(_evaluate(node.left, values), _evaluate(node.right, values))
         case ast.BoolOp():
             results = (_evaluate(item, values) for item in node.values)
             return all(results) if isinstance(node.op, ast.And) else any(results)
         case ast.Compare():
             return _compare(node, values)
         case ast.Subscript():
-            return _evaluate(node.value, values)[_evaluate(node.slice, values)]
+            items = _take(_evaluate(node.value, values), (*_SEQUENCES, DictValue))
+            return items[_evaluate(node.slice, values)]
         case ast.Slice():
             return slice(*(_evaluate(x, values) if x else None for x in _bounds(node)))
         case ast.Attribute(value=ast.Name(id="math"), attr=name) if name in _MATH:

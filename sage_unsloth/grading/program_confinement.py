@@ -1,5 +1,6 @@
 """What keeps a program from files, network and other processes, and how it is seen that it does."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sage_unsloth.grading.confinement import (
@@ -19,6 +21,12 @@ from sage_unsloth.grading.seccomp import filter_calls
 
 _SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_NEW_USER, _NEW_PID, _NEW_NET, _NEW_MOUNT = 0x1000_0000, 0x2000_0000, 0x4000_0000, 0x0002_0000
+_NEW_HOST_NAME, _NEW_IPC = 0x0400_0000, 0x0800_0000
+_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x4_0000
+_READ_ONLY, _NO_SUID, _NO_DEVICES = 1, 2, 4
+# Folders over which the server mounts the tree that programs see, in a mount namespace of its own.
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/tmp", "/var/tmp")
 
 
 def readable_files() -> list[Path]:
@@ -38,44 +46,176 @@ def _libraries(path: Path) -> list[Path]:
     return [found for folder in (path, *path.glob("*-linux-gnu")) for found in folder.glob("*.so*")]
 
 
+class Namespaces:
+    """The namespaces of a program server, where the kernel grants them.
+
+    Attributes:
+        granted: what of "network", "processes" and "names of files" programs have of their own.
+        root: folder that holds nothing but Python's library and the system's, or None.
+    """
+
+    def __init__(self) -> None:
+        self.granted: list[str] = []
+        self.root: str | None = None
+        self._own_processes = -1
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(self) -> None:
+        """Moves this process, which must have no threads, to namespaces of its own.
+
+        Where processes are among them, what returns is a child, the first process of its namespace;
+        the caller's process waits for it and ends as it does.
+        """
+        if sys.platform != "linux":
+            return
+        ids = os.getuid(), os.getgid()
+        every = _NEW_USER | _NEW_NET | _NEW_PID | _NEW_MOUNT | _NEW_HOST_NAME | _NEW_IPC
+        if self._libc.unshare(every) != 0:
+            if self._libc.unshare(_NEW_USER | _NEW_NET) == 0:
+                self.granted.append("network")
+            return
+        self.granted += ["network", "processes"]
+        with contextlib.suppress(OSError):  # without a user id, nothing can be mounted
+            _write("/proc/self/setgroups", "deny")
+            _write("/proc/self/uid_map", f"{ids[0]} {ids[0]} 1")
+            _write("/proc/self/gid_map", f"{ids[1]} {ids[1]} 1")
+        self._libc.sethostname(b"localhost", 9)
+        child = os.fork()
+        if child:
+            os.closerange(0, 2)
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
+        end_with_parent()
+        with contextlib.suppress(OSError):
+            self._own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._make_root()
+
+    def fork(self) -> int:
+        """Forks a child that is alone in a namespace of processes, where there are any."""
+        own = self._own_processes
+        nested = own >= 0 and self._libc.unshare(_NEW_PID) == 0
+        child = os.fork()
+        if child and nested and self._libc.setns(own, _NEW_PID) != 0:
+            raise OSError(ctypes.get_errno(), "a program server must return to its own namespace")
+        return child
+
+    def _mount(
+        self, source: str, target: str, kind: str | None, flags: int, data: str = ""
+    ) -> bool:
+        arguments = source.encode(), target.encode(), kind and kind.encode(), flags, data.encode()
+        return self._libc.mount(*arguments) == 0
+
+    def _make_root(self) -> None:
+        """Mounts a tree of Python's library and the system's, outside which a program sees no name
+        of a file.
+        """
+        library = sysconfig.get_path("stdlib")
+        needed = [library, *_SHARED, *_DEVICES]
+        prefixes = (sys.prefix, sys.base_prefix, *sys.path, *needed)
+        point = next((p for p in _MOUNT_POINTS if os.path.isdir(p) and not _holds(p, prefixes)), "")
+        if not point or not self._mount("none", "/", None, _RECURSIVE | _PRIVATE):
+            return
+        if not self._mount("tmpfs", point, "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=755"):
+            return
+        mounted: list[str] = []
+        for path in sorted(needed, key=len):
+            if not os.path.exists(path) or _holds_any(mounted, path):
+                continue
+            target = point + path
+            try:
+                os.makedirs(
+                    target if os.path.isdir(path) else os.path.dirname(target), exist_ok=True
+                )
+                if not os.path.isdir(path):
+                    open(target, "a").close()
+            except OSError:
+                return
+            if not self._mount(os.path.realpath(path), target, None, _BIND | _RECURSIVE):
+                return
+            mounted.append(path)
+        installed = f"{point}{library}/site-packages"
+        if os.path.isdir(installed) and not self._mount("tmpfs", installed, "tmpfs", _READ_ONLY):
+            return
+        self.root = point
+        self.granted.append("names of files")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _holds(folder: str, paths: tuple[str, ...]) -> bool:
+    return any(f"{os.path.realpath(path)}/".startswith(f"{folder}/") for path in paths)
+
+
+def _holds_any(folders: list[str], path: str) -> bool:
+    return any(_holds(folder, (path,)) or path.startswith(f"{folder}/") for folder in folders)
+
+
+def end_with_parent() -> None:
+    """The kernel kills this process when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+
+
 class Confinement:
     """What a child does before it runs a program; `memory_limit` in bytes of address space."""
 
-    def __init__(self, memory_limit: int) -> None:
-        self.memory_limit = memory_limit
+    def __init__(self, memory_limit: int, namespaces: Namespaces) -> None:
+        self.memory_limit, self.namespaces = memory_limit, namespaces
         self.ruleset = None
         if sys.platform == "linux":
             self.ruleset = landlock_ruleset(readable_files(), [sysconfig.get_path("stdlib")])
 
     def enter(self, seconds: float) -> None:
         """Confines this process for good; layers that the kernel lacks are left out."""
-        if sys.platform == "linux":
-            end_with_parent = 1
-            ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
         cpu = int(time.process_time() + seconds) + 2
-        for limit, value in (
-            (resource.RLIMIT_AS, self.memory_limit),
-            (resource.RLIMIT_CPU, cpu),
-            (resource.RLIMIT_FSIZE, 0),
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_NOFILE, 32),
-        ):
+        limits = {
+            "AS": self.memory_limit, "CPU": cpu, "FSIZE": 0, "CORE": 0, "NOFILE": 32,
+            "MEMLOCK": 0, "MSGQUEUE": 0, "NICE": 0, "RTPRIO": 0, "SIGPENDING": 64,
+        }  # fmt: skip
+        for name, value in limits.items():
             try:
-                resource.setrlimit(limit, (value, value))
-            except (ValueError, OSError):
+                resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            except (AttributeError, ValueError, OSError):  # macOS has some of them only
                 if sys.platform == "linux":
                     raise
         if sys.platform == "linux":
+            if self.namespaces.root is not None:
+                os.chroot(self.namespaces.root)
+            os.chdir("/")
             drop_capabilities()
             if self.ruleset is not None:
                 enter_ruleset(self.ruleset)
             filter_calls()
 
 
+def server_settings() -> list:
+    """What a program might have changed of this process from outside: limits, processors,
+    priority and scheduling.
+    """
+    limits = [
+        getattr(resource, name) for name in sorted(vars(resource)) if name.startswith("RLIMIT_")
+    ]
+    settings: list = [resource.getrlimit(limit) for limit in limits]
+    settings.append(os.getpriority(os.PRIO_PROCESS, 0))
+    if sys.platform == "linux":
+        get_io_priority = {"x86_64": 252, "aarch64": 31}.get(os.uname().machine)
+        settings += [os.sched_getaffinity(0), os.sched_getscheduler(0)]
+        settings.append(os.sched_getparam(0).sched_priority)
+        if get_io_priority is not None:
+            settings.append(ctypes.CDLL(None).syscall(get_io_priority, 1, 0))
+    return settings
+
+
 def kept_from(confinement: Confinement) -> list[str]:
-    """What a confined child cannot do, as one finds that tries: "files", "network", "processes"."""
+    """What a confined child cannot do, as one finds that tries: "files", "network", "processes",
+    "limits".
+    """
     reading, writing = os.pipe()
-    child = os.fork()
+    child = confinement.namespaces.fork()
     if child == 0:
         try:
             confinement.enter(5)
@@ -102,10 +242,28 @@ def _denied() -> list[str]:
         if os.fork() == 0:
             os._exit(0)
 
-    denied = []
-    for name, tries in (("files", reads), ("network", connects), ("processes", forks)):
+    # What these set is what is set already: only whether they may be called is asked. Each takes
+    # the number of any process of the same user.
+    def sets_limits() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
+
+    def sets_priority() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0))
+
+    def sets_processors() -> None:
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+
+    def is_denied(action: Callable[[], None]) -> bool:
         try:
-            tries()
-        except OSError:
-            denied.append(name)
-    return denied
+            action()
+        except (OSError, ValueError):  # of limits, a refusal is a ValueError
+            return True
+        return False
+
+    tries = {
+        "files": (reads,),
+        "network": (connects,),
+        "processes": (forks,),
+        "limits": (sets_limits, sets_priority, sets_processors),
+    }
+    return [name for name, actions in tries.items() if all(map(is_denied, actions))]

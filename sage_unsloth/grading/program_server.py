@@ -7,10 +7,15 @@ what it writes, and kills it. It knows no expected output: what it returns is co
     time        the server kills it after its seconds; a limit on CPU time besides
     memory      RLIMIT_AS
     files       none to read but Python's own library and the system's shared ones (Landlock), none
-                to write (Landlock, seccomp, RLIMIT_FSIZE)
-    processes   none to start, signal, trace or see (seccomp, Landlock); threads are allowed
+                to write (Landlock, seccomp, RLIMIT_FSIZE); a tree in which there are no others
+                where the kernel grants namespaces
+    processes   none to start, signal, trace or set limits of (seccomp, Landlock), none to name
+                where the kernel grants namespaces; `MOST_THREADS` threads
     network     none (seccomp, and a namespace of its own where the kernel grants one)
     Python      ends the child that tries any of it, or ctypes (audit hook)
+
+After each program this process looks whether its own limits, processors and priority are as they
+were; where they are not, the caller replaces it and asks again.
 """
 
 import builtins
@@ -26,11 +31,20 @@ import time
 import traceback
 from typing import Any, BinaryIO, NoReturn
 
-from sage_unsloth.grading.confinement import end_on_refused_events, leave_network
-from sage_unsloth.grading.program_confinement import Confinement, kept_from
-from sage_unsloth.grading.program_values import decode, encode
+from sage_unsloth.grading.confinement import end_on_refused_events
+from sage_unsloth.grading.program_confinement import (
+    Confinement,
+    Namespaces,
+    end_with_parent,
+    kept_from,
+    server_settings,
+)
+from sage_unsloth.grading.program_values import decode, encode, output_digest
 
 LONGEST_OUTPUT = 2**20  # bytes; a program that writes more is killed
+MOST_THREADS = 128  # a program that has more is killed
+LONGEST_FLOAT = 40  # characters of a number in a result; Python writes 24 at most
+POLL = 0.02  # seconds between two looks at the number of threads
 NOT_PYTHON = 65  # exit status of a child whose program does not compile
 USUAL = (
     "bisect", "collections", "contextlib", "copy", "datetime", "decimal", "enum", "fractions",
@@ -43,14 +57,23 @@ def serve(memory_limit_gib: float) -> NoReturn:
     """Runs programs until standard input ends.
 
     Lines of JSON: `{"program", "seconds"}` with "stdin" (text) or "calls" (a list of [name,
-    arguments, arguments by name], the values encoded by `encode`) in; `{"end": "exit" | "late" |
-    "long", "status": exit status, "output": text}` out. The first line out says from what a
-    program is kept: `{"kept_from": [...]}`, as a child tried.
+    arguments, arguments by name], the values encoded by `encode`) in. Out, a line of JSON, and
+    behind it the results where functions were called:
+
+        end         "exit", "late" or "killed"
+        status      exit status
+        digest      `output_digest` of the standard output
+        empty       whether it wrote nothing
+        length      bytes of the results
+        moved       whether this process's own settings have changed
+
+    The first line out says from what a program is kept, as a child tried, and what namespaces it
+    has: `{"kept_from": [...], "namespaces": [...]}`.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        leave_network()
-    confinement = Confinement(int(memory_limit_gib * 2**30))
+    namespaces = Namespaces()
+    namespaces.enter()
+    confinement = Confinement(int(memory_limit_gib * 2**30), namespaces)
     for name in USUAL:
         __import__(name)
     for name in ("exit", "quit"):  # as outside, where `site` adds them
@@ -59,25 +82,28 @@ def serve(memory_limit_gib: float) -> NoReturn:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
-    _send(replies, {"kept_from": kept_from(confinement)})
+    settings = server_settings()
+    _send(replies, {"kept_from": kept_from(confinement), "namespaces": namespaces.granted})
     for line in requests:
-        _send(replies, _run(confinement, json.loads(line)))
+        reply, results = _run(confinement, json.loads(line))
+        _send(replies, reply | {"moved": server_settings() != settings}, results)
     sys.exit(0)
 
 
-def _send(replies: BinaryIO, message: dict) -> None:
-    replies.write(json.dumps(message).encode() + b"\n")
+def _send(replies: BinaryIO, message: dict, content: bytes = b"") -> None:
+    replies.write(json.dumps(message).encode() + b"\n" + content)
     replies.flush()
 
 
-def _run(confinement: Confinement, request: dict[str, Any]) -> dict[str, Any]:
-    """Runs one program, and kills it at the end of its time."""
+def _run(confinement: Confinement, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Runs one program, and kills it at the end of its time; the reply, and its results."""
     from_child, to_server = os.pipe()
     from_server, to_child = os.pipe()
-    child = os.fork()
+    child = confinement.namespaces.fork()
     if child == 0:
         status = 1
         try:
+            end_with_parent()
             os.setpgid(0, 0)
             status = _run_child(confinement, request, from_server, to_server)
         except MemoryError:
@@ -99,24 +125,72 @@ def _run(confinement: Confinement, request: dict[str, Any]) -> dict[str, Any]:
             except (ProcessLookupError, PermissionError):
                 continue
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"end": end, "status": status, "output": output.decode("utf-8", "replace")}
+    if "calls" in request:
+        digest, results = "", output
+        if not _are_results(output):
+            status, results = status or 1, b""
+    else:
+        digest, results = output_digest(output.decode("utf-8", "replace")), b""
+    reply = {"end": end, "status": status, "digest": digest, "length": len(results)}
+    return reply | {"empty": not output}, results
+
+
+def _are_results(output: bytes) -> bool:
+    """Whether an output is lines of JSON, of plain ASCII, that can be read in bounded time: this
+    process reads them first, because another one takes its place if it breaks.
+    """
+
+    def read_float(text: str) -> float:
+        if len(text) > LONGEST_FLOAT:
+            raise ValueError("no float is written so")
+        return float(text)
+
+    try:
+        for line in output.decode("ascii").splitlines():
+            json.loads(line, parse_float=read_float)
+    except (ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _threads(path: str) -> int:
+    """How many threads a process has, by its folder in /proc; 1 where the system does not tell."""
+    try:
+        with open(f"{path}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[17])
+    except (OSError, IndexError):
+        return 1
 
 
 def _exchange(
     reading: int, writing: int, content: bytes, seconds: float, child: int
 ) -> tuple[str, bytes]:
-    """Feeds a child and reads from it until it ends; how it ended, and what it wrote."""
-    deadline, output = time.monotonic() + seconds, bytearray()
+    """Feeds a child and reads from it until it ends; how it ended, and what it wrote.
+
+    The child's first line is its folder in /proc, written before the program runs.
+    """
+    started, output = time.monotonic(), bytearray()
+    deadline, looked, folder = started + seconds, started, bytearray()
+
+    def limit_reached() -> str:
+        nonlocal looked
+        now = time.monotonic()
+        if now > deadline:
+            return "late"
+        if folder and now - looked > POLL:
+            looked = now
+            return "killed" if _threads(os.fsdecode(bytes(folder))) > MOST_THREADS else ""
+        return ""
+
     os.set_blocking(writing, False)
     rest, open_input, open_output = memoryview(content), True, True
-    while open_output:
+    end = ""
+    while open_output and not end:
         if open_input and not rest:
             os.close(writing)
             open_input = False
-        left = deadline - time.monotonic()
-        ready = select.select([reading], [writing] if open_input else [], [], max(0.0, left))
-        if not (ready[0] or ready[1]):
-            break
+        wait = max(0.0, min(POLL, deadline - time.monotonic()))
+        ready = select.select([reading], [writing] if open_input else [], [], wait)
         if ready[1]:
             try:
                 rest = rest[os.write(writing, rest[:65_536]) :]
@@ -126,17 +200,17 @@ def _exchange(
             part = os.read(reading, 65_536)
             output += part
             open_output = bool(part)
-        if len(output) > LONGEST_OUTPUT or time.monotonic() > deadline:
-            break
+            if not folder and b"\n" in output:
+                folder, _, output = output.partition(b"\n")
+        end = "killed" if len(output) > LONGEST_OUTPUT else limit_reached()
     if open_input:
         os.close(writing)
-    if len(output) > LONGEST_OUTPUT:
-        return "long", b""
-    while time.monotonic() < deadline:  # its output is closed, as at its end
+    while not end:  # its output is closed, as at its end
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return "exit", bytes(output)
         time.sleep(0.0005)
-    return "late", b""
+        end = limit_reached()
+    return end, b""
 
 
 def _run_child(
@@ -146,6 +220,8 @@ def _run_child(
     calls = request.get("calls")
     results = 3  # where the values of calls are written
     high = fcntl.fcntl(to_server, fcntl.F_DUPFD, 100)
+    folder = "/proc/" + (os.readlink("/proc/self") if os.path.islink("/proc/self") else "none")
+    os.write(high, os.fsencode(folder) + b"\n")
     if confinement.ruleset is not None:
         confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, 100)
     os.dup2(from_server, 0)
@@ -175,7 +251,8 @@ def _run_child(
             value = module.__dict__[name](
                 *map(decode, arguments), **{key: decode(item) for key, item in by_name.items()}
             )
-            os.write(results, json.dumps(encode(value)).encode() + b"\n")
+            text = json.dumps(encode(value), separators=(",", ":"))
+            os.write(results, text.encode() + b"\n")
     except MemoryError:
         return 1
     except BaseException:

@@ -15,8 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 from sage_unsloth.grading.asserts import Assert
-from sage_unsloth.grading.program_values import decode, encode
+from sage_unsloth.grading.program_results import DictValue, read_results
+from sage_unsloth.grading.program_values import encode, output_digest
 
+LONGEST_RESULTS, RESULTS_PER_GOLD = 2**16, 4
+"""What a program returns may have so many bytes as JSON, or so many for each character of its gold:
+reading and comparing them takes time and memory of this process."""
 RELATIVE = 1e-9
 """Two numbers with a fraction are equal up to this part of the larger one, in calls of a function;
 an assert says itself how it compares."""
@@ -28,6 +32,7 @@ class Tests:
     Attributes:
         requests: what the program is asked for, each in a process of its own: {"stdin": text} for
             every test, or all calls together as {"calls": [...]}.
+        longest_results: bytes of results that are read.
     """
 
     def __init__(
@@ -37,29 +42,34 @@ class Tests:
         calls: Sequence[list] = (),
         expected: Sequence[Any] = (),
         asserts: Sequence[Assert] = (),
+        longest_results: int = LONGEST_RESULTS,
     ) -> None:
         self.requests: list[dict[str, Any]] = [{"stdin": text} for text in inputs]
         if calls:
             self.requests = [{"calls": list(calls)}]
-        self._outputs = [lines_of(text) for text in outputs]
+        self.longest_results = longest_results
+        self._digests = [output_digest(text) for text in outputs]
         self._expected, self._asserts = list(expected), list(asserts)
 
-    def passes(self, number: int, output: str) -> bool:
-        """Whether what the program wrote for a request is right."""
-        if self._outputs:
-            return lines_of(output) == self._outputs[number]
-        values = _values(output)
+    def passes(self, number: int, digest: str, results: bytes) -> bool:
+        """Whether what the program wrote for a request is right.
+
+        Args:
+            number: of the request.
+            digest: `output_digest` of its standard output.
+            results: what it returned, where it was called.
+        """
+        if self._digests:
+            return digest == self._digests[number]
+        (request,) = self.requests
+        values = read_results(results, len(request["calls"]))
         if values is None:
             return False
         if not self._asserts:
-            return len(values) == len(self._expected) and all(
-                same(*pair) for pair in zip(values, self._expected, strict=True)
-            )
-        if len(values) != sum(len(one.calls) for one in self._asserts):
-            return False
-        for one in self._asserts:
-            own, values = values[: len(one.calls)], values[len(one.calls) :]
-            if not one.holds(own):
+            return all(same(*pair) for pair in zip(values, self._expected, strict=True))
+        for test in self._asserts:
+            own, values = values[: len(test.calls)], values[len(test.calls) :]
+            if not test.holds(own):
                 return False
         return True
 
@@ -75,6 +85,7 @@ def read_tests(gold: str) -> Tests:
         found = json.loads(gold)
     except (ValueError, TypeError, RecursionError):
         found = None
+    longest = max(LONGEST_RESULTS, RESULTS_PER_GOLD * len(gold))
     if isinstance(found, list) and found and all(isinstance(text, str) for text in found):
         asserts = [Assert(text) for text in found]
         calls = [
@@ -83,10 +94,10 @@ def read_tests(gold: str) -> Tests:
                 [*map(encode, call.arguments)],
                 {k: encode(v) for k, v in call.by_name.items()},
             ]
-            for one in asserts
-            for call in one.calls
+            for test in asserts
+            for call in test.calls
         ]
-        return Tests(calls=calls, asserts=asserts)
+        return Tests(calls=calls, asserts=asserts, longest_results=longest)
     if isinstance(found, dict):
         inputs, outputs = found.get("inputs"), found.get("outputs")
         name = found.get("fn_name")
@@ -98,19 +109,12 @@ def read_tests(gold: str) -> Tests:
             lists = all(isinstance(arguments, list) for arguments in inputs)
             if isinstance(name, str) and name.isidentifier() and same_number and lists:
                 calls = [[name, [*map(encode, arguments)], {}] for arguments in inputs]
-                return Tests(calls=calls, expected=outputs)
+                return Tests(calls=calls, expected=outputs, longest_results=longest)
     raise ValueError(
         'the tests of a program must be JSON text: ["assert add(2, 3) == 5", ...], {"inputs": '
         '[texts], "outputs": [texts]}, or {"inputs": [lists of arguments], "outputs": [values], '
         f'"fn_name": NAME}}, as many inputs as outputs; got {gold!r:.200}; repair the row'
     )
-
-
-def lines_of(text: str) -> list[str]:
-    """What of an output is compared: its lines without white space at their ends, without empty
-    ones at the end.
-    """
-    return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -129,16 +133,12 @@ def same(found: Any, expected: Any) -> bool:
             return False
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same, found, expected))
-    if isinstance(found, dict) and isinstance(expected, dict):
-        found = {str(key): value for key, value in found.items()}
-        return found.keys() == expected.keys() and all(
-            same(found[key], expected[key]) for key in expected
+    if isinstance(found, DictValue) and isinstance(expected, dict):
+        try:
+            by_text = {str(key): value for key, value in found.items()}
+        except (TypeError, ValueError):  # of keys that have no text
+            return False
+        return by_text.keys() == expected.keys() and all(
+            same(by_text[key], expected[key]) for key in expected
         )
     return type(found) is type(expected) and found == expected
-
-
-def _values(output: str) -> list[Any] | None:
-    try:
-        return [decode(json.loads(line)) for line in output.splitlines()]
-    except (ValueError, TypeError, RecursionError, AttributeError):
-        return None

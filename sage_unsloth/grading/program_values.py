@@ -1,8 +1,9 @@
 """How values of Python pass from a program's process to the one that compares: as JSON."""
 
+import hashlib
 from typing import Any
 
-NESTING = 20  # deeper is no value that is compared
+NESTING = 20  # a value nested deeper is not compared
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -10,12 +11,10 @@ def encode(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if depth > NESTING:
         return {"?": "deep"}
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, int, float, str):
         return value
-    if kind is float:
-        return {"float": repr(value)}
     if kind is complex:
-        return {"complex": [repr(value.real), repr(value.imag)]}
+        return {"complex": [value.real, value.imag]}
     if kind is bytes:
         return {"bytes": value.hex()}
     if kind is list:
@@ -28,18 +27,16 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The value that `encode` wrote.
+    """The value that `encode` wrote, for values of a gold: sets and dicts hash what is in them.
 
     Raises:
-        ValueError, TypeError: none that it writes, or a class that it does not know.
+        ValueError, TypeError: `encode` does not write it, or a class that it does not know.
     """
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
-    if kind == "float":
-        return float(content)
     if kind == "complex":
         return complex(*map(float, content))
     if kind == "bytes":
@@ -48,5 +45,17 @@ def decode(value: Any) -> Any:
         return {decode(key): decode(item) for key, item in content}
     plain = {"tuple": tuple, "set": set, "frozenset": frozenset}
     if kind not in plain:
-        raise ValueError(f"no plain value: {content!r:.100}")
+        raise ValueError(f"not a plain value: {content!r:.100}")
     return plain[kind](map(decode, content))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of an output that are compared: without white space at their ends, and without
+    empty ones at the end.
+    """
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def output_digest(text: str) -> str:
+    """SHA-256 of `lines_of`: outputs are equal where these are."""
+    return hashlib.sha256("\n".join(lines_of(text)).encode("utf-8", "surrogatepass")).hexdigest()

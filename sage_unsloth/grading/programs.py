@@ -8,6 +8,7 @@ and what is expected of it is nowhere in its reach.
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,8 +26,8 @@ from sage_unsloth.grading.worker import LATE, PATIENCE
 from sage_unsloth.grading.workers import Workers
 
 LONGEST_PROGRAM = 20_000  # characters
-NEEDED = ("files", "network", "processes")
-"""What a program must be kept from."""
+NEEDED = ("files", "network", "processes", "limits")
+"""What a program must be kept from; the last are the limits, processors and priority of others."""
 START_LIMIT, GRACE = 60.0, 20.0  # seconds, for the server to start, and to end what it killed
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ class ProgramWorker:
 
     Attributes:
         kept_from: what of `NEEDED` programs are kept from; set by `start`.
+        namespaces: what programs have of their own besides, as `program_confinement.Namespaces`
+            names it; set by `start`.
+        replaced: how many servers were replaced because their settings had changed.
     """
 
     def __init__(self, time_limit: float, memory_limit_gib: float, allow_unconfined: bool) -> None:
@@ -50,6 +54,8 @@ class ProgramWorker:
         self.allow_unconfined = allow_unconfined
         self.process: subprocess.Popen | None = None
         self.kept_from: tuple[str, ...] = ()
+        self.namespaces: tuple[str, ...] = ()
+        self.replaced = 0
 
     def start(self) -> None:
         """Starts the server, after the end of the one before.
@@ -71,14 +77,15 @@ class ProgramWorker:
             env=environment,
             start_new_session=True,
         )
-        found = self._reply(START_LIMIT)
-        if found is None:
+        try:
+            first, _ = self._reply(START_LIMIT, 0)
+        except (TimeoutError, EOFError):
             self.stop()
             raise RuntimeError(
                 f"the process that runs programs must start within {START_LIMIT:g} s and "
                 f"{self.memory_limit_gib:g} GiB; it did not, and its message is on stderr"
-            )
-        self.kept_from = tuple(found["kept_from"])
+            ) from None
+        self.kept_from, self.namespaces = tuple(first["kept_from"]), tuple(first["namespaces"])
         lacking = [name for name in NEEDED if name not in self.kept_from]
         if not lacking:
             return
@@ -112,47 +119,96 @@ class ProgramWorker:
         seconds = self.time_limit if cpu_limit is None else PATIENCE * cpu_limit
         deadline = time.monotonic() + min(seconds, self.time_limit)
         for number, request in enumerate(tests.requests):
-            reply = self._run(request | {"program": program}, deadline - time.monotonic())
-            if reply is None or reply["end"] == "late":
+            left = deadline - time.monotonic()
+            answer = self._run(request | {"program": program}, left, tests.longest_results)
+            if answer is None or answer[0]["end"] == "late":
                 return LATE
-            if reply["status"] == NOT_PYTHON and reply["end"] == "exit" and not reply["output"]:
+            reply, results = answer
+            ended = reply["end"] == "exit"
+            if ended and reply["status"] == NOT_PYTHON and reply["empty"]:
                 return [Grade.UNPARSABLE, Kind.NONE]
-            done = reply["end"] == "exit" and reply["status"] == 0
-            if not done or not tests.passes(number, reply["output"]):
+            done = ended and reply["status"] == 0
+            if not done or not tests.passes(number, reply["digest"], results):
                 return [Grade.WRONG, Kind.TESTS]
         return [Grade.CORRECT, Kind.TESTS]
 
-    def _run(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The server's reply; None if it came to none."""
+    def _run(
+        self, request: dict[str, Any], seconds: float, longest: int
+    ) -> tuple[dict[str, Any], bytes] | None:
+        """The server's reply and the results; None if it came to none.
+
+        A server that has died, or whose limits or priority something has changed, is replaced, and
+        a fresh one is asked the same once.
+        """
         if seconds <= 0:
             return None
-        if self.process is None or self.process.poll() is not None:
-            self.start()
-        assert self.process is not None and self.process.stdin is not None
-        line = memoryview(json.dumps(request | {"seconds": seconds}).encode() + b"\n")
-        try:
-            while line:
-                line = line[os.write(self.process.stdin.fileno(), line) :]
-        except BrokenPipeError:
+        line = json.dumps(request | {"seconds": seconds}).encode() + b"\n"
+        for _ in range(2):
+            if self.process is None or self.process.poll() is not None:
+                self.start()
+            try:
+                self._send(line, seconds + GRACE)
+                reply, results = self._reply(seconds + GRACE, longest)
+            except TimeoutError:
+                self.stop()
+                return None
+            except (BrokenPipeError, EOFError):
+                self.stop()
+                continue
+            if not reply["moved"]:
+                return reply, results
+            self.replaced += 1
             self.stop()
-            return None
-        reply = self._reply(seconds + GRACE)
-        if reply is None:
-            self.stop()
-        return reply
+        return None
 
-    def _reply(self, seconds: float) -> dict[str, Any] | None:
-        """The next line of the server; None if there is none in time."""
+    def _send(self, line: bytes, seconds: float) -> None:
+        """Writes a line to the server.
+
+        Raises:
+            TimeoutError: it does not read it in time.
+            BrokenPipeError: it is gone.
+        """
+        assert self.process is not None and self.process.stdin is not None
+        requests, rest = self.process.stdin.fileno(), memoryview(line)
+        os.set_blocking(requests, False)
+        poll, deadline = select.poll(), time.monotonic() + seconds
+        poll.register(requests, select.POLLOUT)
+        while rest:
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            rest = rest[os.write(requests, rest[:65_536]) :]
+
+    def _reply(self, seconds: float, longest: int) -> tuple[dict[str, Any], bytes]:
+        """The next reply of the server, and the results behind it; b"" if they are too long.
+
+        Raises:
+            TimeoutError: there is none in time.
+            EOFError: the server is gone.
+        """
         assert self.process is not None and self.process.stdout is not None
-        replies, deadline, parts = self.process.stdout.fileno(), time.monotonic() + seconds, []
-        while not parts or not parts[-1].endswith(b"\n"):
+        replies, deadline = self.process.stdout.fileno(), time.monotonic() + seconds
+
+        def receive(most: int) -> bytes:
             left = deadline - time.monotonic()
             if left <= 0 or not connection.wait([replies], left):
-                return None
-            parts.append(os.read(replies, 65_536))
-            if not parts[-1]:
-                return None
-        return json.loads(b"".join(parts))
+                raise TimeoutError
+            part = os.read(replies, most)
+            if not part:
+                raise EOFError
+            return part
+
+        received = bytearray()
+        while b"\n" not in received:
+            received += receive(65_536)
+        line, _, results = received.partition(b"\n")
+        reply = json.loads(line)
+        missing = reply.get("length", 0) - len(results)
+        while missing > 0:
+            part = receive(min(missing, 65_536))
+            missing -= len(part)
+            if reply["length"] <= longest:
+                results += part
+        return reply, bytes(results) if reply.get("length", 0) <= longest else b""
 
     def stop(self) -> None:
         """Kills the server; the program that it runs dies with it."""
@@ -185,7 +241,7 @@ def python_checker(*, allow_unconfined: bool = False) -> Checker:
     """The verifier `python`; `verifiers.get_verifier` says what the argument does."""
     return Checker(
         name="python",
-        version=1,
+        version=2,
         plainly=_check_program,
         workers=partial(ProgramWorkers, allow_unconfined=allow_unconfined),
         gold_is_answer=False,

@@ -1,42 +1,28 @@
-"""The verifier `python`: programs against tests, and programs that attack it."""
+"""The verifier `python`: programs against tests. Those that attack it: `test_program_attacks`."""
 
 import json
-import os
-import subprocess
-import sys
+import math
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
 from sage_unsloth.grading.asserts import Assert
 from sage_unsloth.grading.checker import Grade, Kind
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.program_results import DictValue, SetValue, key_of, read_results
 from sage_unsloth.grading.program_tests import read_tests, same
 from sage_unsloth.grading.program_values import decode, encode
-from sage_unsloth.grading.seccomp import filter_instructions, refused_calls
 from sage_unsloth.grading.verifiers import get_verifier
-from sage_unsloth.runs.files import read_jsonl
 
-ROOT = Path(__file__).parents[2]
-HOSTILE = read_jsonl(ROOT / "data/hostile_programs.jsonl")
 SUM = json.dumps({"inputs": ["2 3\n", "10 -4\n"], "outputs": ["5\n", "6\n"]})
 ADD = json.dumps(["assert add(2, 3) == 5", "assert add('a', 'b') == 'ab'"])
 CALLS = json.dumps({"inputs": [[2, 3], ["a", "b"]], "outputs": [5, "ab"], "fn_name": "add"})
-SECRET = "expected-only-by-the-test-7341"
 
 
 @pytest.fixture(scope="module")
 def grader():
     with Grader(time_limit=20.0, checker=get_verifier("python")) as grader:
-        yield grader
-
-
-@pytest.fixture(scope="module")
-def quick():
-    """With a limit that programs which never end reach soon."""
-    with Grader(time_limit=2.0, memory_limit_gib=0.25, checker=get_verifier("python")) as grader:
         yield grader
 
 
@@ -91,6 +77,57 @@ def test_any_other_is_not(grader, program, gold, grade):
     assert graded(grader, program, gold) is grade
 
 
+RIGHT = "print(sum(map(int, input().split())))\n"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "import sys\nsys.exit(1)",
+        "raise SystemExit(3)",
+        "raise SystemExit('message')",
+        "exit(True)",
+        "raise ValueError",
+        "import os, sys\nsys.stdout.flush()\nos._exit(1)",
+        "import sys\nsys.stdout.close()",
+    ],
+)
+def test_right_output_and_another_end_than_success_is_wrong(grader, ending):
+    assert graded(grader, RIGHT + ending, SUM) is Grade.WRONG
+
+
+@pytest.mark.parametrize("ending", ["import sys\nsys.exit(0)", "raise SystemExit", "exit(None)"])
+def test_right_output_and_success_is_right(grader, ending):
+    assert graded(grader, RIGHT + ending, SUM) is Grade.CORRECT
+
+
+@pytest.mark.parametrize("ending", ["import os\nos._exit(1)", "raise SystemExit(1)"])
+def test_right_results_and_another_end_than_success_are_wrong(grader, ending):
+    program = f"import os\nos.write(3, b'5\\n' + b'\"ab\"\\n')\n{ending}\n"
+    assert graded(grader, program, ADD) is Grade.WRONG
+    program = program.replace("(1)", "(0)")
+    if "_exit" in ending:
+        assert graded(grader, program, ADD) is Grade.CORRECT, "the results themselves are right"
+
+
+def test_a_program_has_the_memory_of_its_limit():
+    program = "x = bytes({} * 2**20)\n" + RIGHT
+    with Grader(time_limit=20.0, memory_limit_gib=0.25, checker=get_verifier("python")) as small:
+        assert graded(small, program.format(100), SUM) is Grade.CORRECT
+        assert graded(small, program.format(400), SUM) is Grade.WRONG
+
+
+def test_all_tests_of_a_program_share_its_time():
+    tests = json.dumps({"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]})
+    sleeper = "import time\ntime.sleep({})\nprint(input())"
+    with Grader(time_limit=1.5, checker=get_verifier("python")) as brief:
+        brief.check_workers()
+        started = time.monotonic()
+        assert graded(brief, sleeper.format(0.7), tests) is Grade.TIMED_OUT
+        assert time.monotonic() - started < 2.1, "0.7 s for each of three are within 1.5 s for each"
+        assert graded(brief, sleeper.format(0.05), tests) is Grade.CORRECT
+
+
 def test_the_answer_is_in_the_tag_or_in_the_last_block(grader):
     block = "```python\ndef add(a, b):\n    return a + b\n```"
     wrong = "```python\ndef add(a, b):\n    return 0\n```"
@@ -110,136 +147,6 @@ def test_the_answer_is_in_the_tag_or_in_the_last_block(grader):
     assert dict(zip(cases, grades, strict=True)) == cases
 
 
-# --- what attacks ---------------------------------------------------------------------------------
-
-
-def test_the_list_of_attacks_has_every_class():
-    assert {row["class"] for row in HOSTILE} >= {
-        "fork bomb", "endless output", "huge output", "writing files", "sockets", "ctypes",
-        "reading the tests", "sys.exit", "os._exit", "builtins", "__eq__", "proc", "threads",
-        "signals", "recursion", "memory", "results", "processes", "time",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("row", HOSTILE, ids=lambda row: row["id"])
-def test_no_hostile_program_is_right_or_leaves_a_trace(row, quick, tmp_path, monkeypatch):
-    """Each would be right, or leave a file, if it got at what it is after: the expected output lies
-    in a file, in this process's environment, and in its memory.
-    """
-    (tmp_path / "tests.json").write_text(SECRET)
-    before = set(Path("/tmp").iterdir()) - {tmp_path}
-    monkeypatch.setenv("EXPECTED", SECRET)
-    program = row["program"].replace("FOLDER", str(tmp_path)).replace("PID", str(os.getpid()))
-    golds = {
-        "stdin": json.dumps({"inputs": ["go\n"], "outputs": [SECRET]}),
-        "calls": json.dumps({"inputs": [[1]], "outputs": [SECRET], "fn_name": "f"}),
-        "asserts": json.dumps([f"assert f(1) == {SECRET!r}"]),
-    }
-    started = time.monotonic()
-    grade = graded(quick, program, golds[row["tests"]])
-    assert grade in (Grade.WRONG, Grade.TIMED_OUT, Grade.UNPARSABLE)
-    assert time.monotonic() - started < 60
-    assert [file.name for file in tmp_path.iterdir()] == ["tests.json"]
-    assert not any("owned" in file.name for file in set(Path("/tmp").iterdir()) - before)
-    # The next program is graded as if there had been none.
-    assert graded(quick, "def add(a, b):\n    return a + b  # " + row["id"], ADD) is Grade.CORRECT
-
-
-def test_no_program_outlives_its_grader():
-    marker = "sleeper-5518"
-    with Grader(time_limit=0.5, checker=get_verifier("python")) as grader:
-        program = f"# {marker}\nimport time\nwhile True:\n    time.sleep(9)"
-        assert graded(grader, program, SUM) is Grade.TIMED_OUT
-        server = grader._workers.all[0].process.pid
-        assert children(server) == []
-    assert not Path(f"/proc/{server}").exists()
-
-
-def children(pid):
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-# --- where the kernel cannot ----------------------------------------------------------------------
-
-UNCONFINED = """
-    import ctypes, json, platform, struct, sys
-
-    def kernel_without(*calls):
-        "From now on these system calls fail as ones that the kernel does not have (ENOSYS, 38)."
-        lines = [(0x20, 0, 0, 0)]
-        for number in calls:
-            lines += [(0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | 38)]
-        code = b"".join(struct.pack("HBBI", *line) for line in [*lines, (0x06, 0, 0, 0x7FFF0000)])
-        memory = ctypes.create_string_buffer(code, len(code))
-        program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(memory))
-        libc = ctypes.CDLL(None)
-        libc.prctl(38, 1, 0, 0, 0)
-        assert libc.prctl(22, ctypes.c_ulong(2), program, 0, 0) == 0
-
-    landlock, arm = (444, 445, 446), platform.machine() == "aarch64"
-    unshare, prctl = (97, 167) if arm else (272, 157)
-    kernel_without(*landlock, unshare, *([prctl] if "filter" in sys.argv[1] else []))
-    from sage_unsloth.grading.grader import Grader
-    from sage_unsloth.grading.verifiers import get_verifier
-    gold = json.dumps({"inputs": ["2 3"], "outputs": ["5"]})
-    checker = get_verifier("python", allow_unconfined="allowed" in sys.argv[1])
-    with Grader(checker=checker, time_limit=20.0) as grader:
-        try:
-            grader.check_workers()
-        except ValueError as error:
-            print("refused:", error)
-        else:
-            print(grader.grade_answers(["print(sum(map(int, input().split())))"], [gold])[0])
-            print(grader.grade_answers(["import os\\nos.fork()\\nprint(5)"], [gold])[0])
-            print(grader.kept_from)
-"""
-
-
-def without_layers(how):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(UNCONFINED), how],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
-def test_a_kernel_that_cannot_confine_is_refused_unless_allowed():
-    out, _ = without_layers("landlock")
-    assert "must be kept from files, network, processes" in out
-    assert "does not keep them from files; take Linux 5.13" in out and "--allow-unconfined" in out
-    out, _ = without_layers("landlock and filter")
-    assert "does not keep them from files, network, processes" in out
-    out, err = without_layers("allowed: landlock and filter")
-    assert out.splitlines() == ["correct", "wrong", "()"], "the audit hook still ends a fork"
-    assert "run without being kept from files, network, processes" in err
-
-
-def test_the_filter_refuses_what_the_kernel_headers_name():
-    """Numbers of calls, read from the system's own headers where they are installed."""
-    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-    numbers = set(refused_calls("x86_64"))
-    assert len(numbers) == len(refused_calls("x86_64"))
-    assert filter_instructions("riscv64") is None
-    assert len(filter_instructions("aarch64") or b"") % 8 == 0
-    if not header.is_file():
-        pytest.skip("no kernel headers")
-    text = header.read_text()
-    named = {
-        words[1].removeprefix("__NR_"): int(words[2])
-        for words in map(str.split, text.splitlines())
-        if len(words) == 3 and words[1].startswith("__NR_")
-    }
-    for name in ("fork", "execve", "socket", "kill", "ptrace", "unlink", "mount", "memfd_create"):
-        assert named[name] in numbers, name
-    for name in ("read", "write", "mmap", "exit_group", "futex", "brk", "close"):
-        assert named[name] not in numbers, name
-
-
 # --- golds ----------------------------------------------------------------------------------------
 
 
@@ -257,10 +164,88 @@ def test_the_filter_refuses_what_the_kernel_headers_name():
         ("assert f(1) < 2", ["text"], False),  # a TypeError in the program's place
         ("assert f(1) == [1, 2]", [(1, 2)], False),
         ("assert 1 <= f(1) <= 3", [3], True),
+        ("assert f(1) == {'a': [1, {2}], (1, 2): 3.0}", [{"a": [1, {2}], (1, 2): 3}], True),
+        ("assert f(1) == {'a': 1}", [{"a": 1, "b": 2}], False),
+        ("assert f(1)['a'] == 1 and 'b' not in f(2)", [{"a": 1}, {"a": 1}], True),
+        (
+            "assert f(1) == {1, 2.5, 'a', None, (1, frozenset([2]))}",
+            [{1.0, 2.5, "a", None, (1, frozenset([2]))}],
+            True,
+        ),
+        ("assert f(1) == {1, 2}", [frozenset([1, 2])], True),
+        ("assert f(1) == {1, 2}", [{1, 3}], False),
+        ("assert f(1) < {1, 2, 3} and {1} <= f(2)", [{1, 2}, {1, 2}], True),
+        ("assert f(1) - {1} == {2} and 2 in f(2)", [{1, 2}, {True, 2}], True),
+        ("assert len(set(f(1))) == 2", [[1, True, 1.0, 2]], True),
+        ("assert dict(f(1)) == {1: 2} and list(f(2)) == ['a']", [[(1, 2)], {"a": 1}], True),
+        ("assert sorted(f(1), key=len, reverse=True)[0] == 'abc'", [["a", "abc"]], True),
+        ("assert max(f(1)) == 3 and min(f(2), default=0) == 0", [{3, 1}, []], True),
+        ("assert sum(f(1)) == 3.5 and round(f(2), 2) == 3.14", [[1, 2.5], 3.14159], True),
+        ("assert f(1) % 2 == 1 and f(2) // 2 == 3 and f(3) * 2 == 'abab'", [7, 7, "ab"], True),
+        ("assert str(f(1)) == \"{'a': [1]}\" and int(f(2)) == 12", [{"a": [1]}, "12"], True),
+        ("assert f(1) + [3] == [1, 2, 3] and -f(2) == 4", [[1, 2], -4], True),
+        ("assert f(1)", [set()], False),
+        ("assert f(1) == f(2)", [float("nan"), float("nan")], False),
     ],
 )
 def test_an_assert_is_evaluated_outside(text, values, holds):
-    assert Assert(text).holds(values) is holds
+    assert Assert(text).holds(returned(*values)) is holds
+
+
+def returned(*values):
+    """The values as the comparing process has them."""
+    text = b"".join(json.dumps(encode(value)).encode() + b"\n" for value in values)
+    results = read_results(text, len(values))
+    assert results is not None
+    return results
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("assert f(1) % 2 == 0", "%600000000d"),
+        ("assert f(1) % 2 != 0", b"%600000000d"),
+        ("assert f(1) * 100_001 != 0", "x"),
+        ("assert f(1) * 20_000 != 0", ["xxxxxxxxxx"]),
+        ("assert 'x' * f(1) != ''", 10**9),
+        ("assert 3 ** 4 != f(1) * f(1)", 1),
+        ("assert " + " * ".join(["f(1)"] * 8) + " != 1", 10**4_000),
+        ("assert sum(f(1), []) != 0", [[1], [2]]),
+        ("assert round(5, f(1)) == 0", -(10**9)),
+        ("assert int(f(1)) != 0", "9" * 4_000),
+        ("assert f(1) < [[[[2]]]]", [[[[1]]]]),
+        ("assert sorted(f(1)) != 0", [[[[[1]]]], [[[[2]]]]]),
+        ("assert str(f(1)) != ''", {1, 2}),
+        ("assert f(1).real == 1", 1),
+    ],
+)
+def test_what_would_be_unbounded_does_not_hold(text, value):
+    try:
+        test = Assert(text)
+    except ValueError:
+        return
+    assert not test.holds(returned(*[value] * len(test.calls)))
+
+
+def test_equal_values_have_equal_keys_and_others_have_not():
+    values = [
+        0, 1, -1, 13, 255, 2.5, 1e-07, 1e300, float("inf"), -float("inf"), 1j, 1 + 2j, "", "1",
+        "n1", "None", None, b"", b"n1", (), (1,), (1, 2), ((1,), 2), (1, (2,)), ("1",), "x" * 100,
+        "x" * 101, 10**400, 10**400 + 1, ("a", "b"), ("ab",), SetValue([1, 2]), SetValue([1]),
+    ]  # fmt: skip
+    assert len({key_of(value) for value in values}) == len(values)
+    for group in ([1, 1.0, True, 1 + 0j], [0, 0.0, -0.0, False], [(1, 2.0), (True, 2)]):
+        assert len({key_of(value) for value in group}) == 1
+    for number in (2**53 + 1, 2**64, 2**64 + 1, 2**70, 10**18, 10**40, 2**1023, 2**1024 - 1):
+        for value in (number, -number, number + 1):
+            as_float = float(value) if abs(value) <= 2**1023 else math.inf
+            assert (key_of(value) == key_of(as_float)) == (value == as_float), value
+    assert key_of(SetValue([1, 2])) == key_of(SetValue([2.0, True]))
+    nan = float("nan")
+    assert key_of(nan) == key_of(nan) != key_of(float("-nan"))
+    for value in ([], DictValue([])):
+        with pytest.raises(TypeError, match="has no hash"):
+            key_of(value)
 
 
 def test_what_a_call_is_given():
@@ -285,6 +270,7 @@ def test_what_a_call_is_given():
         "assert f(*a) == 1",
         "import os",
         "assert f(1) == 2; assert f(2) == 3",
+        "assert f(1) == '%d' % 3",
         "assert f(1) == " + "(" * 300,
     ],
 )
@@ -310,8 +296,11 @@ def test_a_gold_of_another_form_is_refused(gold):
 def test_values_come_through_as_they_are():
     value = [None, True, 1, -2.5, float("inf"), "ä", b"\0", (1, [2]), {3}, {"a": {1: 2}}, 1j]
     assert decode(json.loads(json.dumps(encode(value)))) == value
-    with pytest.raises(ValueError, match="no plain value"):
+    with pytest.raises(ValueError, match="not a plain value"):
         decode(json.loads(json.dumps(encode([object()]))))
+    assert read_results(json.dumps(encode([object()])).encode(), 1) is None
+    assert read_results(b"1\n2\n", 2) == [1, 2]
+    assert read_results(b"1\n2\n", 1) is read_results(b"1\n2\n", 3) is None
 
 
 @pytest.mark.parametrize(
@@ -326,9 +315,17 @@ def test_values_come_through_as_they_are():
         ("2", 2, False),
         ({1: "a"}, {"1": "a"}, True),
         ({1}, [1], False),
+        (True, 1.0, False),
+        (1.0, True, False),
+        (False, 0.0, False),
+        ({(1, 2): 3}, {"(1, 2)": 3}, True),
+        ({frozenset([1]): 3}, {"frozenset({1})": 3}, False),
+        (None, None, True),
+        ([True, 1], [1, 1], False),
+        ({"a": True}, {"a": 1}, False),
         (float("nan"), 1.0, False),
         (10**400, 1.0, False),
     ],
 )
 def test_returned_values_are_compared_with_those_of_json(found, expected, equal):
-    assert same(found, expected) is equal
+    assert same(*returned(found), expected) is equal
