@@ -1,7 +1,6 @@
 """Many samples of the model that every run of a frontier starts from.
 
-    python -m sage_unsloth.lab.frontier.start_model --task arithmetic --problems fresh \\
-        --out runs/start-arithmetic
+    python -m sage_unsloth.lab.frontier.start_model --out runs/start-models
 
 Every "− SFT" of a frontier shares one estimate of the SFT model's pass@k, from as few samples as a
 trained model gets. This trains SFT again by the frontier's own settings (seconds for the embedded
@@ -84,18 +83,20 @@ def sample_start_model(out: Path, config: FrontierConfig, num_samples: int) -> l
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--task", default="arithmetic", help="(default: %(default)s)")
+    parser.add_argument("--tasks", nargs="+", default=["arithmetic", "countdown"])
     parser.add_argument("--problems", default="fresh", choices=PROBLEMS)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each problem")
-    parser.add_argument("--out", type=Path, required=True, help="for the model and its samples")
+    parser.add_argument("--out", type=Path, required=True, help="for models and samples")
     options = parser.parse_args(arguments)
-    config = FrontierConfig(task=options.task, problems=options.problems)
-    folder = data_folder() / "results" / "frontier" / options.task / options.problems
-    data = read_json(folder / "records.json")
-    samples = sample_start_model(options.out, config, options.samples)
-    counts = count_start_samples(samples, data, options.samples)
-    write_json(folder / FILE, counts | {"environment": environment()})
-    print(f"{counts['repeats']} of {counts['problems']} problems have the recorded count")
+    code = environment()  # of the start: the checkout may have changed by the end
+    for task in options.tasks:
+        config = FrontierConfig(task=task, problems=options.problems)
+        folder = data_folder() / "results" / "frontier" / task / options.problems
+        data = read_json(folder / "records.json")
+        samples = sample_start_model(options.out / task, config, options.samples)
+        counts = count_start_samples(samples, data, options.samples)
+        write_json(folder / FILE, counts | {"environment": code})
+        print(f"{task}: {counts['repeats']} of {counts['problems']} problems repeat their count")
     return 0
 
 
