@@ -20,12 +20,12 @@ import numpy as np
 
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.frontier.design import PROBLEMS, FrontierConfig
+from sage_unsloth.lab.frontier.records import START
 from sage_unsloth.models.embedded import data_folder, settle_process
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.record import environment
 from sage_unsloth.sampling.counts import correct_matrix
 
-FILE = "start_model.json"
 SAMPLES = 512
 
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = read_json(folder / "records.json")
         samples = sample_start_model(options.out / task, config, options.samples)
         counts = count_start_samples(samples, data, options.samples)
-        write_json(folder / FILE, counts | {"environment": code})
+        write_json(folder / START, counts | {"environment": code})
         print(f"{task}: {counts['repeats']} of {counts['problems']} problems repeat their count")
     return 0
 
