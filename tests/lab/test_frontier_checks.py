@@ -212,7 +212,8 @@ def test_what_a_dose_can_change_by_hand():
     assert possible_change(1.0, 0, *line) == 0
     assert possible_change(2.0, 0, [0.6], [0.1]) is None
     assert is_negligible(0.001, 0.02) and not is_negligible(0.003, 0.02)
-    assert not is_negligible(None, 0.02) and not is_negligible(0.0, None)
+    assert is_negligible(0.002, None) and not is_negligible(0.004, 0.0), "held to .03"
+    assert not is_negligible(None, 0.02)
 
 
 # --- families and claims --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sage_unsloth.lab.evidence.claims import MATTERS
 from sage_unsloth.lab.frontier.design import point_name
 from sage_unsloth.lab.frontier.records import FrontierRecords
 from sage_unsloth.training.algorithms import ALGORITHMS, SETTINGS
@@ -82,5 +83,8 @@ def possible_change(
 
 
 def is_negligible(change: float | None, detectable: float | None) -> bool:
-    """Whether a dose is too small for a verdict."""
-    return change is not None and detectable is not None and abs(change) < NEGLIGIBLE * detectable
+    """Whether a dose is too small for a verdict.
+
+    Without a detectable difference (one seed, or no cell that differs) it is held to `MATTERS`.
+    """
+    return change is not None and abs(change) < NEGLIGIBLE * (detectable or MATTERS)
