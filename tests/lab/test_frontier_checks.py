@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.lab.evidence.power import crossed_interval
 from sage_unsloth.lab.frontier.checks import make_checks
 from sage_unsloth.lab.frontier.chord import Place, distance_to_chord, find_neighbours
@@ -314,3 +315,26 @@ def test_no_verdict_on_a_guide_that_did_nearly_nothing(task):
     training = [r["training"] for r in data["runs"] if r["algorithm"] == "sage-branch"]
     assert row["touched"] == pytest.approx(np.mean([t["share_touched"] for t in training]))
     assert set(report["points"][row["point"]]["verdicts"].values()) == {NO_DOSE}
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
+def test_no_familys_curves_cross(task):
+    """What the page says: within a family GRPO is above the SFT model at every k, or below."""
+    data, _ = committed(task)
+    names, recorded = data["sets"]["test"]["families"], data["runs"]
+    start = np.array(next(r for r in recorded if r["seed"] is None)["sets"]["test"]["correct"])
+    trained = np.array(
+        [
+            r["sets"]["test"]["correct"]
+            for r in recorded
+            if (r["algorithm"], r["strength"]) == ("grpo", 0.05)
+        ]
+    )
+    for family in set(names):
+        member = np.array(names) == family
+        changes = [
+            pass_at_k(32, trained[:, member], k).mean() - pass_at_k(32, start[member], k).mean()
+            for k in (1, 2, 4, 8, 16, 32)
+        ]
+        signs = {float(np.sign(round(change, 9))) for change in changes}
+        assert signs - {0.0} in ({1.0}, {-1.0}), family
