@@ -1,5 +1,6 @@
 """`run.json`: a run's settings, versions, machine and commit, and which run a folder belongs to."""
 
+import hashlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.runs.files import read_json, write_json
 
 PACKAGES = (
+    "sage_unsloth",
     "torch",
     "transformers",
     "trl",
@@ -28,6 +30,10 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
+NOT_CODE = ("__pycache__", "data")
+"""Folders of the package that `code_tree` leaves out; an installed one has its data inside."""
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""git's id of a folder without files, which no commit contains."""
 ANY: Final = object()
 """Of a setting that is not compared where an earlier version did not record it."""
 LATER: dict[str, Any] = {
@@ -78,6 +84,10 @@ def runs_folder() -> Path:
 def environment() -> dict:
     """Where a run happens: versions (None where a package is missing), machine, date, commit.
 
+    A copy of the package outside a checkout has no commit (it is None there), so `code_tree` names
+    the code by its content: `git rev-parse COMMIT:sage_unsloth` gives the same for the commit that
+    it is.
+
     PyTorch is not imported: versions are read from the installed packages' metadata.
     """
     packages = {name: package_version(name) for name in PACKAGES}
@@ -90,6 +100,7 @@ def environment() -> dict:
         "cpu_count": os.cpu_count(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
+        "code_tree": code_tree(Path(__file__).parents[1]),
     }
 
 
@@ -149,6 +160,34 @@ def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
             f"a run is resumed with its own settings only; in {folder}: {'; '.join(differences)}; "
             "choose another --out, or delete the folder"
         )
+
+
+def code_tree(folder: Path) -> str:
+    """The id that git gives a folder with these files, whether or not it is in a repository.
+
+    A tree's id is the SHA-1 of its entries, each a mode, a name and the id of a file or a folder.
+    """
+
+    def identify(kind: str, content: bytes) -> bytes:
+        header = f"{kind} {len(content)}\0".encode()
+        return hashlib.sha1(header + content, usedforsecurity=False).digest()
+
+    entries = {}
+    for path in folder.iterdir():
+        if path.is_symlink():
+            link = os.readlink(path).encode()
+            entries[path.name] = b"120000 ", identify("blob", link)
+        elif not path.is_dir():
+            mode = b"100755 " if os.access(path, os.X_OK) else b"100644 "
+            entries[path.name] = mode, identify("blob", path.read_bytes())
+        elif path.name not in NOT_CODE and (inner := code_tree(path)) != EMPTY_TREE:
+            # git sorts a folder as if its name ended in a slash.
+            entries[path.name + "/"] = b"40000 ", bytes.fromhex(inner)
+    tree = b"".join(
+        mode + name.rstrip("/").encode() + b"\0" + entry
+        for name, (mode, entry) in sorted(entries.items(), key=lambda item: item[0].encode())
+    )
+    return identify("tree", tree).hex()
 
 
 def _commit() -> str | None:

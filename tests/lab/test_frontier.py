@@ -25,7 +25,7 @@ from sage_unsloth.lab.frontier.design import (
 )
 from sage_unsloth.lab.frontier.line import above_line, area, kept, kept_at, resampled
 from sage_unsloth.lab.frontier.publish import publish_records
-from sage_unsloth.lab.frontier.records import FrontierRecords
+from sage_unsloth.lab.frontier.records import START, FrontierRecords
 from sage_unsloth.lab.frontier.report import make_report
 from sage_unsloth.lab.frontier.run import plan
 from sage_unsloth.lab.frontier.text import markdown, section, summary
@@ -226,7 +226,7 @@ def records(counts: dict[tuple[str, str, float | None, int | None], list[int]]) 
     ]
     shared = {"max_steps": 3, "prompts_per_step": 1, "num_generations": 2, "learning_rate": 0.1}
     return {
-        "task": "arithmetic",
+        "task": "three-problems",
         "title": "three problems",
         "problems": "pilot",
         "sets": {
@@ -419,7 +419,9 @@ COMMITTED = sorted((ROOT / "data" / "results" / "frontier").rglob("records.json"
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parent.name)
 def test_committed_report_follows_from_the_committed_records(path):
     report = json.loads((path.parent / "report.json").read_text())
-    made = json.loads(json.dumps(make_report(json.loads(path.read_text()))))
+    start = path.parent / START
+    start = json.loads(start.read_text()) if start.exists() else None
+    made = json.loads(json.dumps(make_report(json.loads(path.read_text()), start)))
     assert markdown(made) == markdown(report)
     assert (path.parent / "report.md").read_text() == markdown(report)
 

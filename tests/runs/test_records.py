@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -134,7 +135,8 @@ def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    module = tmp_path / "record.py"
+    module = tmp_path / "package" / "runs" / "record.py"
+    module.parent.mkdir(parents=True)
     monkeypatch.setattr(records, "__file__", str(module))
     assert environment()["commit"] is None  # no repository
     git("init")
@@ -143,14 +145,49 @@ def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
     git("add", "other")
     git("commit", "-m", "m")
     assert environment()["commit"] is None  # installed inside somebody else's repository
-    git("add", "record.py")
+    git("add", "package")
     git("commit", "-m", "m")
     head = git("rev-parse", "HEAD")
     assert environment()["commit"] == head
+    assert environment()["code_tree"] == git("rev-parse", "HEAD:package")
     module.write_text("2\n")
     assert environment()["commit"] == head + "-dirty"
     monkeypatch.setenv("PATH", "")
     assert environment()["commit"] is None  # no git
+
+
+def test_code_without_a_repository_is_named_by_its_content(tmp_path):
+    """As it was for the records of the frontier's first verdict, which name no commit."""
+    checkout, copy = tmp_path / "checkout", tmp_path / "copy"
+    package = checkout / "package"
+    for name, text in {"a.py": "1\n", "a/b.py": "2\n", "a-b.py": "3\n", "run": "4\n"}.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    (package / "run").chmod(0o755)
+    (package / "link").symlink_to("nowhere")
+    (package / "left_over" / "__pycache__").mkdir(parents=True)
+    (package / "left_over" / "__pycache__" / "x.pyc").write_text("")
+    (checkout / ".gitignore").write_text("__pycache__\n")
+    shutil.copytree(package, copy, symlinks=True)
+
+    def git(*arguments):
+        command = ["git", "-C", str(checkout), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    git("add", ".")
+    assert records.code_tree(copy) == git("write-tree", "--prefix=package/")
+    (copy / "a" / "b.py").write_text("changed\n")
+    assert records.code_tree(copy) != git("write-tree", "--prefix=package/")
+
+
+def test_committed_results_name_their_code():
+    """From the day on which `code_tree` joined; some older results name no commit."""
+    for path in (Path(__file__).parents[2] / "data" / "results").rglob("*.json"):
+        result = json.loads(path.read_text())
+        recorded = result.get("environment", {}) if isinstance(result, dict) else {}
+        if recorded.get("date", "") > "2026-11-22T18:00":
+            assert recorded["code_tree"] and recorded["packages"]["sage_unsloth"], path
 
 
 def test_environment_imports_no_torch():

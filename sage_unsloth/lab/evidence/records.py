@@ -30,6 +30,7 @@ SERIES = {
     "entropy": "sage/entropy",
     "grad_norm": "grad_norm",
     "guide_mean": "sage/guide_mean",
+    "log_guide_mean": "sage/log_guide_mean",
     "share_touched": "sage/share_touched",
     "mean_length": "completions/mean_length",
     "dead_groups": "frac_reward_zero_std",

@@ -14,7 +14,6 @@ from sage_unsloth.figures import curve_style, write_table
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.frontier.design import BASELINE
 from sage_unsloth.lab.frontier.figures import bars, columns, sft_style
-from sage_unsloth.lab.frontier.text import NAMES
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.runs.files import read_json
 
@@ -23,8 +22,8 @@ FIGURE = "verdicts.png"
 
 
 def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel for each report: pass@1 against pass@k of the SFT model and of every point, and
-    GRPO's line through its β to the SFT model.
+    """A panel for each report: pass@1 against pass@k of the SFT model and of every point, GRPO's
+    line through its β to the SFT model, and the mixtures of both. k is the largest with a verdict.
 
     Bars are the 95 % intervals of the difference to `BASELINE`, which is paired by seeds and
     problems, around each point; the levels' own are wider, and shared by all points.
@@ -47,7 +46,9 @@ def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
     samples = _each(report["num_samples"] for report in reports)
     figure.supxlabel(
         f"{steps} steps of models of 0.7 M parameters; {seeds} training seeds, {samples} samples "
-        "of each problem\ngrey: GRPO's line through its β; bars: 95 % of the difference to β 0.05",
+        "of each problem\ngrey: GRPO's line through its β; dashed: some attempts by SFT, the rest "
+        "by β 0.05\nbars: 95 % of the difference to β 0.05; k: the largest that guessing does not "
+        "reach",
         fontsize=8,
         color=GREY,
     )
@@ -63,20 +64,26 @@ def _each(values: Iterable[int]) -> str:
 def _panel(
     axis: Any, report: Mapping[str, Any], numbers: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    points, k, rows = report["points"], report["k"], []
-    levels = {name: (one["pass@1"]["mean"], one["pass@k"]["mean"]) for name, one in points.items()}
+    checks, rows = report["checks"], []
+    k, ks, points = checks["k"], checks["ks"], checks["points"]
+    levels = {SFT: (ks["1"]["sft"], ks[str(k)]["sft"])}
+    levels |= {name: (one["1"]["mean"], one[str(k)]["mean"]) for name, one in points.items()}
     axis.plot(*levels[SFT], **sft_style())
     axis.axhline(levels[SFT][1], color=GREY, linewidth=0.8, linestyle=":")
     axis.annotate("SFT", levels[SFT], xytext=(8, 6), textcoords="offset points")
+    mixed = [(row["random"], row["many"]) for row in checks["mixture"]["rows"] if row["k"] == k]
+    mixtures = sorted([levels[BASELINE], *mixed, levels[SFT]])
+    axis.plot(*zip(*mixtures, strict=True), color="#bbbbbb", linestyle="--")
     method_of = {point: m for m, one in report["methods"].items() for point in one["points"]}
     line = report["methods"][method_of[BASELINE]]["points"]
     axis.plot(*zip(*(levels[name] for name in (*line, SFT)), strict=True), color="#bbbbbb")
-    others = sorted((name for name in points if name != SFT), key=lambda name: levels[name][1])
+    others = sorted(points, key=lambda name: levels[name][1])
     for place, name in enumerate(others):
         style = curve_style(numbers[method_of[name]]) | {"linestyle": "none"}
         x, y = ([value] for value in levels[name])
-        to = points[name]["to_baseline"]
-        ends = [None, None] if name == BASELINE else [bars([to[one]]) for one in NAMES]
+        ends = [None, None]
+        if name != BASELINE:
+            ends = [bars([points[name][one]["to_baseline"]]) for one in ("1", str(k))]
         axis.errorbar(x, y, xerr=ends[0], yerr=ends[1], capsize=2, elinewidth=1, **style)
         axis.annotate(
             name.replace(" beta=", ", β ").replace(" rehearsal_coef=", ", rehearsal "),
@@ -91,8 +98,8 @@ def _panel(
     for name, (first, many) in levels.items():
         row = {"task": report["task"], "point": name, "pass@1": first, f"pass@{k}": many}
         if name not in (SFT, BASELINE):
-            titles = {"pass@1": "pass@1 − GRPO", "pass@k": f"pass@{k} − GRPO"}
-            row |= columns(points[name]["to_baseline"], titles)
+            differences = {one: points[name][one]["to_baseline"] for one in ("1", str(k))}
+            row |= columns(differences, {one: f"pass@{one} − GRPO" for one in differences})
         rows.append(row)
     axis.set_title(report["title"].split(",")[0].replace("embedded ", ""))
     axis.set(xlabel="pass@1", ylabel=f"pass@{k}")

@@ -7,10 +7,10 @@ from typing import Any
 from sage_unsloth.lab.evidence.publish import write_records
 from sage_unsloth.lab.frontier.design import FrontierConfig
 from sage_unsloth.lab.frontier.figures import draw
-from sage_unsloth.lab.frontier.records import collect
+from sage_unsloth.lab.frontier.records import START, collect
 from sage_unsloth.lab.frontier.report import make_report
 from sage_unsloth.lab.frontier.text import markdown
-from sage_unsloth.runs.files import write_json, write_text
+from sage_unsloth.runs.files import read_json, write_json, write_text
 
 
 def publish(out: Path, config: FrontierConfig) -> dict[str, Any]:
@@ -23,8 +23,12 @@ def publish(out: Path, config: FrontierConfig) -> dict[str, Any]:
 
 
 def publish_records(data: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """`records.json`, `report.json`, `report.md` and the figures, in a folder that exists."""
-    report = make_report(data)
+    """`records.json`, `report.json`, `report.md` and the figures, in a folder that exists.
+
+    Where it has `start_model.json`, the checks use the SFT model's many samples.
+    """
+    start = out / START
+    report = make_report(data, read_json(start) if start.exists() else None)
     write_records(out / "records.json", data)
     write_json(out / "report.json", report)
     write_text(out / "report.md", markdown(report))

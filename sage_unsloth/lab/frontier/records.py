@@ -12,6 +12,8 @@ from sage_unsloth.lab.evidence.records import Records, gather, result_path
 from sage_unsloth.lab.frontier.design import FrontierConfig, point_name
 from sage_unsloth.lab.frontier.line import area
 
+START = "start_model.json"
+"""The counts of many samples of the SFT model, beside `records.json` (see `start_model`)."""
 K = 32
 """Of pass@k: what coverage is measured by, as far as there are samples."""
 

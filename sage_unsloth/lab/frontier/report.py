@@ -13,23 +13,33 @@ from sage_unsloth.lab.evidence.claims import MATTERS, verdict
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.evidence.power import components
 from sage_unsloth.lab.evidence.report import interval, level
-from sage_unsloth.lab.frontier.design import BASELINE, point_name
+from sage_unsloth.lab.frontier.checks import make_checks
+from sage_unsloth.lab.frontier.design import BASELINE
+from sage_unsloth.lab.frontier.dose import guide_pairs
 from sage_unsloth.lab.frontier.line import above_line, kept, resampled
 from sage_unsloth.lab.frontier.records import FrontierRecords
-from sage_unsloth.training.algorithms import ALGORITHMS, SETTINGS
 
 LEVELS = {"at": 0.0, "near": MATTERS}
 """How much less than the baseline's pass@1 counts as having it."""
+NO_DOSE, GUESSING = "none: dose near 0", "none: guessing"
+"""What stands where no verdict is given."""
 
 
-def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that `report.json` holds, from what `records.json` holds."""
+def make_report(data: Mapping[str, Any], start: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Everything that `report.json` holds, from what `records.json` holds.
+
+    Args:
+        data: what `records.json` holds.
+        start: what `start_model.json` holds, where the SFT model was sampled again.
+    """
     records = FrontierRecords(data)
     values = {point: records.values(point) for point in records.algorithms}
     points = {point: _point(records, values, point) for point in records.algorithms}
     drawn = _drawn(values)
     for point, found in _above(records, values, drawn).items():
         points[point]["to_line"] = found
+    checks = make_checks(data, start)
+    _withdraw_verdicts(points, checks, records.k)
     return {
         "task": data["task"],
         "title": data["title"],
@@ -46,7 +56,19 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         "chosen": _chosen(records, values),
         "guides": _guides(records, values),
         "components": _components(values, len(records.seeds)),
+        "checks": checks,
     }
+
+
+def _withdraw_verdicts(points: Mapping[str, Any], checks: Mapping[str, Any], k: int) -> None:
+    """No verdict at a k that guessing reaches, and none on a guide that did nearly nothing."""
+    off = {row["point"] for row in checks["dose"] if row["no_verdict"]}
+    for point, found in points.items():
+        for name in found.get("verdicts", {}):
+            if point in off:
+                found["verdicts"][name] = NO_DOSE
+            elif "pass@k" in name and not checks["ks"][str(k)]["usable"]:
+                found["verdicts"][name] = GUESSING
 
 
 def _point(records: FrontierRecords, values: Mapping, point: str) -> dict[str, Any]:
@@ -162,24 +184,14 @@ def _chosen(records: FrontierRecords, values: Mapping) -> dict[str, str]:
 
 def _guides(records: FrontierRecords, values: Mapping) -> list[dict[str, Any]]:
     """Each point with a guide minus its twin: the same settings and strength without the guide."""
-    rows = []
-    for point, place in records.points.items():
-        row = ALGORITHMS.get(place["algorithm"])
-        if row is None or row.guide is None:
-            continue
-        settings = {name: getattr(row, name) for name in SETTINGS}
-        for twin in ALGORITHMS.values():
-            name = point_name(twin.name, place["setting"], place["strength"])
-            same = twin.guide is None and settings == {one: getattr(twin, one) for one in SETTINGS}
-            if same and name in values:
-                rows.append(
-                    {"point": point, "twin": name}
-                    | {
-                        quantity: interval(values[point][quantity] - values[name][quantity])
-                        for quantity in ("pass@1", "pass@k", "area")
-                    }
-                )
-    return rows
+    return [
+        {"point": point, "twin": twin}
+        | {
+            quantity: interval(values[point][quantity] - values[twin][quantity])
+            for quantity in ("pass@1", "pass@k", "area")
+        }
+        for point, twin in guide_pairs(records)
+    ]
 
 
 def _components(values: Mapping, seeds: int) -> dict[str, Any]:

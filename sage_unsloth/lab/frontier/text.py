@@ -8,6 +8,7 @@ from sage_unsloth.lab.evidence.claims import MATTERS
 from sage_unsloth.lab.evidence.design import SFT
 from sage_unsloth.lab.evidence.power import Components, detectable_difference
 from sage_unsloth.lab.evidence.report_tables import cell, markdown_table
+from sage_unsloth.lab.frontier.checks_text import check_parts, pilot_parts
 from sage_unsloth.lab.frontier.design import BASELINE
 
 NAMES = ("pass@1", "pass@k")
@@ -121,27 +122,6 @@ def _kept(found: Mapping[str, Any], mean: str, low: str, high: str, sign: bool =
     return cell({"mean": found[mean], "low": found[low], "high": found[high]}, sign)
 
 
-def line_table(report: Mapping[str, Any]) -> list[list[str]]:
-    """Header and rows: every point beside GRPO's line; [] where there is none."""
-    found = {name: one["to_line"] for name, one in report["points"].items() if "to_line" in one}
-    if not found:
-        return []
-    rows = [[point, cell(one, sign=True)] for point, one in found.items()]
-    return [["point", f"pass@{report['k']} − GRPO's line"], *rows]
-
-
-def _beside_line(report: Mapping[str, Any]) -> list[str]:
-    if not (table := line_table(report)):
-        return []
-    return [
-        f"Beside GRPO's line: a point's pass@{report['k']} minus that of the line through GRPO's "
-        "β, which ends in the SFT model, at the point's pass@1 (the line's beginning where that "
-        "is higher). What a larger β would do as well has about 0. [ ]: 95 % of 2,000 resamples "
-        "of seeds and problems.",
-        markdown_table(table),
-    ]
-
-
 def guides_table(report: Mapping[str, Any]) -> list[list[str]]:
     """Header and rows: every guided point minus the same without the guide."""
     if not report["guides"]:
@@ -187,7 +167,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "## What a method keeps",
         _how_kept(report),
         markdown_table(methods_table(report)),
-        *_beside_line(report),
+        *check_parts(report),
     ]
     if guides := guides_table(report):
         parts += [
@@ -218,7 +198,8 @@ def _verdicts(report: Mapping[str, Any]) -> list[str]:
     return [
         "## Verdicts",
         f'"supported": the interval shows it; a loss below {MATTERS:g} counts as none. "not '
-        'supported": the interval excludes it. "undecided": neither.',
+        'supported": the interval excludes it. "undecided": neither. None is given at a k that '
+        "guessing reaches, nor on a guide that did nearly nothing; see below.",
         markdown_table(verdicts_table(report, points)),
     ]
 
@@ -271,7 +252,7 @@ def section(report: Mapping[str, Any], folder: str) -> str:
             *_verdicts(report)[1:],
             _how_kept(report),
             markdown_table(methods_table(report)),
-            *_beside_line(report),
+            *(check_parts if report["problems"] == "fresh" else pilot_parts)(report),
             *(["Each guide minus the same without it:", markdown_table(guides)] if guides else []),
             f"All of it: [report]({folder}/report.md); every count: "
             f"[records.json]({folder}/records.json).",
