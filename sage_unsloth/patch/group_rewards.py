@@ -21,6 +21,7 @@ from torch import Tensor
 from sage_unsloth.objective.advantage_rules import RULES, AdvantageRule
 from sage_unsloth.objective.advantages import less_kl
 from sage_unsloth.objective.group_advantages import GRPO_EPSILON
+from sage_unsloth.patch.reference import reference_adapter
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.rollout_batch import SCORE, Scoring
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -196,11 +197,7 @@ def reference_logps(trainer: Any, scoring: Scoring, batch: dict[str, Any]) -> Te
     scored = batch["ref_per_token_logps"]
     if trainer.ref_model is not None:
         return _logps(trainer, scoring, batch, scored, trainer.ref_model)
-    from trl.trainer.utils import use_adapter
-
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    name = "ref" if "ref" in getattr(model, "peft_config", {}) else None
-    with use_adapter(model, adapter_name=name):
+    with reference_adapter(trainer):
         return _logps(trainer, scoring, batch, scored, trainer.model)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_loss
 from sage_unsloth.patch.clock import Clock
+from sage_unsloth.patch.reference import reference_adapter
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -48,8 +49,9 @@ def rehearsed(
 
     Open it before `guided_kl`, which then checks its gradient too. A micro-batch gets `rule.batch`
     completions: a problem is drawn, each as often, then one of its completions; a resumed run draws
-    the same. π_ref is the model without its adapter, and scores the same completions in the same
-    step; both are scored without dropout, so that the term is 0 where they are one model.
+    the same. π_ref is that of the trainer's KL: the model without its adapter, or under the copy
+    "ref" that TRL makes of an adapter which the model brought. It scores the same completions in
+    the same step; both are scored without dropout, so that the term is 0 where they are one model.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`, or TRL's own.
@@ -144,7 +146,7 @@ class _Term:
     def __call__(self) -> Tensor:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         rows = self._drawn(self.clock.tick().generator)
-        with torch.no_grad(), model.disable_adapter():
+        with torch.no_grad(), reference_adapter(self.trainer):
             reference, mask = completion_logps(model, rows, self.trainer.temperature)
         logps, _ = completion_logps(model, rows, self.trainer.temperature)
         if not self.checked:
