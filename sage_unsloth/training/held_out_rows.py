@@ -74,6 +74,12 @@ def check_evaluations(config: RlvrConfig, given: int | None, *, graded: bool) ->
             "held-out rows are for evaluations during training, of which eval_steps=0 makes "
             f"none; got {given} rows; set eval_steps=50, say, or give none"
         )
+    if given and config.eval_rows not in (RlvrConfig.eval_rows, given):
+        raise ValueError(
+            "eval_rows is a number of training rows to hold out, and of held-out rows that are "
+            f"given all are evaluated; got eval_rows={config.eval_rows} with {given} rows; leave "
+            "eval_rows out, or give fewer rows"
+        )
     if config.eval_steps and not graded:
         raise ValueError(
             "pass@k on held-out rows counts right answers, for which rewards without the checked "

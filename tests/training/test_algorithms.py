@@ -201,7 +201,8 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     if name == "sage-teacher":
         config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     settings = algorithm.configure(config)
-    settings = replace(settings, rehearsal="forward-kl,problems=20")
+    if settings.rehearsal_coef:
+        settings = replace(settings, rehearsal="forward-kl,problems=20")
     rlvr(settings, merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)
 
     args = seen["args"]

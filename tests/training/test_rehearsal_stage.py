@@ -107,7 +107,8 @@ def test_a_killed_run_with_dropout_goes_on_to_the_same_weights(merged, tmp_path,
 
 
 def test_a_run_without_the_setting_samples_and_logs_nothing(merged, tmp_path):
-    rlvr(replace(RLVR, rehearsal_coef=0.0, max_steps=1), merged, TRAIN, tmp_path)
+    config = replace(RLVR, rehearsal_coef=0.0, rehearsal="forward-kl", max_steps=1)
+    rlvr(config, merged, TRAIN, tmp_path)
     assert not (tmp_path / REHEARSAL).exists()
     assert METRIC not in read_metrics(tmp_path)[0]
 
