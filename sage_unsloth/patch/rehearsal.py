@@ -141,7 +141,7 @@ class _Term:
         for one in stored:
             self.by_problem.setdefault(one.problem, []).append(one)
         self.problems = sorted(self.by_problem)
-        self.clock, self.checked = Clock(trainer), False
+        self.clock, self.checked = Clock(trainer, "rehearsal"), False
 
     def __call__(self) -> Tensor:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)

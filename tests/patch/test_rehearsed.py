@@ -8,6 +8,7 @@ from rehearsing import STORED, check_gradients, run
 
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch import rehearsal
+from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.rehearsal import Stored, rehearsed
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -71,6 +72,13 @@ def test_it_goes_with_a_guide_and_a_rule_and_draws_the_same_again(make_trainer):
         draws.append(drawn)
     assert draws[0] == draws[1]
     assert draws[0][0] != draws[0][1], "another micro-batch draws others"
+
+
+def test_its_draws_are_not_those_of_the_guide(make_trainer):
+    trainer = make_trainer()
+    term = rehearsal._Term(trainer, STORED, rehearsal.RehearsalRule())
+    of_term, of_guide = term.clock.tick().generator, Clock(trainer).tick().generator
+    assert torch.rand(4, generator=of_term).tolist() != torch.rand(4, generator=of_guide).tolist()
 
 
 def test_every_problem_is_drawn_as_often(make_trainer):
