@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.problems.columns import Columns
@@ -26,7 +27,12 @@ SAMPLES = 4  # completions of each held-out row, before and after SFT
 
 
 def before_and_after(
-    config: SftConfig, start: str | Path, merged: Path, rows: Sequence[dict], out: str | Path
+    config: SftConfig,
+    start: str | Path,
+    merged: Path,
+    rows: Sequence[dict],
+    out: str | Path,
+    checker: Checker = MATH,
 ) -> list[dict]:
     """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
     `before_after.json`. After training in 4 bits it is the adapter on these weights, as trained.
@@ -63,6 +69,7 @@ def before_and_after(
             model=f"{name} SFT",
             benchmark="held-out",
             boxed=False,
+            checker=checker,
             prompt=config.prompt,
         )
         del model
@@ -79,6 +86,16 @@ def before_and_after(
         )
     write_json(report, table)
     return table
+
+
+def ungraded_text(rows: Sequence[dict], checker: Checker) -> str:
+    """What is said of rows that were to be held out and cannot be graded; empty without any."""
+    if not rows:
+        return ""
+    return (
+        f"{len(rows)} of the rows to train on were to be held out, but {checker.name} cannot grade "
+        f"their answers, as {rows[0]['answer']!r:.60}; --verifier names what can.\n"
+    )
 
 
 def evaluation_command(

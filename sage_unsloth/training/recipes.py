@@ -11,6 +11,7 @@ from typing import Any
 
 from sage_unsloth.figures import show_table
 from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward_functions import Reward, get_rewards
 from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
@@ -46,6 +47,7 @@ from sage_unsloth.training.outcomes import (
     finished_text,
     outcome,
     result_of,
+    ungraded_text,
 )
 from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
@@ -83,6 +85,8 @@ def run_sft(
     limit: int | None = None,
     held_out: int = 32,
     smoke: bool = False,
+    verifier: Checker | str | Callable[[str, str], Any] | None = None,
+    allow_unconfined: bool = False,
     **settings: Any,
 ) -> list[dict]:
     """Stage 1: filter the rows, train, and compare the model before and after on held-out rows.
@@ -93,6 +97,8 @@ def run_sft(
         data, path, columns, limit: see `corpora.sft_rows`; the embedded model has its own data.
         held_out: rows kept from training for the comparison; 0 leaves it out.
         smoke: a run of seconds that only shows that everything works.
+        verifier, allow_unconfined: as for `run_rlvr`; where its references are not answers, such as
+            tests of a program, solutions are taught as they are.
         settings: fields of `SftConfig`, in place of the preset's.
 
     Returns:
@@ -112,7 +118,10 @@ def run_sft(
     if (done := result_of(out, "sft")) is not None:
         _show(finished_text(out, done))
     data = data or _default_data(preset, path, "openmath")
-    found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt)
+    checker = None
+    if verifier is not None:
+        checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
+    found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt, verifier=checker)
     check_folder(out, known_settings("sft", config, start))
     _load_libraries(preset)
     template = template_for(start, settings.get("template"), prompt=config.prompt)
@@ -125,7 +134,10 @@ def run_sft(
     answered = all("answer" in row for row in corpus.rows)
     training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
     dropped = len(corpus.rows) - len(training) - len(kept)
-    kept = [row for row, good in zip(kept, gradable(kept), strict=True) if good]
+    graded = gradable(kept, checker or MATH)
+    ungraded = [row for row, good in zip(kept, graded, strict=True) if not good]
+    kept = [row for row, good in zip(kept, graded, strict=True) if good]
+    training += ungraded
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
@@ -136,9 +148,10 @@ def run_sft(
     _show(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
+        + ungraded_text(ungraded, checker or MATH)
     )
     merged = sft(config, start, training, out, data=corpus.record(path or data))
-    table = before_and_after(config, start, merged, kept, out) if kept else []
+    table = before_and_after(config, start, merged, kept, out, checker or MATH) if kept else []
     if table:
         _show(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
         _show(table)

@@ -3,6 +3,7 @@ model.
 """
 
 import json
+import re
 
 import pytest
 
@@ -15,6 +16,7 @@ from sage_unsloth.prompts import prompt_format, render_prompt
 from sage_unsloth.runs.files import read_json, read_jsonl
 
 ANSWER = ["--answer-pattern", "#### (.+)"]
+COUNTS = r"(\d+) rows to train on, (\d+) held out, (\d+) left out"
 LENGTHS = ["--set", "max_prompt_length=200", "max_completion_length=16"]
 
 
@@ -116,6 +118,25 @@ def test_a_task_of_reasoning_gym(tmp_path, unsloth_module):
     first = read_jsonl(out / "completions.jsonl")[0]
     assert json.loads(first["answer"])["task"] == "chain_sum"
     assert first["grader"].startswith("reasoning-gym")
+
+
+def test_held_out_rows_that_cannot_be_graded_are_trained_on_and_counted(
+    tmp_path, unsloth_module, capsys
+):
+    units = [" €" if n % 3 else "" for n in range(2, 42)]
+    rows = [
+        {"problem": f"{n}+{n}=?", "solution": f"{n}+{n}", "answer": f"{2 * n}{unit}"}
+        for n, unit in zip(range(2, 42), units, strict=True)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["sft", "--model", "arithmetic-base", "--out", str(tmp_path / "sft"), "--smoke"]
+    command += ["--data", str(file), "--held-out", "8", "--set", "max_length=400"]
+    assert main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    left, kept, dropped = map(int, re.search(COUNTS, shown).groups())
+    assert left + kept + dropped == 40 and 0 < kept < 8
+    assert f"{8 - kept} of the rows to train on were to be held out, but math cannot" in shown
 
 
 def test_a_solution_without_an_answer_begins_where_the_prompt_ends(gsm8k, tmp_path, capsys):
