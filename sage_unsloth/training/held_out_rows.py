@@ -49,6 +49,11 @@ def split_rows(
         kept = _with_ids(held_out)
         problems = {row["problem"] for row in kept}
         training = [row for row in rows if row["problem"] not in problems]
+        if rows and not training:
+            raise ValueError(
+                f"held-out rows must leave rows to train on; all {len(rows)} rows share their "
+                "problem with a held-out one; give other held-out rows"
+            )
     shared = len(rows) - len(training) - (len(kept) if held_out is None else 0)
     logger.info(
         "Held-out curve: %d rows are held out, %d are trained on; %d are left out because they "

@@ -184,6 +184,17 @@ CHAT = [
 ]
 
 
+def test_whole_numbers_of_a_column_of_floats_are_whole_and_that_is_logged_once(tmp_path, caplog):
+    rows = [{"problem": f"{n}?", "answer": n / 2} for n in range(2, 8)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with caplog.at_level("INFO", logger="sage_unsloth"):
+        found = rl_rows(data=path).rows
+    assert [row["answer"] for row in found] == ["1", "1.5", "2", "2.5", "3", "3.5"]
+    assert [r.getMessage() for r in caplog.records].count(
+        f"'answer' of {path} has numbers such as 1.0, which are written as whole numbers: 1."
+    ) == 1
+
+
 def test_a_conversation_is_taken_as_it_is(tmp_path):
     asked = [*CHAT, {"role": "user", "content": "and 2+2=?"}]
     path = write(tmp_path / "chat.jsonl", [{"messages": asked, "answer": 4}])
