@@ -211,13 +211,14 @@ def _logps(
     mask = token_mask(trainer, batch)
     if logps is None or not torch.equal(mask, batch["completion_mask"]):
         score: Callable = getattr(trainer, SCORE)
-        logps = score(
+        scored: Tensor = score(
             model,
             torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
             torch.cat([batch["prompt_mask"], mask], 1),
             mask.shape[1],
             batch_size=trainer.args.per_device_train_batch_size,
         )[0]
+        logps = scored
     return scoring.in_completion_layout(logps, batch | {"completion_mask": mask})
 
 

@@ -96,7 +96,9 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
     otherwise: in evaluation mode it would checkpoint nothing.
     """
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.training]
-    attentions = [m for m in model.modules() if isinstance(vars(m).get("attention_dropout"), float)]
+    attentions: list[Any] = [
+        m for m in model.modules() if isinstance(vars(m).get("attention_dropout"), float)
+    ]
     shares = [m.attention_dropout for m in attentions]
     try:
         for layer in layers:
