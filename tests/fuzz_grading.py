@@ -4,7 +4,7 @@ tests/fuzz_grading.py --count 10000`.
 Every answer must get a grade, within the limit, whatever it does to its worker; this process must
 neither die nor grow, and no answer may cost it more than `CALLER_SECONDS` of CPU and `CALLER_MIB`.
 The kind "grammar" takes the grader's own tokens, each at its extremes. The answers come from a seed
-alone, so an answer that breaks something can be made again by its number: `--start NUMBER --count 1`.
+alone, so an answer that breaks something can be made again: `--start NUMBER --count 1`.
 """
 
 import argparse

@@ -98,6 +98,11 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         help="training set to look for in the benchmarks, in the columns that train --data finds",
     )
     add_verifier(parser)
+    parser.add_argument(
+        "--other-verifier",
+        action="store_true",
+        help="grade problems of your own by --verifier although a model was trained by another",
+    )
     _add_against(parser)
     parser.set_defaults(act=_evaluate)
 
@@ -106,7 +111,10 @@ def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation import evaluator
     from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.evaluation.report_text import report_text
+    from sage_unsloth.evaluation.trained_verifier import choose_verifier
+    from sage_unsloth.grading.mathematics import MATH
     from sage_unsloth.grading.verifiers import get_verifier
+    from sage_unsloth.problems.benchmarks import NAMES
     from sage_unsloth.problems.overlap import training_problems
 
     if options.smoke:
@@ -134,9 +142,20 @@ def _evaluate(options: argparse.Namespace) -> int:
         batch_size=options.batch or BATCH_SIZES[engine],
         seed=options.seed,
     )
+    own = [text.partition("=")[0] for text in options.benchmarks if "=" in text]
+    own = [name for name in own if name not in NAMES]  # else a local copy
     if options.verifier is not None:
         checker = get_verifier(options.verifier, allow_unconfined=options.allow_unconfined)
         benchmarks = [replace(benchmark, checker=checker) for benchmark in benchmarks]
+    if own:
+        name = choose_verifier(models, options.verifier, other=options.other_verifier)
+        if name is not None and options.verifier is None:
+            checker = get_verifier(name, allow_unconfined=options.allow_unconfined)
+            benchmarks = [
+                replace(b, checker=checker) if b.name in own and b.checker is MATH else b
+                for b in benchmarks
+            ]
+            print(f"Answers of {', '.join(own)} are graded by {name}, as in training.")
     result = evaluator.evaluate(
         models,
         benchmarks,

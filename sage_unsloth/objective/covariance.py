@@ -89,7 +89,7 @@ def kl_cov(
     The gradient of −ρ_t A_t + coef · |log ρ_t| is that of −ρ_t (A_t − coef · sign(log ρ_t) / ρ_t),
     so the penalty is a change of the advantage. Its code does not clip ρ: give the trainer a wide
     `epsilon` and `epsilon_high` for that. In the first update of a rollout batch ρ is 1 and nothing
-    changes, so it needs several updates a batch.
+    changes, so it needs several updates a batch. Nor where all advantages are equal.
 
     Args:
         signals: of the micro-batch.
@@ -112,10 +112,13 @@ def kl_cov(
     valid = signals.mask.bool()
     cov = covariance(signals.policy_logps, advantages, signals.mask)
     cov = torch.where(valid, cov, -torch.inf).flatten()
-    chosen = cov.topk(min(_count(share, signals.mask), int(valid.sum()))).indices
+    wide = _wide(advantages, signals.mask)
+    count = min(_count(share, signals.mask), int(valid.sum()))
+    if bool((wide[valid] == wide[valid][:1]).all()):  # no covariance is above another's
+        count = 0
+    chosen = cov.topk(count).indices
     log_ratio = torch.where(valid, signals.policy_logps.float() - old_logps.float(), 0.0)
     change = coef * log_ratio.sign() * (-log_ratio).exp()
-    wide = _wide(advantages, signals.mask)
     return _with(wide, signals.mask, chosen, (wide - change).flatten()[chosen])
 
 

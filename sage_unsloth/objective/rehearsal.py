@@ -11,10 +11,11 @@ Both are 0, without a gradient, where π = π_ref. In expectation over π_ref's 
 first is KL(π_ref ‖ π), the second twice the Jensen–Shannon divergence; over right ones alone they
 are neither, and hold the policy at π_ref where π_ref was right.
 
-As in its code: k3 with policy and reference exchanged is the first, u is bounded, and all tokens of
-a completion are taken. Other than there: a problem is stored as soon as one completion is right
-(`solved=1` stores those that π_ref always solves, as the paper does), and it stays among those that
-RL trains on.
+As in its code: k3 with policy and reference exchanged is the first, and all tokens of a completion
+are taken. Other than there: log u is at most 10 and has no gradient beyond, so a slope can reach
+22,025, where theirs bounds the value at 10, which is u about 12.9; a problem is stored as soon as
+one completion is right (`solved=1` stores those that π_ref always solves, as the paper does), and
+it stays among those that RL trains on.
 
 Shapes: B stored completions, T tokens.
 """
@@ -88,6 +89,10 @@ class RehearsalRule:
                 "solved of a rehearsal must be in [0, 1], because it is a share of a problem's "
                 f"samples; got {self.solved}"
             )
+
+    def stores(self, num_correct: int) -> bool:
+        """Whether a problem of which so many samples are right is stored."""
+        return num_correct / self.samples >= self.solved
 
 
 def rehearsal_rule(text: str) -> RehearsalRule:

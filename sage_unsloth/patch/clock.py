@@ -19,10 +19,15 @@ class Clock:
 
     A resumed run gets the same values, because they depend on nothing but the seed and where in
     the run a micro-batch is.
+
+    Args:
+        trainer: whose steps are counted.
+        stream: a name that gives a generator other random numbers than those of the guide.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, stream: str = "") -> None:
         self.trainer = trainer
+        self.stream = (stream,) if stream else ()
         # Of training (True) and of evaluations, which may come between two micro-batches of a step:
         # the step of the last micro-batch, and its number in that step.
         self._last: dict[bool, tuple[int, int]] = {}
@@ -39,7 +44,7 @@ class Clock:
         micro_batch = number + 1 if before == step else 0
         self._last[training] = step, micro_batch
         process = self.trainer.accelerator.process_index
-        key = (args.seed, step, training, micro_batch, process)
+        key = (args.seed, step, training, micro_batch, process, *self.stream)
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         return Tick(step, max(state.max_steps, args.max_steps, 1), generator)

@@ -21,6 +21,7 @@ from torch import Tensor
 from sage_unsloth.objective.advantage_rules import RULES, AdvantageRule
 from sage_unsloth.objective.advantages import less_kl
 from sage_unsloth.objective.group_advantages import GRPO_EPSILON
+from sage_unsloth.patch.reference import reference_adapter
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.rollout_batch import SCORE, Scoring
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -74,8 +75,8 @@ def rule_advantages(
             own = less_kl(
                 torch.zeros_like(batch["advantages"]),
                 drawn_logps(trainer, scoring, batch),
-                scoring.in_completion_layout(batch["ref_per_token_logps"], batch),
-                batch["completion_mask"],
+                reference_logps(trainer, scoring, batch),
+                token_mask(trainer, batch),
                 beta=trainer.beta,
             )
             rewards = rewards + trainer.accelerator.gather(own).to(rewards)
@@ -167,29 +168,58 @@ def _advantages(
     if rule.is_grpo:
         return _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     if "mean_logps" in rule.needs:
-        mask = batch["completion_mask"]
-        own = drawn_logps(trainer, scoring, batch).sum(1) / mask.sum(1).clamp(min=1)
+        lengths = token_mask(trainer, batch).sum(1)
+        own = drawn_logps(trainer, scoring, batch).sum(1) / lengths.clamp(min=1)
         signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
     return rule(rewards.view(shape), **signals).flatten()
 
 
-@torch.no_grad()
-def drawn_logps(trainer: Any, scoring: Scoring, batch: dict[str, Any]) -> Tensor:
-    """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside the mask: what the batch
-    has, or one more scoring by the policy as it is, which has drawn the batch.
+def token_mask(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """1 on the tokens of each completion, (B, T), of a truncated one too, whose row
+    `mask_truncated_completions` sets to 0 in the batch.
     """
-    mask = batch["completion_mask"]
-    logps = batch.get("old_per_token_logps")
-    if logps is None:
+    mask, ids = batch["completion_mask"], batch["completion_ids"]
+    # A truncated completion ends in neither EOS nor padding, so its last other token is its end.
+    is_token = (ids != trainer.processing_class.pad_token_id).to(mask.dtype)
+    up_to_the_last = is_token.flip(1).cummax(1).values.flip(1)
+    return torch.where(mask.any(1, keepdim=True), mask, up_to_the_last)
+
+
+def drawn_logps(trainer: Any, scoring: Scoring, batch: dict[str, Any]) -> Tensor:
+    """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside `token_mask`: what the
+    batch has, or one more scoring by the policy as it is, which has drawn the batch.
+    """
+    return _logps(trainer, scoring, batch, batch.get("old_per_token_logps"), trainer.model)
+
+
+def reference_logps(trainer: Any, scoring: Scoring, batch: dict[str, Any]) -> Tensor:
+    """log π_ref of the same tokens, (B, T)."""
+    scored = batch["ref_per_token_logps"]
+    if trainer.ref_model is not None:
+        return _logps(trainer, scoring, batch, scored, trainer.ref_model)
+    with reference_adapter(trainer):
+        return _logps(trainer, scoring, batch, scored, trainer.model)
+
+
+@torch.no_grad()
+def _logps(
+    trainer: Any, scoring: Scoring, batch: dict[str, Any], logps: Tensor | None, model: Any
+) -> Tensor:
+    """`logps` in the layout of the completions, or the model's where they are None or where the
+    batch hides a completion's tokens from the model.
+    """
+    mask = token_mask(trainer, batch)
+    if logps is None or not torch.equal(mask, batch["completion_mask"]):
         score: Callable = getattr(trainer, SCORE)
-        logps = score(
-            trainer.model,
+        scored: Tensor = score(
+            model,
             torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
             torch.cat([batch["prompt_mask"], mask], 1),
             mask.shape[1],
             batch_size=trainer.args.per_device_train_batch_size,
         )[0]
-    return scoring.in_completion_layout(logps, batch)
+        logps = scored
+    return scoring.in_completion_layout(logps, batch | {"completion_mask": mask})
 
 
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:

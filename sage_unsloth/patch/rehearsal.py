@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_loss
 from sage_unsloth.patch.clock import Clock
+from sage_unsloth.patch.reference import reference_adapter
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -48,8 +49,9 @@ def rehearsed(
 
     Open it before `guided_kl`, which then checks its gradient too. A micro-batch gets `rule.batch`
     completions: a problem is drawn, each as often, then one of its completions; a resumed run draws
-    the same. π_ref is the model without its adapter, and scores the same completions in the same
-    step.
+    the same. π_ref is that of the trainer's KL: the model without its adapter, or under the copy
+    "ref" that TRL makes of an adapter which the model brought. It scores the same completions in
+    the same step; both are scored without dropout, so that the term is 0 where they are one model.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`, or TRL's own.
@@ -73,17 +75,42 @@ def rehearsed(
 
     def step(*args: Any, **kwargs: Any) -> Tensor:
         loss = training_step(*args, **kwargs)
-        with trainer.compute_loss_context_manager():
-            divergence = term()
-        weighted = coef / trainer.current_gradient_accumulation_steps * divergence
         accelerator = trainer.accelerator
-        # Which divides what it is given by this number, as the trainer has done already.
-        accelerator.backward(weighted * accelerator.gradient_accumulation_steps)
+        # Around the backward pass too, in which checkpointing computes the model again.
+        with without_dropout(trainer.model):
+            with trainer.compute_loss_context_manager():
+                divergence = term()
+            weighted = coef / trainer.current_gradient_accumulation_steps * divergence
+            # Which divides what it is given by this number, as the trainer has done already.
+            accelerator.backward(weighted * accelerator.gradient_accumulation_steps)
         trainer._metrics["train"][METRIC].append(divergence.item())
         return loss + weighted.detach()
 
     with replaced(trainer, training_step=step):
         yield
+
+
+@contextmanager
+def without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """Dropout is off, in an adapter and in attention, while the model is in training mode
+    otherwise: in evaluation mode it would checkpoint nothing.
+    """
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.training]
+    attentions: list[Any] = [
+        m for m in model.modules() if isinstance(vars(m).get("attention_dropout"), float)
+    ]
+    shares = [m.attention_dropout for m in attentions]
+    try:
+        for layer in layers:
+            layer.training = False
+        for attention in attentions:
+            attention.attention_dropout = 0.0
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
+        for attention, share in zip(attentions, shares, strict=True):
+            attention.attention_dropout = share
 
 
 class _Term:
@@ -116,12 +143,12 @@ class _Term:
         for one in stored:
             self.by_problem.setdefault(one.problem, []).append(one)
         self.problems = sorted(self.by_problem)
-        self.clock, self.checked = Clock(trainer), False
+        self.clock, self.checked = Clock(trainer, "rehearsal"), False
 
     def __call__(self) -> Tensor:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         rows = self._drawn(self.clock.tick().generator)
-        with torch.no_grad(), model.disable_adapter():
+        with torch.no_grad(), reference_adapter(self.trainer):
             reference, mask = completion_logps(model, rows, self.trainer.temperature)
         logps, _ = completion_logps(model, rows, self.trainer.temperature)
         if not self.checked:

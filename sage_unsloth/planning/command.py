@@ -29,8 +29,8 @@ def add_plan(commands: Any) -> None:
         "--memory",
         type=float,
         metavar="GIB",
-        help=f"memory of the card; {', '.join(sizes)} and {largest} mean a card of that size "
-        "(default: this machine's)",
+        help=f"memory of the card; {', '.join(sizes)}, {largest} and other whole numbers are the "
+        "size on its box, of which it reports less (default: this machine's)",
     )
     parser.add_argument("--steps", type=int, help="optimizer steps, in place of the preset's")
     parser.add_argument("--rows", type=int, help="rows of the training data")

@@ -136,8 +136,9 @@ def memory_of_card(memory: float | None) -> float | None:
     """Memory to plan for, GiB; None where `memory` is None and this machine has no card.
 
     Args:
-        memory: GiB; the nominal size of a card in `CARDS` (24, say) becomes what such a card
-            reports (22.0). None asks this machine.
+        memory: GiB; a whole number is the size on a card's box: of one in `CARDS` (24, say) it
+            becomes what such a card reports (22.0), of another the smallest share of these. None
+            asks this machine.
 
     Raises:
         ValueError: `memory` is not > 0.
@@ -149,7 +150,10 @@ def memory_of_card(memory: float | None) -> float | None:
                 "this machine"
             )
         card = CARDS.get(f"{memory:g}")
-        return memory if card is None else card.memory_gib
+        if card is not None:
+            return card.memory_gib
+        share = min(card.memory_gib / float(size) for size, card in CARDS.items())
+        return memory * share if memory == int(memory) else memory
     import torch
 
     if not torch.cuda.is_available():

@@ -6,6 +6,7 @@ row is malformed (a missing column, a problem that is no text) the whole file is
 fails a filter (too long, no answer) it is left out. The rows left after each filter are counted.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from sage_unsloth.grading.mathematics import MATH, normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpus import Corpus, Filters, check_limit, limited
-from sage_unsloth.problems.gradable import gradable
+from sage_unsloth.problems.gradable import gradable, references_are_answers
 from sage_unsloth.problems.gradable import gradable_answers as gradable_answers
 from sage_unsloth.problems.gym import PREFIX, training_rows
+from sage_unsloth.problems.held_out import spread
 from sage_unsloth.problems.own_data import read_own
 from sage_unsloth.problems.sources import Source, check_columns, read_source
 from sage_unsloth.prompts import (
@@ -38,7 +40,12 @@ DAPO_MATH = Source(
 RL_ROWS = 2_000  # Table 8 takes the first 2,000
 SFT_DATA = ("openmath", "arithmetic")
 RL_DATA = ("dapo", "arithmetic")
+LOOKED_AT = 32
+"""Rows whose answers are graded against themselves before SFT."""
 THINK_TAGS = ("<think>", "</think>")
+
+
+logger = logging.getLogger(__name__)
 
 
 def sft_corpus(
@@ -89,6 +96,7 @@ def sft_rows(
     path: str | Path | None = None,
     columns: Columns | None = None,
     prompt: PromptFormat = PROJECT_PROMPT,
+    verifier: Checker | None = None,
 ) -> Corpus:
     """`sft_corpus` before its filters by length, which alone need a tokenizer.
 
@@ -98,9 +106,12 @@ def sft_rows(
         path: a local copy of OpenMathReasoning-mini; with `columns`, a file of one's own.
         columns: how a data set of one's own is read.
         prompt: whose tags a solution gets, if there is an answer to put between them.
+        verifier: what will make an answer right; None is mathematics. Where its references are not
+            answers (tests of a program, a pattern), solutions are taught as they are.
 
     Raises:
-        ValueError: unknown `data`, an unreadable source, a missing column, or no row is left.
+        ValueError: unknown `data`, an unreadable source, a missing column, answers that mathematics
+            cannot grade with no other verifier given, or no row is left.
     """
     data, path, columns = _asked_for(data, path, columns, SFT_DATA)
     if data.startswith(PREFIX):
@@ -109,7 +120,7 @@ def sft_rows(
             "it to train, or a file with a column `solution` to sft"
         )
     if data not in SFT_DATA:
-        return _own_sft_rows(data, columns, prompt)
+        return _own_sft_rows(data, columns, prompt, verifier)
     if data == "arithmetic":
         rows, provenance = arithmetic.problems("sft"), {"embedded": "arithmetic, split sft"}
         filters = Filters({"rows": len(rows)}, {})
@@ -256,7 +267,9 @@ def _asked_for(
     return data, path, columns
 
 
-def _own_sft_rows(data: str, columns: Columns, prompt: PromptFormat) -> Corpus:
+def _own_sft_rows(
+    data: str, columns: Columns, prompt: PromptFormat, verifier: Checker | None
+) -> Corpus:
     """Rows with a worked solution and, if the data set has answers, the answer of each.
 
     A solution with an answer is written between the tags; where it would not be read as that answer
@@ -267,10 +280,35 @@ def _own_sft_rows(data: str, columns: Columns, prompt: PromptFormat) -> Corpus:
     rows = filters.keep_by(found.rows, found.kept)
     if any("answer" in row for row in rows):
         rows = filters.keep(rows, [bool(row["answer"]) for row in rows], "has an answer")
+        if not _teaches_answers(rows, data, verifier):
+            rows = [{name: row[name] for name in row if name != "answer"} for row in rows]
+    if any("answer" in row for row in rows):
         rows = [row | {"solution": without_think_tags(row["solution"])} for row in rows]
         read = [extract_answer(prompt.taught(row), prompt=prompt) == row["answer"] for row in rows]
         rows = filters.keep(rows, read, "the answer is read from the taught text")
     return replace(limited(rows, filters, found.provenance, None), columns=found.columns)
+
+
+def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) -> bool:
+    """Whether the answers of rows go between the tags, by a look at some of them.
+
+    Raises:
+        ValueError: mathematics can grade none of them, and no other verifier was given.
+    """
+    some = spread(rows, min(len(rows), LOOKED_AT))
+    if not some or references_are_answers(some, verifier or MATH):
+        return True
+    if verifier is None:
+        raise ValueError(
+            f"SFT teaches the answers of rows between the tags; of {len(some)} rows of {data} none "
+            f"has one that math can grade, the first has {some[0]['answer']!r:.200}; name what "
+            "grades them (--verifier text, say), or choose another column"
+        )
+    logger.info(
+        "The references of the verifier %s are not answers, so solutions are taught as they are.",
+        verifier.name,
+    )
+    return False
 
 
 def without_think_tags(solution: str) -> str:

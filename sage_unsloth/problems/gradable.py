@@ -23,6 +23,19 @@ def _is_gold(gold: str, checker: Checker) -> bool:
     return True
 
 
+def references_are_answers(rows: Sequence[dict], checker: Checker) -> bool:
+    """Whether the references of a checker are what a model should write: some of these rows' are
+    correct against themselves. Tests of a program, a pattern or a schema are not, even if one is.
+    """
+    if checker.gold_is_answer:
+        return any(gradable(rows, checker))
+    if not checker.name.partition(":")[2]:  # a checker of this package
+        return False
+    golds = [row.get("gold", row["answer"]) for row in rows]
+    with Grader(checker=checker) as grader:
+        return any(v.grade is Grade.CORRECT for v in grader.judge_answers(golds, golds))
+
+
 def gradable_answers(answers: Iterable[str]) -> set[str]:
     """Those that mathematics finds correct against themselves, in more than one writing.
 

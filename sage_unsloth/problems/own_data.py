@@ -1,6 +1,7 @@
 """Rows of a data set of one's own, from a file or from the hub, by what its columns are for."""
 
 import json
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Any
 from sage_unsloth.problems.columns import Columns, find_columns
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
 from sage_unsloth.runs.text import printable
+
+logger = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant")
 OTHER_KINDS = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".arrow", ".xlsx", ".xml", ".yaml")
@@ -216,6 +219,15 @@ def _texts(raw: Sequence[dict], column: str, data: str) -> list[str]:
             f"an answer must be text, a number, a list or an object; {column!r} of {data} has "
             f"{values[number]!r:.60} in row {number}; convert the column"
         )
+    whole = next((v for v in values if isinstance(v, float) and v.is_integer()), None)
+    if whole is not None:  # as a column of a table has them, where others have a fraction
+        logger.info(
+            "%r of %s has numbers such as %s, which are written as whole numbers: %d.",
+            column,
+            data,
+            whole,
+            whole,
+        )
     return [_text(value) for value in values]
 
 
@@ -234,6 +246,8 @@ def _text(value: Any) -> str:
         return value.strip()
     if _kind(value) == "nothing":
         return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -70,11 +70,14 @@ BATCH_SIZES = {"transformers": SamplingConfig.batch_size, "vllm": 1024}
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion without its EOS, and why it ended: "stop" (EOS) or "length"."""
+    """One completion without its EOS, why it ended ("stop", by EOS, or "length"), and the tokens
+    that were sampled.
+    """
 
     text: str
     num_tokens: int
     finish_reason: str
+    token_ids: tuple[int, ...] = ()
 
 
 Ended = Callable[[int], object]
@@ -255,6 +258,6 @@ def completion_of(tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> C
     """Token ids up to the first that ends a completion, as text; special tokens stay in it."""
     ids = list(ids)
     end = next((place for place, token in enumerate(ids) if token in stops), None)
-    return Completion(
-        tokenizer.decode(ids[:end]), len(ids[:end]), "length" if end is None else "stop"
-    )
+    ids = ids[:end]
+    reason = "length" if end is None else "stop"
+    return Completion(tokenizer.decode(ids), len(ids), reason, tuple(ids))

@@ -6,6 +6,7 @@ A set is a .jsonl file, with `.settings.json` beside it. One line is one complet
     model, benchmark, problem_id, sample    sample counts from 0
     seed          of this completion's own random stream (`record_sets.sample_seed`)
     completion, num_tokens, finish_reason   without EOS; "stop" (by EOS) or "length"
+    token_ids                               of the completion; in a rehearsal's file alone
     extracted, gold, grade, kind, grader    what was compared, the grade, how it was reached, and
                                             checker, versions and rules of extraction
 

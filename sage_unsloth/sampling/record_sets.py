@@ -65,6 +65,7 @@ def sample_and_grade(
     checker: Checker = MATH,
     boxed: bool = True,
     prompt: PromptFormat = PROJECT_PROMPT,
+    token_ids: bool = False,
     bar: Any = None,
 ) -> list[dict]:
     """Draw what is missing of N completions of every problem, grade it, and return the records.
@@ -83,6 +84,7 @@ def sample_and_grade(
         checker: grades; records of another grader or version are graded again first.
         prompt: the format that the engine's model is asked in, whose tags mark its answers.
         boxed: take answers by the rules of evaluation; else by those of training (`extraction`).
+        token_ids: record the tokens of each completion too.
         bar: a tqdm bar over completions to advance; None makes one.
 
     Returns:
@@ -123,6 +125,9 @@ def sample_and_grade(
         with finishing("what is in flight") as stop:
             for drawn in completions(engine, config, missing, prompts, stop, bar, path):
                 new = _records(drawn, names)
+                if token_ids:
+                    for record, (*_, completion) in zip(new, drawn, strict=True):
+                        record["token_ids"] = [*completion.token_ids]
                 _grade_and_append(path, new, rows, grader)
                 records += new
             bar.refresh()

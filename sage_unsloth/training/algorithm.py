@@ -105,13 +105,33 @@ class Algorithm:
                 own, `teacher` must suit its guide, and all others are the run's affair.
 
         Raises:
-            ValueError: they contradict each other, the guide, or the teacher.
+            ValueError: they contradict each other, the guide, the teacher, or what the algorithm
+                is named for.
         """
         own = {name: value for name, value in settings.items() if name in SETTINGS}
+        for name, value in own.items():
+            self._check_keeps(name, value)
         changed = replace(self, **own)
         changed._check_choices(teacher=settings.get("teacher") or None)
         return changed
 
+    def _check_keeps(self, name: str, value: Any) -> None:
+        """Raise where a run under this name would have another kind of what the algorithm changes.
+
+        A strength may change (β, the settings of a rule), but not to or from 0, and not the kind.
+        """
+        mine, usual = (_kind(getattr(row, name)) for row in (self, Algorithm))
+        if mine != usual and _kind(value) != mine:
+            raise ValueError(
+                f"{self.name} is named for {name}={getattr(self, name)}; got {name}={value}; leave "
+                f"it out, or take a row that leaves it open: --algorithm grpo"
+            )
+
     def configure(self, config: RlvrConfig) -> RlvrConfig:
         """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""
         return replace(config, **{name: getattr(self, name) for name in SETTINGS})
+
+
+def _kind(value: Any) -> Any:
+    """What a setting is, without its strength: a rule's name, or whether a number is 0."""
+    return value.partition(",")[0] if isinstance(value, str) else value != 0

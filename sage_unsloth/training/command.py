@@ -31,6 +31,7 @@ def add_sft(commands: Any) -> None:
         default=32,
         help="rows for the comparison before and after; 0 for none (default: %(default)s)",
     )
+    add_verifier(parser)
     parser.set_defaults(act=_sft)
 
 
@@ -47,6 +48,8 @@ def _sft(options: argparse.Namespace) -> int:
             columns=columns_of(options),
             limit=options.limit,
             held_out=options.held_out,
+            verifier=options.verifier,
+            allow_unconfined=options.allow_unconfined,
             smoke=options.smoke,
             **_settings(options, SftConfig()),
         )

@@ -49,6 +49,11 @@ def split_rows(
         kept = _with_ids(held_out)
         problems = {row["problem"] for row in kept}
         training = [row for row in rows if row["problem"] not in problems]
+        if rows and not training:
+            raise ValueError(
+                f"held-out rows must leave rows to train on; all {len(rows)} rows share their "
+                "problem with a held-out one; give other held-out rows"
+            )
     shared = len(rows) - len(training) - (len(kept) if held_out is None else 0)
     logger.info(
         "Held-out curve: %d rows are held out, %d are trained on; %d are left out because they "
@@ -73,6 +78,12 @@ def check_evaluations(config: RlvrConfig, given: int | None, *, graded: bool) ->
         raise ValueError(
             "held-out rows are for evaluations during training, of which eval_steps=0 makes "
             f"none; got {given} rows; set eval_steps=50, say, or give none"
+        )
+    if given and config.eval_rows not in (RlvrConfig.eval_rows, given):
+        raise ValueError(
+            "eval_rows is a number of training rows to hold out, and of held-out rows that are "
+            f"given all are evaluated; got eval_rows={config.eval_rows} with {given} rows; leave "
+            "eval_rows out, or give fewer rows"
         )
     if config.eval_steps and not graded:
         raise ValueError(

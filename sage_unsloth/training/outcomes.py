@@ -2,12 +2,15 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from sage_unsloth.grading.checker import Grade
+from sage_unsloth.grading.checker import Checker, Grade
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
+from sage_unsloth.patch.backends import TRL, backend
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.sources import SUFFIXES
 from sage_unsloth.prompts import PromptFormat
@@ -26,19 +29,29 @@ SAMPLES = 4  # completions of each held-out row, before and after SFT
 
 
 def before_and_after(
-    config: SftConfig, start: str | Path, merged: Path, rows: Sequence[dict], out: str | Path
+    config: SftConfig,
+    start: str | Path,
+    merged: Path,
+    rows: Sequence[dict],
+    out: str | Path,
+    checker: Checker = MATH,
+    rollouts: RlvrConfig | None = None,
 ) -> list[dict]:
     """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
     `before_after.json`. After training in 4 bits it is the adapter on these weights, as trained.
+    They are sampled as `rollouts` of RL on this model will be.
     """
     report = Path(out) / "before_after.json"
     if report.exists():
         return json.loads(report.read_text(encoding="utf-8"))
     folder = Path(out) / "held-out"
     folder.mkdir(exist_ok=True)
+    rollouts = rollouts or RlvrConfig()
     sampling = SamplingConfig(
         num_samples=SAMPLES,
-        temperature=1.0,
+        temperature=rollouts.temperature,
+        top_p=rollouts.top_p,
+        min_p=rollouts.min_p,
         max_completion_length=config.max_length // 2,
         batch_size=8,
         seed=config.seed,
@@ -63,6 +76,7 @@ def before_and_after(
             model=f"{name} SFT",
             benchmark="held-out",
             boxed=False,
+            checker=checker,
             prompt=config.prompt,
         )
         del model
@@ -81,6 +95,16 @@ def before_and_after(
     return table
 
 
+def ungraded_text(rows: Sequence[dict], checker: Checker) -> str:
+    """What is said of rows that were to be held out and cannot be graded; empty without any."""
+    if not rows:
+        return ""
+    return (
+        f"{len(rows)} of the rows to train on were to be held out, but {checker.name} cannot grade "
+        f"their answers, as {rows[0]['answer']!r:.60}; --verifier names what can.\n"
+    )
+
+
 def evaluation_command(
     point: StartingPoint,
     name: str,
@@ -91,6 +115,7 @@ def evaluation_command(
     data: str | None = None,
     columns: Columns | None = None,
     eval_file: str | Path | None = None,
+    verifier: Sequence[str] = (),
 ) -> str:
     """The command that compares a run's model with what it started from, of a size that fits it.
 
@@ -103,6 +128,7 @@ def evaluation_command(
             trained on.
         columns: of `data`.
         eval_file: of the run's held-out curve, which is such a file.
+        verifier: the options of the run's, `verifier_options`.
     """
     embedded = point.preset.name == EMBEDDED
     below = EMBEDDED if embedded and point.model == model_path(point.preset) else point.model
@@ -120,16 +146,92 @@ def evaluation_command(
     if smoke:
         words.append("--smoke")
     elif embedded:
-        words += ["--n", f"{SAMPLING.num_samples}", "--temperature", f"{SAMPLING.temperature:g}"]
-        words += ["--min-p", f"{SAMPLING.min_p:g}", "--batch", f"{SAMPLING.batch_size}"]
+        words += ["--n", f"{SAMPLING.num_samples}", "--batch", f"{SAMPLING.batch_size}"]
     elif not has_gpu():
         words += ["--problems", "10", "--n", "4"]
     if not smoke and config.max_completion_length != SamplingConfig.max_completion_length:
         words += ["--max-tokens", f"{config.max_completion_length}"]
+    words += _sampling_options(config, embedded)
+    words += verifier
     if config.load_in_4bit:  # what it started from as well
         words.append("--load-in-4bit")
     words += config.prompt.options()  # for a model that was not trained here
     return f"python -m sage_unsloth {shlex.join(words)}"
+
+
+def _sampling_options(config: RlvrConfig, embedded: bool) -> list[str]:
+    """Sample as the run did; for a large model the paper evaluates at another temperature, unless
+    the run's was chosen.
+    """
+    usual = SamplingConfig()
+    temperature = config.temperature
+    if not embedded and temperature == RlvrConfig.temperature:
+        temperature = usual.temperature
+    words: list[str] = []
+    for option, value, default in (
+        ("--temperature", temperature, usual.temperature),
+        ("--top-p", config.top_p, usual.top_p),
+        ("--min-p", config.min_p, usual.min_p),
+    ):
+        if value != default:
+            words += [option, f"{value:g}"]
+    return words
+
+
+def training_command(
+    out: str | Path,
+    config: SftConfig,
+    max_length: int,
+    *,
+    smoke: bool = False,
+    data: str | None = None,
+    columns: Columns | None = None,
+    verifier: Sequence[str] = (),
+) -> str:
+    """The command that trains by RL on what an SFT run left.
+
+    Args:
+        out: folder of the SFT run.
+        config: of the SFT run.
+        max_length: of the model's preset; RL gets the lengths of another one that was chosen.
+        data: of one's own; None where it is that of the model.
+        columns: of `data`.
+        verifier: `verifier_options`.
+    """
+    words = ["train", "--algorithm", "sage-branch", "--from", str(out)]
+    words += ["--out", str(Path(out).parent / "sage-branch")]
+    if smoke:
+        words.append("--smoke")
+    if backend() == TRL:
+        words += ["--backend", TRL]
+    if data is not None:
+        columns = columns or Columns()
+        names = {name: of for name, of in columns.names.items() if name != "solution"}
+        words += ["--data", data, *replace(columns, names=names).options()]
+    words += verifier
+    if config.max_length != max_length:
+        half = config.max_length // 2
+        words += ["--set", f"max_prompt_length={half}", f"max_completion_length={half}"]
+    return f"python -m sage_unsloth {shlex.join(words)}"
+
+
+def verifier_options(checker: Checker | None, *, allow_unconfined: bool = False) -> list[str]:
+    """The words of a command that ask for a verifier; none for that of the data."""
+    if checker is None:
+        return []
+    unconfined = ["--allow-unconfined"] if allow_unconfined else []
+    return ["--verifier", checker.name, *unconfined]
+
+
+def out_of_format(table: Sequence[Mapping[str, str]]) -> str:
+    """What to do where SFT has not taught the format; empty where some completions are in it."""
+    if not table or float(table[-1]["in format"]) > 0:
+        return ""
+    return (
+        "No completion after SFT is in format, and RL learns from correct answers alone: train SFT "
+        "for more steps, with another --out and --set max_steps=… (held-out/after.jsonl shows what "
+        "was written)."
+    )
 
 
 COURSE = {

@@ -3,7 +3,6 @@ training, table, next command.
 """
 
 import logging
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 
 from sage_unsloth.figures import show_table
 from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward_functions import Reward, get_rewards
 from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
-from sage_unsloth.patch.backends import TRL, backend, check_backend, load_backend
+from sage_unsloth.patch.backends import check_backend, load_backend
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
@@ -44,8 +44,12 @@ from sage_unsloth.training.outcomes import (
     before_and_after,
     evaluation_command,
     finished_text,
+    out_of_format,
     outcome,
     result_of,
+    training_command,
+    ungraded_text,
+    verifier_options,
 )
 from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
@@ -83,6 +87,8 @@ def run_sft(
     limit: int | None = None,
     held_out: int = 32,
     smoke: bool = False,
+    verifier: Checker | str | Callable[[str, str], Any] | None = None,
+    allow_unconfined: bool = False,
     **settings: Any,
 ) -> list[dict]:
     """Stage 1: filter the rows, train, and compare the model before and after on held-out rows.
@@ -93,6 +99,8 @@ def run_sft(
         data, path, columns, limit: see `corpora.sft_rows`; the embedded model has its own data.
         held_out: rows kept from training for the comparison; 0 leaves it out.
         smoke: a run of seconds that only shows that everything works.
+        verifier, allow_unconfined: as for `run_rlvr`; where its references are not answers, such as
+            tests of a program, solutions are taught as they are.
         settings: fields of `SftConfig`, in place of the preset's.
 
     Returns:
@@ -112,7 +120,10 @@ def run_sft(
     if (done := result_of(out, "sft")) is not None:
         _show(finished_text(out, done))
     data = data or _default_data(preset, path, "openmath")
-    found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt)
+    checker = None
+    if verifier is not None:
+        checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
+    found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt, verifier=checker)
     check_folder(out, known_settings("sft", config, start))
     _load_libraries(preset)
     template = template_for(start, settings.get("template"), prompt=config.prompt)
@@ -125,7 +136,10 @@ def run_sft(
     answered = all("answer" in row for row in corpus.rows)
     training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
     dropped = len(corpus.rows) - len(training) - len(kept)
-    kept = [row for row, good in zip(kept, gradable(kept), strict=True) if good]
+    graded = gradable(kept, checker or MATH)
+    ungraded = [row for row, good in zip(kept, graded, strict=True) if not good]
+    kept = [row for row, good in zip(kept, graded, strict=True) if good]
+    training += ungraded
     steps = config.max_steps
     if steps == -1:
         steps = -(-len(training) // config.batch_size) * config.epochs
@@ -136,23 +150,35 @@ def run_sft(
     _show(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
+        + ungraded_text(ungraded, checker or MATH)
     )
     merged = sft(config, start, training, out, data=corpus.record(path or data))
-    table = before_and_after(config, start, merged, kept, out) if kept else []
-    if table:
-        _show(f"\n{len(kept)} held-out rows, {SAMPLES} completions each at temperature 1:\n")
-        _show(table)
-    words = ["--smoke"] if smoke else []
-    if backend() == TRL:
-        words += ["--backend", TRL]
-    if data not in SFT_DATA:
-        columns = columns or Columns()
-        names = {name: of for name, of in columns.names.items() if name != "solution"}
-        words += ["--data", data, *replace(columns, names=names).options()]
-    _show(
-        f"\nNext: python -m sage_unsloth train --algorithm sage-branch --from {out} --out "
-        f"{Path(out).parent / 'sage-branch'} {shlex.join(words)}".rstrip()
+    rollouts = rlvr_config(preset)
+    table = (
+        before_and_after(config, start, merged, kept, out, checker or MATH, rollouts)
+        if kept
+        else []
     )
+    if table:
+        _show(
+            f"\n{len(kept)} held-out rows, {SAMPLES} completions each, sampled as in RL "
+            f"(temperature {rollouts.temperature:g}, min-p {rollouts.min_p:g}):\n"
+        )
+        _show(table)
+    if not smoke and (text := out_of_format(table)):
+        _show(f"\n{text}")
+        return table
+    own = _own_data(data, path, columns, SFT_DATA)
+    command = training_command(
+        out,
+        config,
+        sft_config(preset).max_length,
+        smoke=smoke,
+        data=own,
+        columns=columns,
+        verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
+    )
+    _show(f"\nNext: {command}")
     return table
 
 
@@ -303,9 +329,10 @@ def run_rlvr(
                 Path(out),
                 config,
                 smoke=smoke,
-                data=None if data in RL_DATA else data,
+                data=_own_data(data, path, columns, RL_DATA),
                 columns=columns,
                 eval_file=eval_file,
+                verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
             )
         )
     return metrics
@@ -332,6 +359,15 @@ def _load_libraries(
     load_backend(wanted, standby=standby)
     if is_small(model_path(preset)):
         settle_process()
+
+
+def _own_data(
+    data: str, path: str | Path | None, columns: Columns | None, known: Sequence[str]
+) -> str | None:
+    """The user's own data, as `--data` takes them; None for a known data set, or a copy of one."""
+    if path is not None and columns:
+        return str(path)
+    return None if data in known else data
 
 
 def _default_data(preset: ModelPreset, path: str | Path | None, corpus: str) -> str:

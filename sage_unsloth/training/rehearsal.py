@@ -64,6 +64,7 @@ def draw_rehearsal(
         boxed=False,
         checker=verifier,
         prompt=config.prompt,
+        token_ids=True,
     )
     stored = _right(records, asked, engine, rule)
     problems = len({one.problem for one in stored})
@@ -86,8 +87,8 @@ def draw_rehearsal(
 def _right(
     records: Sequence[dict], rows: Sequence[dict], engine: Engine, rule: RehearsalRule
 ) -> list[Stored]:
-    """The right records, with the EOS that ended them; not one whose text has other tokens than
-    were drawn.
+    """The right records, with the EOS that ended them: the tokens that were drawn. A file from
+    before these were recorded has the text's, if they are as many.
     """
     tokenizer = engine.tokenizer
     right = Counter(r["problem_id"] for r in records if r["grade"] == Grade.CORRECT)
@@ -98,9 +99,11 @@ def _right(
         name = record["problem_id"]
         if record["grade"] != Grade.CORRECT or record["finish_reason"] != "stop":
             continue
-        if right[name] < rule.solved * rule.samples:
+        if not rule.stores(right[name]):
             continue
-        ids = completion_ids(tokenizer, record["completion"])
+        ids = record.get("token_ids")
+        if ids is None:
+            ids = completion_ids(tokenizer, record["completion"])
         if ids and len(ids) == record["num_tokens"]:
             found.append(Stored(places[name], prompts[name], [*ids, tokenizer.eos_token_id]))
     return found

@@ -18,6 +18,13 @@ from sage_unsloth.training.number_formats import check_precision
 REFERENCES = ("sft", "base")
 SCALE_REWARDS = ("group", "batch", "none")
 BEST_BY = ("pass@1", "pass@k")
+UNUSED_WITHOUT = (
+    ("rehearsal", "rehearsal_coef", 0, "rehearsal_coef=0.1"),
+    ("eval_samples", "eval_steps", 0, "eval_steps=50"),
+    ("eval_rows", "eval_steps", 0, "eval_steps=50"),
+    ("best_by", "eval_steps", 0, "eval_steps=50"),
+)
+"""Settings that have no effect while another has this value, and what to set instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +108,7 @@ class RlvrConfig:
             first and after the last step; 0 makes none.
         eval_samples: completions of each held-out row, sampled as in training.
         eval_rows: rows held out of those to train on, with every other row of the same problem;
-            not used where held-out rows are given.
+            refused where held-out rows are given, all of which are evaluated.
         best_by: "pass@1" or "pass@k", at k = eval_samples: by which of them `best/` is chosen.
         patience: training ends after so many evaluations in a row without a better one; 0 never.
         report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
@@ -197,6 +204,7 @@ class RlvrConfig:
         check_token_rule(self.token_advantages)
         rehearsal_rule(self.rehearsal)
         parse_arguments(self.engine_arguments)
+        self._check_used()
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):
@@ -260,6 +268,22 @@ class RlvrConfig:
                 "num_generations must be >= 2 because a completion's advantage is relative to its "
                 f"group; got {self.num_generations}"
             )
+
+    def _check_used(self) -> None:
+        """Raise where a setting was changed that nothing reads."""
+        unused = [
+            (name, f"{other}={value!r}", instead)
+            for name, other, value, instead in UNUSED_WITHOUT
+            if getattr(self, other) == value
+        ]
+        if self.rollouts != "server":
+            unused.append(("vllm_server", f"rollouts={self.rollouts!r}", "rollouts=server"))
+        for name, reason, instead in unused:
+            if getattr(self, name) != getattr(RlvrConfig, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no effect with {reason}; set {instead}, "
+                    f"say, or leave {name} out"
+                )
 
     @property
     def completions_per_step(self) -> int:

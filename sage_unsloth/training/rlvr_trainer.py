@@ -24,6 +24,7 @@ from sage_unsloth.training.by_trl import (
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sharded import let_generation_wait
 from sage_unsloth.training.stage import COMPLETIONS, common_arguments
+from sage_unsloth.training.trainer_settings import check_trainer, scale_rewards_argument
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,9 @@ def make_trainer(
     """The trainer, with every setting explicit; `rollouts` is "vllm" or "transformers".
 
     Raises:
-        ValueError: the trainer's reference is not the model without its adapter; or vLLM was not
-            given the settings of the rollouts.
+        ValueError: the trainer has another value of a setting that the run records; its reference
+            is not the model without its adapter; or vLLM was not given the settings of the
+            rollouts.
     """
     import trl
     from datasets import Dataset
@@ -86,7 +88,7 @@ def make_trainer(
             epsilon_high=config.epsilon_high,
             num_iterations=1,
             mask_truncated_completions=False,
-            scale_rewards=config.scale_rewards,
+            scale_rewards=scale_rewards_argument(config, unsloth=not by_trl),
             entropy_coef=config.entropy_coef,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
             top_entropy_quantile=config.top_entropy_quantile,
@@ -108,6 +110,7 @@ def make_trainer(
             **own_arguments,
         ),
     )
+    check_trainer(trainer, config, rollouts)
     if by_trl:
         keep_base_as_reference(model)
         let_generation_wait(trainer)

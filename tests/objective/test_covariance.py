@@ -80,6 +80,15 @@ def test_kl_cov_changes_nothing_in_the_first_update():
     assert torch.equal(same, ADVANTAGES.unsqueeze(1).expand(2, 4))
 
 
+@pytest.mark.parametrize("advantage", [0.0, 0.3])
+def test_kl_cov_changes_nothing_where_all_advantages_are_equal(advantage):
+    """No token's covariance is above another's then, but for rounding."""
+    old = torch.where(MASK.bool(), LOGPS, 0.0) + 0.1
+    equal = torch.full((2,), advantage)
+    result = kl_cov(signals(), equal, old_logps=old, share=0.4)
+    assert torch.equal(result, equal.unsqueeze(1).expand(2, 4))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -69,6 +69,14 @@ def test_the_loss_is_the_mean_of_completions_means_and_ignores_what_is_outside()
     assert logps.grad[0, 2] == 0 and logps.grad.isfinite().all()
 
 
+def test_the_ratio_is_bounded_and_not_the_value():
+    """Other than in the paper's code, whose value is at most 10: u about 12.9."""
+    logps = torch.tensor([[3.0, 9.9]], dtype=torch.float64, requires_grad=True)
+    zeros, ones = torch.zeros_like(logps), torch.ones_like(logps)
+    rehearsal_loss(logps, zeros.detach(), ones.detach(), "forward-kl").backward()
+    assert (2 * logps.grad[0]).tolist() == pytest.approx([math.expm1(3.0), math.expm1(9.9)])
+
+
 def test_a_token_far_above_the_reference_is_bounded_and_has_no_gradient():
     logps = torch.tensor([[-0.1, -0.1]], requires_grad=True)
     reference = torch.tensor([[-90.0, -0.2]])
@@ -82,6 +90,15 @@ def test_rules_by_name():
     assert rehearsal_rule("forward-kl") == RehearsalRule()
     rule = rehearsal_rule("js, samples=16,batch=4, solved=0.5")
     assert rule == RehearsalRule("js", samples=16, batch=4, solved=0.5)
+
+
+@pytest.mark.parametrize(
+    ("solved", "samples", "correct"), [(0.55, 20, 11), (0.7, 10, 7), (0.29, 100, 29), (1, 8, 8)]
+)
+def test_the_share_solved_is_that_of_whole_numbers(solved, samples, correct):
+    """0.55 * 20 is 11.000000000000002."""
+    rule = RehearsalRule(solved=solved, samples=samples)
+    assert rule.stores(correct) and not rule.stores(correct - 1)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,63 @@ def test_unlikeliness_ranks_by_the_policy_that_drew(make_trainer, monkeypatch, s
     assert len({round(a, 4) for a in table.flatten().tolist()}) > 4  # ranks tell equals apart
 
 
+def with_truncated(batch):
+    """The batch with the tokens of truncated completions in its mask: those up to the last one
+    that is not padding (id 1).
+    """
+    mask = batch["completion_mask"].clone()
+    for row, ids in zip(mask, batch["completion_ids"].tolist(), strict=True):
+        if not row.any():
+            row[: max(i for i, token in enumerate(ids) if token != 1) + 1] = 1
+    assert (mask != batch["completion_mask"]).any(), "some are truncated"
+    assert batch["completion_mask"].any(), "some are not"
+    return batch | {"completion_mask": mask}
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["scored", "old-logps"])
+def test_unlikeliness_ranks_a_truncated_completion_by_its_own_tokens(
+    make_trainer, monkeypatch, settings
+):
+    """Which are masked in the batch, and would have the mean 0: probability 1."""
+    settings = FOUR_GROUPS | settings | {"mask_truncated_completions": True}
+    trainer = make_trainer(reward=every_third, max_steps=1, max_completion_length=24, **settings)
+    seen = recorded_scorings(monkeypatch)
+    with guided_kl(trainer, advantages="unlikeliness,weight=0.5"):
+        trainer.train()
+    (batch, found, weights), model = seen[0], trainer.oracle_model.eval()
+    batch = with_truncated(batch)
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        logps, _ = score(texts(model), batch)
+    torch.testing.assert_close(found.double(), logps, rtol=0, atol=5e-5)
+    rewards = torch.tensor([[*map(float, trainer._logs["rewards"]["every_third"])]]).view(4, 4)
+    means = (logps.sum(1) / batch["completion_mask"].sum(1)).view(4, 4)
+    expected = rules.unlikeliness(rewards, mean_logps=means, weight=0.5)
+    table = torch.tensor([*trainer._logs["advantages"]]).view(4, 4)
+    torch.testing.assert_close(table.double(), expected.double(), rtol=0, atol=1e-4)
+
+
+def test_a_truncated_completion_pays_its_kl_in_the_reward(make_trainer, monkeypatch):
+    settings = FOUR_GROUPS | {"mask_truncated_completions": True, "scale_rewards": "none"}
+    trainer = make_trainer(
+        reward=every_third, max_steps=1, beta=0.5, max_completion_length=24, **settings
+    )
+    seen = recorded_scorings(monkeypatch)
+    with guided_kl(trainer, kl_in="reward"):
+        trainer.train()
+    (batch, _, weights), model = seen[0], trainer.oracle_model.eval()
+    batch = with_truncated(batch)
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        logps, _ = score(texts(model), batch)
+        with model.disable_adapter():
+            ref, _ = score(texts(model), batch)
+    rewards = torch.tensor([*trainer._logs["rewards"]["every_third"]]).double()
+    rewards = (rewards - 0.5 * (logps - ref).sum(1)).view(4, 4)
+    table = torch.tensor([*trainer._logs["advantages"]]).double().view(4, 4)
+    torch.testing.assert_close(table, rewards - rewards.mean(1, True), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("outer", ["guide", "sampling"])
 def test_dynamic_sampling_replaces_what_the_rule_calls_dead(make_trainer, outer):
     rule = advantage_rule("nsr")

@@ -8,6 +8,7 @@ from rehearsing import STORED, check_gradients, run
 
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch import rehearsal
+from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.rehearsal import Stored, rehearsed
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -30,6 +31,38 @@ def test_the_gradient_is_the_oracles(make_trainer, divergence, settings):
     check_gradients(make_trainer, divergence, **settings)
 
 
+def drop_out(trainer, p=0.5):
+    """Dropout in the adapter, as `LoraConfig(lora_dropout=p)` has it."""
+    layers = [m for m in trainer.model.modules() if hasattr(m, "lora_dropout")]
+    assert layers
+    for layer in layers:
+        layer.lora_dropout["default"] = torch.nn.Dropout(p)
+    trainer.model.train()
+
+
+def test_policy_and_reference_are_scored_without_dropout(make_trainer):
+    """So that both are one model where they have one set of weights, and the check of the scoring
+    compares two passes of one model.
+    """
+    values = []
+    for p in (0.0, 0.5):
+        trainer = make_trainer()
+        drop_out(trainer, p)
+        with rehearsal.without_dropout(trainer.model):
+            values.append(rehearsal._Term(trainer, STORED, rehearsal.RehearsalRule())().item())
+        assert all(m.training for m in trainer.model.modules() if isinstance(m, torch.nn.Dropout))
+    assert values[0] == values[1] > 1e-3
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}])
+def test_its_gradient_is_without_dropout(make_trainer, monkeypatch, settings):
+    """With checkpointing too, where the backward pass computes the model a second time."""
+    monkeypatch.setattr(
+        "rehearsing.run", lambda trainer, **options: (drop_out(trainer), run(trainer, **options))[1]
+    )
+    check_gradients(make_trainer, "forward-kl", **settings)
+
+
 def test_it_goes_with_a_guide_and_a_rule_and_draws_the_same_again(make_trainer):
     draws = []
     for _ in range(2):
@@ -39,6 +72,13 @@ def test_it_goes_with_a_guide_and_a_rule_and_draws_the_same_again(make_trainer):
         draws.append(drawn)
     assert draws[0] == draws[1]
     assert draws[0][0] != draws[0][1], "another micro-batch draws others"
+
+
+def test_its_draws_are_not_those_of_the_guide(make_trainer):
+    trainer = make_trainer()
+    term = rehearsal._Term(trainer, STORED, rehearsal.RehearsalRule())
+    of_term, of_guide = term.clock.tick().generator, Clock(trainer).tick().generator
+    assert torch.rand(4, generator=of_term).tolist() != torch.rand(4, generator=of_guide).tolist()
 
 
 def test_every_problem_is_drawn_as_often(make_trainer):

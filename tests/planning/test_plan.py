@@ -428,6 +428,8 @@ def test_time():
 def test_size_on_the_box_is_what_such_a_card_reports():
     assert memory_of_card(24) == 22.0
     assert memory_of_card(23.6) == 23.6
+    assert memory_of_card(8) == 8 * 14.5 / 16, "the size on the box, as 16 is"
+    assert memory_of_card(8.0) == memory_of_card(8) and memory_of_card(7.9) == 7.9
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a card")

@@ -14,12 +14,13 @@ import pytest
 
 from sage_unsloth.evaluation.evaluator import check_columns_are_used
 from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.problems import own_data
 from sage_unsloth.problems.benchmarks import load_benchmark
 from sage_unsloth.problems.columns import Columns, parse_columns
 from sage_unsloth.problems.corpora import rl_rows, sft_rows
 from sage_unsloth.problems.sources import Source
-from sage_unsloth.prompts import prompt_format
+from sage_unsloth.prompts import PROJECT_PROMPT, prompt_format
 
 HASHES = "#### (.+)"
 GSM8K = [  # in the form of GSM8K
@@ -181,6 +182,17 @@ CHAT = [
     {"role": "user", "content": "1+1=?"},
     {"role": "assistant", "content": " 2 "},
 ]
+
+
+def test_whole_numbers_of_a_column_of_floats_are_whole_and_that_is_logged_once(tmp_path, caplog):
+    rows = [{"problem": f"{n}?", "answer": n / 2} for n in range(2, 8)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with caplog.at_level("INFO", logger="sage_unsloth"):
+        found = rl_rows(data=path).rows
+    assert [row["answer"] for row in found] == ["1", "1.5", "2", "2.5", "3", "3.5"]
+    assert [r.getMessage() for r in caplog.records].count(
+        f"'answer' of {path} has numbers such as 1.0, which are written as whole numbers: 1."
+    ) == 1
 
 
 def test_a_conversation_is_taken_as_it_is(tmp_path):
@@ -369,3 +381,36 @@ def test_whether_an_answer_can_be_graded_is_asked_of_the_verifier(tmp_path):
     found = rl_rows(data=path, verifier=ROLES)
     assert [row["answer"] for row in found.rows] == ["Ann is a knight"]
     assert found.checker is ROLES
+
+
+TESTS = '["assert add(2, 3) == 5"]'
+PROGRAM = "<start_working_out>Add.<end_working_out>\n```python\ndef add(a, b): return a + b\n```"
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [("python", TESTS), ("regex", r"4+2"), ("json", '{"type": "object"}'), ("countdown", "{}")],
+)
+def test_sft_does_not_teach_a_reference_that_is_not_an_answer(tmp_path, name, reference):
+    rows = [{"problem": f"P{n}", "solution": PROGRAM, "answer": reference} for n in range(4)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    found = sft_rows(data=path, verifier=get_verifier(name))
+    assert all(PROJECT_PROMPT.taught(row) == PROGRAM for row in found.rows)
+
+
+def test_sft_refuses_references_that_mathematics_cannot_grade(tmp_path):
+    rows = [{"problem": f"P{n}", "solution": PROGRAM, "answer": TESTS} for n in range(4)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(ValueError, match=r"of 4 rows of .* math can grade, .* \(--verifier text"):
+        sft_rows(data=path)
+
+
+def test_sft_teaches_an_answer_that_its_verifier_grades(tmp_path, monkeypatch):
+    rows = [{"problem": f"P{n}", "solution": "w", "answer": "204 €"} for n in range(4)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "euros.py").write_text("def right(answer, gold): return answer == gold\n")
+    (tmp_path / "tests.py").write_text("def right(answer, gold): return False\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, taught in {"text": True, "euros:right": True, "tests:right": False}.items():
+        found = sft_rows(data=path, verifier=get_verifier(name))
+        assert [row.get("answer") for row in found.rows] == [*["204 €" if taught else None] * 4]

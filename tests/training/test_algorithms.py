@@ -97,6 +97,39 @@ NOT_IN_THE_PAPER = {
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("grpo-no-kl", {"beta": 0.1}),
+        ("dapo", {"loss_type": "grpo"}),
+        ("pkpo", {"advantages": "maxrl"}),
+        ("dph-rl", {"rehearsal_coef": 0.0}),
+        ("grpo-kl-in-reward", {"kl_in": "loss"}),
+        ("grpo-exact", {"scale_rewards": "group"}),
+    ],
+)
+def test_a_setting_that_contradicts_what_a_row_is_is_refused(name, settings):
+    (setting,) = settings
+    with pytest.raises(ValueError, match=rf"{name} is named for {setting}=.*--algorithm grpo"):
+        get_algorithm(name).with_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("grpo", {"beta": 0.0, "loss_type": "dapo", "advantages": "nsr"}),
+        ("sage-branch", {"beta": 0.2, "loss_type": "dapo"}),
+        ("dapo", {"epsilon_high": 0.3}),
+        ("pkpo", {"advantages": "pkpo,k=2"}),
+        ("dph-rl", {"rehearsal_coef": 1.0, "rehearsal": "js"}),
+        ("grpo-no-kl", {"beta": 0.0}),
+    ],
+)
+def test_a_strength_or_what_a_row_leaves_open_is_set(name, settings):
+    changed = get_algorithm(name).with_settings(settings)
+    assert {key: getattr(changed, key) for key in settings} == settings
+
+
 def test_rows_are_these():
     assert list(ALGORITHMS) == list(EXPECTED)
     for name, expected in EXPECTED.items():
@@ -201,7 +234,8 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     if name == "sage-teacher":
         config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     settings = algorithm.configure(config)
-    settings = replace(settings, rehearsal="forward-kl,problems=20")
+    if settings.rehearsal_coef:
+        settings = replace(settings, rehearsal="forward-kl,problems=20")
     rlvr(settings, merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)
 
     args = seen["args"]

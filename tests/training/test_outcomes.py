@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sage_unsloth.__main__ import make_parser
 from sage_unsloth.figures import table_text
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.problems import arithmetic
@@ -20,7 +22,9 @@ from sage_unsloth.training.outcomes import (
     course,
     evaluation_command,
     finished_text,
+    out_of_format,
     result_of,
+    verifier_options,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.starting import StartingPoint, model_path
@@ -42,6 +46,34 @@ def test_the_tiny_models_evaluation_takes_minutes_and_not_hours():
     problems = len(arithmetic.problems("test"))
     assert len(found.models) * problems * found.n == 12_800  # 51,200 by the paper's 256 samples
     assert (found.temperature, found.min_p, found.max_tokens) == (1, 0, 48)
+
+
+def test_it_samples_as_the_run_did():
+    config = replace(embedded_settings.RLVR, min_p=0.01, temperature=0.8, top_p=0.9)
+    for smoke in (False, True):
+        found = parsed(StartingPoint(TINY, "runs/sft/model"), config, smoke=smoke)
+        assert (found.temperature, found.top_p, found.min_p) == (0.8, 0.9, 0.01)
+    large = StartingPoint(MODELS["r1-distill-qwen-7b"], "org/model")
+    found = parsed(large, RlvrConfig(min_p=0.05))
+    assert (found.temperature, found.min_p) == (0.3, 0.05), "the paper's temperature"
+
+
+def test_it_grades_by_the_verifier_of_the_run():
+    options = verifier_options(get_verifier("number:0.01"))
+    found = parsed(
+        StartingPoint(TINY, "runs/sft/model"),
+        embedded_settings.RLVR,
+        data="a.jsonl",
+        verifier=options,
+    )
+    assert found.verifier == "number:0.01" and not found.allow_unconfined
+    assert verifier_options(None) == []
+
+
+def test_after_sft_that_taught_nothing_comes_no_training():
+    table = [{"in format": "0.900"}, {"in format": "0.000"}]
+    assert "train SFT for more steps" in out_of_format(table)
+    assert out_of_format(table[:1]) == out_of_format([]) == ""
 
 
 def test_the_embedded_model_goes_by_its_name():

@@ -3,6 +3,8 @@ model.
 """
 
 import json
+import re
+import shlex
 
 import pytest
 
@@ -15,6 +17,7 @@ from sage_unsloth.prompts import prompt_format, render_prompt
 from sage_unsloth.runs.files import read_json, read_jsonl
 
 ANSWER = ["--answer-pattern", "#### (.+)"]
+COUNTS = r"(\d+) rows to train on, (\d+) held out, (\d+) left out"
 LENGTHS = ["--set", "max_prompt_length=200", "max_completion_length=16"]
 
 
@@ -78,6 +81,48 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
     assert main([*command, "--tags", "boxed"]) == 2
 
 
+def run_next(capsys, **files):
+    """Run the command that the last one ended with, with files in place of what stands for them."""
+    *_, line = [x for x in capsys.readouterr().out.splitlines() if x.startswith("Next: ")]
+    for name, file in files.items():
+        line = line.replace(name, str(file))
+    next_, python, m, module, *words = shlex.split(line)
+    assert [next_, python, m, module] == ["Next:", "python", "-m", "sage_unsloth"]
+    assert main(words) == 0, line
+    return words
+
+
+def test_the_printed_next_commands_run_to_the_end(tmp_path, unsloth_module, capsys, monkeypatch):
+    """SFT, RL and evaluation of a task whose references are tests, with lengths of its own."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "question": f"add {n}",
+            "worked": f"<start_working_out>w<end_working_out>\n```python\ndef f(): return {n}\n```",
+            "tests": [f"assert f() == {n}"],
+        }
+        for n in range(2, 42)
+    ]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = ["problem=question", "solution=worked", "answer=tests"]
+    command = ["sft", "--model", "arithmetic-base", "--out", "runs/sft", "--smoke"]
+    command += ["--data", str(file)]
+    command += ["--columns", *names, "--verifier", "python", "--set", "max_length=400"]
+    assert main(command) == 0
+    taught = read_json("runs/sft/run.json")["data"]
+    assert taught["columns"]["answer"] == "tests"
+    train = run_next(capsys)
+    assert train[:2] == ["train", "--algorithm"] and "max_prompt_length=200" in train
+    settings = read_json("runs/sage-branch/run.json")["settings"]
+    assert settings["verifier"].startswith("python ") and settings["min_p"] == 0
+    evaluate = run_next(capsys, **{"HELD_OUT.jsonl": file})
+    assert evaluate[evaluate.index("--min-p") + 1] == f"{settings['min_p']:g}"
+    assert evaluate[evaluate.index("--temperature") + 1] == f"{settings['temperature']:g}"
+    (record, *_) = read_jsonl("runs/evaluation-smoke/samples/held-out/sage-branch.jsonl")
+    assert record["grader"].startswith("python ")
+
+
 def test_an_export_carries_the_prompt_of_its_run(sft_run, tmp_path):
     out = export(read_run(sft_run), "merged", tmp_path / "export")
     prompt = prompt_format(None, ["think-answer"])
@@ -116,6 +161,25 @@ def test_a_task_of_reasoning_gym(tmp_path, unsloth_module):
     first = read_jsonl(out / "completions.jsonl")[0]
     assert json.loads(first["answer"])["task"] == "chain_sum"
     assert first["grader"].startswith("reasoning-gym")
+
+
+def test_held_out_rows_that_cannot_be_graded_are_trained_on_and_counted(
+    tmp_path, unsloth_module, capsys
+):
+    units = [" €" if n % 3 else "" for n in range(2, 42)]
+    rows = [
+        {"problem": f"{n}+{n}=?", "solution": f"{n}+{n}", "answer": f"{2 * n}{unit}"}
+        for n, unit in zip(range(2, 42), units, strict=True)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["sft", "--model", "arithmetic-base", "--out", str(tmp_path / "sft"), "--smoke"]
+    command += ["--data", str(file), "--held-out", "8", "--set", "max_length=400"]
+    assert main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    left, kept, dropped = map(int, re.search(COUNTS, shown).groups())
+    assert left + kept + dropped == 40 and 0 < kept < 8
+    assert f"{8 - kept} of the rows to train on were to be held out, but math cannot" in shown
 
 
 def test_a_solution_without_an_answer_begins_where_the_prompt_ends(gsm8k, tmp_path, capsys):

@@ -2,23 +2,26 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.objective.rehearsal import RehearsalRule
 from sage_unsloth.patch.rehearsal import METRIC
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.training.rehearsal import REHEARSAL
+from sage_unsloth.training.rehearsal import REHEARSAL, _right
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
 BASE = data_folder() / BASE_MODEL
 CONFIG = smoke_config()
+WEIGHTS = "adapter_model.safetensors"
 TRAIN = arithmetic.problems("train")[:24]
 RLVR = replace(
     CONFIG.rlvr,
@@ -45,11 +48,40 @@ def whole_run(merged, tmp_path_factory):
 def test_every_row_is_sampled_and_the_right_completions_hold_the_policy(whole_run):
     _, folder = whole_run
     records = read_jsonl(folder / REHEARSAL)
+    assert all(len(r["token_ids"]) == r["num_tokens"] for r in records)
     assert len(records) == 4 * len(TRAIN)
     assert {r["problem_id"] for r in records} == {f"prompt-{i}" for i in range(len(TRAIN))}
     divergences = [row[METRIC] for row in read_metrics(folder)]
     assert abs(divergences[0]) < 1e-9, "policy and reference are one model before the first step"
     assert all(value > 1e-6 for value in divergences[1:])
+
+
+def test_what_is_stored_are_the_tokens_that_were_drawn(monkeypatch):
+    """A text may have as many tokens as were drawn, and other ones."""
+
+    class Letters:
+        eos_token_id = 0
+
+        def __call__(self, text, **_):
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    monkeypatch.setattr("sage_unsloth.training.rehearsal.prompt_ids", lambda *_: [1])
+    record = {
+        "problem_id": "prompt-0",
+        "grade": "correct",
+        "finish_reason": "stop",
+        "completion": "ab",
+        "num_tokens": 2,
+    }
+    row = {"id": "prompt-0", "problem": "?", "answer": "1"}
+    engine = SimpleNamespace(tokenizer=Letters())
+
+    def stored(**columns):
+        return _right([record | columns], [row], engine, RehearsalRule(samples=1))
+
+    assert stored(token_ids=[7, 9])[0].completion_ids == [7, 9, 0]
+    assert stored()[0].completion_ids == [97, 98, 0], "of a file from before they were recorded"
+    assert stored(num_tokens=3) == []
 
 
 def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
@@ -82,8 +114,32 @@ def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
         assert torch.equal(weight, expected[name]), name
 
 
+def test_a_killed_run_with_dropout_goes_on_to_the_same_weights(merged, tmp_path, monkeypatch):
+    from transformers import Trainer
+
+    evaluate = Trainer._maybe_log_save_evaluate
+    config = replace(RLVR, lora=replace(RLVR.lora, dropout=0.2), preflight_prompts=0)
+    expected = load_file(rlvr(config, merged, TRAIN, tmp_path / "whole") / WEIGHTS)
+
+    def dies(self, *args, **kwargs):
+        result = evaluate(self, *args, **kwargs)
+        if self.state.global_step == 2:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        rlvr(config, merged, TRAIN, tmp_path / "killed")
+    monkeypatch.undo()
+    for name, weight in load_file(
+        rlvr(config, merged, TRAIN, tmp_path / "killed") / WEIGHTS
+    ).items():
+        assert torch.equal(weight, expected[name]), name
+
+
 def test_a_run_without_the_setting_samples_and_logs_nothing(merged, tmp_path):
-    rlvr(replace(RLVR, rehearsal_coef=0.0, max_steps=1), merged, TRAIN, tmp_path)
+    config = replace(RLVR, rehearsal_coef=0.0, rehearsal="forward-kl", max_steps=1)
+    rlvr(config, merged, TRAIN, tmp_path)
     assert not (tmp_path / REHEARSAL).exists()
     assert METRIC not in read_metrics(tmp_path)[0]
 

@@ -1,0 +1,157 @@
+"""The settings that the trainer has after construction must be those that `run.json` records.
+
+The trainers fill in and override arguments: Unsloth's generated config turns an explicit
+`scale_rewards="group"` into "none" for `loss_type="dr_grpo"`, with a line on the terminal. A run
+that was trained so is not the run that its record describes.
+"""
+
+from typing import Any
+
+from sage_unsloth.runs.processes import world_size
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
+SAME_NAME = (
+    "max_steps",
+    "num_generations",
+    "max_completion_length",
+    "learning_rate",
+    "weight_decay",
+    "beta",
+    "loss_type",
+    "scale_rewards",
+    "entropy_coef",
+    "epsilon",
+    "epsilon_high",
+    "top_entropy_quantile",
+    "temperature",
+    "top_p",
+    "vllm_importance_sampling_correction",
+    "save_steps",
+    "seed",
+)
+"""Fields of `RlvrConfig` that the trainer's arguments have under the same name."""
+COPIED = (
+    "beta",
+    "num_generations",
+    "max_completion_length",
+    "loss_type",
+    "scale_rewards",
+    "entropy_coef",
+    "epsilon_high",
+    "top_entropy_quantile",
+    "temperature",
+    "top_p",
+    "vllm_importance_sampling_correction",
+)
+"""Of these, what the trainer copies at construction and reads from the copy."""
+DERIVED = (
+    "prompts_per_step",
+    "micro_batch_size",
+    "warmup_ratio",
+    "min_p",
+    "kl_estimator",
+    "rollouts",
+    "vllm_server",
+    "precision",
+    "full_finetuning",
+    "lora",
+)
+"""Fields that the trainer, or its model, has in another form."""
+NOT_OF_THE_TRAINER = (
+    "max_prompt_length",
+    "credit",
+    "kl_in",
+    "teacher",
+    "reference",
+    "advantages",
+    "token_advantages",
+    "rehearsal_coef",
+    "rehearsal",
+    "max_resamples",
+    "backend",
+    "recompute_logits",
+    "gpu_memory_utilization",
+    "engine_arguments",
+    "load_in_4bit",
+    "template",
+    "prompt",
+    "preflight_prompts",
+    "log_entropy",
+    "sample_steps",
+    "eval_steps",
+    "eval_samples",
+    "eval_rows",
+    "best_by",
+    "patience",
+    "report_to",
+    "grade_seconds",
+    "reward_seconds",
+)
+"""Fields that are carried out by this package, or by the loader of the model."""
+
+
+def scale_rewards_argument(config: RlvrConfig, *, unsloth: bool) -> str | None:
+    """`scale_rewards` as the trainer's config takes it: for "dr_grpo" Unsloth's keeps the division
+    by the group's deviation only if it is given None.
+    """
+    keeps_group = config.loss_type == "dr_grpo" and config.scale_rewards == "group"
+    return None if unsloth and keeps_group else config.scale_rewards
+
+
+def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
+    """Compare a constructed trainer with the settings that the run records.
+
+    Args:
+        trainer: as constructed, before it trains.
+        config: of the run.
+        rollouts: the engine that was chosen: "vllm", "transformers" or "server".
+
+    Raises:
+        ValueError: the trainer has another value of a setting.
+    """
+    for name, (expected, actual) in _compared(trainer, config, rollouts).items():
+        if actual != expected:
+            raise ValueError(
+                f"the trainer must train with the settings of run.json; got {name}={actual!r} from "
+                f"{type(trainer).__name__} for {name}={expected!r}; set {name} to a value that the "
+                "trainer keeps, or install the tested versions (python -m sage_unsloth doctor)"
+            )
+
+
+def _compared(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple[Any, Any]]:
+    """(expected, actual) of each setting."""
+    args = trainer.args
+    pairs = {name: (getattr(config, name), getattr(args, name)) for name in SAME_NAME}
+    pairs |= {f"trainer.{name}": (getattr(config, name), getattr(trainer, name)) for name in COPIED}
+    share = config.completions_per_step // world_size()
+    micro_batch = config.micro_batch_size or share
+    if config.credit == "sequence":  # all completions of a prompt meet in the loss
+        micro_batch = share
+    pairs |= {
+        "trainer.epsilon": (config.epsilon, trainer.epsilon_low),
+        "micro_batch_size": (micro_batch, args.per_device_train_batch_size),
+        "prompts_per_step": (
+            config.prompts_per_step,
+            args.per_device_train_batch_size
+            * args.gradient_accumulation_steps
+            * world_size()
+            / args.num_generations,
+        ),
+        "warmup_ratio": (round(config.warmup_ratio * config.max_steps), args.warmup_steps),
+        "min_p": (config.min_p, args.min_p or 0.0),
+        "trainer.min_p": (config.min_p, trainer.min_p or 0.0),
+        "kl_estimator": (config.kl_estimator == "k3-is", args.use_bias_correction_kl),
+        "rollouts": (rollouts in ("vllm", "server"), trainer.use_vllm),
+    }
+    if rollouts == "server":
+        pairs["vllm_server"] = (config.vllm_server, args.vllm_server_base_url)
+    if config.precision != "auto":  # else the trainer decides
+        formats = (config.precision == "bfloat16", config.precision == "float16")
+        pairs["precision"] = (formats, (args.bf16, args.fp16))
+    adapters = getattr(trainer.model, "peft_config", {})
+    pairs["full_finetuning"] = (config.full_finetuning, not adapters)
+    if adapters and config.reference == "sft":  # else the adapter brings its own settings
+        adapter, lora = adapters["default"], config.lora
+        expected = (lora.rank, lora.alpha, lora.dropout)
+        pairs["lora"] = (expected, (adapter.r, adapter.lora_alpha, adapter.lora_dropout))
+    return pairs
