@@ -403,7 +403,6 @@ SOURCES: dict[str, Callable[[], str]] = {
     "theory": from_theory,
     "quickstart": from_quickstart,
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
-    "benchmark-smollm2": partial(from_benchmark, "smollm2"),
     "frontier": partial(from_frontier, "arithmetic"),
     "frontier-countdown": partial(from_frontier, "countdown"),
     "cost": from_cost,

@@ -28,7 +28,6 @@ COMMANDS = (
     ("analysis.regrade_command", "add_regrade"),
     ("lab.evidence.command", "add_benchmark"),
     ("lab.frontier.command", "add_frontier"),
-    ("lab.grid_command", "add_grid"),
     ("planning.command", "add_plan"),
     ("lab.cost.command", "add_cost"),
     ("export.command", "add_export"),

@@ -46,7 +46,6 @@ LIGHT = [
     "lab.cost.command",
     "lab.cost.sizes",
     "lab.evidence.command",
-    "lab.grid_command",
     "quickstart",
     "training.command",
     "evaluation.command",

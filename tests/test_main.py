@@ -151,10 +151,8 @@ def numbers_in_help():
     from sage_unsloth.lab.evidence.tasks import TASKS, get_task
     from sage_unsloth.lab.frontier import design
     from sage_unsloth.planning.presets import CARDS, PAPER_BETA
-    from sage_unsloth.quickstart import QuickstartConfig
     from sage_unsloth.sampling.engines import BATCH_SIZES
 
-    quickstart = QuickstartConfig()
     return {
         ("evaluate", "batch"): {*BATCH_SIZES.values()},
         ("evaluate", "top_p"): {1},  # all of it
@@ -165,8 +163,6 @@ def numbers_in_help():
         ("benchmark", "beta"): {PAPER_BETA},
         ("frontier", "seeds"): {design.NUM_SEEDS},
         ("frontier", "first_seed"): {design.seeds(name, 1)[0] for name in design.PROBLEMS},
-        ("grid", "steps"): {quickstart.rlvr.max_steps},
-        ("grid", "n"): {quickstart.sampling.num_samples},
         ("cost", "small"): {SMALL.hidden, SMALL.length},
         ("cost", "hidden"): {LARGE.hidden},
         ("cost", "length"): {LARGE.length},

@@ -73,8 +73,6 @@ def test_refusals(given, message):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_sets_are_disjoint_from_what_is_trained_on(name):
-    if name == "smollm2":
-        pytest.importorskip("reasoning_gym")
     task = get_task(name)
     assert next(iter(task.sets)) == "test"
     seen = {row["problem"] for rows in (task.sft_rows, task.train_rows) for row in rows}

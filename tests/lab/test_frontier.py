@@ -108,7 +108,10 @@ def test_runs_come_seed_by_seed():
         ({"methods": ("grpo=0.05", "grpo=0.05,0.1")}, "named once; got 'grpo beta=0.05' twice"),
         ({"seeds": (1, 1)}, "seeds must be different"),
         ({"problems": "test"}, "--problems must be one of pilot, fresh"),
-        ({"task": "smollm2", "problems": "fresh"}, "--task smollm2 has no fresh problems"),
+        (
+            {"task": "countdown-fresh", "problems": "fresh"},
+            "countdown-fresh has no fresh problems",
+        ),
         ({"task": "mathematics"}, "--task must be one of"),
     ],
 )

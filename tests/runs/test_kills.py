@@ -484,7 +484,6 @@ def record_file(folder):
     "name",
     [
         "quickstart",
-        "grid",
         "analyze",
         "compare",
         "export",
@@ -506,7 +505,6 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
             (run / file).symlink_to(trained / file)
     command = {
         "quickstart": ["--smoke"],
-        "grid": ["--smoke"],
         "analyze": [str(trained)],
         "compare": [str(record_file(tmp_path))],
         "export": [str(run), "--to", "adapter"],

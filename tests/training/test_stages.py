@@ -184,7 +184,7 @@ def test_starting_points(sft_run, rl_run, tmp_path):
         (tmp_path / "run.json").write_text((run / "run.json").read_text())
         with pytest.raises(ValueError, match=f"must be complete .* has no {result} yet"):
             starting_point(tmp_path, "sft")
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {"command": "grid"}}))
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"command": "quickstart"}}))
     with pytest.raises(ValueError, match="is a run of None; give another folder"):
         starting_point(tmp_path, "sft")
 

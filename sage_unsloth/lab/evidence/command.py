@@ -15,8 +15,7 @@ def add_benchmark(commands: Any) -> None:
     parser.add_argument(
         "--task",
         default="arithmetic",
-        help="arithmetic, countdown, or smollm2 with problems of reasoning-gym "
-        "(default: %(default)s)",
+        help="arithmetic or countdown (default: %(default)s)",
     )
     parser.add_argument(
         "--algorithms",
@@ -30,7 +29,7 @@ def add_benchmark(commands: Any) -> None:
         "--seeds",
         type=int,
         metavar="COUNT",
-        help="training seeds of each (default: the task's, 8 for arithmetic and 1 for smollm2)",
+        help="training seeds of each (default: the task's, 8)",
     )
     parser.add_argument(
         "--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)"

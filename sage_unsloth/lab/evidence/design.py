@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 
 from sage_unsloth.lab.evidence.tasks import Task, get_task
-from sage_unsloth.lab.grid_design import RATIOS, THRESHOLDS
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
+THRESHOLDS, RATIOS = (0.8, 1.2, 2.0), (0.1, 0.3, 0.5)
+"""The grid of the Branch guide: nats, and a number per nat (the paper's Table 6)."""
 SFT = "sft"  # the model that every run starts from
 
 BASELINE = "grpo"  # all others are compared with it

@@ -7,7 +7,6 @@ from pathlib import Path
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.lab.evidence import smollm2
 from sage_unsloth.models.embedded import (
     BASE_MODEL,
     COUNTDOWN_MODEL,
@@ -200,41 +199,6 @@ def countdown_fresh_task() -> Task:
     )
 
 
-def smollm2_task() -> Task:
-    """A language model of 135 M parameters on sums of two numbers; needs the extra `smollm2`."""
-    titles = {
-        "test": "held-out sums",
-        "harder": "sums of three numbers",
-        "knights_knaves": "knights and knaves",
-    }
-    sampling = {split: smollm2.sampling_config(split) for split in titles}
-    return Task(
-        name="smollm2",
-        title="SmolLM2-135M-Instruct, sums of two-digit numbers",
-        prepare=smollm2.fetch_model,
-        sft_rows=smollm2.problems("sft"),
-        train_rows=smollm2.problems("train"),
-        sets={
-            split: EvaluationSet(
-                title=title,
-                rows=smollm2.problems(split)[:16],  # that a core answers in ten minutes
-                num_samples=sampling[split].num_samples,
-                checker=smollm2.checker(split),
-                max_completion_length=sampling[split].max_completion_length,
-            )
-            for split, title in titles.items()
-        },
-        sft=smollm2.sft_config(),
-        rlvr=smollm2.rlvr_config(),
-        sampling=sampling["test"],
-        route=smollm2.route,
-        rare_route=smollm2.RARE_ROUTE,
-        algorithms=smollm2.ALGORITHMS,
-        num_seeds=1,
-        seconds={"step": 30.0, "completion": 0.4},  # while another process did the same beside it
-    )
-
-
 def _smoke(task: Task) -> Task:
     sets = {
         name: replace(one, rows=over_families(list(one.rows), 3), num_samples=4)
@@ -256,5 +220,4 @@ TASKS: dict[str, Callable[[], Task]] = {
     "arithmetic-fresh": arithmetic_fresh_task,
     "countdown": countdown_task,
     "countdown-fresh": countdown_fresh_task,
-    "smollm2": smollm2_task,
 }
