@@ -42,10 +42,6 @@ LIGHT = [
     "planning.plan",
     "problems.arithmetic",
     "doctor",
-    "lab.cost.report",
-    "lab.cost.command",
-    "lab.cost.sizes",
-    "lab.evidence.command",
     "quickstart",
     "training.command",
     "evaluation.command",
@@ -54,6 +50,7 @@ LIGHT = [
     "planning.command",
     "patch.unsloth_names",
 ]
+LIGHT_RESEARCH = ["benchmark.command", "cost.command", "cost.report", "frontier.command"]
 FOLDERS = sorted(
     ".".join(("sage_unsloth", *file.parent.relative_to(PACKAGE).parts))
     for file in PACKAGE.rglob("__init__.py")
@@ -131,10 +128,12 @@ def loaded_by(statement):
 
 def test_light_modules_load_nothing_heavy():
     """All in one process; which of them it was is looked for where one was."""
-    if loaded_by("\n".join(f"import sage_unsloth.{module}" for module in LIGHT)) & set(HEAVY):
-        found = {
-            module: loaded_by(f"import sage_unsloth.{module}") & set(HEAVY) for module in LIGHT
-        }
+    modules = [
+        *(f"sage_unsloth.{module}" for module in LIGHT),
+        *(f"research.{module}" for module in LIGHT_RESEARCH),
+    ]
+    if loaded_by("\n".join(f"import {module}" for module in modules)) & set(HEAVY):
+        found = {module: loaded_by(f"import {module}") & set(HEAVY) for module in modules}
         assert not any(found.values()), found
 
 
