@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+FIGURES = "Drawn beside this report (again by `python -m research.redraw FOLDER`)"
+
 
 def cell(found: Mapping[str, float], sign: bool = False) -> str:
     """`.487 [.470, .505]`, as the tables have it."""

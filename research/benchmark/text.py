@@ -9,6 +9,7 @@ from research.benchmark.claims import MATTERS
 from research.benchmark.design import BASELINE, SFT, BenchmarkConfig
 from research.benchmark.power import Components, detectable_difference
 from research.benchmark.report_tables import (
+    FIGURES,
     cell,
     claims_table,
     difference_table,
@@ -116,8 +117,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "Means over seeds of the thirds of training; does a higher reward come with a higher "
         "pass@k (Fig. 2)?",
         markdown_table(training_table(report)),
-        "![training](training.png)",
-        "![reward and test](reward_and_test.png)",
+        f"{FIGURES}: `training.png`, `reward_and_test.png`.",
     ]
     if grid := grid_table(report):
         parts += [
@@ -125,7 +125,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             f"{len(report['grid']['seeds'])} seeds a cell (Table 6). Of nine cells the best one "
             "is also the luckiest.",
             markdown_table(grid),
-            "![grid](grid.png)",
+            f"{FIGURES}: `grid.png`.",
         ]
     if seen := seen_lines(report):
         parts += [

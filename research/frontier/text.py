@@ -6,7 +6,7 @@ from typing import Any
 from research.benchmark.claims import MATTERS
 from research.benchmark.design import SFT
 from research.benchmark.power import Components, detectable_difference
-from research.benchmark.report_tables import cell, markdown_table
+from research.benchmark.report_tables import FIGURES, cell, markdown_table
 from research.frontier.design import BASELINE
 from sage_unsloth.figures import table_text
 
@@ -181,7 +181,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "## Points",
         f"GRPO is `{BASELINE}`; area: the mean of pass@k over log k, from 1 to {k}.",
         markdown_table(points_table(report)),
-        "![differences](differences.png)",
+        f"{FIGURES}: `differences.png`.",
         *_verdicts(report),
         *_families(report),
         "## What a method keeps",
