@@ -119,7 +119,7 @@ def public_names() -> set[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_has_every_public_name(site):
     inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     described = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}
@@ -145,7 +145,7 @@ class Sources(HTMLParser):
             self.unnamed.append(values.get("src"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_loads_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40

@@ -83,7 +83,7 @@ def test_second_run_says_that_it_is_complete(finished, capsys):
     assert first.stdout[start:end].strip() in again
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
     """Weights, metrics, completions, records, figures' tables and report; Python's order of sets is
     another one, and the RL runs go side by side.
@@ -271,7 +271,7 @@ touchy = Touchy()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_in_one_of_two_runs_names_it_and_both_are_resumed(finished, tmp_path):
     (tmp_path / "mine.py").write_text(TOUCHY)
     (tmp_path / "broken").touch()

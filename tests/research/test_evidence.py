@@ -268,6 +268,7 @@ def smoke(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_a_benchmark_in_processes_of_its_own(smoke, capsys):
     report = json.loads((smoke / "report.json").read_text())
     assert report["algorithms"] == ["sft", "grpo", "sage-branch"]
@@ -299,6 +300,7 @@ def test_a_benchmark_in_processes_of_its_own(smoke, capsys):
     assert made == report, "the report follows from the records alone"
 
 
+@pytest.mark.long
 def test_a_second_call_goes_on_and_others_are_refused(smoke, capsys):
     words = [
         "--smoke",
@@ -329,6 +331,7 @@ def test_a_second_call_goes_on_and_others_are_refused(smoke, capsys):
     assert "resumed with its own settings only" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_is_named(smoke, tmp_path, capsys):
     import shutil
 
@@ -355,6 +358,7 @@ def test_a_worker_that_fails_is_named(smoke, tmp_path, capsys):
     assert "worker-0.log" in error and "every line must be one JSON object" in error
 
 
+@pytest.mark.long
 def test_report_alone(tmp_path, smoke, capsys):
     words = [
         "--smoke",

@@ -371,6 +371,7 @@ def smoke(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_a_frontier_in_processes_of_its_own(smoke, capsys):
     report = json.loads((smoke / "report.json").read_text())
     assert list(report["points"]) == ["sft", "grpo beta=0.05", "grpo beta=0.4", "grpo max_steps=1"]
@@ -390,6 +391,7 @@ def test_a_frontier_in_processes_of_its_own(smoke, capsys):
     assert "for 1 runs in 2 processes" in text, "two of the three are there"
 
 
+@pytest.mark.long
 def test_another_task_is_trained_and_answered_by_its_own_verifier(tmp_path):
     words = [*WORDS, "--task", "countdown", "--methods", "grpo=0.05", "--out", str(tmp_path)]
     assert main(words) == 0

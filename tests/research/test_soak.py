@@ -100,7 +100,7 @@ def test_a_slope_is_least_squares_and_its_interval_covers():
     assert 85 <= covered <= 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_soak(tmp_path):
     """The real command for 24 steps: nothing is left open or running, and memory does not run
     away.

@@ -118,7 +118,7 @@ def test_what_another_process_was_asked_is_no_first_signal():
     assert done
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
     """Longer than everything else has for its end."""
     program = (
@@ -534,7 +534,7 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
     assert not out.exists() or not list(out.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_lives_end_as_a_run_that_was_left_alone(tmp_path):
     """The harness at its smallest; what it found at 50 moments of four commands is in
     data/results/reliability.
@@ -587,7 +587,7 @@ print(dict(
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_notebook_is_usable_after_an_interrupt(tmp_path):
     """A real kernel: interrupted in training, it has saved the step, holds nothing, and the same
     cell goes on.

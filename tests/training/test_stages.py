@@ -308,7 +308,7 @@ def test_an_algorithm_of_ones_own(sft_run, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["beta"] == 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_9_and_the_same_command_gives_the_same_weights(sft_run, tmp_path):
     """A run in this process, and one in a process of its own that is killed after its third step
     and resumed in this one.
