@@ -255,7 +255,7 @@ def test_lists_and_plans_fit_80_columns(capsys):
     for words in (
         ["train", "--list"],
         ["plan"],
-        ["plan", "--model", "r1-distill-qwen-7b", "--memory", "24", "--rows", "2000"],
+        ["plan", "--model", "r1-distill-qwen-7b", "--memory", "24"],
         ["plan", "--model", "arithmetic-base"],
     ):
         main(words)
