@@ -18,17 +18,17 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from research import many_gpus
+from research.benchmark import text as evidence_text
+from research.cost import report as cost_report
+from research.frontier import text as frontier_text
+from research.theory import advantage_sizes
+from research.theory.optima import guided_optimum, per_token_optimum
+from research.theory.support import own_guide_optimum, tree_example
+from research.theory.trees import edge_guide, guide_table
 from sage_unsloth import quickstart
-from sage_unsloth.lab.cost import report as cost_report
-from sage_unsloth.lab.evidence import text as evidence_text
-from sage_unsloth.lab.frontier import text as frontier_text
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.planning import many_gpus
 from sage_unsloth.planning.plan import what_fits
-from sage_unsloth.theory import advantage_sizes
-from sage_unsloth.theory.optima import guided_optimum, per_token_optimum
-from sage_unsloth.theory.support import own_guide_optimum, tree_example
-from sage_unsloth.theory.trees import edge_guide, guide_table
 from sage_unsloth.training import algorithms
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -403,7 +403,6 @@ SOURCES: dict[str, Callable[[], str]] = {
     "theory": from_theory,
     "quickstart": from_quickstart,
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
-    "benchmark-smollm2": partial(from_benchmark, "smollm2"),
     "frontier": partial(from_frontier, "arithmetic"),
     "frontier-countdown": partial(from_frontier, "countdown"),
     "cost": from_cost,

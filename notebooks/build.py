@@ -46,8 +46,7 @@ SAMPLES, PROBLEMS = 4, 4""",
     "04_analysis": """from pathlib import Path
 SMOKE = True
 TRAINED = Path('00_quickstart')
-OUT = Path('04_analysis')
-GRID = Path('04_grid')""",
+OUT = Path('04_analysis')""",
     "05_theory": "OUT = '05_theory'\nTREES, DRAWS, RUNS, STEPS = 50, 40, 20, 20",
 }
 

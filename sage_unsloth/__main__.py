@@ -26,14 +26,13 @@ COMMANDS = (
     ("evaluation.convert_command", "add_convert"),
     ("analysis.command", "add_analyze"),
     ("analysis.regrade_command", "add_regrade"),
-    ("lab.evidence.command", "add_benchmark"),
-    ("lab.frontier.command", "add_frontier"),
-    ("lab.grid_command", "add_grid"),
     ("planning.command", "add_plan"),
-    ("lab.cost.command", "add_cost"),
     ("export.command", "add_export"),
     ("doctor", "add_doctor"),
 )
+
+IN_A_CLONE = ("benchmark", "cost", "frontier")
+"""Commands of `research/`, which is not installed."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,9 +41,23 @@ def main(arguments: list[str] | None = None) -> int:
     After a signal, an optimizer step or a batch of completions in flight is finished and saved
     first; a second signal ends the process at once.
     """
-    options = make_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in IN_A_CLONE:
+        print(
+            f"error: {words[0]} is not installed; run it from a clone: python -m "
+            f"research.{words[0]}",
+            file=sys.stderr,
+        )
+        return 2
+    return run_command(make_parser(), words)
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = None) -> int:
+    """Parse, call the parser's `act`, and return the exit code; None takes the process's words."""
+    options = parser.parse_args(arguments)
     log_to_terminal()
-    logging.getLogger("sage_unsloth").setLevel(logging.INFO)
+    for name in ("sage_unsloth", "research"):
+        logging.getLogger(name).setLevel(logging.INFO)
     try:
         with ending():
             code = options.act(options)
@@ -53,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Terminated) as stop:
         again = shlex.join(sys.argv[1:] if arguments is None else arguments)
         print(
-            f"\n{str(stop) or 'stopped'}; to resume: python -m sage_unsloth {again}",
+            f"\n{str(stop) or 'stopped'}; to resume: {parser.prog} {again}",
             file=sys.stderr,
         )
         return stop.code if isinstance(stop, Terminated) else 130
@@ -64,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other
         # is a defect, whose traceback is needed.
-        ours = type(error).__module__.startswith("sage_unsloth")
+        ours = type(error).__module__.partition(".")[0] in ("sage_unsloth", "research")
         if isinstance(error, RuntimeError) and not ours:
             raise
         print(f"error: {printable(without_secrets(str(error)))}", file=sys.stderr)
@@ -76,6 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sage_unsloth",
         description="SAGE inside Unsloth's GRPO loss: train, evaluate, compare, export.",
+        epilog="From a clone: "
+        + ", ".join(f"python -m research.{name}" for name in IN_A_CLONE)
+        + ".",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module, add in COMMANDS:

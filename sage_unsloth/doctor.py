@@ -142,7 +142,7 @@ def _base_model() -> Check:
         FAIL,
         "embedded model",
         f"missing in {folder}",
-        f"python -m sage_unsloth.lab.pretrain --out {folder}",
+        "install the package again, or in a clone: git checkout data/arithmetic-base",
     )
 
 

@@ -150,7 +150,7 @@ def _run(
     processes: int | None,
 ) -> dict[str, Any]:
     """`run` once the folder is this process's own."""
-    guides = _guides(out, runs)
+    guides = {name: algorithm.guide for name, algorithm in runs.items()}
     recorded = {name: _recorded(guide) for name, guide in guides.items()}
     known = {"command": "quickstart", "guides": recorded} | asdict(config)
     given = {key: vars(v) if is_dataclass(v) else v for key, v in settings.items()}
@@ -214,21 +214,6 @@ def chosen(
     for algorithm in found.values():
         replace(algorithm.configure(config.rlvr), **settings)  # judged before anything is loaded
     return found
-
-
-def _guides(out: Path, runs: "dict[str, Algorithm]") -> "dict[str, Guide | None]":
-    """The guide of each algorithm, GRPO's None.
-
-    A folder of an earlier version, which trained GRPO under a guide of 1 (ratio 0), resumes with
-    that: the loss is the same to the last bit.
-    """
-    from sage_unsloth.objective.guides import BranchGuide
-
-    guides = {name: algorithm.guide for name, algorithm in runs.items()}
-    record = out / "run.json"
-    if record.is_file() and read_json(record)["settings"].get("guides", {}).get("GRPO"):
-        guides["GRPO"] = BranchGuide(ratio=0.0)
-    return guides
 
 
 def _recorded(guide: "Guide | None") -> Any:

@@ -116,7 +116,9 @@ class Process:
     def __init__(self, words: list[str], log: Path, fresh: bool) -> None:
         with log.open("ab") as file:
             if fresh:
-                command = [sys.executable, "-m", "sage_unsloth", *words]
+                benchmark = words[0] == "benchmark"  # it is not installed
+                line = ["research.benchmark", *words[1:]] if benchmark else ["sage_unsloth", *words]
+                command = [sys.executable, "-m", *line]
                 self.child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -161,6 +163,7 @@ class Process:
 
 
 def _fork(words: list[str], log: int) -> int:
+    from research.benchmark.command import main as benchmark
     from sage_unsloth.__main__ import main
 
     sys.stdout.flush()
@@ -179,7 +182,7 @@ def _fork(words: list[str], log: int) -> int:
         os.dup2(log, 2)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 (for the life of the process)
         sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
-        code = main(words)
+        code = benchmark(words[1:]) if words[0] == "benchmark" else main(words)
     except SystemExit as error:
         code = error.code
     except KeyboardInterrupt:

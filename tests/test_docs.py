@@ -70,6 +70,14 @@ def test_every_promise_names_tests_that_exist():
             assert f"\ndef {test}(" in (ROOT / file).read_text(), f"{file}::{test}"
 
 
+def test_what_the_readmes_line_leaves_out_runs_before_a_submission():
+    line = re.search(r"<!-- test line -->\n```bash\n(.+)\n```", PAGES[0].read_text())
+    assert line and line[1].endswith("-m 'not long'")
+    runs = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert 'eval "$line"' in runs
+    assert any(run.startswith(".venv/bin/python -m pytest ") and " -m long" in run for run in runs)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):

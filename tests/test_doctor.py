@@ -67,7 +67,7 @@ def test_a_missing_base_model_is_a_failure(monkeypatch, tmp_path):
     monkeypatch.setattr(embedded, "data_folder", lambda: tmp_path)
     check = doctor._base_model()
     assert check.status == doctor.FAIL
-    assert "sage_unsloth.lab.pretrain" in check.remedy
+    assert "git checkout data/arithmetic-base" in check.remedy
 
 
 @pytest.mark.parametrize(

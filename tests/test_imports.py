@@ -42,11 +42,6 @@ LIGHT = [
     "planning.plan",
     "problems.arithmetic",
     "doctor",
-    "lab.cost.report",
-    "lab.cost.command",
-    "lab.cost.sizes",
-    "lab.evidence.command",
-    "lab.grid_command",
     "quickstart",
     "training.command",
     "evaluation.command",
@@ -55,6 +50,7 @@ LIGHT = [
     "planning.command",
     "patch.unsloth_names",
 ]
+LIGHT_RESEARCH = ["benchmark.command", "cost.command", "cost.report", "frontier.command"]
 FOLDERS = sorted(
     ".".join(("sage_unsloth", *file.parent.relative_to(PACKAGE).parts))
     for file in PACKAGE.rglob("__init__.py")
@@ -97,29 +93,6 @@ PUBLIC = {
 }
 """What users import; it stays."""
 
-MOVED = {
-    "losses": """
-        CREDITS IMPORTANCE_SAMPLING_LEVELS KL_ESTIMATORS LOG_RATIO_MAX LOSS_TYPES
-        NAIVE_KNEE PENALTIES REVERSE_KL_ESTIMATORS SLOPE_MAX UNSLOTH_K3_MAX
-        check_kl_estimator forward_kl forward_kl_naive grpo_loss k2 k3 k3_is leave_one_out
-        sequence_credit
-    """,
-    "rewards": """
-        CACHED_PAIRS Checker Grade Grader LONGEST_ANSWER MATH SolutionReward compare_math
-        extract_answer grade grading_workers normalise plain_number unwrap
-    """,
-    "metrics": """
-        Difference Estimate RESAMPLED_AT_ONCE difference_curve mean_and_deviation
-        mean_difference mean_interval paired_difference pass_at_k pass_at_k_curve
-        pass_at_k_interval series_interval solved_only_by
-    """,
-    "benchmarks": """
-        Benchmark KNIGHTS_REVISION NAMES PEOPLE REASONING_GYM_ITEMS REASONING_GYM_SEED
-        check_golds load_benchmark
-    """,
-}
-"""The public names of modules of the first release that are elsewhere now."""
-
 LOADED = "import json, sys\nprint(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
 
 
@@ -132,10 +105,12 @@ def loaded_by(statement):
 
 def test_light_modules_load_nothing_heavy():
     """All in one process; which of them it was is looked for where one was."""
-    if loaded_by("\n".join(f"import sage_unsloth.{module}" for module in LIGHT)) & set(HEAVY):
-        found = {
-            module: loaded_by(f"import sage_unsloth.{module}") & set(HEAVY) for module in LIGHT
-        }
+    modules = [
+        *(f"sage_unsloth.{module}" for module in LIGHT),
+        *(f"research.{module}" for module in LIGHT_RESEARCH),
+    ]
+    if loaded_by("\n".join(f"import {module}" for module in modules)) & set(HEAVY):
+        found = {module: loaded_by(f"import {module}") & set(HEAVY) for module in modules}
         assert not any(found.values()), found
 
 
@@ -199,11 +174,3 @@ def test_the_version_is_that_of_pyproject():
     pyproject = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
     assert sage_unsloth.__version__ == pyproject["project"]["version"]
     assert (PACKAGE / "py.typed").is_file()
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_names_from_before_the_move_still_import(old):
-    module = importlib.import_module(f"sage_unsloth.{old}")
-    missing = [name for name in MOVED[old].split() if not hasattr(module, name)]
-    assert not missing
-    assert "Moved to `sage_unsloth." in module.__doc__

@@ -1,5 +1,6 @@
 """The command line: settings by name, exit codes, and messages instead of tracebacks."""
 
+import importlib
 import inspect
 import json
 import os
@@ -9,7 +10,7 @@ import sys
 
 import pytest
 
-from sage_unsloth.__main__ import main, make_parser
+from sage_unsloth.__main__ import IN_A_CLONE, main, make_parser
 from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.training.command import parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -139,22 +140,36 @@ def test_contradictions_are_refused_before_data_or_unsloth_are_loaded(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", IN_A_CLONE)
+def test_a_command_that_is_not_installed_says_where_it_is(name, capsys):
+    assert main([name, "--smoke"]) == 2
+    message = capsys.readouterr().err
+    assert f"run it from a clone: python -m research.{name}" in message
+    assert len(message.splitlines()) == 1
+
+
 def options_of(command):
     """The options of a command by name, without the dashes."""
-    parsers = make_parser()._subparsers._group_actions[0].choices
-    return {action.dest: action for action in parsers[command]._actions}
+    return {action.dest: action for action in parsers()[command]._actions}
+
+
+def parsers():
+    """Name -> parser of every command, those of a clone too."""
+    of_a_clone = {
+        name: importlib.import_module(f"research.{name}.command").make_parser()
+        for name in IN_A_CLONE
+    }
+    return make_parser()._subparsers._group_actions[0].choices | of_a_clone
 
 
 def numbers_in_help():
     """Where the numbers in help texts come from."""
-    from sage_unsloth.lab.cost.sizes import LARGE, SMALL
-    from sage_unsloth.lab.evidence.tasks import TASKS, get_task
-    from sage_unsloth.lab.frontier import design
+    from research.benchmark.tasks import TASKS, get_task
+    from research.cost.sizes import LARGE, SMALL
+    from research.frontier import design
     from sage_unsloth.planning.presets import CARDS, PAPER_BETA
-    from sage_unsloth.quickstart import QuickstartConfig
     from sage_unsloth.sampling.engines import BATCH_SIZES
 
-    quickstart = QuickstartConfig()
     return {
         ("evaluate", "batch"): {*BATCH_SIZES.values()},
         ("evaluate", "top_p"): {1},  # all of it
@@ -165,8 +180,6 @@ def numbers_in_help():
         ("benchmark", "beta"): {PAPER_BETA},
         ("frontier", "seeds"): {design.NUM_SEEDS},
         ("frontier", "first_seed"): {design.seeds(name, 1)[0] for name in design.PROBLEMS},
-        ("grid", "steps"): {quickstart.rlvr.max_steps},
-        ("grid", "n"): {quickstart.sampling.num_samples},
         ("cost", "small"): {SMALL.hidden, SMALL.length},
         ("cost", "hidden"): {LARGE.hidden},
         ("cost", "length"): {LARGE.length},
@@ -178,7 +191,7 @@ def numbers_in_help():
 def test_numbers_in_help_texts_are_those_of_the_code():
     """A number that stands by itself, other than 0 and the option's own default."""
     expected, found = numbers_in_help(), {}
-    for command in make_parser()._subparsers._group_actions[0].choices:
+    for command in parsers():
         for name, option in options_of(command).items():
             text = (option.help or "").replace("%(default)s", "")
             numbers = re.findall(r"(?<![\w.:=-])\d[\d,]*(?:\.\d+)?(?![\w-])", text)
@@ -242,7 +255,7 @@ def test_lists_and_plans_fit_80_columns(capsys):
     for words in (
         ["train", "--list"],
         ["plan"],
-        ["plan", "--model", "r1-distill-qwen-7b", "--memory", "24", "--rows", "2000"],
+        ["plan", "--model", "r1-distill-qwen-7b", "--memory", "24"],
         ["plan", "--model", "arithmetic-base"],
     ):
         main(words)

@@ -163,7 +163,7 @@ print("the same weights")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_notebook_02_trains_the_weights_of_its_command(tmp_path):
     notebook = build.from_source(build.HERE / "src" / "02_rlvr.py")
     given = "\n".join(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import sage_unsloth
-from sage_unsloth.__main__ import make_parser
+from sage_unsloth.__main__ import IN_A_CLONE, make_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,7 +53,9 @@ def test_blocks_that_are_not_run_import_what_exists(page):
         if not above.startswith(NOT_RUN):
             continue
         for statement in ast.walk(ast.parse(code)):
-            if isinstance(statement, ast.ImportFrom) and "sage_unsloth" in (statement.module or ""):
+            if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(
+                ("sage_unsloth", "research")
+            ):
                 module = importlib.import_module(statement.module or "")
                 for alias in statement.names:
                     assert hasattr(module, alias.name), f"{statement.module}.{alias.name}"
@@ -77,10 +79,13 @@ def test_the_readme_has_every_command():
 
 
 def check_command(parser, words: list[str], capsys) -> None:
-    if "-m" in words and words[words.index("-m") + 1].startswith("sage_unsloth"):
+    if "-m" in words and words[words.index("-m") + 1].startswith(("sage_unsloth", "research")):
         at = words.index("-m") + 1
         assert importlib.util.find_spec(words[at]), words
-        if words[at] == "sage_unsloth":
+        name = words[at].removeprefix("research.")
+        if name in IN_A_CLONE:
+            parser = importlib.import_module(f"{words[at]}.command").make_parser()
+        if name in IN_A_CLONE or words[at] == "sage_unsloth":
             try:
                 parser.parse_args(words[at + 1 :])
             except SystemExit as end:  # 0 after --help
@@ -114,7 +119,7 @@ def public_names() -> set[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_has_every_public_name(site):
     inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     described = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}
@@ -140,7 +145,7 @@ class Sources(HTMLParser):
             self.unnamed.append(values.get("src"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_loads_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40

@@ -4,7 +4,6 @@ settings.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -18,7 +17,6 @@ from sage_unsloth.__main__ import main
 from sage_unsloth.evaluation.families import family_report
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.metrics import Estimate, pass_at_k
-from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.training.figures import moving_average, plot_training
 
@@ -85,7 +83,7 @@ def test_second_run_says_that_it_is_complete(finished, capsys):
     assert first.stdout[start:end].strip() in again
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
     """Weights, metrics, completions, records, figures' tables and report; Python's order of sets is
     another one, and the RL runs go side by side.
@@ -112,43 +110,6 @@ def test_folder_with_other_settings_is_refused(finished, capsys):
     error = capsys.readouterr().err
     for part in ("error:", "rlvr.max_steps was 2 and is 100", "choose another --out"):
         assert part in error
-
-
-def before_plain_grpo(finished, tmp_path):
-    """The folder as an earlier version wrote it, which trained GRPO under a guide of 1."""
-    out = tmp_path / "run"
-    shutil.copytree(finished[0] / "run", out)
-    record = json.loads((out / "run.json").read_text())
-    guides = record["settings"]["guides"]
-    assert guides["GRPO"] is None
-    guides["GRPO"] = guides["SAGE-Branch"] | {"ratio": 0.0}
-    (out / "run.json").write_text(json.dumps(record))
-    record = json.loads((out / "grpo" / "run.json").read_text())
-    assert record["settings"]["guide"] == "None"
-    record["settings"]["guide"] = repr(BranchGuide(ratio=0.0))
-    (out / "grpo" / "run.json").write_text(json.dumps(record))
-    return out
-
-
-@pytest.mark.slow
-def test_a_complete_folder_of_an_earlier_version_is_reported(finished, tmp_path, capsys):
-    out = before_plain_grpo(finished, tmp_path)
-    assert main(["quickstart", "--smoke", "--out", str(out)]) == 0
-    assert "run is complete" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_folder_of_an_earlier_version_resumes_with_the_guide_that_it_had(finished, tmp_path):
-    out = before_plain_grpo(finished, tmp_path)
-    left = json.loads((out / "report.json").read_text())
-    (out / "report.json").unlink()  # as if it had been killed in the evaluation
-    shutil.rmtree(out / "grpo" / "adapter")  # and GRPO's end were lost
-    (out / "grpo" / "metrics.jsonl").unlink()
-    report = quickstart.run(out, quickstart.smoke_config())
-    assert report["pass_at_k"] == left["pass_at_k"], "the loss is the same to the last bit"
-    assert report["training"]["GRPO"]["last_tenth"]["sage/guide_mean"] == 1
-    settings = json.loads((out / "grpo" / "run.json").read_text())["settings"]
-    assert settings["guide"] == repr(BranchGuide(ratio=0.0))
 
 
 def test_unusable_folders_are_refused_without_a_traceback(tmp_path, capsys):
@@ -310,7 +271,7 @@ touchy = Touchy()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_in_one_of_two_runs_names_it_and_both_are_resumed(finished, tmp_path):
     (tmp_path / "mine.py").write_text(TOUCHY)
     (tmp_path / "broken").touch()

@@ -56,9 +56,6 @@ TRAINED = RUNS / "quickstart"  # the folder of notebook 00
 OUT = RUNS / "analysis"  # a second run with the same folder scores only what is missing
 AGAINST = "GRPO"  # the model that the others are compared with
 RESPONSES = 64  # of each problem and model that are scored for perplexity; the paper has 64
-GRID = RUNS / "grid"
-# True: trains 12 models for the last section (see its cost there); resumes like the rest
-RUN_GRID = False
 SMOKE = False  # True: seconds, and only shows that everything works; its figures mean nothing
 
 # %%
@@ -272,25 +269,6 @@ from sage_unsloth.analysis.token_page import token_page
 
 page = token_page(shown, "Where the guide acts, token by token")
 print("written,", (OUT / "tokens.html").write_text(page, encoding="utf-8"), "characters")
-
-# %% [markdown]
-# ## Threshold × ratio
-# The command `python -m sage_unsloth grid` trains SAGE-Branch for each threshold and ratio of the
-# paper's Table 6 on the embedded task, and plain GRPO with three seeds beside it; `RUN_GRID = True`
-# does it here. The intervals are over problems, for these trained models, and leave out 0 easily.
-# What plain GRPO's own seeds differ by is another matter: only a difference that exceeds it as well
-# stands in bold.
-
-# %%
-import json
-
-from sage_unsloth.lab import grid
-
-if RUN_GRID:
-    grid.grid(GRID, grid.GridConfig(run=quickstart.QuickstartConfig()))
-if (GRID / "grid.json").exists():
-    print(grid.summary(json.loads((GRID / "grid.json").read_text())))
-    display(Image(GRID / "grid.png"))
 
 # %%
 print(f"{time.perf_counter() - started:.0f} s for this notebook, this time")

@@ -33,14 +33,19 @@
 # ## Install
 # Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
 # says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
-# package that the kernel had loaded.
+# package that the kernel had loaded. The theory is not in the installed package: outside a clone
+# this cell makes one.
 
 # %%
 import importlib.util
+import sys
 
 if importlib.util.find_spec("sage_unsloth") is None:
     # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
+if importlib.util.find_spec("research") is None:
+    # %system git clone -q --depth 1 https://github.com/sage-unsloth/sage_unsloth clone
+    sys.path.insert(0, "clone")
 
 from sage_unsloth import hosted
 
@@ -65,10 +70,10 @@ from pathlib import Path
 import torch
 from IPython.display import Image
 
+from research.theory.figures import Curve, Panel, plot_anchors, plot_border, plot_curves
 from sage_unsloth.figures import show_table, write_table
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.theory.figures import Curve, Panel, plot_anchors, plot_border, plot_curves
 
 started = time.perf_counter()
 OUT = Path(OUT)
@@ -81,8 +86,8 @@ OUT.mkdir(parents=True, exist_ok=True)
 # `BranchGuide` sees that state and gives its tokens q = 1 + 0.3 · (2.08 − 1.2).
 
 # %%
-from sage_unsloth.theory.support import tree_example
-from sage_unsloth.theory.trees import guide_table
+from research.theory.support import tree_example
+from research.theory.trees import guide_table
 
 case, tree, ref = tree_example()  # ref: log π_ref of every token at every state
 star = tree.index("b0")
@@ -116,7 +121,7 @@ show_table(rows)
 # and it does not at π_ref.
 
 # %%
-from sage_unsloth.theory.optima import (
+from research.theory.optima import (
     entropy_bonus_optimum,
     forward_kl_optimum,
     guided_optimum,
@@ -201,8 +206,8 @@ Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 # distributions over completions. In the reward, with the sum of later costs, k1 has that one too.
 
 # %%
-from sage_unsloth.theory.kl_gradients import gradient_table
-from sage_unsloth.theory.trees import Tree
+from research.theory.kl_gradients import gradient_table
+from research.theory.trees import Tree
 
 generator = torch.Generator().manual_seed(0)
 small = Tree.of({"aaa": 1.0, "aab": 0.0, "ab": 0.0, "ba": 1.0, "bba": 0.0, "bbb": 1.0, "c": 0.0})
@@ -233,8 +238,8 @@ show_table(rows)
 # (normalised at each state) and π_ref, of the mean guide over more and more draws of the noise.
 
 # %%
-from sage_unsloth.theory.kl_gradients import expected_gradient, forward_kl_gradient
-from sage_unsloth.theory.trees import anchor_shift, edge_guide
+from research.theory.kl_gradients import expected_gradient, forward_kl_gradient
+from research.theory.trees import anchor_shift, edge_guide
 
 policy = small.logps(logits)
 small_branch = guide_table(small, BranchGuide(ratio=0.3, threshold=0.5), policy, small_ref)
@@ -265,7 +270,7 @@ show_table(rows)
 # guide: hence two metrics, `kl/ref_k3` and `kl/anchor_k3`.
 
 # %%
-from sage_unsloth.theory.kl_gradients import k3_mean
+from research.theory.kl_gradients import k3_mean
 
 mean = k3_mean(small, policy, small_ref, edge_guide(small, small_branch, policy).log())
 plain = k3_mean(small, policy, small_ref, torch.zeros(small.num_edges).double())
@@ -280,8 +285,8 @@ print(f"to π_ref:   E[k3] {plain['k3']:.6f} = KL {plain['pseudo_kl']:.6f}")
 # goes through uncertain states, wrong answers as well as right ones.
 
 # %%
-from sage_unsloth.theory.support import from_anchor_to_optimum
-from sage_unsloth.theory.trees import fork_tree
+from research.theory.support import from_anchor_to_optimum
+from research.theory.trees import fork_tree
 
 fork, fork_ref = fork_tree()
 panels = {}
@@ -309,7 +314,7 @@ Image(plot_anchors(panels, OUT / "anchors.png", note))
 # the distance (total variation) to Eq. 4.
 
 # %%
-from sage_unsloth.theory.optima import ascend, expected_update, per_token_optimum
+from research.theory.optima import ascend, expected_update, per_token_optimum
 
 q_edge = edge_guide(tree, branch, ref).log()
 eq4 = guided_optimum(completions, rewards, BETA, log_q)
@@ -357,7 +362,7 @@ print(f"\nEq. 2 names {optima['Eq. 2'][0][star]:.6f}, Eq. 4 {eq4[star]:.6f}")
 # **Check.** Relative distance to the enumerated gradient of Eq. 6.
 
 # %%
-from sage_unsloth.theory.optima import CREDITS, guided_gradient
+from research.theory.optima import CREDITS, guided_gradient
 
 rows = []
 quiet = TokenGuide(sigma=CosineSchedule(0.0, 0.0))  # noise averages out and would hide the rest
@@ -453,7 +458,7 @@ show_table(rows)
 # has nothing to say: only the length differs.
 
 # %%
-from sage_unsloth.theory.trees import centred_guide, chain_tree
+from research.theory.trees import centred_guide, chain_tree
 
 chain, uniform = chain_tree(8)
 q = guide_table(chain, BranchGuide(), uniform, uniform)
@@ -515,7 +520,7 @@ show_table(rows)
 # token's must be equal for both answers); B is the tree above.
 
 # %%
-from sage_unsloth.theory.support import literal_example, support_condition
+from research.theory.support import literal_example, support_condition
 
 rows = []
 for name, example in {"A": literal_example(), "B": case}.items():
@@ -542,7 +547,7 @@ show_table(rows)
 # guide makes it *rarer*, because the other right answers pass more uncertain states than it does.
 
 # %%
-from sage_unsloth.theory.support import search_trees
+from research.theory.support import search_trees
 
 points = search_trees(TREES, beta=BETA, delta=0.01)
 kinds = [(row["inside_before"], row["inside_after"]) for row in points]
@@ -568,7 +573,7 @@ Image(plot_border(points, 0.01, OUT / "condition.png", note))
 # Solving Eq. 4 with the guide of its own solution:
 
 # %%
-from sage_unsloth.theory.support import own_guide_optimum
+from research.theory.support import own_guide_optimum
 
 four = {"".join(c): float(c[-1] in "+0123") for c in tree.completions}
 rows = []
@@ -623,7 +628,7 @@ show_table(rows)
 # own moments.
 
 # %%
-from sage_unsloth.theory.support import fit_gaussian, mixture_logpdf, normal_logpdf
+from research.theory.support import fit_gaussian, mixture_logpdf, normal_logpdf
 
 mixture = dict(means=[-2.5, 2.5], deviations=[0.8, 0.8], weights=[0.7, 0.3])
 x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
@@ -662,7 +667,7 @@ Image(plot_curves([panel], OUT / "gaussians.png", note))
 # bitwise.
 
 # %%
-from sage_unsloth.theory.support import train_by_sampling
+from research.theory.support import train_by_sampling
 
 p = 0.002
 start = torch.tensor([0.3, p] + [(0.7 - p) / 6] * 6).double().log()
@@ -684,7 +689,7 @@ print(
 # Bands: 95 % (Wilson) over runs.
 
 # %%
-from sage_unsloth.theory.support import wilson_interval
+from research.theory.support import wilson_interval
 
 groups = [2, 4, 8, 16, 32, 64, 128, 256]
 cases = {"y* is the only right answer": alone, "y* beside a usual right answer": beside}

@@ -19,7 +19,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="folders of quickstart, train, grid or evaluate, or record sets (.jsonl)",
+        help="folders of quickstart, train or evaluate, or record sets (.jsonl)",
     )
     parser.add_argument("--out", default="runs/analysis", help="folder (default: %(default)s)")
     parser.add_argument(

@@ -7,7 +7,7 @@ more samples per problem do not reduce it. Both intervals are in closed form.
 The percentile bootstrap over problems, the usual choice, cannot draw what it has not seen: of 30
 problems that are all solved it says "1 ± 0", though the next 30 may have one that is not. So each
 interval here leaves room for a problem that was not among those asked; how often both cover the
-truth is measured by `python -m sage_unsloth.lab.coverage`.
+truth is measured by `python -m research.coverage`.
 
 Shapes: P problems, S training seeds of one model. Values are in [0, 1].
 """
@@ -19,7 +19,7 @@ from scipy.stats import t as student
 
 # Problems' worth of binomial spread that a mean's dispersion starts from, and of differing fully
 # that the size of a difference starts from. The smallest that keep every simulated case of
-# `lab.coverage` at 93 %; larger ones widen intervals that were right.
+# `research.coverage` at 93 %; larger ones widen intervals that were right.
 PRIOR_DISPERSION = 0.15
 PRIOR_SIZE = 0.5
 

@@ -64,34 +64,14 @@ def step_plan(setup: Setup, steps: int, num_rows: int | None = None) -> StepPlan
     )
 
 
-def estimate_time(first_step_seconds: float, steps: int) -> float:
-    """Seconds of the whole run if every step takes as long as the first: an upper bound, since the
-    first one compiles.
-
-    Raises:
-        ValueError: a time or a number that is not positive.
-    """
-    if first_step_seconds <= 0 or steps < 1:
-        raise ValueError(
-            f"a step takes more than 0 s and a run has at least one; got {first_step_seconds} s, "
-            f"{steps} steps"
-        )
-    return first_step_seconds * steps
-
-
 def full_report(
-    setup: Setup,
-    title: str,
-    memory_gib: float | None,
-    steps: int,
-    num_rows: int | None = None,
-    first_step_seconds: float | None = None,
+    setup: Setup, title: str, memory_gib: float | None, steps: int, num_rows: int | None = None
 ) -> str:
     """Memory line by line, then the sizes of the run; whether it fits is `check_fits`'s to
     enforce.
     """
     memory = memory_report(setup, title, memory_gib)
-    return f"{memory}\n\n{run_report(setup, steps, num_rows, first_step_seconds)}"
+    return f"{memory}\n\n{run_report(setup, steps, num_rows)}"
 
 
 def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
@@ -126,10 +106,8 @@ def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
     return _wrapped(lines, NOTES)
 
 
-def run_report(
-    setup: Setup, steps: int, num_rows: int | None = None, first_step_seconds: float | None = None
-) -> str:
-    """Completions and tokens a step, passes over the rows, disk, and the time if it is known."""
+def run_report(setup: Setup, steps: int, num_rows: int | None = None) -> str:
+    """Completions and tokens a step, passes over the rows, and disk."""
     sizes = step_plan(setup, steps, num_rows)
     epochs = "" if sizes.epochs is None else f" ({sizes.epochs:.2f} passes over {num_rows:,} rows)"
     lines = [
@@ -140,12 +118,8 @@ def run_report(
         f"  {sizes.steps:,} steps{epochs}",
         f"  {size(sizes.disk_bytes)} on disk: {KEPT} checkpoints, one being "
         "written, and the result",
+        "  time: not known before the first step",
     ]
-    if first_step_seconds is None:
-        lines.append("  time: not known before the first step")
-    else:
-        total = duration(estimate_time(first_step_seconds, steps))
-        lines.append(f"  time: {total} at {first_step_seconds:g} s a step")
     return _wrapped(lines, 4)
 
 

@@ -8,7 +8,7 @@ A problem is compared as the set of its content words, without endings, and the 
 
 with w(x) = 1 + log((1 + D) / (1 + d(x))), D all problems and d(x) those with the word: rare words
 say more. Order and further text do not count, so that sentences may have changed places.
-`lab.near_copies` measures which scores paraphrases and strangers get.
+data/results/overlap has which scores paraphrases and strangers get.
 """
 
 import math

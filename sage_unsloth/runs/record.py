@@ -6,14 +6,10 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
 
-from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.runs.files import read_json, write_json
 
 PACKAGES = (
@@ -34,31 +30,6 @@ NOT_CODE = ("__pycache__", "data")
 """Folders of the package that `code_tree` leaves out; an installed one has its data inside."""
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """git's id of a folder without files, which no commit contains."""
-ANY: Final = object()
-"""Of a setting that is not compared where an earlier version did not record it."""
-LATER: dict[str, Any] = {
-    "template": "project",
-    "eval_steps": 0,
-    "eval_samples": 4,
-    "eval_rows": 64,
-    "best_by": "pass@1",
-    "patience": 0,
-    "advantages": "grpo",
-    "token_advantages": "none",
-    "entropy_coef": 0.0,
-    "rehearsal_coef": 0.0,
-    "rehearsal": "forward-kl",
-    "kl_in": "loss",
-    "precision": "auto",
-    "backend": "unsloth",
-    "vllm_server": "http://127.0.0.1:8000",
-    "reward_seconds": ANY,
-    "code": ANY,
-    "dtype": ANY,
-    "engine_arguments": [],
-} | asdict(PROJECT_PROMPT)
-"""Settings that earlier versions did not record, and what they ran with."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -154,7 +125,7 @@ def refuse_strangers(folder: Path) -> None:
 
 def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
     """Raises ValueError naming every setting in which a run on disk differs from this one."""
-    differences = _differences(recorded, settings, LATER)
+    differences = _differences(recorded, settings)
     if differences:
         raise ValueError(
             f"a run is resumed with its own settings only; in {folder}: {'; '.join(differences)}; "
@@ -211,17 +182,9 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
         logger.warning("%s is resumed in another environment: %s", folder, difference)
 
 
-def _differences(
-    recorded: dict, current: dict, absent: Mapping[str, Any] | None = None
-) -> list[str]:
-    """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself.
-
-    `absent` has the values of settings that `recorded` may lack, by their last name.
-    """
+def _differences(recorded: dict, current: dict) -> list[str]:
+    """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself."""
     before, now = _leaves(recorded), _leaves(current)
-    for key in now.keys() - before.keys():
-        if absent and (name := key.rpartition(".")[2]) in absent:
-            before[key] = now[key] if absent[name] is ANY else json.dumps(absent[name])
     return [
         f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"
         for key in sorted(before | now)

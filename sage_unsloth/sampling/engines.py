@@ -5,7 +5,7 @@ With transformers, a completion takes its t-th token by inverting the cumulative
 u[t], the t-th number of the generator that its own seed starts (`token_streams`). So what a row
 draws is a function of its seed and of its logits alone, whatever else is in the batch. The numbers
 u are exactly the same in any batch; the logits are so up to rounding, because padding and batch
-size change the order in which sums are formed (`lab.sampling_speed` measures how often that changes
+size change the order in which sums are formed (docs/evaluation.md says how often that changes
 a completion). On a CPU the place of a completion that ends is given to the next prompt
 (`refilling`). vLLM takes a seed with each request, and its logits depend on the batch in the same
 way. The two engines draw different completions from one seed.

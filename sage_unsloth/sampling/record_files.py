@@ -123,15 +123,7 @@ def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
     """
     if settings_path(path).exists() or Path(path).exists():
         recorded = read_settings(path)["settings"]
-        if "dtype" in settings and "dtype" not in recorded:
-            recorded = recorded | _unrecorded_dtype(recorded)
         refuse_other_settings(Path(path), recorded, settings)
-
-
-def _unrecorded_dtype(recorded: Mapping[str, Any]) -> dict[str, str]:
-    """The format that earlier versions, which did not record it, drew in, where it is known."""
-    known = recorded.get("engine") == "transformers" and recorded.get("device") == "cpu"
-    return {"dtype": "float32"} if known and "weight_bits" not in recorded else {}
 
 
 def open_set(

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from research.benchmark.power import crossed_interval
+from research.coverage import KS, SHAPES, all_cases, one_model, several_seeds, two_models
 from sage_unsloth.evaluation.intervals import (
     PRIOR_DISPERSION,
     PRIOR_SIZE,
@@ -15,8 +17,6 @@ from sage_unsloth.evaluation.intervals import (
     score_interval,
     variance_of_mean,
 )
-from sage_unsloth.lab.coverage import KS, SHAPES, all_cases, one_model, several_seeds, two_models
-from sage_unsloth.lab.evidence.power import crossed_interval
 
 COMMITTED = Path("data", "results", "coverage", "coverage.json")
 

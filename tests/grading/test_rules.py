@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from research.red_team_forms import shape, value, writings
 from sage_unsloth.grading.checker import Grade, Kind, Verdict
 from sage_unsloth.grading.forms import read
 from sage_unsloth.grading.grader import Grader
@@ -18,7 +19,6 @@ from sage_unsloth.grading.mathematics import compare_math, grade_plainly
 from sage_unsloth.grading.tree import INFINITY, Node, number
 from sage_unsloth.grading.units import Unit
 from sage_unsloth.grading.writing import as_words, spelled
-from sage_unsloth.lab.red_team_forms import shape, value, writings
 
 
 def verdict(answer, gold):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from oracle import credited_advantages, train_and_check
 
+from research.theory.optima import guided_gradient
+from research.theory.trees import chain_tree
 from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.credit import leave_one_out, sequence_credit
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.theory.optima import guided_gradient
-from sage_unsloth.theory.trees import chain_tree
 
 EXACT = {
     "use_bias_correction_kl": True,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
 TESTS = Path(__file__).parents[1]
 STEPS = 5
 
@@ -95,7 +96,6 @@ def runs(tmp_path_factory):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("guide", ["branch", "k2", "exact"])
 def test_compiled_once_and_equal_to_eager(runs, guide):
     compiled, eager = (found[guide] for found in runs)

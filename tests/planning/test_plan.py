@@ -25,7 +25,6 @@ from sage_unsloth.planning.memory import (
 )
 from sage_unsloth.planning.plan import (
     duration,
-    estimate_time,
     full_report,
     step_plan,
 )
@@ -414,15 +413,12 @@ def test_step_plan():
 
 
 def test_time():
-    assert estimate_time(31, 1000) == 31_000
     assert [duration(s) for s in (45, 720, 31_000, 3540 + 59)] == [
         "45 s",
         "12 min",
         "8 h 37 min",
         "1 h 00 min",
     ]
-    with pytest.raises(ValueError, match="more than 0 s"):
-        estimate_time(0, 10)
 
 
 def test_size_on_the_box_is_what_such_a_card_reports():
@@ -437,7 +433,7 @@ def test_without_a_card_there_is_no_verdict(capsys):
     from sage_unsloth.__main__ import main
 
     assert memory_of_card(None) is None
-    assert main(["plan", "--model", "arithmetic-base", "--steps", "5"]) == 0
+    assert main(["plan", "--model", "arithmetic-base"]) == 0
     text = capsys.readouterr().out
     assert "at the peak\n" in text and "computed, not measured on a GPU" in text
 
@@ -451,32 +447,9 @@ def test_command_refuses_with_a_code(capsys):
     assert "an adapter (LoRA, rank 8) instead of full fine-tuning" in printed.err
 
 
-def test_command_takes_settings(capsys):
-    from sage_unsloth.__main__ import main
-
-    assert (
-        main(
-            [
-                "plan",
-                "--model",
-                "qwen2.5-math-7b",
-                "--memory",
-                "48",
-                "--prompts-per-step",
-                "2",
-                "--rollouts",
-                "transformers",
-                "--rows",
-                "2000",
-                "--first-step-seconds",
-                "30",
-            ]
-        )
-        == 0
-    )
-    text = capsys.readouterr().out
-    assert "2 prompts x 8 = 16 completions a step" in text and "transformers" in text
-    assert "1.00 passes over 2,000 rows" in text and "8 h 20 min" in text
+def test_rows_are_counted_in_passes():
+    text = full_report(plan_setup(SEVEN, 48.0), "x", 48.0, 1000, 2000)
+    assert "passes over 2,000 rows" in text and "time: not known before the first step" in text
 
 
 def test_a_plan_of_a_preset_loads_no_torch():

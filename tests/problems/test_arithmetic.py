@@ -293,7 +293,7 @@ def test_shipped_base_generates():
 def test_shipped_base_is_where_the_task_wants_it():
     report = json.loads((BASE / "pretrain.json").read_text())
     assert report["corpus"]["ROUTES"] == arithmetic.ROUTES, (
-        "the corpus changed: run python -m sage_unsloth.lab.pretrain"
+        "the corpus changed: run python -m research.pretrain"
     )
     assert 0.15 <= report["test"]["pass@1"] <= 0.35
     assert 0.6 <= report["test"]["pass@64"] <= 0.9

@@ -1,11 +1,9 @@
 """Problems in other words: by hand, and that the threshold separates paraphrases from strangers."""
 
 import json
-import random
 
 import pytest
 
-from sage_unsloth.lab.near_copies import measure, paraphrase
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.problems.near_copies import NEAR, best_scores, near_copies, words_and_numbers
@@ -95,16 +93,6 @@ def test_the_measured_threshold_is_the_one_in_use():
     result = json.loads((data_folder() / "results" / "overlap" / "near_copies.json").read_text())
     (row,) = [row for row in result["thresholds"] if row["threshold"] == NEAR]
     assert row["recall"] >= 0.95 and row["precision"] >= 0.95 and row["false_alarms"] < 0.005
-
-
-def test_the_measurement_finds_what_it_made():
-    originals, _ = zip(*PAIRS, strict=True)
-    assert paraphrase("It costs 5 coins. How many coins are 2000?", random.Random(0)) == (
-        "what number of coins are 2,000? It is priced at five coins."
-    )
-    result = measure(list(originals), ["What is 2 + 2?"], 6)
-    (row,) = [row for row in result["thresholds"] if row["threshold"] == NEAR]
-    assert (row["recall"], row["false_alarms"]) == (1, 0)
 
 
 def test_a_bad_threshold_is_refused():

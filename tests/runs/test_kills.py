@@ -1,6 +1,7 @@
 """Signals: what is in flight is saved, nothing is left behind, a folder belongs to one process."""
 
 import gc
+import importlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from sage_unsloth.__main__ import main
+from sage_unsloth.__main__ import IN_A_CLONE, main
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.models.device import frees_models
@@ -117,7 +118,7 @@ def test_what_another_process_was_asked_is_no_first_signal():
     assert done
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
     """Longer than everything else has for its end."""
     program = (
@@ -125,7 +126,7 @@ def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
         "flush=True), exit(0)))\nprint('ready', flush=True)\ntime.sleep(60)"
     )
     script = (
-        "import subprocess, sys, time\nfrom pathlib import Path\nfrom sage_unsloth.lab.evidence "
+        "import subprocess, sys, time\nfrom pathlib import Path\nfrom research.benchmark "
         "import run, tasks; from sage_unsloth.runs import stopping\n"
         "stopping.UNWINDING = 0.5\n"
         f"worker = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=open('log', "
@@ -484,7 +485,6 @@ def record_file(folder):
     "name",
     [
         "quickstart",
-        "grid",
         "analyze",
         "compare",
         "export",
@@ -506,7 +506,6 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
             (run / file).symlink_to(trained / file)
     command = {
         "quickstart": ["--smoke"],
-        "grid": ["--smoke"],
         "analyze": [str(trained)],
         "compare": [str(record_file(tmp_path))],
         "export": [str(run), "--to", "adapter"],
@@ -525,13 +524,17 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
         "benchmark": ["--smoke"],
         "cost": ["--small", "--steps", "0", "--rounds", "1"],
     }
+    words = [*command[name], "--out", str(out)]
     with locked(out):
-        assert main([name, *command[name], "--out", str(out)]) == 2
+        if name in IN_A_CLONE:
+            assert importlib.import_module(f"research.{name}.command").main(words) == 2
+        else:
+            assert main([name, *words]) == 2
     assert "one process at a time may write to" in capsys.readouterr().err
     assert not out.exists() or not list(out.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_lives_end_as_a_run_that_was_left_alone(tmp_path):
     """The harness at its smallest; what it found at 50 moments of four commands is in
     data/results/reliability.
@@ -584,7 +587,7 @@ print(dict(
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_notebook_is_usable_after_an_interrupt(tmp_path):
     """A real kernel: interrupted in training, it has saved the step, holds nothing, and the same
     cell goes on.

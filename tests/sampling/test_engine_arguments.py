@@ -20,7 +20,7 @@ from sage_unsloth.sampling.engine_arguments import (
     parse_arguments,
 )
 from sage_unsloth.sampling.engine_errors import EngineError, engine_errors
-from sage_unsloth.sampling.record_files import read_settings, refuse_other_set
+from sage_unsloth.sampling.record_files import read_settings
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.command import parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -157,22 +157,6 @@ def test_the_format_tells_a_set_from_others_and_older_sets_resume(tmp_path):
     with pytest.raises(ValueError, match=r'kv_cache_dtype was absent and is "fp8"'):
         draw(told)
     draw(identities(arguments={"max_num_seqs": 3}))
-
-    # Before the format was recorded, transformers drew in float32 on a CPU.
-    def older(**changes):
-        settings = {"engine": "transformers", "sampling": {}} | own | changes
-        del settings["dtype"]
-        file = tmp_path / f"{'-'.join(map(str, changes.values()))}.settings.json"
-        file.write_text(json.dumps({"format": 2, "settings": settings}))
-        now = settings | {"dtype": "bfloat16"}
-        return file.with_suffix("").with_suffix(".jsonl"), now
-
-    refuse_other_set(*older(device="cuda"))
-    refuse_other_set(*older(engine="vllm"))
-    path, now = older(device="cpu")
-    with pytest.raises(ValueError, match='dtype was "float32" and is "bfloat16"'):
-        refuse_other_set(path, now)
-    refuse_other_set(path, now | {"dtype": "float32"})
 
 
 def test_a_temperature_that_vllm_does_not_take_is_refused_at_once(tmp_path):

@@ -17,7 +17,7 @@ def test_the_contract_passes_and_its_error_ends_the_process(unsloth_module, tmp_
         list(stages.contract(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_is_the_straight_one(unsloth_module, tmp_path, monkeypatch):
     (finding,) = stages.resumed(tmp_path / "right")
     assert finding.status == PASSED, finding
@@ -35,7 +35,7 @@ def test_a_resumed_run_is_the_straight_one(unsloth_module, tmp_path, monkeypatch
     assert finding.status == FAILED and finding.remedy
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_export_passes_and_a_wrong_merge_is_found(unsloth_module, tmp_path, monkeypatch):
     assert [f.status for f in stages.exported(tmp_path / "right")] == [PASSED] * 3
     decoder_of = stages.decoder_of
@@ -50,7 +50,7 @@ def test_an_export_passes_and_a_wrong_merge_is_found(unsloth_module, tmp_path, m
     assert finding.status == FAILED and "share the adapter" in finding.remedy
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_guided_step_is_measured_beside_a_plain_one(unsloth_module, tmp_path):
     found = {finding.name: finding for finding in costs.step_costs(tmp_path)}
     for name in ("weights", "adapter", "gradients", "optimizer"):

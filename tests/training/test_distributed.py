@@ -55,7 +55,7 @@ def both(tmp_path_factory):
     return [torch.load(folder / f"rank{i}.pt") for i in range(2)], folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", SAME)
 def test_two_processes_take_the_step_of_one(both, unsloth_module, tmp_path, name):
     first, second = (results[name] for results in both[0])
@@ -82,7 +82,7 @@ def test_two_processes_take_the_step_of_one(both, unsloth_module, tmp_path, name
             ), metric
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_noise_is_of_each_process_and_metrics_are_of_both(both):
     first, second = (results["random"] for results in both[0])
     values = []
@@ -99,7 +99,7 @@ def test_noise_is_of_each_process_and_metrics_are_of_both(both):
     assert len(values) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_under_torchrun(both):
     """The first process writes, all completions count; SIGTERM for one ends both, and the run goes
     on to the same weights.
@@ -161,7 +161,7 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
     check_processes(RlvrConfig(max_resamples=1, num_generations=3))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradients_of_their_own_are_refused(both):
     """Without Unsloth's averaging each process would train a model of its own."""
     for results in both[0]:

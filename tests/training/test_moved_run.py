@@ -37,7 +37,7 @@ def finish(process, code=0):
     assert process.returncode == code, said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_moved_ends_as_one_that_stayed(tmp_path):
     """Taken away by SIGTERM in one process, copied, and resumed in another from a folder of another
     name; nothing is left of the first.

@@ -123,7 +123,8 @@ def test_code_of_ones_own_is_recorded_by_its_file(here):
     assert after["code"].split(",")[0] == before["code"].split(",")[0] and after != before
     with pytest.raises(ValueError, match="code was"):
         refuse_other_settings(Path("run"), before, after)
-    refuse_other_settings(Path("run"), {}, after)  # of a version that did not record it
+    with pytest.raises(ValueError, match="code was absent"):
+        refuse_other_settings(Path("run"), {}, after)
     with pytest.raises(ValueError, match=r"code was .* and is absent"):
         refuse_other_settings(Path("run"), before, {})
 

@@ -1,0 +1,3 @@
+"""What measures and explains the package: run from a clone by `python -m research.NAME`, and never
+installed.
+"""

@@ -1,0 +1,170 @@
+"""From the counts of a benchmark to its report: levels, paired differences, verdicts, training.
+
+Shapes: S seeds, P problems, K values of k.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from research.benchmark.claims import CLAIMS, judge
+from research.benchmark.design import BASELINE, SFT
+from research.benchmark.power import components, crossed_interval
+from research.benchmark.records import SERIES, Records
+from sage_unsloth.objective.guides import BranchGuide
+
+# Differences that are reported beside those to grpo and to SFT.
+PAIRS = (
+    ("sage-branch-exact", "grpo-exact"),
+    ("sage-token-exact", "grpo-exact"),
+    ("bnpo-sage-branch", "bnpo-no-kl"),
+    ("bnpo-sage-branch", "bnpo"),
+    ("dapo-sage-branch", "dapo-no-kl"),
+    ("dapo-sage-branch", "dapo"),
+)
+
+
+def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that `report.json` holds, from what `records.json` holds."""
+    records = Records(data)
+    others = [name for name in records.algorithms if name not in (SFT, BASELINE)]
+    pairs = [(name, BASELINE) for name in others]
+    pairs += [(name, SFT) for name in records.algorithms if name != SFT]
+    pairs += [pair for pair in PAIRS if set(pair) <= set(records.algorithms)]
+    table: dict[str, Any] = {"pass_at_k": {}, "differences": {}}
+    for name in data["sets"]:
+        cells, differences = {}, {}
+        for group, chosen in records.groups(name).items():
+            values = {
+                (algorithm, k): records.pass_at_k(records.of(algorithm), name, k)[:, chosen]
+                for algorithm in records.algorithms
+                for k in records.ks(name)
+            }
+            cells[group] = {
+                algorithm: {
+                    str(k): level(values[algorithm, k], algorithm == SFT) for k in records.ks(name)
+                }
+                for algorithm in records.algorithms
+            }
+            differences[group] = {
+                f"{a} - {b}": {
+                    str(k): interval(values[a, k] - values[b, k]) for k in records.ks(name)
+                }
+                for a, b in pairs
+            }
+        table["pass_at_k"][name], table["differences"][name] = cells, differences
+    claims = [judge(claim, records) for claim in CLAIMS]
+    return {
+        "task": data["task"],
+        "title": data["title"],
+        "seeds": records.seeds,
+        "algorithms": records.algorithms,
+        "num_problems": {name: len(one["problems"]) for name, one in data["sets"].items()},
+        "num_samples": {name: one["num_samples"] for name, one in data["sets"].items()},
+        "settings": data["settings"],
+        "environment": data["environment"],
+        **table,
+        "claims": [claim for claim in claims if claim is not None],
+        "not_run": sorted(
+            {name for claim in CLAIMS for name in (claim.a, claim.b)} - set(records.algorithms)
+        ),
+        "behaviour": _behaviour(records),
+        "training": _training(records),
+        "grid": _grid(records),
+        "components": _components(records, pairs),
+    }
+
+
+def interval(values_SP: np.ndarray, once: bool = False) -> dict[str, float]:
+    """Mean and interval as a dict; `once`: the rows are one and the same model."""
+    values_SP = values_SP[:1] if once else values_SP
+    if values_SP.size < 2:
+        mean = float(values_SP.mean())
+        return {"mean": mean, "low": mean, "high": mean}
+    found = crossed_interval(values_SP)
+    return {name: getattr(found, name) for name in ("mean", "low", "high")}
+
+
+def level(values_SP: np.ndarray, once: bool) -> dict[str, float]:
+    """`interval` of shares, which lie in [0, 1]."""
+    found = interval(values_SP, once)
+    return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
+
+
+def _behaviour(records: Records) -> dict[str, Any]:
+    """The rare way among all and among the correct completions, format and length, on the test."""
+    result = {}
+    for name in records.algorithms:
+        tests = [run["sets"]["test"] for run in records.of(name)]
+        row: dict[str, Any] = {
+            key: float(np.mean([test[key] for test in tests]))
+            for key in ("in_format", "mean_tokens")
+        }
+        if records.data["rare_route"] is not None:
+            row["rare way"] = level(records.route_share(name), name == SFT)
+            row["solutions by the rare way"] = level(
+                records.solutions_by_rare_way(name), name == SFT
+            )
+        result[name] = row
+    return result
+
+
+def _training(records: Records) -> dict[str, Any]:
+    """Mean over seeds of each series in the first, middle and last third of training."""
+    result: dict[str, Any] = {}
+    for name in records.algorithms:
+        for column in SERIES:
+            thirds = [records.third(name, column, number) for number in range(3)]
+            found = [interval(third) for third in thirds if third is not None]
+            if len(found) == len(thirds):
+                result.setdefault(name, {})[column] = found
+    return result
+
+
+def _grid(records: Records) -> dict[str, Any] | None:
+    """Each cell of threshold × ratio minus grpo with the same seeds.
+
+    The default cell is the run `sage-branch`.
+    """
+    if not records.cells:
+        return None
+    seeds = sorted(
+        set.intersection(*(set(cell) for cell in records.cells.values())) & set(records.seeds)
+    )
+    if not seeds:
+        return None
+    cells = {key: [cell[seed] for seed in seeds] for key, cell in records.cells.items()}
+    if "sage-branch" in records.algorithms:
+        default = BranchGuide()
+        cells[default.threshold, default.ratio] = [
+            records.runs["sage-branch", seed] for seed in seeds
+        ]
+    plain = [records.runs[BASELINE, seed] for seed in seeds]
+    ks = [k for k in records.ks("test") if k in (1, 16)] or records.ks("test")[:1]
+    rows = []
+    for (threshold, ratio), runs in sorted(cells.items()):
+        row: dict[str, Any] = {"threshold": threshold, "ratio": ratio}
+        for k in ks:
+            difference = records.pass_at_k(runs, "test", k) - records.pass_at_k(plain, "test", k)
+            row[f"pass@{k}"] = interval(difference)
+        rows.append(row)
+    return {"seeds": seeds, "ks": ks, "cells": rows}
+
+
+def _components(records: Records, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Variance components of the differences to grpo; {} for a single seed."""
+    if len(records.seeds) < 2:
+        return {}
+    found: dict[str, Any] = {}
+    for a, b in pairs:
+        if b != BASELINE:
+            continue
+        for k in records.ks("test"):
+            values = [records.pass_at_k(records.of(name), "test", k) for name in (a, b)]
+            if values[0].shape[1] > 1:
+                found.setdefault(f"{a} - {b}", {})[f"pass@{k}"] = asdict(
+                    components(values[0] - values[1])
+                )
+    return found

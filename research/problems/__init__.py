@@ -1,0 +1,1 @@
+"""Problems of the verdicts: the embedded task drawn anew, and countdown."""

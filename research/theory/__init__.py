@@ -1,0 +1,1 @@
+"""The paper's theory on trees small enough to enumerate."""

@@ -1,3 +1,0 @@
-"""What measures this package itself; not for use from outside."""
-
-__all__ = []

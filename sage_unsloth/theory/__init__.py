@@ -1,6 +1,0 @@
-"""The paper's theory on trees small enough to enumerate."""
-
-import lazy_loader
-
-# The names are listed in __init__.pyi; each is imported when it is first used.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

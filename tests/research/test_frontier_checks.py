@@ -1,0 +1,340 @@
+"""What a frontier's report says beside its differences: each statistic by hand or enumeration."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from research.benchmark.power import crossed_interval
+from research.frontier.checks import make_checks
+from research.frontier.chord import Place, distance_to_chord, find_neighbours
+from research.frontier.dose import is_negligible, measure_dose, possible_change
+from research.frontier.family_curves import family_curves, family_parts, family_weights
+from research.frontier.guessing import (
+    blind_arithmetic,
+    blind_chances,
+    blind_countdown,
+    guess_bounds,
+    main_k,
+    says_something,
+)
+from research.frontier.line import resampled
+from research.frontier.mixture import bracketing_share, mixture_pass_at_k
+from research.frontier.registered import REGISTERED, holm, judge_registered, p_value
+from research.frontier.report import NO_DOSE, make_report
+from research.frontier.start_model import count_start_samples
+from sage_unsloth.evaluation.metrics import pass_at_k
+
+RESULTS = Path(__file__).resolve().parents[2] / "data" / "results" / "frontier"
+
+
+# --- guessing -------------------------------------------------------------------------------------
+
+
+def test_blind_attempts_at_countdown_by_hand():
+    """2,3,5,8: sum 13±3±2, product 40±3±2, bracket (8±5)·3±2 give twelve values."""
+    values = [8 + 5 + a * 3 + b * 2 for a in (1, -1) for b in (1, -1)]
+    values += [8 * 5 + a * 3 + b * 2 for a in (1, -1) for b in (1, -1)]
+    values += [(8 + a * 5) * 3 + b * 2 for a in (1, -1) for b in (1, -1)]
+    for target, count in ((41, 2), (14, 1), (11, 1), (99, 0)):
+        assert values.count(target) == count
+        assert blind_countdown(f"countdown-2,3,5,8->{target}") == pytest.approx(count / 12)
+
+
+def test_blind_attempts_at_arithmetic_by_hand():
+    products = [n * f for n in range(11, 100) if n % 10 for f in (3, 4, 5, 6, 7, 8, 9, 11, 12)]
+    assert blind_arithmetic("arithmetic-17x6") == products.count(102) / len(products)
+
+
+def test_the_bound_of_guessing_is_that_of_enumeration():
+    """Twelve workings, one right: all sequences of k blind draws."""
+    for k in (1, 2, 3):
+        draws = list(itertools.product(range(12), repeat=k))
+        share = sum(0 in draw for draw in draws) / len(draws)
+        assert guess_bounds(np.array([1 / 12]), [k])[k][0] == pytest.approx(share)
+    assert guess_bounds(np.array([1 / 12]), [8])[8][0] == pytest.approx(0.5015, abs=1e-4)
+    assert guess_bounds(np.array([1 / 12]), [32])[32][0] == pytest.approx(0.9382, abs=1e-4)
+
+
+def test_no_verdict_where_guessing_has_most_of_it():
+    assert says_something(0.50, 0.75) and not says_something(0.61, 0.75)
+    rows = {"4": {"usable": True}, "8": {"usable": True}, "32": {"usable": False}}
+    assert main_k(rows) == 8
+    assert main_k({"4": {"usable": False}, "8": {"usable": False}}) == 4
+    assert blind_chances("smollm2", ["x"]) is None
+
+
+# --- mixtures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 0), (1, 1), (2, 1), (3, 1), (3, 2), (4, 2)])
+def test_mixtures_by_enumeration(k, m):
+    """Every choice of m of the start model's samples and of k − m of the trained model's."""
+    trained, start = [1, 0, 0, 0, 1], [0, 0, 1, 0]
+    chosen = [
+        any(one) or any(other)
+        for one in itertools.combinations(start, m)
+        for other in itertools.combinations(trained, k - m)
+    ]
+    found = mixture_pass_at_k(5, np.array([2]), 4, np.array([1]), k, m)
+    assert found[0] == pytest.approx(np.mean(chosen))
+
+
+def test_a_mixture_needs_0_to_k_attempts_of_the_start_model():
+    with pytest.raises(ValueError, match="must be 0 to k = 2; got 3"):
+        mixture_pass_at_k(4, np.array([1]), 4, np.array([1]), 2, 3)
+
+
+def test_the_mixture_with_a_pass_at_1_by_hand():
+    """GRPO .5, SFT .1, k = 4: the mixtures have .5, .4, .3, .2 and .1."""
+    assert bracketing_share(0.45, 0.5, 0.1, 4) == 0
+    assert bracketing_share(0.35, 0.5, 0.1, 4) == 1
+    assert bracketing_share(0.11, 0.5, 0.1, 4) == 3
+    assert bracketing_share(0.51, 0.5, 0.1, 4) is None
+    assert bracketing_share(0.1, 0.5, 0.1, 4) is None
+
+
+# --- the line -------------------------------------------------------------------------------------
+
+
+def test_neighbours_of_a_line_by_hand():
+    line = [0.5, 0.45, 0.4, 0.2], [0.05, 0.2, 0.4, math.inf]
+    assert find_neighbours(0.42, *line) == (1, 2)
+    assert find_neighbours(0.4, *line) == "between strengths 0.4 and inf: too far apart"
+    assert find_neighbours(0.47, *line) == "between strengths 0.05 and 0.2: too far apart"
+    assert find_neighbours(0.51, *line) == "beyond the line's end"
+    assert find_neighbours(0.19, *line) == "beyond the line's end"
+    assert find_neighbours(0.4, line[0][:3], line[1][:3]) == (1, 2), "an end of the chord itself"
+
+
+def place(first, many):
+    return Place(np.array(first, float), np.array(many, float))
+
+
+def test_the_distance_to_a_chord_by_hand():
+    one, other = place([[0.6, 0.4]], [[0.7, 0.5]]), place([[0.3, 0.1]], [[0.8, 0.8]])
+    point = place([[0.5, 0.3]], [[0.9, 0.5]])
+    # pass@1 .5, .2 and .4: two thirds of the way; pass@k .6 and .8, so the chord has .6667.
+    assert distance_to_chord(point, one, other).mean == pytest.approx(0.7 - (2 * 0.6 + 0.8) / 3)
+    assert distance_to_chord(one, one, other).mean == pytest.approx(0)
+    with pytest.raises(ValueError, match="two different values of pass@1"):
+        distance_to_chord(point, one, one)
+
+
+def test_the_interval_of_a_distance_is_that_of_its_expansion():
+    """The table's mean must move as the distance itself does when one cell changes a little."""
+    generator = np.random.default_rng(0)
+    tables = [generator.random((3, 5)) * 0.1 + level for level in (0.4, 0.6, 0.5, 0.5, 0.3, 0.8)]
+
+    def distance(first, many, first_a, many_a, first_b, many_b):
+        means = [table.mean() for table in (first, many, first_a, many_a, first_b, many_b)]
+        weight = (means[0] - means[4]) / (means[2] - means[4])
+        return means[1] - weight * means[3] - (1 - weight) * means[5]
+
+    def expansion(tables):
+        weight = (tables[0].mean() - tables[4].mean()) / (tables[2].mean() - tables[4].mean())
+        slope = (tables[3].mean() - tables[5].mean()) / (tables[2].mean() - tables[4].mean())
+        across = tables[0] - weight * tables[2] - (1 - weight) * tables[4]
+        return tables[1] - weight * tables[3] - (1 - weight) * tables[5] - slope * across
+
+    table = expansion(tables)
+    found = distance_to_chord(*(Place(*tables[i : i + 2]) for i in (0, 2, 4)))
+    assert found.mean == pytest.approx(distance(*tables))
+    assert found.error == pytest.approx(crossed_interval(table).error)
+    for moved in range(6):
+        step = [t.copy() for t in tables]
+        step[moved][1, 2] += 1e-6
+        weight = (tables[0].mean() - tables[4].mean()) / (tables[2].mean() - tables[4].mean())
+        slope = (tables[3].mean() - tables[5].mean()) / (tables[2].mean() - tables[4].mean())
+        by_cell = (-slope, 1, slope * weight, -weight, slope * (1 - weight), -(1 - weight))
+        change = (distance(*step) - distance(*tables)) / 1e-6 * 15
+        assert change == pytest.approx(by_cell[moved], abs=1e-4)
+
+
+def test_the_bootstrap_counts_the_noise_of_a_cell_three_times_and_the_interval_once():
+    generator = np.random.default_rng(1)
+    seeds, units, ratios, errors = 5, 100, [], []
+    for draw in range(40):
+        table = generator.normal(size=(seeds, units))
+        once = 1 / (seeds * units)
+        ratios.append(resampled({"a": table}, [], 500, seed=draw)["a"].var() / once)
+        errors.append(crossed_interval(table).error ** 2 / once)
+    assert np.mean(ratios) == pytest.approx(3 * (1 - 1 / seeds), rel=0.15)
+    # The larger of two estimates of nothing but noise is a little above it.
+    assert 0.9 < np.mean(errors) < 1.6
+
+
+def test_intervals_of_a_distance_hold_the_truth():
+    """Points of seeds, problems and cell noise around a chord, 300 designs of 5 x 60."""
+    generator = np.random.default_rng(2)
+    levels, truth = ((0.45, 0.75), (0.5, 0.6), (0.4, 0.8)), 0.05
+    inside = 0
+    for _ in range(300):
+        problem = generator.normal(0, 0.3, (1, 60))
+        places = []
+        for first, many in levels:
+            noise = [
+                generator.normal(0, 0.01, (5, 1)) + generator.normal(0, 0.1, (5, 60))
+                for _ in range(2)
+            ]
+            places.append(Place(first + problem + noise[0], many + problem + noise[1]))
+        found = distance_to_chord(*places)
+        inside += found.low <= truth <= found.high
+    assert 0.92 <= inside / 300 <= 0.99
+
+
+# --- dose -----------------------------------------------------------------------------------------
+
+
+def run(**series):
+    base = {"share_touched": [0.1, 0.3], "guide_mean": [1.0, 1.2], "mean_length": [10.0, 20.0]}
+    return {"training": base | series}
+
+
+def test_the_dose_of_a_run_by_hand():
+    found = measure_dose([run(), run(share_touched=[0.0, 0.0], guide_mean=[1.0, 1.0])])
+    assert found is not None
+    assert found["touched"] == pytest.approx(0.1) and found["guide_mean"] == pytest.approx(1.05)
+    assert found["log_guide_sum_at_most"] == pytest.approx(15 * math.log(1.05))
+    exact = measure_dose([run(log_guide_mean=[0.0, 0.1])])
+    assert exact is not None and exact["log_guide_sum"] == pytest.approx((0 + 0.1 * 20) / 2)
+    assert measure_dose([{"training": {}}]) is None
+    assert measure_dose([run(guide_mean=[None, 1.0])]) is None
+
+
+def test_what_a_dose_can_change_by_hand():
+    line = [0.6, 0.7, 0.9], [0.1, 0.2, 0.8]
+    assert possible_change(2.0, 0, *line) == pytest.approx(0.1), "as twice the strength does"
+    assert possible_change(2.0, 1, *line) == pytest.approx(0.2 / math.log(4) * math.log(2))
+    assert possible_change(2.0, 2, *line) == pytest.approx(0.1), "the last: the slope before it"
+    assert possible_change(1.0, 0, *line) == 0
+    assert possible_change(2.0, 0, [0.6], [0.1]) is None
+    assert is_negligible(0.001, 0.02) and not is_negligible(0.003, 0.02)
+    assert is_negligible(0.002, None) and not is_negligible(0.004, 0.0), "held to .03"
+    assert not is_negligible(None, 0.02)
+
+
+# --- families and claims --------------------------------------------------------------------------
+
+
+def test_families_add_up_to_the_mean_by_hand():
+    families, units = ["a", "a", "b", "b"], ["a-0", "a-1", "b-0", "b-0"]
+    assert family_weights(families, units) == pytest.approx({"a": 2 / 3, "b": 1 / 3})
+    start = family_curves({1: np.array([[0.2, 0.4, 0.6, 1.0]])}, families)
+    trained = family_curves({1: np.array([[0.8, 1.0, 0.2, 0.2]])}, families)
+    assert start["a"] == pytest.approx({"1": 0.3})
+    parts = family_parts(start, trained, family_weights(families, units))
+    assert parts["a"]["1"] == pytest.approx(0.4) and parts["b"]["1"] == pytest.approx(-0.2)
+    assert parts["all"]["1"] == pytest.approx(0.2)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_p_is_05_where_the_interval_ends_at_the_threshold():
+    found = crossed_interval(np.random.default_rng(3).random((4, 30)))
+    assert p_value(found, found.low) == pytest.approx(0.05)
+    assert p_value(found, found.mean) == pytest.approx(1)
+    constant = crossed_interval(np.full((2, 3), 0.25))
+    assert (p_value(constant, 0.1), p_value(constant, 0.3)) == (0.0, 1.0)
+
+
+def test_a_claim_without_a_value_is_corrected_for():
+    sure = crossed_interval(np.array([[0.5, 0.5, 0.51]]))
+    rows = judge_registered({"x": "ac"}, lambda _, claim: sure if claim == "a" else None)
+    assert [row["holds"] for row in rows] == [True, False]
+    assert rows[1]["p"] == 1 and "mean" not in rows[1]
+    assert rows[0]["p_holm"] == pytest.approx(2 * rows[0]["p"])
+
+
+# --- the start model ------------------------------------------------------------------------------
+
+
+def test_samples_of_the_start_model_are_counted_and_compared():
+    data = {
+        "sets": {"test": {"problems": ["p", "q"], "num_samples": 2}},
+        "runs": [{"algorithm": "sft", "sets": {"test": {"correct": [1, 2]}}}],
+    }
+    grades = {"p": ["correct", "wrong", "correct"], "q": ["correct", "wrong", "wrong"]}
+    samples = [
+        {"problem_id": problem, "sample": number, "grade": grade}
+        for problem, found in grades.items()
+        for number, grade in enumerate(found)
+    ]
+    found = count_start_samples(samples, data, 3)
+    assert found == {"num_samples": 3, "correct": [2, 1], "repeats": 1, "problems": 2}
+
+
+# --- what is committed ----------------------------------------------------------------------------
+
+
+def committed(task):
+    folder = RESULTS / task / "fresh"
+    data, report = (json.loads((folder / f"{n}.json").read_text()) for n in ("records", "report"))
+    return data, report["checks"]
+
+
+def test_countdown_says_nothing_at_32_by_its_own_counts():
+    """The bound from the ids alone, without the code under test."""
+    data, checks = committed("countdown")
+    recorded = data["sets"]["test"]
+    bounds = {}
+    for name, unit in zip(recorded["problems"], recorded["units"], strict=True):
+        numbers, target = name.removeprefix("countdown-").split("->")
+        a, b, c, d = sorted(map(int, numbers.split(",")), reverse=True)
+        signs = list(itertools.product((1, -1), repeat=2))
+        values = [a + b + s * c + t * d for s, t in signs]
+        values += [a * b + s * c + t * d for s, t in signs]
+        values += [(a + s * b) * c + t * d for s, t in signs]
+        chance = values.count(int(target)) / 12
+        bounds.setdefault(unit, []).append(1 - (1 - chance) ** 32)
+    bound = np.mean([np.mean(unit) for unit in bounds.values()])
+    assert checks["ks"]["32"]["guess"] == pytest.approx(bound)
+    assert not checks["ks"]["32"]["usable"] and checks["k"] == 8
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
+def test_registered_points_are_in_the_records(task):
+    data, _ = committed(task)
+    checks = make_checks(data)
+    claims = REGISTERED[data["task"], data["problems"]]
+    assert len(checks["registered"]) == sum(map(len, claims.values()))
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
+def test_no_verdict_on_a_guide_that_did_nearly_nothing(task):
+    data, _ = committed(task)
+    report = make_report(data)
+    (row,) = report["checks"]["dose"]
+    training = [r["training"] for r in data["runs"] if r["algorithm"] == "sage-branch"]
+    assert row["touched"] == pytest.approx(np.mean([t["share_touched"] for t in training]))
+    assert set(report["points"][row["point"]]["verdicts"].values()) == {NO_DOSE}
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
+def test_no_familys_curves_cross(task):
+    """What the page says: within a family GRPO is above the SFT model at every k, or below."""
+    data, _ = committed(task)
+    names, recorded = data["sets"]["test"]["families"], data["runs"]
+    start = np.array(next(r for r in recorded if r["seed"] is None)["sets"]["test"]["correct"])
+    trained = np.array(
+        [
+            r["sets"]["test"]["correct"]
+            for r in recorded
+            if (r["algorithm"], r["strength"]) == ("grpo", 0.05)
+        ]
+    )
+    for family in set(names):
+        member = np.array(names) == family
+        changes = [
+            pass_at_k(32, trained[:, member], k).mean() - pass_at_k(32, start[member], k).mean()
+            for k in (1, 2, 4, 8, 16, 32)
+        ]
+        signs = {float(np.sign(round(change, 9))) for change in changes}
+        assert signs - {0.0} in ({1.0}, {-1.0}), family
