@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sage_unsloth.problems import arithmetic, countdown
+from research.problems import countdown
+from sage_unsloth.problems import arithmetic
 
 LARGEST_SHARE = 0.8
 """Of the start model's pass@k: from there on guessing explains too much of it for a verdict."""
