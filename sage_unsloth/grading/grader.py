@@ -10,13 +10,13 @@ import threading
 from collections.abc import Sequence
 
 from sage_unsloth.grading import extraction
-from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
+from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer, last_block
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.workers import CUT_SHORT, LATE, Workers
 from sage_unsloth.prompts import PROJECT_PROMPT, SOLUTION_END, SOLUTION_START, PromptFormat
 
-CACHED_PAIRS = 65_536
+CACHED_PAIRS, CACHED_LENGTH = 65_536, 200  # characters of an answer
 # Of answers for which a batch had no time; compared by identity, because it is not remembered.
 _CUT_SHORT = Verdict(Grade.TIMED_OUT, Kind.NONE)
 
@@ -120,8 +120,8 @@ class Grader:
 
     def _remember(self, pairs: Sequence[Pair], verdicts: dict[Pair, Verdict]) -> None:
         for pair in dict.fromkeys(pairs):
-            # Longer text is no answer; kept, a run of long ones would fill the memory.
-            if len(pair[0] or "") <= LONGEST_ANSWER and verdicts[pair] is not _CUT_SHORT:
+            # Longer ones come once; kept, a run of them would fill the memory.
+            if len(pair[0] or "") <= CACHED_LENGTH and verdicts[pair] is not _CUT_SHORT:
                 self._cache[pair] = verdicts[pair]
         while len(self._cache) > CACHED_PAIRS:
             del self._cache[next(iter(self._cache))]
