@@ -4,7 +4,7 @@ Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps 
 reference log-probabilities nowhere else. So adding log_guide to `ref_logps` *is* the guide-weighted
 pseudo-KL: no second loss and no further forward pass. Where that is done is the trainer's seam:
 
-    unsloth_seam.py    Unsloth's generated trainer, whose loss is rewritten in three places
+    unsloth_seam.py    Unsloth's generated trainer, three functions of whose loss are replaced
     trl_seam.py        TRL's own, where Unsloth is not imported
 
 and what is done there, for both, is in `hook.py`.
@@ -14,7 +14,7 @@ The worst failure is no exception and the wrong loss. So a contract (`contract.p
 the first optimizer step that does not pass through the hook stops training (`watch.py`); both raise
 `ContractError`.
 
-Read next: `hook.py`, then `unsloth_seam.py` and `rewrite.py`. What is called here and not needed to
+Read next: `hook.py`, then `unsloth_seam.py`. What is called here and not needed to
 follow it: `settings.py` (arguments that contradict the trainer), `rollout_batch.py` (what is scored
 once for each rollout batch), `group_rewards.py` (another rule for the advantages),
 `finite.py` (nan and inf), `rollout_weights.py` (an engine that writes into the policy).

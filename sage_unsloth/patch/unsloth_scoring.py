@@ -23,9 +23,8 @@ from torch import Tensor
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.rollout_batch import GENERATE, SCORE
 from sage_unsloth.patch.scoring import scorer
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.unsloth_names import SCORER_WITH_ENTROPY, ZOO, ContractError
 
-SCORER_WITH_ENTROPY = "chunked_hidden_states_selective_log_softmax_recompute"
 OF_HIDDEN_STATES = (
     "chunked_hidden_states_selective_log_softmax",
     "grpo_chunked_hidden_states_logprobs",
@@ -127,7 +126,7 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
     if not record:
         yield calls
         return
-    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
+    zoo = importlib.import_module(ZOO)
     plain = {
         name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)
     }
@@ -175,7 +174,7 @@ def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 def _check_functions(trainer: Any) -> None:
     """The names are there, and the scoring asks for its scorers each time it is called."""
-    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
+    zoo = importlib.import_module(ZOO)
     needed = (OF_HIDDEN_STATES[0], OF_LOGITS, SCORER_WITH_ENTROPY)
     missing = [
         name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))
