@@ -121,7 +121,7 @@ def _check_numbers(kernel: Any, kl_estimator: str) -> None:
 
 
 def _check_scorer() -> None:
-    """Unsloth's scorer of log-probs and entropies must take what `scoring.scorer` passes on."""
+    """Unsloth's scorer of log-probs and entropies must take what `one_pass.py` is called with."""
     scorer = getattr(importlib.import_module(ZOO), SCORER_WITH_ENTROPY, None)
     parameters = () if scorer is None else tuple(inspect.signature(scorer).parameters)
     expected = SCORER_PARAMETERS

@@ -32,6 +32,12 @@ EXPECTED_ARGUMENTS = ("new_logprobs", "old_logps", "ref_logps", "sampling_per_to
 ZOO = "unsloth_zoo.rl_replacements"
 SCORER_WITH_ENTROPY = "chunked_hidden_states_selective_log_softmax_recompute"
 SCORER = "_entropy_log_softmax"
+SCORERS = (
+    "chunked_hidden_states_selective_log_softmax",
+    "grpo_chunked_hidden_states_logprobs",
+    SCORER_WITH_ENTROPY,
+)
+"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has no second one."""
 SCORER_PARAMETERS = ("hidden_states", "lm_head", "index", "chunks", "logit_scale_multiply",
                      "logit_scale_divide", "logit_softcapping", "temperature")  # fmt: skip
 SCORER_OPTIONS = {"max_rows_per_chunk", "lm_head_bias", "return_entropy", "fp32_lm_head"}

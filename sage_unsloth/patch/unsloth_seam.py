@@ -4,7 +4,7 @@ one trainer runs, other functions stand under these names,
     UnslothEfficientGRPO      of its module: `apply` gets q·π_ref and the advantages of the hook
     grpo_compute_loss         of its module: with another penalty than k3, where one is asked for
     grpo_high_entropy_mask    of unsloth_zoo: is handed the entropies, and masks nothing
-    …_log_softmax_recompute   of unsloth_zoo: scores in one pass, where that is cheaper
+    …_log_softmax_recompute   of unsloth_zoo: scores in one pass over the logits (`one_pass.py`)
 
 and Unsloth is told to compute entropies by TRL's setting for the mask. Each is looked up when it is
 called, which the contract checks. Chunks, compilation and every scale (gradient accumulation, fp16)
@@ -26,8 +26,8 @@ from sage_unsloth.patch.contract import check_contract
 from sage_unsloth.patch.data_parallel import pooled_means
 from sage_unsloth.patch.hook import Hook
 from sage_unsloth.patch.kernel import kernel_with
+from sage_unsloth.patch.one_pass import OnePassScorers, has_entropy_bonus
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.unsloth_scoring import UnslothScoring
 
 ANY_QUANTILE = 0.5
@@ -46,6 +46,7 @@ class UnslothHook(Hook):
         self.loss = self.trainer.compute_loss
         self.function = getattr(self.module, names.FUNCTION)
         self.zoo = importlib.import_module(names.ZOO)
+        self.scorers = OnePassScorers(self.trainer)
         self.entropies: Tensor | None = None  # of the micro-batch whose loss is computed
         self.own_penalty: dict[str, Any] = {}
         if self.kl_estimator in PENALTIES and self.kl_in == "loss":
@@ -62,12 +63,10 @@ class UnslothHook(Hook):
     @contextmanager
     def _with_entropies(self) -> Iterator[None]:
         """Within it Unsloth computes entropies if anybody needs them, and hands them to this."""
-        trainer, settings = self.trainer, self.trainer.args
+        settings = self.trainer.args
         quantile = getattr(settings, names.ENTROPY_QUANTILE, None)
         masks = quantile is not None and quantile < 1
-        coef = getattr(trainer, "entropy_coef", getattr(settings, "entropy_coef", 0.0))
-        bonus = bool(coef) and not getattr(settings, "use_adaptive_entropy", False)
-        if not (self.asks_for_entropies or masks or bonus):
+        if not (self.asks_for_entropies or masks or has_entropy_bonus(self.trainer)):
             yield
             return
         plain = getattr(self.zoo, names.ENTROPY_MASK)
@@ -76,8 +75,8 @@ class UnslothHook(Hook):
             self.entropies = entropies
             return plain(trainer, entropies, *args, **kwargs) if masks else None
 
-        theirs = getattr(self.zoo, names.SCORER_WITH_ENTROPY)
-        own = {names.ENTROPY_MASK: mask, names.SCORER_WITH_ENTROPY: scorer(theirs, masks or bonus)}
+        score = self.scorers.by_name[names.SCORER_WITH_ENTROPY]
+        own = {names.ENTROPY_MASK: mask, names.SCORER_WITH_ENTROPY: score}
         with ExitStack() as stack:
             stack.callback(setattr, self, "entropies", None)
             stack.enter_context(replaced(self.zoo, **own))
