@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.patch import unsloth_names as names
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.contract import check_contract
 from sage_unsloth.patch.data_parallel import pooled_means
 from sage_unsloth.patch.hook import Hook
@@ -39,7 +40,6 @@ class UnslothHook(Hook):
     """Unsloth's loss while one `guided_kl` is open."""
 
     module: types.ModuleType
-    kl_estimator: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,10 +49,12 @@ class UnslothHook(Hook):
         self.scorers = OnePassScorers(self.trainer)
         self.entropies: Tensor | None = None  # of the micro-batch whose loss is computed
         self.own_penalty: dict[str, Any] = {}
-        if self.kl_estimator in PENALTIES and self.kl_in == "loss":
+        if self.choice.kl_estimator in PENALTIES and self.choice.kl_in == "loss":
             # One function for all calls: compiled code is compiled anew for another one.
             kernel = getattr(self.module, names.KERNEL)
-            self.own_penalty[names.KERNEL] = kernel_with(PENALTIES[self.kl_estimator], kernel)
+            self.own_penalty[names.KERNEL] = kernel_with(
+                PENALTIES[self.choice.kl_estimator], kernel
+            )
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """In the place of `trainer.compute_loss`."""
@@ -66,7 +68,7 @@ class UnslothHook(Hook):
         settings = self.trainer.args
         quantile = getattr(settings, names.ENTROPY_QUANTILE, None)
         masks = quantile is not None and quantile < 1
-        if not (self.asks_for_entropies or masks or has_entropy_bonus(self.trainer)):
+        if not (self.choice.needs_entropies or masks or has_entropy_bonus(self.trainer)):
             yield
             return
         plain = getattr(self.zoo, names.ENTROPY_MASK)
@@ -91,7 +93,7 @@ class UnslothHook(Hook):
         Tensors are (B, T) of one micro-batch, log-probs and entropies in nats; advantages are (B,)
         or (B, T).
         """
-        if self.asks_for_entropies and self.entropies is None:
+        if self.choice.needs_entropies and self.entropies is None:
             raise names.ContractError(
                 f"{names.LOSS} must hand its entropies to {names.ENTROPY_MASK} before it calls "
                 f"{names.FUNCTION}.apply",
@@ -109,7 +111,7 @@ class UnslothHook(Hook):
             mask=mask,
             advantages=advantages,
         )
-        if self.kl_in == "reward":  # and so in the advantages already
+        if self.choice.kl_in == "reward":  # and so in the advantages already
             beta, ref_logps = 0.0, None
         logps = (new_logps, old_logps, ref_logps, sampling_logps)
         result = self.function.apply(*logps, head, ids, mask, advantages, beta, *rest)
@@ -134,10 +136,8 @@ class UnslothSeam:
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
         return ()
 
-    def opened(
-        self, kl_estimator: str, bounded: bool, **settings: Any
-    ) -> tuple[UnslothHook, AbstractContextManager]:
+    def opened(self, trainer: Any, choice: Choice) -> tuple[UnslothHook, AbstractContextManager]:
         """Check the contract; the hook, and the context within which Unsloth's loss calls it."""
         check_contract(self.module)
-        hook = UnslothHook(module=self.module, kl_estimator=kl_estimator, **settings)
-        return hook, replaced(hook.trainer, compute_loss=hook.compute_loss)
+        hook = UnslothHook(module=self.module, trainer=trainer, choice=choice)
+        return hook, replaced(trainer, compute_loss=hook.compute_loss)
