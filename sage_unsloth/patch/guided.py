@@ -27,7 +27,8 @@ from typing import Any
 
 from sage_unsloth.objective.advantage_rules import GRPO, Rule, advantage_rule
 from sage_unsloth.objective.advantages import ShapeAdvantages
-from sage_unsloth.objective.protocols import Guide, describe
+from sage_unsloth.objective.describe import describe
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.data_order import order_kept

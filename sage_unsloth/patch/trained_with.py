@@ -9,7 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from sage_unsloth.objective.advantage_rules import GRPO, RULES, AdvantageRule
-from sage_unsloth.objective.protocols import SteeredGuide, describe
+from sage_unsloth.objective.describe import describe
+from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.rollout_weights import digest
 

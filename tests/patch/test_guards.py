@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.protocols import describe
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
