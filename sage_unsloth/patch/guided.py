@@ -2,22 +2,14 @@
 
 Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps − new_logps, and use the
 reference log-probabilities nowhere else. So adding log_guide to `ref_logps` *is* the guide-weighted
-pseudo-KL: no second loss and no further forward pass. Where that is done is the trainer's seam:
-
-    unsloth_seam.py    Unsloth's generated trainer, three functions of whose loss are replaced
-    trl_seam.py        TRL's own, where Unsloth is not imported
-
-and what is done there, for both, is in `hook.py`.
+pseudo-KL: no second loss and no further forward pass.
 
 The worst failure is no exception and the wrong loss. So a contract (`contract.py`,
-`trl_contract.py`) checks names, parameters, matches and numbers before anything is replaced, and
-the first optimizer step that does not pass through the hook stops training (`watch.py`); both raise
-`ContractError`.
+`trl_contract.py`) checks names, parameters, calls and numbers before anything is replaced, and a
+step that does not pass through the hook stops training (`watch.py`); both raise `ContractError`.
 
-Read next: `hook.py`, then `unsloth_seam.py`. What is called here and not needed to
-follow it: `settings.py` (arguments that contradict the trainer), `rollout_batch.py` (what is scored
-once for each rollout batch), `group_rewards.py` (another rule for the advantages),
-`finite.py` (nan and inf), `rollout_weights.py` (an engine that writes into the policy).
+Read next: `unsloth_seam.py` (or `trl_seam.py`), then `hook.py`. The whole way is five files, which
+docs/architecture.md names.
 """
 
 import logging
