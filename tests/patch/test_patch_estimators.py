@@ -264,6 +264,24 @@ def test_every_scale_is_unsloths(
     torch.testing.assert_close(gradients["scaled"], factor * expected, rtol=1e-5, atol=1e-4)
 
 
+def test_a_loss_that_keeps_its_entropies_is_refused(make_trainer, unsloth_module):
+    new, ref, _, _, mask, advantages = batch()
+    trainer = make_trainer()
+    settings = (None, 1, {"loss_type": "grpo"}, None)
+
+    def accumulated_loss(new_logps, *arguments):
+        return unsloth_module.UnslothEfficientGRPO.apply(new_logps, *arguments)
+
+    trainer.compute_loss = accumulated_loss
+    with (
+        guided_kl(trainer, BranchGuide(threshold=1.0)),
+        pytest.raises(unsloth_names.ContractError, match="must hand its entropies"),
+    ):
+        logps = (new.requires_grad_(), None, ref, None, None)
+        trainer.compute_loss(*logps, mask, mask, advantages, trainer.beta, *settings)
+    assert isinstance(unsloth_module.UnslothEfficientGRPO, type), "as it was"
+
+
 def test_masked_positions_do_not_matter(unsloth_module):
     new, ref, _, _, mask, advantages = batch()
     kernel = contract.kernel_with(PENALTIES["k2"], vars(unsloth_module)[unsloth_names.KERNEL])
