@@ -20,6 +20,7 @@ from .patch import ContractError as ContractError
 from .patch import dynamic_sampling as dynamic_sampling
 from .patch import guided_kl as guided_kl
 from .patch import load_unsloth as load_unsloth
+from .patch import one_pass_loss as one_pass_loss
 from .problems import load_benchmark as load_benchmark
 
 __version__: str
@@ -47,5 +48,6 @@ __all__ = [
     "k3",
     "load_benchmark",
     "load_unsloth",
+    "one_pass_loss",
     "pass_at_k",
 ]

@@ -63,14 +63,15 @@ PUBLIC = {
         AdaptiveGuide BranchGuide ContractError CosineSchedule Grade Grader Guide
         RandomGuide Reward SolutionReward TeacherGuide TokenGuide TokenSignals __version__
         dynamic_sampling extract_answer get_verifier grade grpo_loss guided_kl k3 load_benchmark
-        load_unsloth pass_at_k
+        load_unsloth one_pass_loss pass_at_k
     """,
     "sage_unsloth.objective": """
         BranchGuide TokenGuide RandomGuide Guide SteeredGuide AdaptiveGuide TeacherGuide
         CosineSchedule TokenSignals k3 grpo_loss
     """,
     "sage_unsloth.patch": """
-        guided_kl load_unsloth ContractError dynamic_sampling finite_only rehearsed reproduce
+        guided_kl load_unsloth one_pass_loss ContractError dynamic_sampling finite_only rehearsed
+        reproduce
     """,
     "sage_unsloth.grading": """
         Grade Grader Reward SolutionReward grade extract_answer get_verifier Checker

@@ -32,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--variants",
         nargs="+",
         metavar="NAME",
-        help="algorithms beside grpo, and materialised (default: the paper's guides, and "
+        help="algorithms beside grpo, one-pass, and materialised (default: the paper's guides, and "
         "materialised)",
     )
     parser.add_argument(
@@ -53,6 +53,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-entropy",
         action="store_true",
         help="every variant asks for entropies, as the training stages do",
+    )
+    parser.add_argument(
+        "--one-pass",
+        action="store_true",
+        help="every variant but grpo, which stays Unsloth's own, within one_pass_loss",
     )
     parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
     parser.add_argument("--out", default="runs/cost", help="folder (default: %(default)s)")
@@ -83,6 +88,7 @@ def _act(options: argparse.Namespace) -> int:
         growth=options.growth,
         threads=options.threads,
         log_entropy=options.log_entropy,
+        one_pass=options.one_pass,
     )
     print(f"\n{conditions(report)}\n")
     for title, rows in tables(report).items():

@@ -43,6 +43,7 @@ def measure_costs(
     growth: bool = False,
     threads: int = 1,
     log_entropy: bool = False,
+    one_pass: bool = False,
 ) -> dict[str, Any]:
     """Measure, and leave `bench.json`, `bench.png` and `bench.csv` in the folder `out`.
 
@@ -54,6 +55,7 @@ def measure_costs(
         growth: also measure how cost grows.
         threads: of the CPU.
         log_entropy: every variant asks for entropies, as the training stages do.
+        one_pass: every variant but the baseline is within `one_pass_loss`.
 
     Raises:
         ValueError: a size or a variant that cannot be, or a folder with the figures of other
@@ -64,13 +66,14 @@ def measure_costs(
             "rounds and threads must be at least 1 and steps at least 0; got "
             f"rounds={rounds}, threads={threads}, steps={steps}"
         )
-    variants = choose_variants(names, log_entropy)
+    variants = choose_variants(names, log_entropy, one_pass)
     settings = {
         "sizes": [asdict(size) for size in sizes],
         "variants": [variant.name for variant in variants],
         "rounds": rounds,
         "steps": steps,
         "log_entropy": log_entropy,
+        "one_pass": one_pass,
     }
     out = Path(out)
     _refuse_other(out, settings)

@@ -8,7 +8,7 @@ Shapes: B completions, T completion tokens, V vocabulary.
 import copy
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,12 @@ from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.one_pass import one_pass_loss
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 
 MATERIALISED = "materialised"
+ONE_PASS = "one-pass"
+"""The baseline within `one_pass_loss`, and nothing else of this package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +35,12 @@ class Variant:
     """One loss of the comparison.
 
     Attributes:
-        name: of an algorithm, or "materialised".
+        name: of an algorithm, "one-pass", or "materialised".
         guide: shapes the anchor; None is q = 1.
         kl_estimator: the KL penalty.
         credit: "token" or "sequence".
         log_entropy: entropies are asked for whatever the guide, as the training stages do.
+        one_pass: within `one_pass_loss`.
         materialised: the whole (B, T, V) logits and their entropy in plain torch instead of
             Unsloth's loss.
     """
@@ -46,6 +50,7 @@ class Variant:
     kl_estimator: str = "k3"
     credit: str = "token"
     log_entropy: bool = False
+    one_pass: bool = False
     materialised: bool = False
 
     @contextmanager
@@ -71,24 +76,30 @@ class Variant:
         guide = self.guide
         if guide is not None and guide_seconds is not None:
             guide = _timed(guide, guide_seconds)
-        with guided_kl(
-            trainer,
-            guide,
-            kl_estimator=self.kl_estimator,
-            credit=self.credit,
-            log_entropy=self.log_entropy,
+        with (
+            one_pass_loss(trainer) if self.one_pass else nullcontext(),
+            guided_kl(
+                trainer,
+                guide,
+                kl_estimator=self.kl_estimator,
+                credit=self.credit,
+                log_entropy=self.log_entropy,
+            ),
         ):
             yield
 
 
-def choose_variants(names: list[str] | None = None, log_entropy: bool = False) -> list[Variant]:
+def choose_variants(
+    names: list[str] | None = None, log_entropy: bool = False, one_pass: bool = False
+) -> list[Variant]:
     """The baseline first, then what is compared with it.
 
     Args:
         names: algorithms with the KL term and the loss type of the baseline, or with sequence
             credit (whose cost does not depend on the loss type, so the baseline's is taken), or
-            "materialised". None: the guides of the paper, and "materialised".
+            "one-pass", or "materialised". None: the guides of the paper, and "materialised".
         log_entropy: of every variant, the baseline included.
+        one_pass: every variant but the baseline is within `one_pass_loss`.
 
     Raises:
         ValueError: an unknown algorithm, one that differs in more than guide, penalty and credit,
@@ -99,6 +110,9 @@ def choose_variants(names: list[str] | None = None, log_entropy: bool = False) -
         if name == MATERIALISED:
             rows.append(Variant(name=name, guide=BranchGuide(), materialised=True))
             continue
+        if name == ONE_PASS:
+            rows.append(Variant(name=name, log_entropy=log_entropy, one_pass=True))
+            continue
         algorithm = get_algorithm(name)
         if name not in _comparable():
             raise ValueError(
@@ -106,7 +120,7 @@ def choose_variants(names: list[str] | None = None, log_entropy: bool = False) -
                 f"only the KL term differs, and no teacher; {name!r} has "
                 f"loss_type={algorithm.loss_type!r}, advantages={algorithm.advantages!r}, "
                 f"beta={algorithm.beta}, guide={algorithm.guide!r}; choose among "
-                f"{', '.join([*_comparable(), MATERIALISED])}"
+                f"{', '.join([*_comparable(), ONE_PASS, MATERIALISED])}"
             )
         rows.append(
             Variant(
@@ -115,6 +129,7 @@ def choose_variants(names: list[str] | None = None, log_entropy: bool = False) -
                 kl_estimator=algorithm.kl_estimator,
                 credit=algorithm.credit,
                 log_entropy=log_entropy,
+                one_pass=one_pass,
             )
         )
     return [

@@ -1,8 +1,7 @@
 """What a guide is: any object with these members, of any class."""
 
 from collections.abc import Mapping, Set
-from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -67,35 +66,3 @@ class SteeredGuide(Guide, Protocol):
     def restore(self, state: Mapping[str, float] | None) -> None:
         """Continue from what `state()` returned, or from the beginning with None."""
         ...
-
-
-def describe(guide: Any) -> str:
-    """A guide's class and settings: equal for equal guides in any process.
-
-    Settings are the fields of a dataclass that it prints, or the attributes of another object, if
-    they are numbers, texts, guides, or tuples and sets of these. What a guide collects while it
-    runs (lists, dicts, tensors) is no setting, and neither are attributes of its class.
-    """
-    if guide is None:
-        return "None"
-    if is_dataclass(guide):
-        values = {field.name: getattr(guide, field.name) for field in fields(guide) if field.repr}
-    else:
-        values = dict(sorted(getattr(guide, "__dict__", {}).items()))
-    texts = {name: _setting(value) for name, value in values.items()}
-    shown = ", ".join(f"{name}={text}" for name, text in texts.items() if text is not None)
-    return f"{type(guide).__qualname__}({shown})"
-
-
-def _setting(value: object) -> str | None:
-    """The text of a setting, None for what is none."""
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
-    if isinstance(value, Guide) or (is_dataclass(value) and not isinstance(value, type)):
-        return describe(value)  # a schedule has settings as a guide has
-    if isinstance(value, tuple | set | frozenset):
-        texts = [_setting(entry) for entry in value]
-        if None not in texts:
-            # Python's own order of a set changes from one process to the next.
-            return str(texts if isinstance(value, tuple) else sorted(map(str, texts)))
-    return None

@@ -1,11 +1,14 @@
 """What Unsloth's source must be for the patch to hold. Nothing is replaced here.
 
 The worst failure is no exception and the wrong loss. Therefore the names, the parameters, the
-number of matches and, on small tensors, the numbers themselves are checked before `guided_kl`
-replaces anything; anything else is a `ContractError`.
+number of calls and, on small tensors, the numbers themselves are checked before `guided_kl`
+replaces anything; anything else is a `ContractError`. Source is parsed only to be checked.
 """
 
+import ast
+import importlib
 import inspect
+import textwrap
 import types
 from typing import Any
 
@@ -14,15 +17,29 @@ import torch
 from sage_unsloth.objective.kl import KL_ESTIMATORS, PENALTIES, UNSLOTH_K3_MAX
 from sage_unsloth.patch.compared_loss import check_loss
 from sage_unsloth.patch.kernel import POLICY_ONLY, kernel_with
-from sage_unsloth.patch.rewrite import Rewritten, rewritten_function, rewritten_loss
-from sage_unsloth.patch.unsloth_names import EXPECTED_PARAMETERS, FUNCTION, KERNEL, ContractError
+from sage_unsloth.patch.unsloth_names import (
+    ENTROPY_MASK,
+    ENTROPY_MASK_ARGUMENTS,
+    ENTROPY_QUANTILE,
+    EXPECTED_ARGUMENTS,
+    EXPECTED_PARAMETERS,
+    FUNCTION,
+    KERNEL,
+    LOSS,
+    SCORER,
+    SCORER_OPTIONS,
+    SCORER_PARAMETERS,
+    SCORER_WITH_ENTROPY,
+    ZOO,
+    ContractError,
+)
 
 
-def check_contract(module: types.ModuleType) -> Rewritten:
-    """Check everything the patch relies on, and return the rewritten loss and function.
+def check_contract(module: types.ModuleType) -> None:
+    """Check everything the patch relies on.
 
     Raises:
-        ContractError: a name, a parameter, a number of matches or a computed value is not as
+        ContractError: a name, a parameter, a number of calls or a computed value is not as
             expected.
     """
     for name, expected in EXPECTED_PARAMETERS.items():
@@ -40,7 +57,8 @@ def check_contract(module: types.ModuleType) -> Rewritten:
     _check_switches(getattr(module, KERNEL))
     for kl_estimator in KL_ESTIMATORS:
         _check_numbers(getattr(module, KERNEL), kl_estimator)
-    return Rewritten(rewritten_loss(module), rewritten_function(module))
+    _check_scorer()
+    _check_calls(module)
 
 
 def _check_switches(kernel: Any) -> None:
@@ -82,6 +100,7 @@ def _check_numbers(kernel: Any, kl_estimator: str) -> None:
         epsilon_low=0.2,
         epsilon_high=0.2,
         use_bias_correction_kl=kl_estimator == "k3-is",
+        entropy_mask=None,  # what `UnslothHook.mask` returns where nothing is masked
     )
     if len(result) != 7:
         raise ContractError(f"{KERNEL} must return 7 values", found=len(result), expected=7)
@@ -99,3 +118,62 @@ def _check_numbers(kernel: Any, kl_estimator: str) -> None:
         beta=0.05,
         k3_max=UNSLOTH_K3_MAX,
     )
+
+
+def _check_scorer() -> None:
+    """Unsloth's scorer of log-probs and entropies must take what `one_pass.py` is called with."""
+    scorer = getattr(importlib.import_module(ZOO), SCORER_WITH_ENTROPY, None)
+    parameters = () if scorer is None else tuple(inspect.signature(scorer).parameters)
+    expected = SCORER_PARAMETERS
+    if parameters[: len(expected)] != expected or not set(parameters) >= SCORER_OPTIONS:
+        raise ContractError(
+            f"{SCORER_WITH_ENTROPY} must have these parameters",
+            found=parameters,
+            expected=(*expected, *sorted(SCORER_OPTIONS)),
+        )
+
+
+def _check_calls(module: types.ModuleType) -> None:
+    """Each function that is replaced must be looked up where it is replaced, at every call, and
+    called once, with these arguments first.
+    """
+    loss = _syntax_tree(getattr(module, LOSS))
+    forward = _syntax_tree(getattr(module, FUNCTION).forward)
+    for name, alias in ((ENTROPY_MASK, f"_{ENTROPY_MASK}"), (SCORER_WITH_ENTROPY, SCORER)):
+        imports = [
+            imported.asname
+            for node in ast.walk(loss)
+            if isinstance(node, ast.ImportFrom) and node.module == ZOO
+            for imported in node.names
+            if (imported.name, imported.asname) == (name, alias)
+        ]
+        if len(imports) != 1:
+            raise ContractError(
+                f"{LOSS} must import {name} as {alias} once", found=len(imports), expected=1
+            )
+    for owner, tree, called, expected in (
+        (LOSS, loss, f"{FUNCTION}.apply", EXPECTED_ARGUMENTS),
+        (LOSS, loss, f"_{ENTROPY_MASK}", ENTROPY_MASK_ARGUMENTS),
+        (f"{FUNCTION}.forward", forward, KERNEL, ()),
+    ):
+        # A swapped pair of arguments would be a wrong loss without an error.
+        calls = [
+            tuple(ast.unparse(argument) for argument in node.args[: len(expected)])
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == called
+        ]
+        if calls != [expected]:
+            with_these = ", with these arguments first" if expected else ""
+            raise ContractError(
+                f"{owner} must call {called} once{with_these}", found=calls, expected=[expected]
+            )
+    if ENTROPY_QUANTILE not in [n.value for n in ast.walk(loss) if isinstance(n, ast.Constant)]:
+        raise ContractError(
+            f"{LOSS} must decide by this setting whether it computes entropies",
+            found="no such name",
+            expected=ENTROPY_QUANTILE,
+        )
+
+
+def _syntax_tree(function: Any) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))

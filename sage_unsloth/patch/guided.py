@@ -2,35 +2,27 @@
 
 Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps − new_logps, and use the
 reference log-probabilities nowhere else. So adding log_guide to `ref_logps` *is* the guide-weighted
-pseudo-KL: no second loss and no further forward pass. Where that is done is the trainer's seam:
-
-    unsloth_seam.py    Unsloth's generated trainer, whose loss is rewritten in three places
-    trl_seam.py        TRL's own, where Unsloth is not imported
-
-and what is done there, for both, is in `hook.py`.
+pseudo-KL: no second loss and no further forward pass.
 
 The worst failure is no exception and the wrong loss. So a contract (`contract.py`,
-`trl_contract.py`) checks names, parameters, matches and numbers before anything is replaced, and
-the first optimizer step that does not pass through the hook stops training (`watch.py`); both raise
-`ContractError`.
+`trl_contract.py`) checks names, parameters, calls and numbers before anything is replaced, and a
+step that does not pass through the hook stops training (`watch.py`); both raise `ContractError`.
 
-Read next: `hook.py`, then `unsloth_seam.py` and `rewrite.py`. What is called here and not needed to
-follow it: `settings.py` (arguments that contradict the trainer), `rollout_batch.py` (what is scored
-once for each rollout batch), `group_rewards.py` (another rule for the advantages),
-`finite.py` (nan and inf), `rollout_weights.py` (an engine that writes into the policy).
+Read next: `unsloth_seam.py` (or `trl_seam.py`), then `hook.py`. The whole way is five files, which
+docs/architecture.md names.
 """
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from sage_unsloth.objective.advantage_rules import GRPO, Rule, advantage_rule
 from sage_unsloth.objective.advantages import ShapeAdvantages
-from sage_unsloth.objective.kl import PENALTIES
-from sage_unsloth.objective.protocols import Guide, describe
+from sage_unsloth.objective.describe import describe
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.token_rules import token_rule
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.data_order import order_kept
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.patch.group_rewards import rule_advantages
@@ -125,92 +117,54 @@ def guided_kl(
         ChangedWeightsError: a rollout changed a trained weight; see
             `sage_unsloth.patch.rollout_weights`.
     """
-    seam, rule = seam_of(trainer), advantage_rule(advantages)
-    shape = token_rule(shape_advantages)
-    check_settings(
-        trainer,
-        unsloth=seam.name == "unsloth",
-        bounds_k3=seam.bounds_k3,
+    seam = seam_of(trainer)
+    choice = Choice(
         guide=guide,
         kl_estimator=kl_estimator,
         k3_bounded=k3_bounded,
         credit=credit,
         kl_in=kl_in,
         teacher=teacher,
-        rule=rule,
-        shape_advantages=shape,
+        rule=advantage_rule(advantages),
+        shape_advantages=token_rule(shape_advantages),
+        log_entropy=log_entropy,
     )
-    bounded = seam.bounds_k3 if k3_bounded is None else k3_bounded
-    other_penalty = kl_estimator in PENALTIES or bounded != seam.bounds_k3
-    ours = guide is not None or shape is not None or credit != "token"
-    ours = ours or kl_in != "loss"
-    own_adapters = seam.own_adapters(trainer)
-    watch = partial(
-        guide_watch,
+    check_settings(trainer, choice, unsloth=seam.name == "unsloth", bounds_k3=seam.bounds_k3)
+    adapters = seam.own_adapters(trainer)
+    hook, hooked = None, nullcontext()  # the trainer's own loss is the one asked for
+    if choice.needs_hook(seam.bounds_k3):
+        hook, hooked = seam.opened(trainer, choice)
+    watch = guide_watch(
         trainer,
+        None if hook is None else hook.measured,
+        None if hook is None else hook.clock,
         guide=guide,
         record=trained_with(
-            trainer,
-            seam=seam.name,
-            own_adapters=own_adapters,
-            guide=guide,
-            kl_estimator=kl_estimator,
-            k3_bounded=bounded,
-            credit=credit,
-            kl_in=kl_in,
-            teacher=teacher,
-            rule=rule,
-            shape_advantages=shape,
+            trainer, choice, seam=seam.name, bounds_k3=seam.bounds_k3, own_adapters=adapters
         ),
-        frozen_adapters=(*own_adapters, *([teacher] if isinstance(teacher, str) else [])),
+        frozen_adapters=(*adapters, *([teacher] if isinstance(teacher, str) else [])),
         loss=seam.loss,
         resume_with_changes=resume_with_changes,
     )
-    if not (ours or other_penalty or log_entropy):
-        # The trainer's own loss is the one asked for, so nothing of it is replaced.
-        with (
-            alone(),
-            seam.prepared(trainer),
-            order_kept(trainer),
-            watched(trainer, watch(None, None)),
-            finite_only(trainer),
-            keep_trained_weights(trainer),
-            rule_advantages(trainer, rule, scoring=seam.scoring),
-        ):
-            yield
-        return
-    hook, hooked = seam.opened(
-        kl_estimator,
-        bounded,
-        trainer=trainer,
-        guide=guide,
-        credit=credit,
-        kl_in=kl_in,
-        rule=rule,
-        shape_advantages=shape,
-        log_entropy=log_entropy,
-    )
-    needs = set() if guide is None else set(guide.needs)
     with ExitStack() as stack:
         stack.enter_context(alone())
         stack.enter_context(seam.prepared(trainer))
         stack.enter_context(order_kept(trainer))
         stack.enter_context(hooked)
-        stack.enter_context(watched(trainer, watch(hook.measured, hook.clock)))
-        hook.guard = stack.enter_context(finite_only(trainer))
+        stack.enter_context(watched(trainer, watch))
+        guard = stack.enter_context(finite_only(trainer))
         stack.enter_context(keep_trained_weights(trainer))
-        hook.of_batch = stack.enter_context(
-            rollout_signals(
-                trainer,
-                needs,
-                scoring=seam.scoring,
-                groups=credit == "sequence",
-                teacher=teacher,
+        if hook is not None:
+            groups = credit == "sequence"
+            signals = rollout_signals(
+                trainer, choice.needs, scoring=seam.scoring, groups=groups, teacher=teacher
             )
+            hook.guard, hook.of_batch = guard, stack.enter_context(signals)
+        stack.enter_context(
+            rule_advantages(trainer, choice.rule, scoring=seam.scoring, kl_in=kl_in)
         )
-        stack.enter_context(rule_advantages(trainer, rule, scoring=seam.scoring, kl_in=kl_in))
         yield
-        if hook.measured.micro_batches == 0:
+        if hook is not None and hook.measured.micro_batches == 0:
             logger.warning(
                 "guided_kl closed, and its trainer has not taken a step inside: nothing was "
                 "trained with %s; call trainer.train() inside the context",

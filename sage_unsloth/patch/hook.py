@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.advantage_rules import AdvantageRule
-from sage_unsloth.objective.advantages import ShapeAdvantages, shaped, with_sequence_credit
-from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.objective.advantages import shaped, with_sequence_credit
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.clock import Clock, Tick
 from sage_unsloth.patch.finite import Guard
 from sage_unsloth.patch.unsloth_names import ContractError
@@ -32,12 +31,7 @@ class Hook:
     """
 
     trainer: Any
-    guide: Guide | None
-    credit: str
-    kl_in: str
-    rule: AdvantageRule
-    shape_advantages: ShapeAdvantages | None
-    log_entropy: bool
+    choice: Choice
     # Set by `guided_kl` as it opens them, before the first micro-batch.
     guard: Guard = field(init=False)
     of_batch: dict[str, Tensor] = field(init=False)
@@ -45,11 +39,7 @@ class Hook:
     def __post_init__(self) -> None:
         self.beta = self.trainer.beta  # which must not change while this is open
         self.clock = Clock(self.trainer)
-        self.measured = Measured(self.trainer, self.guide)
-
-    @property
-    def asks_for_entropies(self) -> bool:
-        return self.log_entropy or (self.guide is not None and "entropies" in self.guide.needs)
+        self.measured = Measured(self.trainer, self.choice.guide)
 
     def consult(
         self,
@@ -76,10 +66,11 @@ class Hook:
             signals = self._signals(new_logps, ref_logps if beta else None, entropies, mask)
             now = self.clock.tick()
             log_guide = self._log_guide(signals, now)
-            if self.shape_advantages is not None:
+            shape = self.choice.shape_advantages
+            if shape is not None:
                 old = None if old_logps is None else old_logps.detach()
                 offered = {"old_logps": old, "generator": now.generator}
-                advantages = shaped(self.shape_advantages, signals, advantages, **offered)
+                advantages = shaped(shape, signals, advantages, **offered)
             advantages, credit = self._with_credit(advantages, signals, log_guide)
             # A nan is named here, before it disappears into the loss.
             checked = {"old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}
@@ -105,10 +96,11 @@ class Hook:
 
     def _log_guide(self, signals: TokenSignals, now: Tick) -> Tensor | None:
         """log q_t, (B, T), 0 outside the mask; None without a guide or without a KL term."""
-        if self.guide is None or signals.ref_logps is None:
+        guide = self.choice.guide
+        if guide is None or signals.ref_logps is None:
             return None
-        with read_only(vars(signals), self.guide):
-            log_guide = self.guide.log_guide(signals, **now._asdict())
+        with read_only(vars(signals), guide):
+            log_guide = guide.log_guide(signals, **now._asdict())
         mask, found = signals.mask, f"{log_guide!r:.100}"
         if isinstance(log_guide, Tensor):
             if log_guide.shape == mask.shape and log_guide.dtype == torch.float32:
@@ -116,14 +108,14 @@ class Hook:
             found = f"{log_guide.dtype} {tuple(log_guide.shape)}"
         raise ValueError(
             f"log_guide must return a float32 tensor of the mask's shape; got {found} for "
-            f"{tuple(mask.shape)} from {self.guide!r}"
+            f"{tuple(mask.shape)} from {guide!r}"
         )
 
     def _with_credit(
         self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The advantages of the loss, and the part of them that is sequence credit, (B, T)."""
-        if self.credit == "token":
+        if self.choice.credit == "token":
             return advantages, None
         groups, beta = self.of_batch["groups"], self.beta
         return with_sequence_credit(
@@ -132,5 +124,5 @@ class Hook:
             groups,
             beta=beta,
             log_guide=log_guide,
-            own_baseline=not self.rule.is_grpo,
+            own_baseline=not self.choice.rule.is_grpo,
         )

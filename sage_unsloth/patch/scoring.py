@@ -21,7 +21,6 @@ Shapes: B completions, T tokens, V vocabulary, H hidden size.
 
 import functools
 import importlib
-import inspect
 import itertools
 import sys
 from collections.abc import Callable
@@ -229,56 +228,3 @@ def _block() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
 def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
     compile_or_not = importlib.import_module("unsloth_zoo.temporary_patches.common")._maybe_compile
     return compile_or_not(dynamic=True, fullgraph=True)(_rows)
-
-
-def scorer(theirs: Callable[..., Any], unsloth_asks: bool) -> Callable[..., Any]:
-    """What Unsloth's loss calls for log-probs and entropies: `logps_and_entropies` where it holds,
-    else `theirs`.
-
-    It holds where the head is frozen, and nothing but a guide or a metric reads the entropies. It
-    is not needed where `theirs` can leave out the entropies' gradient: then it makes one pass too
-    (2026.10.9).
-
-    Args:
-        theirs: Unsloth's scorer, called with `return_entropy=True`.
-        unsloth_asks: whether a setting of TRL's asks for the entropies: as a bonus in the loss they
-            need a gradient.
-    """
-    options = inspect.signature(theirs).parameters
-    one_pass = "entropy_requires_grad" in options
-    if unsloth_asks or one_pass or options["fp32_lm_head"].default:
-        return theirs
-    most_rows = options["max_rows_per_chunk"].default
-
-    def score(
-        hidden: Tensor,
-        lm_head: Tensor,
-        index: Tensor,
-        chunks: int = 4,
-        logit_scale_multiply: float = 0.0,
-        logit_scale_divide: float = 0.0,
-        logit_softcapping: float = 0.0,
-        temperature: float = 1.0,
-        *,
-        lm_head_bias: Tensor | None = None,
-        return_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
-        transforms = (logit_scale_multiply, logit_scale_divide, logit_softcapping, temperature)
-        trained = lm_head.requires_grad or (lm_head_bias is not None and lm_head_bias.requires_grad)
-        if trained and torch.is_grad_enabled():
-            return theirs(
-                hidden,
-                lm_head,
-                index,
-                chunks,
-                *transforms,
-                lm_head_bias=lm_head_bias,
-                return_entropy=return_entropy,
-            )
-        if most_rows > 0:
-            chunks = max(chunks, -(-index.numel() // most_rows))
-        return logps_and_entropies(
-            hidden, lm_head, index, chunks, *transforms, lm_head_bias=lm_head_bias
-        )
-
-    return score

@@ -4,6 +4,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.hook import Hook
 from sage_unsloth.patch.loading import trainer_module
 from sage_unsloth.patch.rollout_batch import Scoring
@@ -37,15 +38,8 @@ class Seam(Protocol):
         """Frozen adapters that the trainer itself adds to the model, and scores by."""
         ...
 
-    def opened(
-        self, kl_estimator: str, bounded: bool, **settings: Any
-    ) -> tuple[Hook, AbstractContextManager]:
-        """The hook with these settings, and the context within which the trainer's loss calls it.
-
-        Args:
-            kl_estimator: the penalty.
-            bounded: whether k3 is bounded as in Unsloth's loss.
-            settings: fields of `Hook`.
+    def opened(self, trainer: Any, choice: Choice) -> tuple[Hook, AbstractContextManager]:
+        """The hook of this choice, and the context within which the trainer's loss calls it.
 
         Raises:
             ContractError: the trainer is not what was tested.

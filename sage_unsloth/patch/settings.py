@@ -3,60 +3,47 @@
 from typing import Any
 
 from sage_unsloth.objective.advantage_rules import AdvantageRule, check_rule
-from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.loss import LOSS_TYPES
-from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.token_rules import check_updates
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.data_parallel import check_data_parallel
 from sage_unsloth.patch.switches import drops_equal_rewards, rollout_rejection
 
 
-def check_settings(
-    trainer: Any,
-    *,
-    unsloth: bool,
-    bounds_k3: bool,
-    guide: Guide | None,
-    kl_estimator: str,
-    k3_bounded: bool | None,
-    credit: str,
-    kl_in: str,
-    teacher: Any,
-    rule: AdvantageRule,
-    shape_advantages: ShapeAdvantages | None,
-) -> None:
+def check_settings(trainer: Any, choice: Choice, *, unsloth: bool, bounds_k3: bool) -> None:
     """Raise where the trainer cannot train what `guided_kl` was asked for.
 
     Args:
+        trainer: as for `guided_kl`.
+        choice: its other arguments.
         unsloth: whether it is Unsloth's generated trainer, else TRL's own.
         bounds_k3: whether the trainer's own k3 is bounded.
-        trainer, guide, kl_estimator, k3_bounded, credit, kl_in, teacher, rule: as for `guided_kl`.
 
     Raises:
         TypeError: `guide` is not a guide.
         ValueError: with the rule, the value and what to change.
     """
     check_choices(
-        guide=guide,
+        guide=choice.guide,
         beta=trainer.beta,
-        kl_estimator=kl_estimator,
-        credit=credit,
-        kl_in=kl_in,
-        teacher=teacher,
+        kl_estimator=choice.kl_estimator,
+        credit=choice.credit,
+        kl_in=choice.kl_in,
+        teacher=choice.teacher,
     )
     _check_model(trainer, unsloth)
     check_data_parallel(trainer.accelerator, whole_model=unsloth)
-    _check_estimator(trainer, kl_estimator)
-    _check_bound(kl_estimator, k3_bounded, bounds_k3)
+    _check_estimator(trainer, choice.kl_estimator)
+    _check_bound(choice.kl_estimator, choice.k3_bounded, bounds_k3)
     if unsloth:
-        _check_own_penalty(trainer, kl_estimator)
-    if credit == "sequence":
+        _check_own_penalty(trainer, choice.kl_estimator)
+    if choice.credit == "sequence":
         _check_sequence_credit(trainer)
-    if not rule.is_grpo or kl_in != "loss":
-        _check_rule(trainer, rule, kl_in, unsloth)
-    check_updates(shape_advantages, _updates(trainer))
+    if not choice.rule.is_grpo or choice.kl_in != "loss":
+        _check_rule(trainer, choice.rule, choice.kl_in, unsloth)
+    check_updates(choice.shape_advantages, _updates(trainer))
     _check_columns(trainer)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Collection
 from typing import Any
 
 from sage_unsloth.objective.advantage_rules import GRPO, RULES, AdvantageRule
-from sage_unsloth.objective.advantages import ShapeAdvantages
-from sage_unsloth.objective.protocols import Guide, SteeredGuide, describe
+from sage_unsloth.objective.describe import describe
+from sage_unsloth.objective.protocols import SteeredGuide
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.rollout_weights import digest
 
 LATER = {"advantages": GRPO, "kl_in": "loss", "trainer": "unsloth", "k3_bounded": True}
@@ -20,40 +21,29 @@ logger = logging.getLogger(__name__)
 
 
 def trained_with(
-    trainer: Any,
-    *,
-    seam: str,
-    own_adapters: Collection[str],
-    guide: Guide | None,
-    kl_estimator: str,
-    k3_bounded: bool,
-    credit: str,
-    kl_in: str,
-    teacher: Any,
-    rule: AdvantageRule,
-    shape_advantages: ShapeAdvantages | None,
+    trainer: Any, choice: Choice, *, seam: str, bounds_k3: bool, own_adapters: Collection[str]
 ) -> dict[str, Any]:
     """What a resumed checkpoint must agree in, by name.
 
     Args:
+        trainer: as for `guided_kl`.
+        choice: its other arguments.
         seam: "unsloth" or "trl", whose trainer it is.
+        bounds_k3: whether the trainer's own k3 is bounded.
         own_adapters: the trainer's own, by which it scores the reference.
-        k3_bounded: whether k3 is bounded, by the trainer or by the setting.
-        trainer, guide, kl_estimator, credit, kl_in, teacher, rule, shape_advantages: as for
-            `guided_kl`.
     """
     references = {f"adapter {name}": describe_teacher(trainer, name) for name in own_adapters}
     return references | {
         "trainer": seam,
-        "guide": describe(guide),
-        "kl_estimator": kl_estimator,
-        "k3_bounded": k3_bounded,
-        "credit": credit,
-        "kl_in": kl_in,
+        "guide": describe(choice.guide),
+        "kl_estimator": choice.kl_estimator,
+        "k3_bounded": choice.is_bounded(bounds_k3),
+        "credit": choice.credit,
+        "kl_in": choice.kl_in,
         "beta": trainer.beta,
-        "teacher": describe_teacher(trainer, teacher),
-        "advantages": describe_rule(rule),
-        "shape_advantages": describe_function(shape_advantages),
+        "teacher": describe_teacher(trainer, choice.teacher),
+        "advantages": describe_rule(choice.rule),
+        "shape_advantages": describe_function(choice.shape_advantages),
     }
 
 

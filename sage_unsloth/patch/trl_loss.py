@@ -15,7 +15,9 @@ logged. `trl_contract.py` checks both ways before anything is replaced.
 """
 
 import ast
+import inspect
 import sys
+import textwrap
 import types
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +29,6 @@ from torch import Tensor
 from sage_unsloth.objective.kl import PENALTIES, UNSLOTH_K3_MAX, k3
 from sage_unsloth.patch.hook import Consulted
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.rewrite import recompiled
 from sage_unsloth.patch.rollout_batch import SCORE
 from sage_unsloth.patch.unsloth_names import ContractError
 
@@ -113,4 +114,27 @@ def rewritten_loss(loss: types.FunctionType) -> types.FunctionType:
         raise ContractError(
             f"{LOSS} must assign {PENALTY} = {TRL_PENALTY} once", found=place.count, expected=1
         )
+    return rewritten
+
+
+def recompiled(
+    module: types.ModuleType, original: Any, transformer: ast.NodeTransformer
+) -> types.FunctionType:
+    """A function with its source transformed, over the same globals, with the same line numbers."""
+    # A closure's cells would be lost, and a decorated function's source is not what is called.
+    if not isinstance(original, types.FunctionType) or original.__closure__:
+        raise ContractError(
+            "what is rewritten must be a plain function",
+            found=repr(original),
+            expected="a function",
+        )
+    tree = transformer.visit(ast.parse(textwrap.dedent(inspect.getsource(original))))
+    ast.increment_lineno(ast.fix_missing_locations(tree), original.__code__.co_firstlineno - 1)
+    compiled = compile(tree, original.__code__.co_filename, "exec")
+    # Only the definition is compiled, not run: its code is taken out of it.
+    name = original.__name__
+    (code,) = (c for c in compiled.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+    rewritten = types.FunctionType(code, vars(module), name, original.__defaults__)
+    rewritten.__kwdefaults__ = original.__kwdefaults__
+    rewritten.__module__ = original.__module__
     return rewritten

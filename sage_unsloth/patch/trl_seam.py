@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.data_parallel import kind_of
 from sage_unsloth.patch.hook import Consulted, Hook
 from sage_unsloth.patch.replaced import replaced
@@ -26,7 +27,7 @@ class TrlHook(Hook):
     def compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """In the place of `trainer._compute_loss`."""
         attributes: dict[str, Any] = {} if self.penalty is None else {PENALTY_HOOK: self.penalty}
-        if self.kl_in == "reward":  # and so in the advantages already
+        if self.choice.kl_in == "reward":  # and so in the advantages already
             attributes["beta"] = 0.0
 
         def consult(
@@ -36,7 +37,7 @@ class TrlHook(Hook):
                 new_logps=new_logps,
                 old_logps=inputs.get("old_per_token_logps"),
                 ref_logps=inputs.get("ref_per_token_logps"),
-                entropies=entropies if self.asks_for_entropies else None,
+                entropies=entropies if self.choice.needs_entropies else None,
                 mask=mask,
                 advantages=inputs["advantages"],
             )
@@ -67,12 +68,11 @@ class TrlSeam:
         """TRL's copy of an adapter that training began with, under which it scores π_ref."""
         return ("ref",) if "ref" in getattr(trainer.model, "peft_config", {}) else ()
 
-    def opened(
-        self, kl_estimator: str, bounded: bool, **settings: Any
-    ) -> tuple[TrlHook, AbstractContextManager]:
+    def opened(self, trainer: Any, choice: Choice) -> tuple[TrlHook, AbstractContextManager]:
         """Check the contract; the hook, and the context within which TRL's loss calls it."""
         plain, rewritten = check_trl_contract(self.trainer_class)
-        penalty = penalty_of(kl_estimator, bounded)
+        bounded = choice.is_bounded(self.bounds_k3)
+        penalty = penalty_of(choice.kl_estimator, bounded)
         loss = plain if penalty is None else rewritten
-        hook = TrlHook(loss=loss, penalty=penalty, **settings)
-        return hook, replaced(hook.trainer, **{LOSS: hook.compute_loss})
+        hook = TrlHook(loss=loss, penalty=penalty, trainer=trainer, choice=choice)
+        return hook, replaced(trainer, **{LOSS: hook.compute_loss})

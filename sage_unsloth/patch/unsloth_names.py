@@ -2,9 +2,7 @@
 are not so.
 """
 
-import inspect
 import sys
-from typing import Any
 
 from sage_unsloth.runs.record import package_version
 
@@ -30,17 +28,24 @@ EXPECTED_ARGUMENTS = ("new_logprobs", "old_logps", "ref_logps", "sampling_per_to
                       "trainer.beta")  # fmt: skip
 """Of the call of `FUNCTION.apply` in `LOSS`."""
 
-# What `LOSS` imports under this name scores log-probs and entropies.
+# Of unsloth_zoo.rl_replacements; the loss imports both, under these names, each time it is called.
+ZOO = "unsloth_zoo.rl_replacements"
+SCORER_WITH_ENTROPY = "chunked_hidden_states_selective_log_softmax_recompute"
 SCORER = "_entropy_log_softmax"
+SCORERS = (
+    "chunked_hidden_states_selective_log_softmax",
+    "grpo_chunked_hidden_states_logprobs",
+    SCORER_WITH_ENTROPY,
+)
+"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has no second one."""
 SCORER_PARAMETERS = ("hidden_states", "lm_head", "index", "chunks", "logit_scale_multiply",
                      "logit_scale_divide", "logit_softcapping", "temperature")  # fmt: skip
 SCORER_OPTIONS = {"max_rows_per_chunk", "lm_head_bias", "return_entropy", "fp32_lm_head"}
-
-# Ours: what the rewritten source calls, put into the module while `guided_kl` is open.
-NEEDS_ENTROPIES_HOOK = "_sage_unsloth_needs_entropies"
-CALL_HOOK = "_sage_unsloth_apply"
-KERNEL_HOOK = "_sage_unsloth_compute_loss"
-SCORER_HOOK = "_sage_unsloth_scorer"
+ENTROPY_MASK = "grpo_high_entropy_mask"
+"""Given the entropies wherever `ENTROPY_QUANTILE` is below 1; None masks nothing."""
+ENTROPY_MASK_ARGUMENTS = ("trainer", "new_entropies.detach()", "completion_mask")
+ENTROPY_QUANTILE = "top_entropy_quantile"
+"""The setting of TRL's by which the loss decides whether to compute entropies."""
 
 MISSING = (
     "Unsloth's trainer needs the package unsloth; it is not installed; pip install -e . (or pip "
@@ -77,19 +82,3 @@ def _remedy() -> str:
         f"trl {' and '.join(TESTED_TRL_VERSIONS)}, without Unsloth: install one of these (pip "
         f'install "trl=={TESTED_TRL_VERSIONS[0]}"), or import unsloth before trl.'
     )
-
-
-def check_scorer(scorer: Any) -> None:
-    """Unsloth's scorer of log-probs and entropies must take what `scoring.scorer` passes on.
-
-    Raises:
-        ContractError: a parameter is missing, or in another place.
-    """
-    found = () if scorer is None else tuple(inspect.signature(scorer).parameters)
-    expected = SCORER_PARAMETERS
-    if found[: len(expected)] != expected or not set(found) >= SCORER_OPTIONS:
-        raise ContractError(
-            f"what is imported as {SCORER} must have these parameters",
-            found=found,
-            expected=(*expected, *sorted(SCORER_OPTIONS)),
-        )

@@ -20,20 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch.one_pass import OnePassScorers, has_one_pass_kernel
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.rollout_batch import GENERATE, SCORE
-from sage_unsloth.patch.scoring import scorer
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.unsloth_names import SCORER_WITH_ENTROPY, SCORERS, ZOO, ContractError
 
-SCORER_WITH_ENTROPY = "chunked_hidden_states_selective_log_softmax_recompute"
-OF_HIDDEN_STATES = (
-    "chunked_hidden_states_selective_log_softmax",
-    "grpo_chunked_hidden_states_logprobs",
-    SCORER_WITH_ENTROPY,
-)
-"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has the first alone
-here, later ones all.
-"""
 OF_LOGITS = "chunked_selective_log_softmax"
 LOGITS_AT_ONCE = 1 << 26
 """Elements of the float32 copy of the logits that an entropy is taken of at a time."""
@@ -127,12 +118,13 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
     if not record:
         yield calls
         return
-    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
-    plain = {
-        name: getattr(zoo, name) for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)
-    }
-    with_entropy = scorer(plain[SCORER_WITH_ENTROPY], unsloth_asks=False)
-    ours = with_entropy is not plain[SCORER_WITH_ENTROPY]
+    zoo = importlib.import_module(ZOO)
+    plain = {name: getattr(zoo, name) for name in (*SCORERS, OF_LOGITS) if hasattr(zoo, name)}
+    # Where Unsloth has a kernel that makes one pass, the reference stays its own to the last bit.
+    ours = not has_one_pass_kernel(plain[SCORER_WITH_ENTROPY])
+    with_entropy = plain[SCORER_WITH_ENTROPY]
+    if ours:
+        with_entropy = OnePassScorers(None).by_name[SCORER_WITH_ENTROPY]
 
     def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
         whole = {k: v for k, v in kwargs.items() if not k.startswith("support_")}
@@ -175,8 +167,8 @@ def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 def _check_functions(trainer: Any) -> None:
     """The names are there, and the scoring asks for its scorers each time it is called."""
-    zoo = importlib.import_module("unsloth_zoo.rl_replacements")
-    needed = (OF_HIDDEN_STATES[0], OF_LOGITS, SCORER_WITH_ENTROPY)
+    zoo = importlib.import_module(ZOO)
+    needed = (SCORERS[0], OF_LOGITS, SCORER_WITH_ENTROPY)
     missing = [
         name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))
     ]

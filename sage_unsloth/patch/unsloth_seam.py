@@ -1,19 +1,20 @@
-"""The seam to Unsloth's generated trainer: its loss, with the hook in it.
+"""The seam to Unsloth's generated trainer. Its source is not touched: while `compute_loss` of this
+one trainer runs, other functions stand under these names,
 
-Three places of Unsloth's loss are rewritten (`rewrite.py`):
+    UnslothEfficientGRPO      of its module: `apply` gets q·π_ref and the advantages of the hook
+    grpo_compute_loss         of its module: with another penalty than k3, where one is asked for
+    grpo_high_entropy_mask    of unsloth_zoo: is handed the entropies, and masks nothing
+    …_log_softmax_recompute   of unsloth_zoo: scores in one pass over the logits (`one_pass.py`)
 
-    whether entropies are computed     also if the guide asks for them
-    what computes them                 `scoring.py`, where that is cheaper
-    UnslothEfficientGRPO.apply(…)      becomes UnslothHook.apply(trainer, entropies, …)
-
-The hook sees every (B, T) tensor of the loss. Under "k3" and "k3-is" it shifts `ref_logps` and
-calls what Unsloth would have called. Another penalty goes through a copy of that function over
-another kernel (`kernel.py`). Chunks, compilation and every scale (gradient accumulation, fp16) stay
-Unsloth's.
+and Unsloth is told to compute entropies by TRL's setting for the mask. Each is looked up when it is
+called, which the contract checks. Chunks, compilation and every scale (gradient accumulation, fp16)
+stay Unsloth's, and other trainers in the process never meet the hook.
 """
 
+import importlib
 import types
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,50 +22,100 @@ from torch import Tensor
 
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.patch import unsloth_names as names
+from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.contract import check_contract
 from sage_unsloth.patch.data_parallel import pooled_means
 from sage_unsloth.patch.hook import Hook
 from sage_unsloth.patch.kernel import kernel_with
+from sage_unsloth.patch.one_pass import OnePassScorers, has_entropy_bonus
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.scoring import scorer
 from sage_unsloth.patch.unsloth_scoring import UnslothScoring
+
+ANY_QUANTILE = 0.5
+"""Below 1, so that Unsloth computes entropies; what they would mask is not masked."""
 
 
 @dataclass(kw_only=True)
 class UnslothHook(Hook):
-    """What the rewritten loss calls (its scorer aside) while one `guided_kl` is open."""
+    """Unsloth's loss while one `guided_kl` is open."""
 
-    plain: Any  # UnslothEfficientGRPO
-    function: Any  # the same, or its copy over the kernel with another penalty
+    module: types.ModuleType
 
-    def needs_entropies(self, trainer: Any) -> bool:
-        return trainer is self.trainer and self.asks_for_entropies
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.loss = self.trainer.compute_loss
+        self.function = getattr(self.module, names.FUNCTION)
+        self.zoo = importlib.import_module(names.ZOO)
+        self.scorers = OnePassScorers(self.trainer)
+        self.entropies: Tensor | None = None  # of the micro-batch whose loss is computed
+        self.own_penalty: dict[str, Any] = {}
+        if self.choice.kl_estimator in PENALTIES and self.choice.kl_in == "loss":
+            # One function for all calls: compiled code is compiled anew for another one.
+            kernel = getattr(self.module, names.KERNEL)
+            self.own_penalty[names.KERNEL] = kernel_with(
+                PENALTIES[self.choice.kl_estimator], kernel
+            )
 
-    def apply(self, trainer: Any, entropies: Tensor | None, *arguments: Any) -> tuple:
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """In the place of `trainer.compute_loss`."""
+        own = {names.FUNCTION: types.SimpleNamespace(apply=self.apply)} | self.own_penalty
+        with replaced(self.module, **own), self._with_entropies():
+            return self.loss(*args, **kwargs)
+
+    @contextmanager
+    def _with_entropies(self) -> Iterator[None]:
+        """Within it Unsloth computes entropies if anybody needs them, and hands them to this."""
+        settings = self.trainer.args
+        quantile = getattr(settings, names.ENTROPY_QUANTILE, None)
+        masks = quantile is not None and quantile < 1
+        if not (self.choice.needs_entropies or masks or has_entropy_bonus(self.trainer)):
+            yield
+            return
+        plain = getattr(self.zoo, names.ENTROPY_MASK)
+
+        def mask(trainer: Any, entropies: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+            self.entropies = entropies
+            return plain(trainer, entropies, *args, **kwargs) if masks else None
+
+        score = self.scorers.by_name[names.SCORER_WITH_ENTROPY]
+        own = {names.ENTROPY_MASK: mask, names.SCORER_WITH_ENTROPY: score}
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "entropies", None)
+            stack.enter_context(replaced(self.zoo, **own))
+            if not masks:
+                asked = {names.ENTROPY_QUANTILE: ANY_QUANTILE}
+                stack.enter_context(replaced(settings, **asked))
+            yield
+
+    def apply(self, *arguments: Any) -> tuple:
         """In the place of `UnslothEfficientGRPO.apply(*arguments)`, and what that returns.
 
         Tensors are (B, T) of one micro-batch, log-probs and entropies in nats; advantages are (B,)
-        or (B, T). For another trainer in the process this is that call as it came.
+        or (B, T).
         """
-        if trainer is not self.trainer:
-            return self.plain.apply(*arguments)
-        # In the order that `rewrite.py` has checked.
+        if self.choice.needs_entropies and self.entropies is None:
+            raise names.ContractError(
+                f"{names.LOSS} must hand its entropies to {names.ENTROPY_MASK} before it calls "
+                f"{names.FUNCTION}.apply",
+                found="none",
+                expected="(B, T)",
+            )
+        # In the order that `contract.py` has checked.
         new_logps, old_logps, ref_logps, sampling_logps, head, ids, mask, *rest = arguments
         advantages, beta, *rest = rest
         ref_logps, advantages = self.consult(
             new_logps=new_logps,
             old_logps=old_logps,
             ref_logps=ref_logps,
-            entropies=entropies,
+            entropies=self.entropies,
             mask=mask,
             advantages=advantages,
         )
-        if self.kl_in == "reward":  # and so in the advantages already
+        if self.choice.kl_in == "reward":  # and so in the advantages already
             beta, ref_logps = 0.0, None
-        function = self.function if beta else self.plain
         logps = (new_logps, old_logps, ref_logps, sampling_logps)
-        result = function.apply(*logps, head, ids, mask, advantages, beta, *rest)
-        return pooled_means(result, mask, trainer.accelerator)
+        result = self.function.apply(*logps, head, ids, mask, advantages, beta, *rest)
+        return pooled_means(result, mask, self.trainer.accelerator)
 
 
 class UnslothSeam:
@@ -85,24 +136,8 @@ class UnslothSeam:
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
         return ()
 
-    def opened(
-        self, kl_estimator: str, bounded: bool, **settings: Any
-    ) -> tuple[UnslothHook, AbstractContextManager]:
+    def opened(self, trainer: Any, choice: Choice) -> tuple[UnslothHook, AbstractContextManager]:
         """Check the contract; the hook, and the context within which Unsloth's loss calls it."""
-        module, own_penalty = self.module, kl_estimator in PENALTIES
-        rewritten = check_contract(module)
-        plain = getattr(module, names.FUNCTION)
-        function = rewritten.function if own_penalty else plain
-        hook = UnslothHook(plain=plain, function=function, **settings)
-        # The names that the rewritten source calls, and that source in the place of Unsloth's. The
-        # module is the trainer's, so these names are looked up there at every call.
-        called = {
-            names.NEEDS_ENTROPIES_HOOK: hook.needs_entropies,
-            names.CALL_HOOK: hook.apply,
-            names.SCORER_HOOK: scorer,
-            names.LOSS: rewritten.loss,
-        }
-        if own_penalty:
-            kernel = getattr(module, names.KERNEL)
-            called[names.KERNEL_HOOK] = kernel_with(PENALTIES[kl_estimator], kernel)
-        return hook, replaced(module, **called)
+        check_contract(self.module)
+        hook = UnslothHook(module=self.module, trainer=trainer, choice=choice)
+        return hook, replaced(trainer, compute_loss=hook.compute_loss)

@@ -14,7 +14,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sage_unsloth.figures import COLUMNS
-from sage_unsloth.objective.protocols import Guide, describe
+from sage_unsloth.objective.describe import describe
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.training.algorithm import SETTINGS as SETTINGS
 from sage_unsloth.training.algorithm import Algorithm as Algorithm
 from sage_unsloth.training.algorithm_rows import ALGORITHMS as ALGORITHMS

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.protocols import describe
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.trained_with import describe_function, describe_teacher
-from sage_unsloth.patch.unsloth_names import LOSS, ContractError
+from sage_unsloth.patch.unsloth_names import ContractError
 
 
 class Returns:
@@ -155,19 +155,19 @@ def test_one_without_a_guide_is_alone_too(make_trainer):
         pass
 
 
-def test_an_evaluation_is_no_step(make_trainer, unsloth_module, caplog):
+def test_an_evaluation_is_no_step(make_trainer, caplog):
     trainer = make_trainer(max_steps=1, per_device_eval_batch_size=8)
     with guided_kl(trainer, BranchGuide()):
         trainer.evaluate(trainer.train_dataset.select(range(8)))
     assert "has not taken a step" in caplog.text
-    plain = vars(unsloth_module)[LOSS]
     trainer = make_trainer(max_steps=1, per_device_eval_batch_size=8)
+    plain = trainer.compute_loss
     with (
         pytest.raises(ContractError, match="step 1 did not"),
         guided_kl(trainer, BranchGuide()),
     ):
         trainer.evaluate(trainer.train_dataset.select(range(8)))
-        vars(unsloth_module)[LOSS] = plain
+        trainer.compute_loss = plain
         trainer.train()
 
 

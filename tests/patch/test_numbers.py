@@ -24,7 +24,7 @@ from sage_unsloth.patch.bad_batch import reproduce
 from sage_unsloth.patch.finite import Guard, NotFiniteError, finite_only
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.unsloth_names import CALL_HOOK
+from sage_unsloth.patch.unsloth_seam import UnslothHook
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_json
@@ -39,7 +39,6 @@ GUIDES = {
 }
 SEQUENCE = {"gradient_accumulation_steps": 1, "steps_per_generation": 1}
 ARGUMENTS = (
-    "entropies",
     "policy_logps",
     "old_logps",
     "ref_logps",
@@ -70,29 +69,30 @@ def at_step(trainer, step, function):
 # --- What is not finite ---
 
 
-def poison(module, trainer, name, value, place):
+def poison(monkeypatch, trainer, name, value, place):
     """From the second step on, one number of what Unsloth hands to the loss is `value`."""
-    hook = vars(module)[CALL_HOOK]
+    original = UnslothHook.apply
 
-    def apply(of, *arguments):
-        arguments = dict(zip([*ARGUMENTS, *range(len(arguments))], arguments, strict=False))
+    def apply(hook, *arguments):
+        given = dict(zip([*ARGUMENTS, *range(len(arguments))], arguments, strict=False))
         if trainer.state.global_step >= 1:
             if name in ("ref_entropies", "teacher_logps"):
-                hook.__self__.of_batch[name] = arguments["policy_logps"].detach().clone()
-                tensor = hook.__self__.of_batch[name]
+                tensor = hook.of_batch[name] = given["policy_logps"].detach().clone()
+            elif name == "entropies":
+                tensor = hook.entropies = hook.entropies.clone()
             else:
-                if arguments[name] is None:
-                    arguments[name] = arguments["policy_logps"].detach()
-                tensor = arguments[name] = arguments[name].clone()
+                if given[name] is None:
+                    given[name] = given["policy_logps"].detach()
+                tensor = given[name] = given[name].clone()
             row = place[0]
             if tensor.dim() == 2:
-                tensor[row, arguments["mask"][row].nonzero()[place[1]]] = value
-                tensor[arguments["mask"] == 0] = math.nan  # nobody minds it there
+                tensor[row, given["mask"][row].nonzero()[place[1]]] = value
+                tensor[given["mask"] == 0] = math.nan  # nobody minds it there
             else:
                 tensor[row] = value
-        return hook(of, *arguments.values())
+        return original(hook, *given.values())
 
-    vars(module)[CALL_HOOK] = apply
+    monkeypatch.setattr(UnslothHook, "apply", apply)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def poison(module, trainer, name, value, place):
         ("advantages", math.nan),
     ],
 )
-def test_a_signal_that_is_not_finite_stops_the_step(unsloth_module, make_trainer, name, value):
+def test_a_signal_that_is_not_finite_stops_the_step(make_trainer, monkeypatch, name, value):
     trainer = make_trainer(max_steps=3)
     before = {}
     at_step(trainer, 2, lambda: before.update(trained_weights(trainer)))
     row, place = (3, "row 3;") if name == "advantages" else (1, "row 1, token 0;")
     with guided_kl(trainer, log_entropy=True):
-        poison(unsloth_module, trainer, name, value, (row, 0))
+        poison(monkeypatch, trainer, name, value, (row, 0))
         with pytest.raises(NotFiniteError, match=f"in step 2, {name} is {value} at {place}"):
             trainer.train()
     after = trained_weights(trainer)

@@ -2,7 +2,6 @@
 is undone.
 """
 
-import ast
 import importlib.util
 import inspect
 import linecache
@@ -374,9 +373,9 @@ def test_undone_after_an_exception(make_trainer, unsloth_module):
     trainer = make_trainer()
     callbacks = list(trainer.callback_handler.callbacks)
     with pytest.raises(KeyError), guided_kl(trainer, Ones()):
-        assert vars(unsloth_module)[unsloth_names.LOSS] is not before[unsloth_names.LOSS]
+        assert "compute_loss" in vars(trainer)
         raise KeyError
-    assert dict(vars(unsloth_module)) == before
+    assert dict(vars(unsloth_module)) == before and "compute_loss" not in vars(trainer)
     assert trainer.callback_handler.callbacks == callbacks
 
 
@@ -433,15 +432,34 @@ def drifted(module, old, new):
             "begin with",
         ),
         (
-            "    _need_entropy = _entropy_mask_on",
-            "    _wants_entropy = _entropy_mask_on",
-            "each seam once",
+            'getattr(trainer.args, "top_entropy_quantile", 1.0)',
+            'getattr(trainer.args, "entropy_quantile", 1.0)',
+            "must decide by this setting",
         ),
-        ("= UnslothEfficientGRPO.apply(", "= UnslothFastGRPO.apply(", "each seam once"),
+        (
+            "grpo_high_entropy_mask as _grpo_high_entropy_mask,",
+            "grpo_high_entropy_mask as _grpo_entropy_mask,",
+            "must import grpo_high_entropy_mask as _grpo_high_entropy_mask once",
+        ),
+        (
+            "selective_log_softmax_recompute as _entropy_log_softmax,",
+            "selective_log_softmax_recompute as _log_softmax_with_entropy,",
+            "must import chunked_.*_recompute as _entropy_log_softmax once",
+        ),
+        (
+            "trainer, new_entropies.detach(), completion_mask,",
+            "trainer, completion_mask, new_entropies.detach(),",
+            "must call _grpo_high_entropy_mask once, with these arguments first",
+        ),
+        (
+            "= UnslothEfficientGRPO.apply(",
+            "= UnslothFastGRPO.apply(",
+            "must call UnslothEfficientGRPO.apply once",
+        ),
         (
             "                new_logprobs,\n                old_logps,\n                ref_logps,",
             "                new_logprobs,\n                ref_logps,\n                old_logps,",
-            "must be called with",
+            "must call UnslothEfficientGRPO.apply once, with these arguments first",
         ),
         (
             "coef_1, _mask  = grpo_compute_loss(",
@@ -466,7 +484,10 @@ def drifted(module, old, new):
     ids=[
         "parameter",
         "order",
-        "condition",
+        "setting",
+        "mask",
+        "scorer",
+        "arguments of the mask",
         "call",
         "arguments",
         "kernel",
@@ -482,29 +503,6 @@ def test_drift_is_refused(unsloth_module, old, new, message):
         assert part in str(error.value)
 
 
-def test_a_scorer_that_is_imported_before_the_condition_is_refused(unsloth_module):
-    """Unsloth's own wish for entropies would be lost, and its entropy bonus have no gradient."""
-    source = inspect.getsource(vars(unsloth_module)[unsloth_names.LOSS])
-    lines = source.splitlines(keepends=True)
-    nodes = list(ast.walk(ast.parse(source)))
-    (late,) = [n for n in nodes if isinstance(n, ast.ImportFrom) and is_scorer(n)]
-    (condition,) = [n for n in nodes if isinstance(n, ast.Assign) and is_condition(n)]
-    moved = [" " * condition.col_offset + ast.unparse(late) + "\n"]
-    lines[late.lineno - 1] = " " * late.col_offset + "pass\n"
-    del lines[late.lineno : late.end_lineno]
-    lines[condition.lineno - 1 : condition.lineno - 1] = moved
-    with pytest.raises(ContractError, match="must be assigned before"):
-        check_contract(drifted(unsloth_module, source, "".join(lines)))
-
-
-def is_scorer(node):
-    return any(alias.asname == unsloth_names.SCORER for alias in node.names)
-
-
-def is_condition(node):
-    return ast.unparse(node.targets[0]) == "_need_entropy"
-
-
 def test_missing_target_is_refused(unsloth_module):
     copy = types.ModuleType("copy")
     vars(copy).update(vars(unsloth_module))
@@ -513,11 +511,11 @@ def test_missing_target_is_refused(unsloth_module):
         check_contract(copy)
 
 
-def test_a_loss_that_bypasses_the_guide_stops_after_one_step(make_trainer, unsloth_module):
+def test_a_loss_that_bypasses_the_guide_stops_after_one_step(make_trainer):
     trainer = make_trainer()
-    original = vars(unsloth_module)[unsloth_names.LOSS]
+    original = trainer.compute_loss
     with pytest.raises(ContractError, match="step 1 did not"), guided_kl(trainer, Ones()):
-        vars(unsloth_module)[unsloth_names.LOSS] = original
+        trainer.compute_loss = original
         trainer.train()
     assert trainer.state.global_step == 1
 

@@ -218,6 +218,8 @@ def test_every_scale_is_unsloths(
     comes in from above, unless a factor is asked for. A penalty beside the function would be scaled
     by what comes in.
     """
+    from unsloth_zoo import rl_replacements
+
     new, ref, _, _, mask, advantages = batch()
     trainer = make_trainer()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -225,14 +227,19 @@ def test_every_scale_is_unsloths(
     settings = {"loss_type": "grpo"}
     gradients = {}
     guide = None if kl_estimator in PENALTIES else BranchGuide(ratio=0.0)
+
+    def accumulated_loss(new_logps, *arguments):
+        """What Unsloth's loss does once it has the log-probs."""
+        if guide is not None:
+            entropies = torch.zeros_like(new_logps)
+            assert rl_replacements.grpo_high_entropy_mask(trainer, entropies, mask, 0.5) is None
+        return unsloth_module.UnslothEfficientGRPO.apply(new_logps, *arguments)
+
+    trainer.compute_loss = accumulated_loss
     with guided_kl(trainer, guide, kl_estimator=kl_estimator):
-        apply = vars(unsloth_module)[unsloth_names.CALL_HOOK]
         for name, scale, upstream in (("plain", None, None), ("scaled", scaler, upstream_scale)):
             x = new.clone().requires_grad_()
-            entropies = torch.zeros_like(new) if guide else None
-            result = apply(
-                trainer,
-                entropies,
+            result = trainer.compute_loss(
                 x,
                 None,
                 ref,
@@ -255,6 +262,24 @@ def test_every_scale_is_unsloths(
     torch.testing.assert_close(gradients["plain"], expected, rtol=1e-5, atol=1e-7)
     factor = 1024 * (1 if upstream_scale is None else upstream_scale * grad_output)
     torch.testing.assert_close(gradients["scaled"], factor * expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_loss_that_keeps_its_entropies_is_refused(make_trainer, unsloth_module):
+    new, ref, _, _, mask, advantages = batch()
+    trainer = make_trainer()
+    settings = (None, 1, {"loss_type": "grpo"}, None)
+
+    def accumulated_loss(new_logps, *arguments):
+        return unsloth_module.UnslothEfficientGRPO.apply(new_logps, *arguments)
+
+    trainer.compute_loss = accumulated_loss
+    with (
+        guided_kl(trainer, BranchGuide(threshold=1.0)),
+        pytest.raises(unsloth_names.ContractError, match="must hand its entropies"),
+    ):
+        logps = (new.requires_grad_(), None, ref, None, None)
+        trainer.compute_loss(*logps, mask, mask, advantages, trainer.beta, *settings)
+    assert isinstance(unsloth_module.UnslothEfficientGRPO, type), "as it was"
 
 
 def test_masked_positions_do_not_matter(unsloth_module):
@@ -289,13 +314,23 @@ def test_without_a_guide_unsloths_own_estimators_replace_nothing(
 
 
 def test_undone_after_an_exception(make_trainer, unsloth_module):
-    before = dict(vars(unsloth_module))
-    with pytest.raises(KeyError), guided_kl(make_trainer(), kl_estimator="k2"):
-        assert unsloth_names.KERNEL_HOOK in vars(unsloth_module)
-        assert vars(unsloth_module)[unsloth_names.KERNEL] is before[unsloth_names.KERNEL]
-        assert vars(unsloth_module)[unsloth_names.FUNCTION] is before[unsloth_names.FUNCTION]
+    """And replaced while this trainer's loss runs, no longer."""
+    before, during = dict(vars(unsloth_module)), {}
+    trainer, quantile = make_trainer(), 1.0
+
+    def fail(*args, **kwargs):
+        during.update(vars(unsloth_module))
         raise KeyError
+
+    trainer.compute_loss = fail
+    guide = BranchGuide(threshold=1.0)
+    with pytest.raises(KeyError), guided_kl(trainer, guide, kl_estimator="k2"):
+        assert dict(vars(unsloth_module)) == before
+        trainer.train()
+    changed = {name for name in before if during[name] is not before[name]}
+    assert changed == {unsloth_names.KERNEL, unsloth_names.FUNCTION}
     assert dict(vars(unsloth_module)) == before
+    assert trainer.compute_loss is fail and trainer.args.top_entropy_quantile == quantile
 
 
 def test_another_trainer_keeps_its_penalty(make_trainer):
@@ -308,14 +343,14 @@ def test_another_trainer_keeps_its_penalty(make_trainer):
         assert alone.state.log_history[0][key] == beside.state.log_history[0][key]
 
 
-def test_a_step_that_bypasses_the_penalty_stops_training(make_trainer, unsloth_module):
+def test_a_step_that_bypasses_the_penalty_stops_training(make_trainer):
     trainer = make_trainer()
-    original = vars(unsloth_module)[unsloth_names.LOSS]
+    original = trainer.compute_loss
     with (
         pytest.raises(unsloth_names.ContractError, match="step 1 did not"),
         guided_kl(trainer, kl_estimator="k2"),
     ):
-        vars(unsloth_module)[unsloth_names.LOSS] = original
+        trainer.compute_loss = original
         trainer.train()
 
 

@@ -13,9 +13,8 @@ from oracle import train_and_check
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.rollout_batch import rollout_signals
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.unsloth_names import SCORERS, ContractError
 from sage_unsloth.patch.unsloth_scoring import (
-    OF_HIDDEN_STATES,
     OF_LOGITS,
     Scored,
     UnslothScoring,
@@ -77,7 +76,7 @@ def test_nothing_of_the_trainer_stays_replaced(make_trainer):
     import unsloth_zoo.rl_replacements as zoo
 
     trainer = make_trainer()
-    scorers = [name for name in (*OF_HIDDEN_STATES, OF_LOGITS) if hasattr(zoo, name)]
+    scorers = [name for name in (*SCORERS, OF_LOGITS) if hasattr(zoo, name)]
     before = {name: getattr(zoo, name) for name in scorers}
     with guided_kl(trainer, REFERENCE_GUIDES["branch"]):
         assert "_generate_and_score_completions" in vars(trainer)
@@ -101,7 +100,7 @@ def test_a_guide_of_the_policy_scores_nothing_of_the_rollout(make_trainer):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("name", OF_HIDDEN_STATES)
+@pytest.mark.parametrize("name", SCORERS)
 def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(
     unsloth_module, name, temperature
 ):
@@ -138,7 +137,7 @@ def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(
     assert torch.allclose(logps, plain, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OF_HIDDEN_STATES[:2])
+@pytest.mark.parametrize("name", SCORERS[:2])
 def test_log_probs_over_a_part_of_the_vocabulary_stay_so(unsloth_module, name):
     """UNSLOTH_GRPO_TRUNCATED_SUPPORT: the log-probs are those of the kept set, the entropy is the
     whole vocabulary's.

@@ -4,17 +4,20 @@ Unsloth's own scorers.
 
 import inspect
 import sys
+import types
+from contextlib import ExitStack
 
 import pytest
 import torch
 from oracle import OLD
 
-from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch import guided as patch
-from sage_unsloth.patch import scoring, unsloth_names, unsloth_seam
+from sage_unsloth.patch import one_pass, scoring
 from sage_unsloth.patch.contract import check_contract
-from sage_unsloth.patch.scoring import logps_and_entropies, scorer
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.one_pass import OnePassScorers, one_pass_loss
+from sage_unsloth.patch.scoring import logps_and_entropies
+from sage_unsloth.patch.unsloth_names import SCORER_WITH_ENTROPY, SCORERS, ContractError
 
 B, T, H, V = 3, 5, 8, 37
 TRANSFORMS = {
@@ -210,101 +213,155 @@ def test_without_gradients_none_is_computed_and_the_values_are_the_same(monkeypa
 # --- where it is used ---
 
 
-def theirs(
-    hidden_states,
-    lm_head,
-    index,
-    chunks=4,
-    logit_scale_multiply=0.0,
-    logit_scale_divide=0.0,
-    logit_softcapping=0.0,
-    temperature=1.0,
-    max_rows_per_chunk=0,
-    lm_head_bias=None,
-    return_entropy=False,
-    fp32_lm_head=False,
-):
-    return "theirs"
+def scorer(trainer=None, name=SCORER_WITH_ENTROPY):
+    return OnePassScorers(trainer or with_settings()).by_name[name]
+
+
+def with_settings(**settings):
+    return types.SimpleNamespace(args=types.SimpleNamespace(**settings))
 
 
 def call(score, **changes):
     hidden, head, index, bias, _ = problem(bias=True)
-    arguments = {"lm_head": head, "lm_head_bias": bias} | changes
-    return score(
-        hidden,
-        arguments["lm_head"],
-        index,
-        4,
-        0.0,
-        0.0,
-        0.0,
-        1.0,
-        lm_head_bias=arguments["lm_head_bias"],
-        return_entropy=True,
+    arguments = dict(lm_head=head, lm_head_bias=bias, return_entropy=True) | changes
+    return score(hidden, arguments.pop("lm_head"), index, 4, 0.0, 0.0, 0.0, 1.0, **arguments)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The number of chunks of each call of the one-pass scorer."""
+    chunks = []
+    monkeypatch.setattr(
+        one_pass,
+        "logps_and_entropies",
+        lambda *a, **k: chunks.append(a[3]) or logps_and_entropies(*a, **k),
     )
+    return chunks
 
 
-def test_a_trainable_head_is_left_to_unsloth():
-    hidden, head, index, bias, _ = problem(bias=True)
+def bfloat16_head():
+    return {"lm_head": problem(torch.bfloat16)[1], "lm_head_bias": None}
+
+
+def trained(name):
+    _, head, _, bias, _ = problem(bias=True)
+    return {name: {"lm_head": head, "lm_head_bias": bias}[name].requires_grad_()}
+
+
+HOLDS = {
+    "": ({}, {}),
+    "mask by entropy": ({"top_entropy_quantile": 0.5}, {}),
+    "an adaptive bonus, which Unsloth leaves out": (
+        {"entropy_coef": 0.1, "use_adaptive_entropy": True},
+        {},
+    ),
+    "log-probs alone": ({"entropy_coef": 0.1}, {"return_entropy": False}),
+}
+HOLDS_NOT = {
+    "the output head is trained": ({}, trained("lm_head")),
+    "the output head is trained, its bias": ({}, trained("lm_head_bias")),
+    "entropy_coef needs": ({"entropy_coef": 0.1}, {}),
+    "a float32 copy": ({}, {"fp32_lm_head": True}),
+    "options that ours does not have": ({}, {"support_top_k": 3}),
+}
+
+
+@pytest.mark.parametrize(("settings", "changes"), HOLDS.values(), ids=HOLDS)
+@pytest.mark.parametrize("name", SCORERS)
+def test_it_is_used_where_it_holds(unsloth_module, calls, caplog, name, settings, changes):
+    if name == SCORERS[1] and OLD:
+        pytest.skip("2026.10.7 has no such scorer")
+    score = scorer(with_settings(**settings), name)
+    theirs = getattr(sys.modules["unsloth_zoo.rl_replacements"], name)
+    assert inspect.signature(score) == inspect.signature(theirs), "Unsloth's loss reads it"
+    with caplog.at_level("INFO"):
+        found = call(score, **changes)
+    assert calls == [4] and "in one pass over the logits" in caplog.text
+    assert isinstance(found, tuple) == changes.get("return_entropy", True)
+
+
+@pytest.mark.parametrize("reason", HOLDS_NOT)
+def test_unsloths_own_scorer_stays_where_it_does_not_hold(
+    unsloth_module, calls, caplog, monkeypatch, reason
+):
+    settings, changes = HOLDS_NOT[reason]
+    zoo = sys.modules["unsloth_zoo.rl_replacements"]
+    original = getattr(zoo, SCORER_WITH_ENTROPY)
+
+    def theirs(*args, **kwargs):
+        return "theirs"
+
+    theirs.__signature__ = inspect.signature(original)
+    monkeypatch.setattr(zoo, SCORER_WITH_ENTROPY, theirs)
+    score = scorer(with_settings(**settings))
+    with caplog.at_level("INFO"):
+        assert call(score, **changes) == call(score, **changes) == "theirs"
+    assert caplog.text.count("by Unsloth's own function: ") == 1, "said once"
+    assert reason.split(",")[0] in caplog.text and calls == []
+    if "trained" in reason:
+        with torch.no_grad():
+            assert isinstance(call(score, **changes), tuple)
+
+
+def test_a_trainable_head_is_refused():
+    hidden, head, index, _, _ = problem()
     with pytest.raises(ValueError, match=r"the output head must be frozen"):
         logps_and_entropies(hidden, head.requires_grad_(), index)
-    score = scorer(theirs, False)
-    assert isinstance(call(score), tuple)
-    assert call(score, lm_head=head) == "theirs"
-    assert call(score, lm_head_bias=bias.requires_grad_()) == "theirs"
 
 
-def test_unsloths_own_scorer_stays_where_ours_does_not_hold():
-    def one_pass(*, fp32_lm_head=False, max_rows_per_chunk=0, entropy_requires_grad=True):
-        return None
-
-    def in_float32(*, fp32_lm_head=True, max_rows_per_chunk=0):
-        return None
-
-    assert scorer(theirs, True) is theirs, "a bonus needs the entropies' gradient"
-    assert scorer(one_pass, False) is one_pass, "it is free there"
-    assert scorer(in_float32, False) is in_float32
-    assert scorer(theirs, False) is not theirs
+def test_in_16_bits_policy_and_reference_have_one_scorer(unsloth_module, calls):
+    """Where Unsloth scores the reference by a kernel of its own, which rounds otherwise."""
+    call(scorer(), **bfloat16_head())
+    assert len(calls) == OLD
 
 
-def test_unsloths_largest_chunk_is_kept(monkeypatch):
-    def two_rows(*, fp32_lm_head=False, max_rows_per_chunk=2):
-        return None
-
-    seen = []
-    original = scoring.logps_and_entropies
-    monkeypatch.setattr(
-        scoring, "logps_and_entropies", lambda *a, **k: seen.append(a[3]) or original(*a, **k)
-    )
-    call(scorer(two_rows, False))
-    assert seen == [8], "15 rows, two at a time"
+def test_unsloths_largest_chunk_is_kept(unsloth_module, calls):
+    call(scorer(), max_rows_per_chunk=2)
+    assert calls == [8], "15 rows, two at a time"
 
 
-def test_the_guided_loss_is_what_unsloths_scorer_makes_it(
-    make_trainer, unsloth_module, monkeypatch
-):
-    calls, losses, gradients = [], [], []
-    original = scoring.logps_and_entropies
-    monkeypatch.setattr(
-        scoring, "logps_and_entropies", lambda *a, **k: calls.append(1) or original(*a, **k)
-    )
-    for scorer_of in (unsloth_seam.scorer, lambda theirs, unsloth_asks: theirs):
-        monkeypatch.setattr(unsloth_seam, "scorer", scorer_of)
-        trainer = make_trainer(max_steps=2, temperature=0.8, learning_rate=0.0)
-        before = len(calls)
-        with patch.guided_kl(trainer, BranchGuide(threshold=1.0)):
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+@pytest.mark.parametrize("guide", [None, BranchGuide(threshold=1.0), TokenGuide()])
+def test_the_loss_is_what_unsloths_scorer_makes_it(make_trainer, calls, guide, loss_type):
+    """Plain, and within `guided_kl`, from inside and from outside."""
+    found = []
+    for contexts in ((), (one_pass_loss,), (one_pass_loss, guided), (guided, one_pass_loss)):
+        trainer = make_trainer(max_steps=2, temperature=0.8, learning_rate=0.0, loss_type=loss_type)
+        if guide is not None and guided not in contexts:
+            contexts = (*contexts, guided)
+        calls.clear()
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context(trainer, *[guide] * (context is guided)))
             trainer.train()
-        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-        gradients.append(
-            [entry["grad_norm"] for entry in trainer.state.log_history if "loss" in entry]
-        )
-        used = len(calls) - before
-        assert used == (0 if len(losses) == 2 or not OLD else 2 * 2), (
-            "2 steps of 2 micro-batches each"
-        )
-        assert unsloth_names.SCORER_HOOK not in vars(unsloth_module)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5, abs=1e-7)
-    assert gradients[0] == pytest.approx(gradients[1], rel=1e-4)
+        rows = [entry for entry in trainer.state.log_history if "loss" in entry]
+        found.append([(row["loss"], row["grad_norm"], row["kl"]) for row in rows])
+        with_entropies = guide is not None and "entropies" in guide.needs
+        expected = 2 * 2 if one_pass_loss in contexts or with_entropies else 0
+        assert len(calls) == expected, "2 steps of 2 micro-batches each"
+        assert "compute_loss" not in vars(trainer)
+    for other in found[1:]:
+        for row, expected in zip(other, found[0], strict=True):
+            assert row == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
+def guided(trainer, guide):
+    return patch.guided_kl(trainer, guide)
+
+
+def test_one_pass_without_an_effect_is_said(make_trainer, caplog):
+    from unsloth.models import rl
+
+    trainer = make_trainer(max_steps=1)
+    setattr(trainer.model.get_base_model(), rl._UNSLOTH_GRPO_HIDDEN_STATES_UNSAFE_ATTR, True)
+    with one_pass_loss(trainer):
+        trainer.train()
+    assert "one_pass_loss had no effect" in caplog.text
+
+
+def test_one_pass_is_for_unsloths_trainer(unsloth_module):
+    with pytest.raises(ContractError, match="Unsloth's generated GRPOTrainer"):
+        one_pass_loss(object()).__enter__()
 
 
 @pytest.mark.parametrize("drift", ["gone", "renamed", "an option less"])
@@ -325,5 +382,5 @@ def test_another_scorer_of_unsloths_is_refused(unsloth_module, monkeypatch, drif
 
         other.__signature__ = inspect.Signature(kept)
         monkeypatch.setattr(zoo, name, other)
-    with pytest.raises(ContractError, match=r"_entropy_log_softmax must have these parameters"):
+    with pytest.raises(ContractError, match=r"_recompute must have these parameters"):
         check_contract(unsloth_module)

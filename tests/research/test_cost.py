@@ -83,6 +83,16 @@ def test_variants_come_from_the_table_of_algorithms():
     )
 
 
+def test_the_baseline_stays_unsloths_own_beside_one_pass():
+    rows = choose_variants(["one-pass", "sage-token"], one_pass=True)
+    assert [(row.name, row.one_pass, row.guide is None) for row in rows] == [
+        ("grpo", False, True),
+        ("one-pass", True, True),
+        ("sage-token", True, False),
+    ]
+    assert not any(row.one_pass for row in choose_variants())
+
+
 @pytest.mark.parametrize("name", ["dapo-sage-branch", "grpo-no-kl", "sage-teacher"])
 def test_a_variant_that_differs_in_more_is_refused(name):
     with pytest.raises(ValueError, match=f"only the KL term differs, and no teacher; '{name}' has"):

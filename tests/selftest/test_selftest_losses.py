@@ -63,10 +63,10 @@ def test_float16_is_scaled_and_allowed_its_own_rounding(check):
 def test_a_wrong_sign_of_beta_is_found(check, monkeypatch):
     apply = unsloth_seam.UnslothHook.apply
 
-    def negated(self, trainer, entropies, *arguments):
+    def negated(self, *arguments):
         before = list(arguments)
         before[8] = -before[8]
-        return apply(self, trainer, entropies, *before)
+        return apply(self, *before)
 
     monkeypatch.setattr(unsloth_seam.UnslothHook, "apply", negated)
     (finding,) = check()
@@ -89,9 +89,9 @@ def test_a_dropped_guide_is_found(check, monkeypatch):
 def test_a_gradient_off_by_a_thousandth_is_found(check, monkeypatch):
     apply = unsloth_seam.UnslothHook.apply
 
-    def scaled(self, trainer, entropies, *arguments):
+    def scaled(self, *arguments):
         *before, _ = arguments  # the last: what Unsloth multiplies its gradient by
-        return apply(self, trainer, entropies, *before, 1.001)
+        return apply(self, *before, 1.001)
 
     monkeypatch.setattr(unsloth_seam.UnslothHook, "apply", scaled)
     (finding,) = check()

@@ -13,6 +13,7 @@ from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.teacher_guide import TeacherGuide
+from sage_unsloth.patch.unsloth_seam import UnslothHook
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import QuickstartConfig, smoke_config
 from sage_unsloth.training import rlvr_stage as stage
@@ -226,9 +227,14 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
 
     def watched(trainer, *args, **kwargs):
         seen["args"] = trainer.args
-        seen["patched"] = "_sage_unsloth_apply" in vars(unsloth_module)
         real(trainer, *args, **kwargs)
 
+    def apply(self, *arguments):
+        seen["patched"] = True
+        return unpatched(self, *arguments)
+
+    seen["patched"], unpatched = False, UnslothHook.apply
+    monkeypatch.setattr(UnslothHook, "apply", apply)
     monkeypatch.setattr(stage, "train", watched)
     config = replace(smoke_config().rlvr, learning_rate=5e-3, prompts_per_step=4, log_entropy=False)
     if name == "sage-teacher":

@@ -1,0 +1,41 @@
+"""What the page on the architecture says of the way from a guide to the gradient."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_LINES = 600
+
+
+def section():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return page.split("## From a guide to the gradient\n")[1].split("\n## ")[0]
+
+
+def files():
+    """In the order of the page."""
+    links = re.findall(r"^\d\. \[`[^`]+`\]\(\.\./([^)]+)\)", section(), re.M)
+    return [ROOT / link for link in links]
+
+
+def test_the_way_is_five_files_that_can_be_read_at_once():
+    assert len(files()) == 5
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files())
+    assert lines <= MOST_LINES
+
+
+def test_the_line_that_is_the_method_stands_where_the_page_says():
+    line = "ref_logps = ref_logps + log_guide"
+    assert section().count(line) == 1
+    sources = [file.read_text(encoding="utf-8") for file in files()]
+    assert [source.count(line) for source in sources] == [0, 0, 0, 0, 1]
+
+
+def test_what_the_page_says_is_replaced_is():
+    """Under the names that the seam has for them."""
+    seam = files()[3].read_text(encoding="utf-8")
+    for name in ("names.FUNCTION", "names.ENTROPY_MASK", "names.SCORER_WITH_ENTROPY"):
+        assert name in seam
+    code = section().split("```text\n")[1].split("```")[0].splitlines()
+    assert sum("# replaced" in line for line in code) == 3
+    assert 8 <= len(code) <= 12
