@@ -152,21 +152,19 @@ def _grader() -> Check:
 
     try:
         with Grader() as grader:
-            (found,) = grader.grade_many(
-                [r"<SOLUTION>\frac{2}{4} + 0</SOLUTION>"], [r"\frac{1}{2}"]
-            )
+            (grade,) = grader.grade_many(["<SOLUTION>1 + x</SOLUTION>"], ["x + 1"])
             kept_from = grader.kept_from
     except RuntimeError as error:
-        return Check(FAIL, "grader", str(error), "reinstall math-verify")
-    if found is Grade.CORRECT:
+        return Check(FAIL, "grader", str(error), "reinstall the package and mpmath")
+    if grade is Grade.CORRECT:
         closed = [name for name, layer in LAYERS.items() if layer in kept_from]
         kernel = (
             f"the kernel denies it {', '.join(closed)}"
             if closed
             else "the kernel denies it nothing, Python alone does"
         )
-        return Check(OK, "grader", f"math-verify grades in a worker process; {kernel}")
-    return Check(FAIL, "grader", f"2/4 against 1/2 came out {found.value}", "reinstall math-verify")
+        return Check(OK, "grader", f"expressions are compared in a worker process; {kernel}")
+    return Check(FAIL, "grader", f"1 + x for x + 1 came out {grade.value}", "reinstall mpmath")
 
 
 def _programs() -> Check:

@@ -53,7 +53,8 @@ __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number",
 
 _CHOICE = re.compile(r"\(?\s*([A-E])\s*\)?|\\text\{\s*\(?\s*([A-E])\s*\)?\s*\}")
 _CLOCK = re.compile(r"\d{1,2}(?::\d\d)?\s*[ap]\.?\s?m\.?", re.IGNORECASE | re.ASCII)
-_COUNT = re.compile(r"-?[\d.,/]+\s+\(?(?P<words>[A-Za-z]{2,}(?:[ -][A-Za-z]+){0,5})\)?", re.ASCII)
+_COUNT = re.compile(r"-?[\d.,/]+\s+\(?[A-Za-z][A-Za-z -]{0,80}[A-Za-z]\)?", re.ASCII)
+_JOINED = re.compile(r"(?<=[a-zA-Z])-(?=[a-zA-Z])")
 _STATEMENT_WORDS = r"""
     not nor never less more fewer greater least most than minus plus without except half third
     quarter thousand million billion trillion hundred wrong false incorrect untrue squared cubed
@@ -122,7 +123,9 @@ class Gold:
         unit = re.fullmatch(r"-?[0-9./]+ [mgsLhNJVW](?P<rest>/.*)?", text)
         self.lone_letter = unit is not None and unit["rest"] is None
         if (count := _COUNT.fullmatch(text)) is not None:
-            self.nouns = frozenset(re.findall(r"[a-z]+", count["words"].lower())) - _STATEMENTS
+            text = _JOINED.sub("", text)  # push-ups
+            words = frozenset(re.findall(r"[a-z]{2,}", text.lower()))
+            self.nouns = words if words - _STATEMENTS else frozenset()
         units = unit is not None or bool(re.search(r"[0-9}]\s*\\text\s*\{", text))
         node = read(text, units=units, nouns=self.nouns)
         quantity = node is not None and node.kind == "quantity"
@@ -205,6 +208,7 @@ def _judge(answer: str | None, gold: Gold, same: Same) -> Verdict:
     if text is None:
         return _NOTHING
     bare = without_lead(text)
+    bare = _JOINED.sub("", bare) if gold.nouns else bare
     if gold.kind == "choice":
         return _judged(is_choice(text, gold.text) or is_choice(bare, gold.text), Kind.CHOICE)
     if gold.kind == "words":

@@ -31,8 +31,8 @@ A library that catches every exception catches MemoryError too, and then says th
 had no memory to read is no mathematics.
 """
 GROWTH = 2**26
-"""Bytes of memory by which a child may grow before another takes its place: SymPy and math-verify
-keep what they have seen."""
+"""Bytes of memory by which a child may grow before another takes its place: math-verify keeps
+what it has seen."""
 
 
 def serve(
