@@ -3,8 +3,8 @@ r"""Compares our grader with math-verify on the golds of real benchmarks.
     python -m research.second_opinion --benchmark math500=math500.jsonl --out FILE
 
 Three answers to each gold: itself, the answer in its worked solution (the last `\boxed{}`, or what
-follows `####`), and the gold of the next row. Where both graders read an answer and differ, the case
-is listed, for a person to decide.
+follows `####`), and the gold of the next row. Where the graders differ, the case is listed, for a
+person to decide.
 """
 
 import argparse
@@ -57,8 +57,10 @@ def compare(pairs: list[tuple[str, str, str]]) -> dict:
     for (kind, answer, gold), first, second in zip(pairs, ours, theirs, strict=True):
         counts[f"{kind}: ours {first.value}, math-verify {second.value}"] += 1
         if (first is Grade.CORRECT) != (second is Grade.CORRECT):
-            case = {"answer": answer, "gold": gold, "ours": first.value, "math-verify": second.value}
-            differ.append({"kind": kind, "shape": shape(gold)} | case)
+            grades = {"ours": first.value, "math-verify": second.value}
+            differ.append(
+                {"kind": kind, "shape": shape(gold), "answer": answer, "gold": gold} | grades
+            )
     return {"pairs": len(pairs), "counts": dict(sorted(counts.items())), "differ": differ}
 
 

@@ -209,7 +209,11 @@ def chosen(
     defaults = _embedded().RLVR
     own = {n: getattr(config.rlvr, n) for n in SETTINGS}
     changed = {n: value for n, value in own.items() if value != getattr(defaults, n)}
-    rows = [get_algorithm(row).with_settings(changed | settings) for row in algorithms]
+    rows = [get_algorithm(row) for row in algorithms]
+    for row in rows:
+        if row.name in TABLE:
+            row.check_name(settings)
+    rows = [row.with_settings(changed | settings) for row in rows]
     found = {NAMES.get(row.name, row.name): row for row in rows}
     for algorithm in found.values():
         replace(algorithm.configure(config.rlvr), **settings)  # judged before anything is loaded

@@ -185,18 +185,6 @@ BUGS = [
     ),
     # --- grading
     Bug(
-        "grading/quantities.py",
-        "not 0 < top < bottom",
-        "not 0 < top <= bottom",
-        ("grading/test_rewards.py::test_plain_number",),
-    ),
-    Bug(
-        "grading/quantities.py",
-        "trillions dozen dozens",
-        "trillions dozens",
-        ("grading/test_rules.py::test_spelling_by_hand",),
-    ),
-    Bug(
         "grading/reward.py",
         'turns[-1]["content"]',
         'turns[0]["content"]',

@@ -209,8 +209,8 @@ def test_any_algorithms_under_settings_of_ones_own():
     assert list(found) == ["grpo-no-kl", "sage-token"]
     assert [one.beta for one in found.values()] == [0.0, config.rlvr.beta]
     assert [one.epsilon_high for one in found.values()] == [0.3, 0.3]
-    half = quickstart.chosen(config, ["grpo-no-kl"], {"beta": config.rlvr.beta})
-    assert half["grpo-no-kl"].beta == config.rlvr.beta, "what is asked for wins over the row"
+    with pytest.raises(ValueError, match="grpo-no-kl is named for beta=0"):
+        quickstart.chosen(config, ["grpo-no-kl"], {"beta": config.rlvr.beta})
     other = replace(config, rlvr=replace(config.rlvr, beta=0.5))
     assert [a.beta for a in quickstart.chosen(other, quickstart.ALGORITHMS, {}).values()] == [
         0.5

@@ -122,7 +122,7 @@ class Gold:
             return
         unit = re.fullmatch(r"-?[0-9./]+ [mgsLhNJVW](?P<rest>/.*)?", text)
         self.lone_letter = unit is not None and unit["rest"] is None
-        if (count := _COUNT.fullmatch(text)) is not None:
+        if _COUNT.fullmatch(text):
             text = _JOINED.sub("", text)  # push-ups
             words = frozenset(re.findall(r"[a-z]{2,}", text.lower()))
             self.nouns = words if words - _STATEMENTS else frozenset()

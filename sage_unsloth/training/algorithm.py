@@ -109,23 +109,26 @@ class Algorithm:
                 is named for.
         """
         own = {name: value for name, value in settings.items() if name in SETTINGS}
-        for name, value in own.items():
-            self._check_keeps(name, value)
         changed = replace(self, **own)
         changed._check_choices(teacher=settings.get("teacher") or None)
         return changed
 
-    def _check_keeps(self, name: str, value: Any) -> None:
-        """Raise where a run under this name would have another kind of what the algorithm changes.
+    def check_name(self, settings: Mapping[str, Any]) -> None:
+        """Check that a run under this name would still have what the algorithm changes.
 
         A strength may change (β, the settings of a rule), but not to or from 0, and not the kind.
+
+        Raises:
+            ValueError: a setting contradicts the name.
         """
-        mine, usual = (_kind(getattr(row, name)) for row in (self, Algorithm))
-        if mine != usual and _kind(value) != mine:
-            raise ValueError(
-                f"{self.name} is named for {name}={getattr(self, name)}; got {name}={value}; leave "
-                f"it out, or take a row that leaves it open: --algorithm grpo"
-            )
+        for name in (name for name in SETTINGS if name in settings):
+            mine, usual = (_kind(getattr(row, name)) for row in (self, Algorithm))
+            if mine != usual and _kind(settings[name]) != mine:
+                raise ValueError(
+                    f"{self.name} is named for {name}={getattr(self, name)}; got "
+                    f"{name}={settings[name]}; leave it out, or take a row that leaves it open: "
+                    "--algorithm grpo"
+                )
 
     def configure(self, config: RlvrConfig) -> RlvrConfig:
         """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""

@@ -35,7 +35,7 @@ from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
-from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
+from sage_unsloth.training.algorithms import ALGORITHMS, SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.held_out_rows import check_evaluations
@@ -235,6 +235,8 @@ def run_rlvr(
         checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
+    if algorithm.name in ALGORITHMS:  # one of your own may be run under any settings
+        algorithm.check_name(settings)
     algorithm = algorithm.with_settings(settings)
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
     gib = memory_of_card(memory)

@@ -159,7 +159,7 @@ def ours(problems=None, golds=None):
             "gold": gold,
             "num_tokens": 1,
             "finish_reason": "stop",
-            "grader": "math 3, math-verify 0.9.0, evaluation extraction 2",
+            "grader": "math 4, mpmath 1.3.0, evaluation extraction 2",
         }
         for problem, gold in zip(problems, golds, strict=True)
         for sample in range(3)

@@ -68,44 +68,31 @@ def payloads(file):
 
 
 def test_no_answer_is_compiled_or_leaves_the_process(tmp_path):
-    """Under a hook that sees what Python compiles, opens and starts, before any confinement.
-    math-verify evaluates plain arithmetic, and SymPy makes functions for its polynomials: nothing
-    else, and no word of an answer is in it."""
+    """Under a hook that sees what Python compiles, opens and starts, before any confinement."""
     script = """
-        import ast, json, sys
+        import json, sys
         from sage_unsloth.grading.confinement import REFUSED
-        # math-verify imports it at need, and it evaluates its own prefixes.
-        import sympy.physics.units
         from sage_unsloth.grading.mathematics import compare_math, normalise
         texts = [text for text in map(normalise, json.load(sys.stdin)) if text]
-        compare_math("x", "x"), compare_math("3 (4)", "1 (2)")
-        compiled, tried = set(), set()
+        compare_math("1+x", "x+1")
+        compiled, tried = [], set()
         def hook(event, arguments):
             if event == "compile":
-                source = arguments[0]
-                source = ast.unparse(source) if isinstance(source, ast.AST) else source
-                compiled.add(source.decode() if isinstance(source, bytes) else str(source))
+                compiled.append(str(arguments[0]))
             elif event.startswith(REFUSED) or event == "open" and arguments[2] and arguments[2] & 3:
                 tried.add(event)
         sys.addaudithook(hook)
         for text in texts:
-            compare_math(text, "42")
-        print(json.dumps([len(texts), sorted(compiled), sorted(tried)]))
+            compare_math(text, "42"), compare_math(text, "x+1")
+        count = len(compiled)
+        compile("1", "", "eval")
+        print(json.dumps([len(texts), count, len(compiled), sorted(tried)]))
     """
     file = tmp_path / "owned"
     done = run(script, json.dumps(payloads(file)))
-    count, compiled, tried = json.loads(done.stdout)
-    assert count > 70 and compiled, "the hook saw nothing"
-    assert tried == [] and not file.exists()
-    # SymPy's own: the names that it evaluates in, and functions that it writes from the number of a
-    # polynomial's variables.
-    own = [s for s in compiled if s != "from sympy import *" and not s.startswith("def monomial_")]
-    assert own, "plain arithmetic is evaluated"
-    for source in own:
-        names = set(re.findall(r"[^\W\d]\w*", source))
-        assert names <= {"Integer", "Float", "Add", "Mul", "Pow", "evaluate", "False"}, source
-        assert not re.search(r"[^\w\s.()+*/,=^-]", source), source
-    assert not any(word in source for source in compiled for word in ("system", "touch", "lambda"))
+    texts, compiled, with_one_of_ours, tried = json.loads(done.stdout)
+    assert texts > 70 and with_one_of_ours == compiled + 1, "the hook saw nothing"
+    assert compiled == 0 and tried == [] and not file.exists()
 
 
 def run(script, text=""):

@@ -14,7 +14,6 @@ from sage_unsloth.models.tokenizers import load_tokenizer, template_for
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import SYSTEM_PROMPT, prompt_messages, render_prompt
 from sage_unsloth.quickstart import smoke_config
-from sage_unsloth.runs.record import refuse_other_settings
 from sage_unsloth.sampling.record_sets import prompt_ids
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
@@ -152,14 +151,6 @@ def test_an_adapters_template_comes_before_its_bases(model, tmp_path):
     assert choose_template(folder, tokenizer, stops).template == "model"
     choice = choose_template(folder, tokenizer, stops, adapter=adapter)
     assert choice.template == "project" and str(adapter) in choice.reason
-
-
-def test_a_run_of_an_earlier_version_had_the_projects(tmp_path):
-    before, now = {"stage": "sft"}, {"stage": "sft", "template": "project"}
-    refuse_other_settings(tmp_path, before, now)
-    refuse_other_settings(tmp_path, {"sft": before}, {"sft": now})  # within the quickstart's
-    with pytest.raises(ValueError, match='template was "project" and is "model"'):
-        refuse_other_settings(tmp_path, before, now | {"template": "model"})
 
 
 def test_a_chain_of_runs_has_one_template(unsloth_module, model, tmp_path):

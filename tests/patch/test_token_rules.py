@@ -52,9 +52,10 @@ def test_clip_cov_equals_the_oracle(make_trainer):
 @pytest.mark.usefixtures("unsloth_module")
 def test_kl_cov_acts_from_the_second_update_on(make_trainer):
     trainer = make_trainer(num_iterations=2, gradient_accumulation_steps=1, max_steps=6)
-    changed = []
+    changed, live = [], []
 
     def rule(signals, advantages, *, old_logps):
+        live.append(bool((advantages != 0).any()))
         result = kl_cov(signals, advantages, old_logps=old_logps, share=0.1, coef=0.5)
         wide = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         changed.append(int(((result if result.dim() == 2 else wide) != wide).sum()))
@@ -66,7 +67,9 @@ def test_kl_cov_acts_from_the_second_update_on(make_trainer):
         trainer.train()
     # A rollout batch has two updates, in the first of which the ratio is 1. The first step of all
     # has the learning rate 0, so that its batch comes back as it was.
-    assert [count > 0 for count in changed] == [False, False, False, True, False, True]
+    # Equal advantages, all 0, have no covariance.
+    expected = [step in (3, 5) and live[step] for step in range(6)]
+    assert [count > 0 for count in changed] == expected and any(expected)
 
 
 @pytest.mark.usefixtures("unsloth_module")

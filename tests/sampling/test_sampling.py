@@ -86,7 +86,7 @@ def test_records_hold_what_was_sampled_and_its_grade(records, engine):
         assert record["finish_reason"] == "stop" or record["num_tokens"] == 48
         assert 0 < record["num_tokens"] <= len(record["completion"]) + 1
         assert record["seed"] == sample_seed(CONFIG.seed, record["problem_id"], record["sample"])
-    assert records[0]["grader"].startswith("math 3, math-verify 0.")
+    assert records[0]["grader"].startswith("math 4, mpmath 1.")
 
 
 @pytest.mark.smoke

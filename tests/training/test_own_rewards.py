@@ -170,7 +170,7 @@ def test_bad_rewards_and_golds_are_refused_before_a_model_is_loaded(nothing_load
         ({"rewards": [misspelt]}, TRAIN, r"KeyError: 'contents' at .*py:\d+, in misspelt; mend"),
         ({"rewards": [slow]}, TRAIN, r"within 0.5 s a call; it was still running at .*, in slow"),
         ({"rewards": [level_reward]}, arithmetic.problems("train"), "level_reward needs level"),
-        ({"verifier": "maths"}, TRAIN, "a verifier is one of math, number"),
+        ({"verifier": "maths"}, TRAIN, "a verifier is one of math, math-verify, number"),
         ({"verifier": "python"}, programs, "row 0: the tests of a program must be JSON"),
         ({"verifier": "json"}, TRAIN, "row 0: a gold must be a JSON schema"),
         ({"verifier": "regex"}, [{"problem": "p", "answer": "("}], "row 0: a gold must be a reg"),

@@ -166,7 +166,7 @@ def test_a_task_of_reasoning_gym(tmp_path, unsloth_module):
 def test_held_out_rows_that_cannot_be_graded_are_trained_on_and_counted(
     tmp_path, unsloth_module, capsys
 ):
-    units = [" €" if n % 3 else "" for n in range(2, 42)]
+    units = [" § x" if n % 3 else "" for n in range(2, 42)]
     rows = [
         {"problem": f"{n}+{n}=?", "solution": f"{n}+{n}", "answer": f"{2 * n}{unit}"}
         for n, unit in zip(range(2, 42), units, strict=True)
