@@ -199,6 +199,7 @@ def chosen(
     Raises:
         ValueError: see `run`.
     """
+    from sage_unsloth.training.algorithms import ALGORITHMS as TABLE
     from sage_unsloth.training.algorithms import SETTINGS, get_algorithm
 
     if len(set(algorithms)) < len(algorithms) or not algorithms:

@@ -112,7 +112,7 @@ NOT_IN_THE_PAPER = {
 def test_a_setting_that_contradicts_what_a_row_is_is_refused(name, settings):
     (setting,) = settings
     with pytest.raises(ValueError, match=rf"{name} is named for {setting}=.*--algorithm grpo"):
-        get_algorithm(name).with_settings(settings)
+        get_algorithm(name).check_name(settings)
 
 
 @pytest.mark.parametrize(
