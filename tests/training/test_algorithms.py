@@ -127,7 +127,9 @@ def test_a_setting_that_contradicts_what_a_row_is_is_refused(name, settings):
     ],
 )
 def test_a_strength_or_what_a_row_leaves_open_is_set(name, settings):
-    changed = get_algorithm(name).with_settings(settings)
+    row = get_algorithm(name)
+    row.check_name(settings)
+    changed = row.with_settings(settings)
     assert {key: getattr(changed, key) for key in settings} == settings
 
 
