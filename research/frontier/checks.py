@@ -238,15 +238,17 @@ def _doses(counts: Counts) -> list[dict[str, Any]]:
             detectable = detectable_difference(components(difference), *difference.shape)
         row = {"point": point, "twin": twin} | dose
         row |= {"difference": _json(crossed_interval(difference)), "detectable": detectable}
+        possible = None
         # Only Branch multiplies the pull to the reference whatever the token.
         if isinstance(ALGORITHMS[records.points[point]["algorithm"]].guide, BranchGuide):
             line = line_of[twin]
             strengths = [float(records.points[one]["strength"] or 0) for one in line]
             many = [float(counts.by_unit(one, k).mean()) for one in line]
             place = line.index(twin)
-            for name, q in (("possible", dose["guide_mean"]), ("possible_at_clip", Q_MAX)):
-                row[name] = possible_change(q, place, many, strengths)
-        row["no_verdict"] = is_negligible(row.get("possible"), detectable)
+            possible = possible_change(dose["guide_mean"], place, many, strengths)
+            at_clip = possible_change(Q_MAX, place, many, strengths)
+            row |= {"possible": possible, "possible_at_clip": at_clip}
+        row["no_verdict"] = is_negligible(possible, detectable)
         rows.append(row)
     return rows
 
