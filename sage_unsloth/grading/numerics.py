@@ -14,7 +14,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from sage_unsloth.grading.tree import Node, NoValue, children, names, negated, number
+from sage_unsloth.grading.tree import EXPRESSIONS, Node, NoValue, children, names, negated, number
 
 DIGITS, CLOSE = 150, 60  # of the arithmetic, and those that must agree at least
 LARGEST = 5_000  # decimal exponent of a value
@@ -90,6 +90,8 @@ class Evaluation:
             NoValue: it has none here.
         """
         kind, args = node
+        if kind not in EXPRESSIONS:
+            raise NoValue  # a bound with a unit, `x > 5 cm`
         if kind == "number":
             return self.checked(self.arithmetic.number(args[0]), 0)
         if kind == "symbol":

@@ -53,6 +53,14 @@ GOLDS = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("x > 5%", "x > 5"), (r"42 > 43 \text{ cm}", "42 > 43"), (r"4 \mathrm{ft} \times 12", "143")],
+)
+def test_a_bound_or_length_with_a_unit_is_wrong_and_raises_nothing(answer, gold):
+    assert verdict(answer, gold).grade is Grade.WRONG
+
+
 @given(GOLDS, st.integers(0, 10**6))
 @example("-1", 0)  # "$-1"
 @example("1.00e-7", 1)
