@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from sage_unsloth.grading.numerics import is_near
-from sage_unsloth.grading.quantities import COMPOUND, RELATIONS, is_word
+from sage_unsloth.grading.quantities import COMPOUND, RELATIONS, amount, is_word
 from sage_unsloth.grading.sets import (
     NUMBERS,
     REALS,
@@ -396,7 +396,7 @@ def _joined(items: list[Node], joins: list[str]) -> Node:
 
 def _rounds_to(side: Node, decimal: Token) -> bool:
     """Whether a decimal is the rounded value of what stands before it."""
-    value = side.args[0] if side.kind == "quantity" else side
+    value, _ = amount(side)
     if decimal.value is None or value.kind not in EXPRESSIONS:
         return False
     unit = Fraction(1, 10 ** len(decimal.text.partition(".")[2]))

@@ -14,10 +14,9 @@ from fractions import Fraction
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.comparisons import (
     COMPARISONS,
-    ByDigits,
     NeedsDigits,
-    Plainly,
     Same,
+    compare,
     is_percent,
     same_unit,
     with_constant,
@@ -25,7 +24,7 @@ from sage_unsloth.grading.comparisons import (
 from sage_unsloth.grading.forms import read
 from sage_unsloth.grading.numerics import is_of_matrices
 from sage_unsloth.grading.options import is_choice
-from sage_unsloth.grading.quantities import COMPOUND
+from sage_unsloth.grading.quantities import COMPOUND, amount
 from sage_unsloth.grading.sets import as_interval
 from sage_unsloth.grading.tree import (
     EXPRESSIONS,
@@ -171,7 +170,7 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
             "a number as text (str), drop or repair the row"
         )
     try:
-        return _judge(answer, read_gold(gold), Plainly())
+        return _judge(answer, read_gold(gold), Same())
     except NeedsDigits:
         text = spelled(answer or "")
         assert text is not None
@@ -180,7 +179,7 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
 
 def compare_math(answer: str, gold: str) -> Verdict:
     """Compares two texts in a worker, expressions by their values to many digits."""
-    return _judge(answer, read_gold(gold), ByDigits(f"{answer}\0{gold}"))
+    return _judge(answer, read_gold(gold), Same(f"{answer}\0{gold}"))
 
 
 def only_its_text(gold: str, verdict: Verdict) -> bool:
@@ -216,8 +215,7 @@ def _judge(answer: str | None, gold: Gold, same: Same) -> Verdict:
         return _NOTHING
     if gold.kind in ("expression", "quantity"):
         return _judge_value(node, gold, same)
-    compare, kind = COMPARISONS[gold.kind]
-    return _judged(compare(gold.node, node, same), kind)
+    return _judged(compare(gold.node, node, same), COMPARISONS[gold.kind][1])
 
 
 _NOTHING = Verdict(Grade.UNPARSABLE, Kind.NONE)
@@ -233,7 +231,7 @@ def _judge_value(answer: Node, gold: Gold, same: Same) -> Verdict:
         return _judged(False, Kind.SET)
     kind = Kind.MATHEMATICS
     for side in _values(answer, gold):
-        value, unit = side.args if side.kind == "quantity" else (side, None)
+        value, unit = amount(side)
         if value.kind == "dimensions" and gold.value is not None:
             value = Node("product", value.args)
         if value.kind not in EXPRESSIONS:

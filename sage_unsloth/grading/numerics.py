@@ -302,8 +302,6 @@ def equal(first: Node, second: Node, seed: str) -> bool:
 
 def proportional(first: Node, second: Node, seed: str) -> bool:
     """Whether two expressions differ by a constant factor that is neither zero nor infinite."""
-    if names(first) != names(second) or not names(first):
-        return False
     return _agree_at_points(first, second, seed, ratio=True)
 
 

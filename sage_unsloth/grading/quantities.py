@@ -236,6 +236,11 @@ class Quantities(Reader):
         return Node("quantity", (value, unit))
 
 
+def amount(node: Node) -> tuple[Node, Unit | None]:
+    """The value and the unit of a quantity; of another node itself and None."""
+    return node.args if node.kind == "quantity" else (node, None)
+
+
 def is_word(token: Token | None) -> bool:
     return token is not None and token.kind in ("letters", "text")
 
