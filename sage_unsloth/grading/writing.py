@@ -21,9 +21,9 @@ _GREEK = dict(zip("αβγδεζηθκλμνξπρστφχψωΓΔΘΛΣΦΨΩ", 
 _LATEX = {
     "×": "times", "·": "cdot", "⋅": "cdot", "÷": "div", "∞": "infty", "±": "pm", "∓": "mp",
     "≤": "le", "≥": "ge", "≠": "ne", "≈": "approx", "∪": "cup", "∩": "cap", "∈": "in",
-    "∖": "setminus",
-    "∅": "emptyset", "µ": "mu", "ħ": "hbar", "…": "ldots", "ℝ": "mathbb{R}", "ℤ": "mathbb{Z}",
-    "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}", "∣": "mid",
+    "∖": "setminus", "∅": "emptyset", "µ": "mu", "ħ": "hbar", "…": "ldots",
+    "ℝ": "mathbb{R}", "ℤ": "mathbb{Z}", "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}",
+    "∣": "mid", "⇒": "Rightarrow", "∨": "lor", "≡": "equiv",
 }  # fmt: skip
 _FRACTIONS = {
     character: r"\frac{{{}}}{{{}}}".format(
@@ -38,71 +38,60 @@ _CHARACTERS = str.maketrans(
     | dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003", " ")  # no-break and other spaces
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad")  # of no width: nobody sees them
     | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # of full width
-    | {
-        "°": r"^\circ ",
-        "º": r"^\circ ",
-        "∴": "",
-        "⇒": r"\Rightarrow ",
-        "∨": r"\lor ",
-        "≡": r"\equiv ",
-        "′": "'",
-        "’": "'",
-        "‘": "'",
-        "″": '"',
-        "“": '"',
-        "”": '"',
-        "\u2044": "/",
-    }
+    | {"°": r"^\circ ", "º": r"^\circ ", "′": "'", "’": "'", "‘": "'", "″": '"', "“": '"', "”": '"'}
+    | {"∴": "", "\u2044": "/"}
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+# Commands that say nothing, and those of which another says the same.
+_NOTHING = """
+    left right middle bigl bigr bigm Bigl Bigr Bigm biggl biggr biggm Biggl Biggr Biggm
+    displaystyle textstyle large Large LARGE huge small bf rm
+"""
+_COMMANDS = dict.fromkeys(_NOTHING.split(), "") | {
+    "cr": r"\\", "colon": ":", "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")",
+    "vert": "|", "lvert": "|", "rvert": "|", "dfrac": r"\frac", "tfrac": r"\frac",
+    "cfrac": r"\frac", "nicefrac": r"\frac", "sfrac": r"\frac", "dbinom": r"\binom",
+    "tbinom": r"\binom", "leqslant": r"\le ", "leqq": r"\le ", "leq": r"\le ",
+    "le": r"\le ", "ge": r"\ge ", "ne": r"\ne ",
+    "geqslant": r"\ge ", "geqq": r"\ge ", "geq": r"\ge ", "neq": r"\ne ", "lt": "<", "gt": ">",
+    "imath": "i", "jmath": "i", "varnothing": r"\emptyset ", "empty": r"\emptyset ",
+    "varepsilon": r"\epsilon", "vartheta": r"\theta", "varphi": r"\phi", "varrho": r"\rho",
+    "varsigma": r"\sigma", "varpi": r"\pi", "varkappa": r"\kappa", "degree": r"^\circ ",
+    "textdegree": r"^\circ ", "quad": " ", "qquad": " ",
+}  # fmt: skip
 # Each in turn; what comes out is the same mathematics in one spelling.
 _SPELLINGS = [
     (re.compile(pattern, re.ASCII), new)
     for pattern, new in (
         (r"(?<=\d)(?:\{,\}|\\,|\\!,?|,\\!)\s?(?=\d{3}(?!\d))", ""),  # 1{,}000
-        (r"\\!", ""),
-        (r"\\\\\[[\d.]+[a-z]+\]|\\cr(?![a-zA-Z])", r"\\\\"),
-        (r"\{\s*\}", ""),
-        (r"\{:\}|\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}", ":"),
+        (r"\\!|\{\s*\}|\\(?:left|right)\.", ""),
+        (r"\\\\\[[\d.]+[a-z]+\]", r"\\\\"),
+        (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0])),
+        (r"\{:\}|\\text\{\s*:\s*\}", ":"),
         (r"\+/-|plus or minus", r"\\pm "),
         (r"(?<!\d)\.(?=\\(?:overline|bar))", "0."),
-        (r"\^\s*\{?\s*(?:\\text\{\s*o\s*\}|o(?![a-zA-Z]))\s*\}?|\\textdegree", r"^\\circ "),
+        (r"\^\s*\{?\s*(?:\\text\{\s*o\s*\}|o(?![a-zA-Z]))\s*\}?", r"^\\circ "),
         (r"per cent\b", "percent"),
-        (r"[∛]\s*(\d+)", r"\\sqrt[3]{\1}"),
+        (r"∛\s*(\d+)", r"\\sqrt[3]{\1}"),
         (r"\{,\}", ","),
-        (r"\\(?:left|right)\.", ""),
-        (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
-        (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|huge|small|bf|rm)(?![a-zA-Z])", ""),
-        (r"\\([lr])brace(?![a-zA-Z])", lambda m: r"\{" if m[1] == "l" else r"\}"),
-        (r"\\langle(?![a-zA-Z])", "("),
-        (r"\\rangle(?![a-zA-Z])", ")"),
-        (r"\\[lr]?vert(?![a-zA-Z])", "|"),
-        (r"\\(?:[dtc]|nice|s)frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
-        (r"\\(?:leqslant|leqq|leq|le)(?![a-zA-Z])|<=", r"\\le "),
-        (r"\\(?:geqslant|geqq|geq|ge)(?![a-zA-Z])|>=", r"\\ge "),
-        (r"\\(?:neq|ne)(?![a-zA-Z])|!=", r"\\ne "),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\\(?:imath|jmath)(?![a-zA-Z])", "i"),
-        (r"\\(?:varnothing|empty)(?![a-zA-Z])", r"\\emptyset "),
+        ("<=", r"\\le "),
+        (">=", r"\\ge "),
+        ("!=", r"\\ne "),
         (r"\\mathbb\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC])(?![a-zA-Z]))", r"\\mathbb\1\2 "),
-        (r"\\var(epsilon|theta|phi|rho|sigma|pi|kappa)(?![a-zA-Z])", r"\\\1"),
-        (r"\\degree(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^\\circ "),
+        (r"\^\s*\{\s*(?:\^\s*)?\\circ\s*\}|\^\s*(?:\^\s*)?\\circ(?![a-zA-Z])", r"^\\circ "),
         (r"\^\s*\{\s*((?:\\prime\s*)+)\}", lambda m: "'" * m[1].count("prime")),
         (r"\^\s*\\prime(?![a-zA-Z])", "'"),
         (r"\\(?:mathbf|bm|boldsymbol)\s*\{\s*([a-zA-Z])\s*\}", r"\\vec{\1}"),
         (
-            r"\\(?:text(?:bf|rm|it|sf|normal)|mbox|math(?:rm|bf|it|sf)|bm|boldsymbol)\s*\{",
+            r"\\(?:text(?:bf|rm|it|sf|normal)|mbox|math(?:rm|bf|it|sf)|bm|boldsymbol"
+            r"|operatorname\*?|text(?=\s))\s*\{",
             r"\\text{",
         ),
-        (r"\\operatorname\*?\s*\{", r"\\text{"),
-        (r"\\text\s+\{", r"\\text{"),
         (r"\\text\{[\s~]*\}", ""),
         (r"\\text\{\s*([ei])\s*\}", r" \1 "),
         (r"(?<![a-zA-Z])(?:np|math)\.(?=[a-z])", ""),
-        (r"\\(?:quad|qquad|hspace\{[^{}]*\})(?![a-zA-Z])|(?<!\\)\\[,;: ]|(?<!\\)~", " "),
+        (r"\\hspace\{[^{}]*\}|(?<!\\)\\[,;: ]|(?<!\\)~", " "),
         (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
         (r"[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}"),
         (r"(?:\d\u0305)+", lambda m: r"\overline{" + m[0].replace("\u0305", "") + "}"),
