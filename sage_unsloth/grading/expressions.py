@@ -10,44 +10,40 @@ from fractions import Fraction
 
 from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
 from sage_unsloth.grading.tree import Node, negated, number, product, quotient
+from sage_unsloth.grading.units import words_of
 
 DEEPEST = 40  # brackets inside each other
 _NAMED = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp cis"
 FUNCTIONS = {name: name for name in _NAMED.split()}
 FUNCTIONS |= {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_GREEK_NAMES = r"""
+_GREEK = words_of("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar
     ell
-"""
-_GREEK = frozenset(_GREEK_NAMES.split())
-_ACCENT_NAMES = r"""
+""")
+_ACCENTS = words_of("""
     dot ddot hat bar vec tilde overline
-"""
-_ACCENTS = frozenset(_ACCENT_NAMES.split())
-_APPLIED_NAMES = r"""
+""")
+_APPLIED = words_of(r"""
     f g h F G H O W \phi \psi \Phi \Psi \Theta \zeta \delta \Delta
-"""
-_APPLIED = frozenset(_APPLIED_NAMES.split())
+""")
 """Letters that are functions where a bracket follows; `x(x+1)` is a product."""
 _PREFIXES = frozenset((r"\Delta", r"\delta", r"\partial"))
 """What makes one symbol with the letter behind it."""
 _DIFFERENTIAL = frozenset("xyztruvspqwVPTSUQAEW")
 # Short words that no product of letters is.
-_SHORT = r"""
+_WORDS = words_of("""
     is or and not the no if of to by at as any all yes odd nor for but nay red one two six ten
-"""
-_WORDS = frozenset(_SHORT.split())
+""")
 _TIMES = frozenset(("*", r"\cdot", r"\times", r"\ast"))
 _OVER = frozenset(("/", r"\div"))
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_CLOSERS = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil"))
-_STOP_SIGNS = r"""
+_STOPS = words_of(r"""
+    ) ] } \} \rfloor \rceil
     , ; = < > : & \\ \le \ge \ne \in \cup \cap \setminus \mid \pm \mp \over \choose \of \end \% %
     \lor \land \approx and or is + -
-"""
-_STOPS = _CLOSERS | frozenset(_STOP_SIGNS.split())
+""")
 
 
 class Reader:

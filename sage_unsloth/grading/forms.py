@@ -24,7 +24,15 @@ from sage_unsloth.grading.sets import (
 )
 from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
 from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negated, number, quotient
-from sage_unsloth.grading.units import ANGLE, LABELS, PERCENT, UNITS, Unit, number_in_words
+from sage_unsloth.grading.units import (
+    ANGLE,
+    LABELS,
+    PERCENT,
+    UNITS,
+    Unit,
+    number_in_words,
+    words_of,
+)
 
 __all__ = ["apart", "read"]
 
@@ -39,11 +47,10 @@ _BASED = re.compile(
     r"(-?)\(?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\)?\s?"
     r"(?:_ ?\{?(?:base ?)?\(?([0-9]{1,2})\)?\}?|\(?(?:in )?base[ -]?([0-9]{1,2})\)?)"
 )
-_QUANTIFIERS = """
+_ALL = words_of("""
     for all where any every integer integers real with if positive natural nonnegative numbers
     number
-"""
-_ALL = frozenset(_QUANTIFIERS.split())
+""")
 _ABOUT = frozenset(("union", "interval", "relation"))
 _JOINS = {",": ",", ";": ",", "and": "and", "or": "or", r"\lor": "or", r"\land": "and"}
 

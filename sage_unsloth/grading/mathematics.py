@@ -38,7 +38,7 @@ from sage_unsloth.grading.tree import (
     negated,
     number,
 )
-from sage_unsloth.grading.units import ANGLE, Unit, unit_of_word
+from sage_unsloth.grading.units import ANGLE, Unit, unit_of_word, words_of
 from sage_unsloth.grading.writing import (
     as_text,
     as_words,
@@ -53,13 +53,12 @@ __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number",
 _CHOICE = re.compile(r"\(?\s*([A-E])\s*\)?|\\text\{\s*\(?\s*([A-E])\s*\)?\s*\}")
 _CLOCK = re.compile(r"\d{1,2}(?::\d\d)?\s*[ap]\.?\s?m\.?", re.IGNORECASE | re.ASCII)
 _COUNT = re.compile(r"-?[\d.,/]+\s+\(?(?P<words>[A-Za-z]{2,}(?:[ -][A-Za-z]+){0,5})\)?", re.ASCII)
-_STATEMENT_WORDS = r"""
+_STATEMENTS = words_of("""
     not nor never less more fewer greater least most than minus plus without except half third
     quarter thousand million billion trillion hundred wrong false incorrect untrue squared cubed
     doubled tripled halved percent times and or but either both twice double triple power root
     inverse negative
-"""
-_STATEMENTS = frozenset(_STATEMENT_WORDS.split())
+""")
 # What nobody reads, left of the value that it has.
 _LABELLED = re.compile(
     r"\\(?:gcd|lcm|det|max|min|lim|int|sum|prod|Pr|mathbb\s?\{?P|text\{\s*(?:lcm|gcd))(?![a-zA-Z])"

@@ -3,6 +3,7 @@
 import re
 
 from sage_unsloth.grading.forms import read
+from sage_unsloth.grading.units import words_of
 
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)\s+)?(?:\\text\{\s*)?(?P<open>[(\[]?)\s*(?:\\text\{\s*)?(?P<letter>[A-Za-z])(?![a-zA-Z])"
@@ -13,12 +14,11 @@ _CORRECT = re.compile(
     r"is (?:the )?(?:(?:correct|right|best)(?: (?:answer|option|choice))?|answer)\.?", re.IGNORECASE
 )
 _TWO = re.compile(r"(?:both )?[A-E] and [A-E]|neither [A-E] nor [A-E]", re.IGNORECASE)
-_HEDGES = r"""
+_HEDGE = words_of("""
     or unless versus vs except wrong incorrect false fails fail unlikely maybe perhaps possibly
     probably but nor if see plus alternatively instead rather else either neither isn't nope
     untrue reject no not and then also over
-"""
-_HEDGE = frozenset(_HEDGES.split())
+""")
 
 
 def is_choice(answer: str, letter: str) -> bool:

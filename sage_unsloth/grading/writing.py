@@ -9,6 +9,7 @@ import unicodedata
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER
 from sage_unsloth.grading.extraction import closing_brace
+from sage_unsloth.grading.units import words_of
 
 LAYERS = 12  # of markup around an answer
 MOST_BRACES = 200
@@ -44,11 +45,12 @@ _CHARACTERS = str.maketrans(
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # Commands that say nothing, and those of which another says the same.
-_NOTHING = """
-    left right middle bigl bigr bigm Bigl Bigr Bigm biggl biggr biggm Biggl Biggr Biggm
+_NOTHING = words_of("""
+    left right middle big Big bigg Bigg bigl bigr bigm Bigl Bigr Bigm biggl biggr
+    biggm Biggl Biggr Biggm
     displaystyle textstyle large Large LARGE huge small bf rm
-"""
-_COMMANDS = dict.fromkeys(_NOTHING.split(), "") | {
+""")
+_COMMANDS = dict.fromkeys(_NOTHING, "") | {
     "cr": r"\\", "colon": ":", "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")",
     "vert": "|", "lvert": "|", "rvert": "|", "dfrac": r"\frac", "tfrac": r"\frac",
     "cfrac": r"\frac", "nicefrac": r"\frac", "sfrac": r"\frac", "dbinom": r"\binom",
@@ -167,15 +169,14 @@ def spelled(text: str) -> str | None:
     return text.strip()
 
 
-_LEAD_WORDS = """
+_LEADS = words_of("""
     so thus hence therefore then now we get have obtain find there it he she they this that
     the a an of final correct exact total answer answers ans result solution solutions set
     value values point points vertex center centre coordinates equation polynomial line
     function graph number ways area perimeter volume probability ratio sum difference product
     average mean median slope distance length angle remainder option choice day exactly only
     simply just precisely in equal equals to is are be was will on cost price time both
-"""
-_LEADS = frozenset(_LEAD_WORDS.split())
+""")
 _BEGINNING = re.compile(
     r"\\(?:therefore|implies|Rightarrow)(?![a-zA-Z])\s*"
     r"|(?:\\text\{\s*)?(?P<word>[A-Za-z]{2,}|a(?= [a-z]))\b,?(?!\s*\}?\s*[=^_'])\s*:?\s*\}?\s*"
@@ -209,12 +210,11 @@ _WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-z]{1,2}[A-Z]+|abc|[A-Z]{2}[a-z]|[A-Z][a-z][A-Z]")
 
 
-_SYMBOLS = """
+_ELEMENTS = words_of("""
     H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As
     Se Br Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Sm Eu Gd W Pt
     Au Hg Tl Pb Bi Rn Ra Th U Pu
-"""
-_ELEMENTS = frozenset(_SYMBOLS.split())
+""")
 
 
 def is_formula(text: str) -> bool:
