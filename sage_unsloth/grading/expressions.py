@@ -5,7 +5,8 @@ side by side or an operator without an operand make it `Unreadable`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 
 from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
@@ -51,7 +52,7 @@ class Reader:
 
     def __init__(self, tokens: Sequence[Token]):
         self.tokens, self.at = list(tokens), 0
-        self.depth, self.in_bars = 0, 0
+        self.depth, self.in_bars = 0, False
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -81,6 +82,23 @@ class Reader:
     def expect(self, text: str) -> None:
         if not self.take(text):
             raise Unreadable
+
+    def first_letter(self, token: Token) -> Token:
+        """The first letter of a run of letters; the others are read next."""
+        if len(token.text) > 1:
+            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
+        return token._replace(text=token.text[0])
+
+    @contextmanager
+    def nested(self, *, bars: bool = False) -> Iterator[None]:
+        """Inside a bracket, or inside bars; bars outside of a bracket do not end inside it."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unreadable
+        outer, self.in_bars = self.in_bars, bars
+        yield
+        self.depth -= 1
+        self.in_bars = outer
 
     # --- sums and products ------------------------------------------------------------------------
 
@@ -124,26 +142,25 @@ class Reader:
                 if token.text == r"\frac" and before.kind == "number":
                     raise Unreadable
                 factors.append(self.factor())
-        flat = [part for one in factors for part in (one.args if one.kind == "product" else (one,))]
-        found = product(*flat)
-        return negated(found) if negative else found
+        flat: list[Node] = []
+        for factor in factors:
+            flat += factor.args if factor.kind == "product" else (factor,)
+        return negated(product(*flat)) if negative else product(*flat)
 
     def multiplied(self, sign: str, factors: list[Node], operand: Node) -> list[Node]:
         """The factors, with a cross or dot product of vectors as one of them."""
-        vectors = [_is_vector(factors[-1]), _is_vector(operand)]
-        if sign in (r"\times", r"\cdot") and any(vectors):
-            name = "cross" if sign == r"\times" else "dot"
-            pair = (factors[-1], operand)
-            if name == "dot":
-                pair = tuple(sorted(pair, key=repr))
-            return [*factors[:-1], Node("apply", (name, *pair))]
-        return [*factors, operand]
+        name = {r"\times": "cross", r"\cdot": "dot"}.get(sign)
+        pair = [factors[-1], operand]
+        if name is None or not any(map(_is_vector, pair)):
+            return [*factors, operand]
+        pair = sorted(pair, key=repr) if name == "dot" else pair
+        return [*factors[:-1], Node("apply", (name, *pair))]
 
     def ends_product(self) -> bool:
         token = self.token()
         if token is None or (token.kind != "text" and token.text in _STOPS) or self.at_unit():
             return True
-        return token.text == "|" and self.in_bars > 0 and self.closes_bar()
+        return token.text == "|" and self.in_bars and self.closes_bar()
 
     def at_unit(self) -> bool:
         """Whether what is left is a unit; an expression alone has none."""
@@ -156,19 +173,14 @@ class Reader:
 
     def is_times(self) -> bool:
         """Whether the letter x stands between two numbers, as in 1.5 x 10^8."""
-        before, behind = self.token(-1), self.token(1)
-        return (
-            before is not None and before.kind == "number"
-            and behind is not None and behind.kind == "number"
-        )  # fmt: skip
+        around = self.token(-1), self.token(1)
+        return all(token is not None and token.kind == "number" for token in around)
 
     def is_function(self, token: Token) -> bool:
         return token.text.removeprefix("\\") in FUNCTIONS
 
     def operand(self) -> Node:
-        negative = self.signs()
-        found = self.factor()
-        return negated(found) if negative else found
+        return negated(self.factor()) if self.signs() else self.factor()
 
     # --- factors ----------------------------------------------------------------------------------
 
@@ -178,10 +190,7 @@ class Reader:
         name = token.text.removeprefix("\\")
         if token.kind == "letters":
             return self.letters(token)
-        if token.kind == "text":
-            named = FUNCTIONS.get(name)
-            return self.function(named) if named else self.powers(self.symbol(token))
-        if token.kind == "command" and name in FUNCTIONS:
+        if token.kind in ("text", "command") and name in FUNCTIONS:
             return self.function(FUNCTIONS[name])
         if token.kind == "number":
             return self.number(token)
@@ -197,9 +206,8 @@ class Reader:
         if run in _GREEK or run in ("sqrt", "pi", "infty", "infinity", "inf", "oo"):
             name = {"infinity": "infty", "inf": "infty", "oo": "infty"}.get(run, run)
             return self.powers(self.atom(Token("command", rf"\{name}", token.spaced)))
-        if len(run) == 1 or self.is_name(run):
-            return self.powers(self.atom(token))
-        if run[0] == "d" and len(run) == 2 and run[1] in _DIFFERENTIAL:
+        differential = run[0] == "d" and len(run) == 2 and run[1] in _DIFFERENTIAL
+        if len(run) == 1 or differential or self.is_name(run):
             return self.powers(self.symbol(token))
         if (
             run in ("CP", "nCr", "nPr")
@@ -319,19 +327,19 @@ class Reader:
 
     def bracket(self, opening: str) -> Node:
         """What is inside a bracket that was opened: one expression."""
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        bars, self.in_bars = self.in_bars, 0
-        inside = self.sum()
-        if opening == "{" and self.take(r"\over"):
-            inside = quotient(inside, self.sum())
-        elif opening == "{" and self.take(r"\choose"):
-            inside = Node("binomial", (inside, self.sum()))
-        self.expect(_CLOSING[opening])
-        self.depth -= 1
-        self.in_bars = bars
+        with self.nested():
+            inside = self.over_or_choose() if opening == "{" else self.sum()
+            self.expect(_CLOSING[opening])
         return inside
+
+    def over_or_choose(self) -> Node:
+        r"""A sum, or two with `\over` or `\choose` between them."""
+        node = self.sum()
+        if self.take(r"\over"):
+            return quotient(node, self.sum())
+        if self.take(r"\choose"):
+            return Node("binomial", (node, self.sum()))
+        return node
 
     def argument(self, *, one_digit: bool = False) -> Node:
         """What a command takes: a group, or the next token, of a number its first digit alone."""
@@ -343,10 +351,9 @@ class Reader:
                 self.tokens.insert(self.at, _number_token(token.text[1:]))
                 return number(int(token.text[0]))
             return number(token.value or 0)
-        if token.kind == "letters" and len(token.text) > 1:
-            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
-            return self.atom(Token("letters", token.text[0], token.spaced))
-        if self.is_function(token) or token.kind not in ("letters", "command", "text"):
+        if token.kind == "letters":
+            return self.atom(self.first_letter(token))
+        if self.is_function(token) or token.kind not in ("command", "text"):
             raise Unreadable
         return self.atom(token)
 
@@ -354,16 +361,11 @@ class Reader:
         """Behind `^`: a group, or a number or letter with its sign; `x^12` is x to the 12th."""
         negative = self.signs()
         token = self.next()
-        if token.text in ("{", "("):
-            found = self.bracket(token.text)
-        elif token.kind == "number":
-            found = number(token.value or 0)
-        elif token.kind == "letters" and len(token.text) > 1:
-            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
-            found = self.atom(Token("letters", token.text[0], False))
+        if token.kind == "number":
+            exponent = number(token.value or 0)
         else:
-            found = self.atom(token)
-        return negated(found) if negative else found
+            exponent = self.atom(self.first_letter(token) if token.kind == "letters" else token)
+        return negated(exponent) if negative else exponent
 
     def powers(self, base: Node) -> Node:
         while self.peek() in ("^", "**", "!"):
@@ -415,14 +417,9 @@ class Reader:
         return self.symbol(token)
 
     def bars(self) -> Node:
-        self.depth += 1
-        self.in_bars += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        inside = self.sum()
-        self.expect("|")
-        self.depth -= 1
-        self.in_bars -= 1
+        with self.nested(bars=True):
+            inside = self.sum()
+            self.expect("|")
         return Node("call", ("abs", inside))
 
     def choose(self, count: Node) -> Node:
@@ -446,8 +443,7 @@ class Reader:
         elif token.kind == "command" and text in _PREFIXES and self.peek() != "(":
             letter = self.next()
             if letter.kind == "letters":
-                letter, *rest = (Token("letters", one, False) for one in letter.text)
-                self.tokens[self.at : self.at] = rest
+                letter = self.first_letter(letter)
             name += self.symbol(letter).args[0]
         elif token.kind == "text":
             name = re.sub(r"\s+", " ", text)
@@ -469,11 +465,8 @@ class Reader:
             or self.is_argument(text)
         ):
             return self.applied(name, text)
-        if text in ("E", "Var") and self.peek() == "[":
-            self.next()
-            inside = self.inner()
-            self.expect("]")
-            return Node("apply", (name, inside))
+        if text in ("E", "Var") and self.take("["):
+            return Node("apply", (name, self.bracket("[")))
         inverse = [self.peek(ahead) for ahead in range(6)]
         if text in _APPLIED and inverse == ["^", "{", "-", "1", "}", "("]:
             self.at += 5
@@ -492,11 +485,12 @@ class Reader:
 
     def applied(self, name: str, text: str) -> Node:
         start = self.at
-        self.next()
-        arguments = [self.inner()]
-        while self.take(","):
-            arguments.append(self.inner())
-        self.expect(")")
+        self.expect("(")
+        with self.nested():
+            arguments = [self.sum()]
+            while self.take(","):
+                arguments.append(self.sum())
+            self.expect(")")
         if text == r"\Gamma" and len(arguments) == 1:
             return Node("factorial", (Node("sum", (arguments[0], negated(number(1)))),))
         if text == "C" and len(arguments) == 2:
@@ -505,16 +499,6 @@ class Reader:
             self.at = start
             return Node("symbol", (name,))
         return Node("apply", (name, *arguments))
-
-    def inner(self) -> Node:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        bars, self.in_bars = self.in_bars, 0
-        found = self.sum()
-        self.depth -= 1
-        self.in_bars = bars
-        return found
 
     def flat(self) -> str:
         """The text of a group or of the next token, which names and does not count."""

@@ -23,7 +23,7 @@ from sage_unsloth.grading.sets import (
     inequality,
 )
 from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
-from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negated, number, quotient
+from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negated, number
 from sage_unsloth.grading.units import (
     ANGLE,
     LABELS,
@@ -178,12 +178,7 @@ class Statement(Sets):
             currency = self.currency()
             if currency is None:
                 self.at, negative = start, False
-        node = self.named() or self.sum()
-        if self.take(r"\over"):
-            node = quotient(node, self.sum())
-        elif self.take(r"\choose"):
-            node = Node("binomial", (node, self.sum()))
-        node = self.scaled(node)
+        node = self.scaled(self.named() or self.over_or_choose())
         unit = self.read_unit()
         if currency is not None:
             unit = self.money(currency, unit, start)

@@ -1,6 +1,5 @@
 r"""Reads brackets that hold lists: sets, tuples, intervals, matrices; and joins intervals."""
 
-from sage_unsloth.grading.expressions import DEEPEST
 from sage_unsloth.grading.quantities import Quantities
 from sage_unsloth.grading.tokens import Unreadable
 from sage_unsloth.grading.tree import EXPRESSIONS, INFINITY, Node, exact, negated
@@ -56,22 +55,16 @@ class Sets(Quantities):
         if opening == r"\begin":
             return self.matrix()
         if opening in (r"\{", "{"):
-            return self.nested(self.braces, r"\}" if opening == r"\{" else "}")
+            with self.nested():
+                return self.braces(r"\}" if opening == r"\{" else "}")
         if opening in ("(", "[") and self.take(r"\begin"):
             matrix = self.matrix()
             self.expect(")" if opening == "(" else "]")
             return matrix
         if opening not in ("(", "[", "]"):
             raise Unreadable
-        return self.nested(self.brackets, opening)
-
-    def nested(self, reading, argument: str) -> Node:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        node = reading(argument)
-        self.depth -= 1
-        return node
+        with self.nested():
+            return self.brackets(opening)
 
     def brackets(self, opening: str) -> Node:
         items = [self.element()]
