@@ -10,6 +10,7 @@ from sage_unsloth.grading.tokens import Token, Unreadable
 from sage_unsloth.grading.tree import Node, exact, number
 from sage_unsloth.grading.units import FILLERS, GLUED, JOINS, RATES, SCALES, Unit, unit_of_word
 
+MOST_UNIT_WORDS = 8
 COMPOUND = "compound"
 """Marks the unit of a quantity that is written in two, `2 hours 30 minutes`."""
 RELATIONS = {"<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
@@ -94,7 +95,7 @@ class Quantities(Reader):
                 sign = -1
                 continue
             found = self.unit_word(first=not words)
-            if found is None:
+            if found is None or words == MOST_UNIT_WORDS:
                 return None
             words += 1
             for word, power in found:

@@ -183,13 +183,9 @@ def inequality(sides: list[Node], operators: list[str]) -> Node:
     name, belongs = left.args[0], operator in ("<=", ">=")
     if operator == "!=":
         return apart(right, name)
-    below = operator in ("<", "<=")
-    piece = (
-        ray(negated(INFINITY), right, False, belongs)
-        if below
-        else ray(right, INFINITY, belongs, False)
-    )
-    return Node("union", ((piece,), name))
+    if operator in ("<", "<="):
+        return Node("union", ((ray(negated(INFINITY), right, False, belongs),), name))
+    return Node("union", ((ray(right, INFINITY, belongs, False),), name))
 
 
 def both_hold(first: Node, second: Node, variable: str, *, apart: bool) -> Node:

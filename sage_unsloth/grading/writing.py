@@ -62,6 +62,12 @@ _COMMANDS = dict.fromkeys(_NOTHING, "") | {
     "varsigma": r"\sigma", "varpi": r"\pi", "varkappa": r"\kappa", "degree": r"^\circ ",
     "textdegree": r"^\circ ", "quad": " ", "qquad": " ",
 }  # fmt: skip
+
+
+def _command(match: re.Match[str]) -> str:
+    return _COMMANDS.get(match[1], match[0])
+
+
 # Each in turn; what comes out is the same mathematics in one spelling.
 _SPELLINGS = [
     (re.compile(pattern, re.ASCII), new)
@@ -69,7 +75,7 @@ _SPELLINGS = [
         (r"(?<=\d)(?:\{,\}|\\,|\\!,?|,\\!)\s?(?=\d{3}(?!\d))", ""),  # 1{,}000
         (r"\\!|\{\s*\}|\\(?:left|right)\.", ""),
         (r"\\\\\[[\d.]+[a-z]+\]", r"\\\\"),
-        (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0])),
+        (r"\\([a-zA-Z]+)", _command),
         (r"\{:\}|\\text\{\s*:\s*\}", ":"),
         (r"\+/-|plus or minus", r"\\pm "),
         (r"(?<!\d)\.(?=\\(?:overline|bar))", "0."),
