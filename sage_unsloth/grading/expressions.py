@@ -209,12 +209,9 @@ class Reader:
         differential = run[0] == "d" and len(run) == 2 and run[1] in _DIFFERENTIAL
         if len(run) == 1 or differential or self.is_name(run):
             return self.powers(self.symbol(token))
-        if (
-            run in ("CP", "nCr", "nPr")
-            or (len(run) > 3 and not run.isupper())
-            or run.lower() in _WORDS
-        ):
-            raise Unreadable  # words
+        words = (len(run) > 3 and not run.isupper()) or run.lower() in _WORDS
+        if words or run in ("CP", "nCr", "nPr"):
+            raise Unreadable
         split = [Token("letters", letter, False) for letter in run]
         self.tokens[self.at : self.at] = split
         return product(*(self.powers(self.atom(self.next())) for _ in split[:-1]), self.factor())
@@ -229,20 +226,15 @@ class Reader:
     def number(self, token: Token) -> Node:
         value = token.value
         assert value is not None
-        behind = self.token()
         if " " in token.text and self.peek() == "/":
             raise Unreadable  # 1 234/5
-        if (
-            behind is not None
-            and "." in token.text
-            and (found := self.repeating(token)) is not None
-        ):
-            return self.powers(found)
-        if behind is not None and behind.kind == "number" and behind.spaced and self.peek(1) == "/":
-            below = self.token(2)
-            if value.denominator == 1 and below is not None and below.kind == "number":
-                self.at += 3
-                return self.mixed(value, behind, below)
+        if "." in token.text and (repeating := self.repeating(token)) is not None:
+            return self.powers(repeating)
+        match self.tokens[self.at : self.at + 3]:
+            case [Token("number", spaced=True) as top, Token(text="/"), Token("number") as bottom]:
+                if value.denominator == 1:
+                    self.at += 3
+                    return self.mixed(value, top, bottom)
         if self.peek() == r"\frac":
             self.next()
             top, bottom = self.argument(one_digit=True), self.argument(one_digit=True)
@@ -293,14 +285,11 @@ class Reader:
     def function(self, name: str) -> Node:
         """A function's call; without brackets its argument ends at a sign or the next function."""
         base = power = None
+        token = self.token()
+        attached = token is not None and token.text.isdecimal() and not token.spaced
         if self.take("_"):
             base = self.argument()
-        elif (
-            name == "log"
-            and self.peek().isdecimal()
-            and self.peek(1) == "("
-            and not self.tokens[self.at].spaced
-        ):
+        elif name == "log" and attached and self.peek(1) == "(":
             base = number(self.next().value or 0)  # log2(3)
         if self.take("^", "**"):
             power = self.exponent()
@@ -315,9 +304,7 @@ class Reader:
                     raise Unreadable
                 inside = product(inside, self.factor())
         call = Node("call", (name, inside) if base is None else (name, inside, base))
-        if power is not None:
-            return Node("power", (call, power))
-        return self.powers(call)
+        return self.powers(call) if power is None else Node("power", (call, power))
 
     def ends_argument(self) -> bool:
         token = self.token()
@@ -348,7 +335,7 @@ class Reader:
             return self.bracket("{")
         if token.kind == "number" and _is_int(token):
             if one_digit and len(token.text) > 1:
-                self.tokens.insert(self.at, _number_token(token.text[1:]))
+                self.tokens[self.at : self.at] = tokens_of(token.text[1:])
                 return number(int(token.text[0]))
             return number(token.value or 0)
         if token.kind == "letters":
@@ -458,12 +445,8 @@ class Reader:
             name, marked = name + "'", True
         if not marked and token.kind != "text" and text in ("e", "i", r"\pi"):
             return Node("constant", (name,))
-        if self.peek() == "(" and (
-            text in _APPLIED
-            or "'" in name
-            or text in (r"\Gamma", "C", "P")
-            or self.is_argument(text)
-        ):
+        applied = text in _APPLIED or text in (r"\Gamma", "C", "P") or "'" in name
+        if self.peek() == "(" and (applied or self.is_argument(text)):
             return self.applied(name, text)
         if text in ("E", "Var") and self.take("["):
             return Node("apply", (name, self.bracket("[")))
@@ -528,10 +511,6 @@ def _is_int(token: Token) -> bool:
 
 def _is_whole(node: Node) -> bool:
     return node.kind == "number" and node.args[0].denominator == 1
-
-
-def _number_token(digits: str) -> Token:
-    return tokens_of(digits)[0]
 
 
 def _repeated(whole: str, decimals: str, block: str) -> Fraction:

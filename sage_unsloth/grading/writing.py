@@ -151,12 +151,8 @@ def unwrap(text: str) -> str:
 
 def spelled(text: str) -> str | None:
     """The text in one spelling, without markup; None if it is empty, too long, or unbalanced."""
-    if (
-        len(text) > LONGEST_ANSWER
-        or text.count("{") > MOST_BRACES
-        or "~~" in text
-        or text.lstrip().startswith("~")
-    ):
+    struck = "~~" in text or text.lstrip().startswith("~")
+    if len(text) > LONGEST_ANSWER or text.count("{") > MOST_BRACES or struck:
         return None
     if _DIGITS.fullmatch(text):
         return text
@@ -225,10 +221,10 @@ _ELEMENTS = words_of("""
 
 def is_formula(text: str) -> bool:
     """Whether a gold is a chemical formula, H_2O or NaCl, whose order and case count."""
-    parts = re.findall(r"([A-Z][a-z]?)(?:_(?:\d|\{\d+\}))?", text)
-    whole = re.fullmatch(r"(?:[A-Z][a-z]?(?:_(?:\d|\{\d+\}))?){2,}", text) is not None
-    plain = len(text) > 2 and text.isalpha() and text.isupper()  # a name of capitals
-    return whole and not plain and _ELEMENTS.issuperset(parts)
+    if re.fullmatch(r"(?:[A-Z][a-z]?(?:_(?:\d|\{\d+\}))?){2,}", text) is None:
+        return False
+    capitals = len(text) > 2 and text.isalpha() and text.isupper()  # a name
+    return not capitals and _ELEMENTS.issuperset(re.findall(r"[A-Z][a-z]?", text))
 
 
 def as_text(text: str) -> str:
@@ -256,14 +252,10 @@ def as_words(text: str) -> str | None:
     words = inside.split()
     if not words or not all(_WORDS.fullmatch(word) for word in words):
         return None
-    if r"\text" not in text and (len(words) > 1 or _PRODUCT.fullmatch(words[0]) is None):
-        longest = max(map(len, words))
-        if longest < 3 and words[-1].lower() not in ("no", "up"):
+    if r"\text" not in text:
+        short = max(map(len, words)) < 3 and words[-1].lower() not in ("no", "up")
+        if short or all(len(word) == 1 or _PRODUCT.fullmatch(word) for word in words):
             return None
-        if all(len(word) == 1 or _PRODUCT.fullmatch(word) for word in words):
-            return None
-    elif r"\text" not in text:
-        return None
     words = [word.lower() for word in words]
     if len(words) > 1 and words[0] in ("a", "an", "the"):
         words = words[1:]
