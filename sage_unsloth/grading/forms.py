@@ -92,7 +92,9 @@ class Statement(Sets):
                 self.condition()
             else:
                 self.reason(items)
-            if (bracket and not self.take(")")) or self.token() is not None:
+            if bracket:
+                self.expect(")")
+            if self.token() is not None:
                 raise Unreadable
         return _joined(items, joins)
 
@@ -157,12 +159,11 @@ class Statement(Sets):
         if self.is_point():
             self.next()
             return self.set()
-        start, currency = self.at, self.currency()
-        negative = currency is None and self.take("-")
-        if negative:
-            currency = self.currency()
-            if currency is None:
-                self.at, negative = start, False
+        start = self.at
+        negative = self.take("-")
+        currency = self.currency()
+        if negative and currency is None:
+            self.at, negative = start, False
         node = self.scaled(self.named() or self.over_or_choose())
         unit = self.read_unit()
         if currency is not None:

@@ -344,16 +344,14 @@ def _does_not_commute(node: Node) -> bool:
     """Whether a product has an inverse before a letter, a transpose, or an operator (a hat)."""
     if node.kind == "power" and node.args[1] == Node("symbol", ("T",)):
         return True
-    if node.kind == "product":
-        letters = [bool(names(factor)) for factor in node.args]
-        for place, factor in enumerate(node.args):
-            inverse = factor.kind == "power" and factor.args[1] == negated(number(1))
-            if inverse and letters[place]:
-                around = factor.args[0] in node.args[: max(0, place - 1)]
-                if any(letters[place + 1 :]) or around:
-                    return True
-            operator = factor.kind == "symbol" and factor.args[0].startswith("hat(")
-            if operator and sum(letters) > 1:
+    factors = node.args if node.kind == "product" else ()
+    letters = [bool(names(factor)) for factor in factors]
+    for place, factor in enumerate(factors):
+        if factor.kind == "symbol" and factor.args[0].startswith("hat(") and sum(letters) > 1:
+            return True
+        if factor.kind == "power" and factor.args[1] == negated(number(1)) and letters[place]:
+            around = factor.args[0] in factors[: max(0, place - 1)]
+            if around or any(letters[place + 1 :]):
                 return True
     return any(map(_does_not_commute, children(node)))
 

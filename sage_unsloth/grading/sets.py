@@ -91,16 +91,16 @@ class Sets(Quantities):
                 self.next()
             if variable.kind != "letters" or not self.take(r"\mid", "|", ":"):
                 raise Unreadable
-            found = self.condition_on(variable.text)
+            node = self.condition_on(variable.text)
         else:
             items: list[Node] = []
             while self.peek() != closing:
                 items.append(self.element())
                 if not self.take(",", ";"):
                     break
-            found = Node("members", tuple(items))
+            node = Node("members", tuple(items))
         self.expect(closing)
-        return found
+        return node
 
     def condition_on(self, variable: str) -> Node:
         raise Unreadable  # `forms.Statement` reads inequalities
@@ -191,10 +191,12 @@ def inequality(sides: list[Node], operators: list[str]) -> Node:
 def both_hold(first: Node, second: Node, variable: str, *, apart: bool) -> Node:
     """The interval of `x > 2` and `x < 4`; of `x < 2, x > 4` both, if `apart`."""
     low, high = sorted((first, second), key=lambda piece: piece.args[0] == negated(INFINITY))
-    a, b = exact(low.args[0]), exact(high.args[1])
-    opposite = low.args[1] == INFINITY and high.args[0] == negated(INFINITY)
-    if not opposite or a is None or b is None or (a >= b and not apart):
+    (bottom, no_top, has_bottom, _), (no_bottom, top, _, has_top) = low.args, high.args
+    a, b = exact(bottom), exact(top)
+    if no_top != INFINITY or no_bottom != negated(INFINITY) or a is None or b is None:
         raise Unreadable
-    if a >= b:
-        return Node("union", ((high, low), variable))
-    return Node("union", ((ray(low.args[0], high.args[1], low.args[2], high.args[3]),), variable))
+    if a < b:
+        return Node("union", ((ray(bottom, top, has_bottom, has_top),), variable))
+    if not apart:
+        raise Unreadable
+    return Node("union", ((high, low), variable))

@@ -211,25 +211,22 @@ def number_in_words(words: str) -> Fraction | None:
     parts = [part for part in re.split(r"[\s-]+", words.lower().strip()) if part != "and"]
     if not parts or len(parts) > 12:
         return None
-    if parts in (["half"], ["a", "half"], ["one", "half"]):
+    if parts == ["half"]:
         return Fraction(1, 2)
     if parts[0] == "a" and len(parts) == 2 and parts[1] in SCALES:
         parts[0] = "one"
     if len(parts) == 2 and parts[0] in (*_ONES[1:], "a"):
         share = _PARTS.get(parts[1]) or _PARTS.get(parts[1].removesuffix("s"))
         if share:
-            return Fraction(max(1, _ONES.index(parts[0]) if parts[0] in _ONES else 1), share)
+            return Fraction(_SMALL.get(parts[0], 1), share)
     total = group = 0
     last = last_scale = 10**15  # what follows is smaller: hundreds, then tens, then ones
     for part in parts:
         if part in _SMALL:
             value = _SMALL[part]
             size = 10 if value >= 20 else 1
-            if (
-                last <= size
-                or (size == 1 and value >= 10 and last < 100)
-                or (value == 0 and len(parts) > 1)
-            ):
+            teen = 10 <= value < 20
+            if last <= size or (teen and last < 100) or (value == 0 and len(parts) > 1):
                 return None
             group, last = group + value, size
         elif part == "hundred" and 0 < group < 10:
