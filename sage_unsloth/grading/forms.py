@@ -16,7 +16,6 @@ from sage_unsloth.grading.sets import (
     NUMBERS,
     REALS,
     Sets,
-    apart,
     as_interval,
     both_hold,
     inequality,
@@ -32,8 +31,6 @@ from sage_unsloth.grading.units import (
     number_in_words,
     words_of,
 )
-
-__all__ = ["apart", "read"]
 
 _BASES = {"two": 2, "three": 3, "five": 5, "eight": 8, "ten": 10, "hex": 16}
 _NAMED_BASE = re.compile(r"(?:_ ?\{?| in base | base )(two|three|five|eight|ten|hex)\}?$")

@@ -1,7 +1,7 @@
 """Units, counted things and number words: everything that may follow a number, by name.
 
 A word that is not in these tables is no unit. (What a problem's own text counts is taken off before
-an answer is read: `mathematics.without_nouns`.) A unit has an exact size in the base unit of its
+an answer is read: `mathematics.counted_words`.) A unit has an exact size in the base unit of its
 dimension, so `2.5 hours` is `2 hours 30 minutes`.
 """
 
