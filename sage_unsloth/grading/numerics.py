@@ -71,7 +71,7 @@ class Evaluation:
     """Values of expressions at one point.
 
     Args:
-        arithmetic: `Floats` or `Digits`.
+        arithmetic: `FLOATS` or `digits()`.
         point: one of `POINTS`.
         seed: what the values of the symbols depend on.
     """
