@@ -5,49 +5,46 @@ side by side or an operator without an operand make it `Unreadable`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 
 from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
 from sage_unsloth.grading.tree import Node, negated, number, product, quotient
+from sage_unsloth.grading.units import words_of
 
 DEEPEST = 40  # brackets inside each other
 _NAMED = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp cis"
 FUNCTIONS = {name: name for name in _NAMED.split()}
 FUNCTIONS |= {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_GREEK_NAMES = r"""
+_GREEK = words_of("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar
     ell
-"""
-_GREEK = frozenset(_GREEK_NAMES.split())
-_ACCENT_NAMES = r"""
+""")
+_ACCENTS = words_of("""
     dot ddot hat bar vec tilde overline
-"""
-_ACCENTS = frozenset(_ACCENT_NAMES.split())
-_APPLIED_NAMES = r"""
+""")
+_APPLIED = words_of(r"""
     f g h F G H O W \phi \psi \Phi \Psi \Theta \zeta \delta \Delta
-"""
-_APPLIED = frozenset(_APPLIED_NAMES.split())
+""")
 """Letters that are functions where a bracket follows; `x(x+1)` is a product."""
 _PREFIXES = frozenset((r"\Delta", r"\delta", r"\partial"))
 """What makes one symbol with the letter behind it."""
 _DIFFERENTIAL = frozenset("xyztruvspqwVPTSUQAEW")
 # Short words that no product of letters is.
-_SHORT = r"""
+_WORDS = words_of("""
     is or and not the no if of to by at as any all yes odd nor for but nay red one two six ten
-"""
-_WORDS = frozenset(_SHORT.split())
+""")
 _TIMES = frozenset(("*", r"\cdot", r"\times", r"\ast"))
 _OVER = frozenset(("/", r"\div"))
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_CLOSERS = frozenset((")", "]", "}", r"\}", r"\rfloor", r"\rceil"))
-_STOP_SIGNS = r"""
+_STOPS = words_of(r"""
+    ) ] } \} \rfloor \rceil
     , ; = < > : & \\ \le \ge \ne \in \cup \cap \setminus \mid \pm \mp \over \choose \of \end \% %
     \lor \land \approx and or is + -
-"""
-_STOPS = _CLOSERS | frozenset(_STOP_SIGNS.split())
+""")
 
 
 class Reader:
@@ -55,7 +52,7 @@ class Reader:
 
     def __init__(self, tokens: Sequence[Token]):
         self.tokens, self.at = list(tokens), 0
-        self.depth, self.in_bars = 0, 0
+        self.depth, self.in_bars = 0, False
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -85,6 +82,23 @@ class Reader:
     def expect(self, text: str) -> None:
         if not self.take(text):
             raise Unreadable
+
+    def first_letter(self, token: Token) -> Token:
+        """The first letter of a run of letters; the others are read next."""
+        if len(token.text) > 1:
+            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
+        return token._replace(text=token.text[0])
+
+    @contextmanager
+    def nested(self, *, bars: bool = False) -> Iterator[None]:
+        """Inside a bracket, or inside bars; bars outside of a bracket do not end inside it."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unreadable
+        outer, self.in_bars = self.in_bars, bars
+        yield
+        self.depth -= 1
+        self.in_bars = outer
 
     # --- sums and products ------------------------------------------------------------------------
 
@@ -128,26 +142,25 @@ class Reader:
                 if token.text == r"\frac" and before.kind == "number":
                     raise Unreadable
                 factors.append(self.factor())
-        flat = [part for one in factors for part in (one.args if one.kind == "product" else (one,))]
-        found = product(*flat)
-        return negated(found) if negative else found
+        flat: list[Node] = []
+        for factor in factors:
+            flat += factor.args if factor.kind == "product" else (factor,)
+        return negated(product(*flat)) if negative else product(*flat)
 
     def multiplied(self, sign: str, factors: list[Node], operand: Node) -> list[Node]:
         """The factors, with a cross or dot product of vectors as one of them."""
-        vectors = [_is_vector(factors[-1]), _is_vector(operand)]
-        if sign in (r"\times", r"\cdot") and any(vectors):
-            name = "cross" if sign == r"\times" else "dot"
-            pair = (factors[-1], operand)
-            if name == "dot":
-                pair = tuple(sorted(pair, key=repr))
-            return [*factors[:-1], Node("apply", (name, *pair))]
-        return [*factors, operand]
+        name = {r"\times": "cross", r"\cdot": "dot"}.get(sign)
+        pair = [factors[-1], operand]
+        if name is None or not any(map(_is_vector, pair)):
+            return [*factors, operand]
+        pair = sorted(pair, key=repr) if name == "dot" else pair
+        return [*factors[:-1], Node("apply", (name, *pair))]
 
     def ends_product(self) -> bool:
         token = self.token()
         if token is None or (token.kind != "text" and token.text in _STOPS) or self.at_unit():
             return True
-        return token.text == "|" and self.in_bars > 0 and self.closes_bar()
+        return token.text == "|" and self.in_bars and self.closes_bar()
 
     def at_unit(self) -> bool:
         """Whether what is left is a unit; an expression alone has none."""
@@ -160,19 +173,14 @@ class Reader:
 
     def is_times(self) -> bool:
         """Whether the letter x stands between two numbers, as in 1.5 x 10^8."""
-        before, behind = self.token(-1), self.token(1)
-        return (
-            before is not None and before.kind == "number"
-            and behind is not None and behind.kind == "number"
-        )  # fmt: skip
+        around = self.token(-1), self.token(1)
+        return all(token is not None and token.kind == "number" for token in around)
 
     def is_function(self, token: Token) -> bool:
         return token.text.removeprefix("\\") in FUNCTIONS
 
     def operand(self) -> Node:
-        negative = self.signs()
-        found = self.factor()
-        return negated(found) if negative else found
+        return negated(self.factor()) if self.signs() else self.factor()
 
     # --- factors ----------------------------------------------------------------------------------
 
@@ -182,10 +190,7 @@ class Reader:
         name = token.text.removeprefix("\\")
         if token.kind == "letters":
             return self.letters(token)
-        if token.kind == "text":
-            named = FUNCTIONS.get(name)
-            return self.function(named) if named else self.powers(self.symbol(token))
-        if token.kind == "command" and name in FUNCTIONS:
+        if token.kind in ("text", "command") and name in FUNCTIONS:
             return self.function(FUNCTIONS[name])
         if token.kind == "number":
             return self.number(token)
@@ -201,16 +206,12 @@ class Reader:
         if run in _GREEK or run in ("sqrt", "pi", "infty", "infinity", "inf", "oo"):
             name = {"infinity": "infty", "inf": "infty", "oo": "infty"}.get(run, run)
             return self.powers(self.atom(Token("command", rf"\{name}", token.spaced)))
-        if len(run) == 1 or self.is_name(run):
-            return self.powers(self.atom(token))
-        if run[0] == "d" and len(run) == 2 and run[1] in _DIFFERENTIAL:
+        differential = run[0] == "d" and len(run) == 2 and run[1] in _DIFFERENTIAL
+        if len(run) == 1 or differential or self.is_name(run):
             return self.powers(self.symbol(token))
-        if (
-            run in ("CP", "nCr", "nPr")
-            or (len(run) > 3 and not run.isupper())
-            or run.lower() in _WORDS
-        ):
-            raise Unreadable  # words
+        words = (len(run) > 3 and not run.isupper()) or run.lower() in _WORDS
+        if words or run in ("CP", "nCr", "nPr"):
+            raise Unreadable
         split = [Token("letters", letter, False) for letter in run]
         self.tokens[self.at : self.at] = split
         return product(*(self.powers(self.atom(self.next())) for _ in split[:-1]), self.factor())
@@ -225,20 +226,15 @@ class Reader:
     def number(self, token: Token) -> Node:
         value = token.value
         assert value is not None
-        behind = self.token()
         if " " in token.text and self.peek() == "/":
             raise Unreadable  # 1 234/5
-        if (
-            behind is not None
-            and "." in token.text
-            and (found := self.repeating(token)) is not None
-        ):
-            return self.powers(found)
-        if behind is not None and behind.kind == "number" and behind.spaced and self.peek(1) == "/":
-            below = self.token(2)
-            if value.denominator == 1 and below is not None and below.kind == "number":
-                self.at += 3
-                return self.mixed(value, behind, below)
+        if "." in token.text and (repeating := self.repeating(token)) is not None:
+            return self.powers(repeating)
+        match self.tokens[self.at : self.at + 3]:
+            case [Token("number", spaced=True) as top, Token(text="/"), Token("number") as bottom]:
+                if value.denominator == 1:
+                    self.at += 3
+                    return self.mixed(value, top, bottom)
         if self.peek() == r"\frac":
             self.next()
             top, bottom = self.argument(one_digit=True), self.argument(one_digit=True)
@@ -289,14 +285,11 @@ class Reader:
     def function(self, name: str) -> Node:
         """A function's call; without brackets its argument ends at a sign or the next function."""
         base = power = None
+        token = self.token()
+        attached = token is not None and token.text.isdecimal() and not token.spaced
         if self.take("_"):
             base = self.argument()
-        elif (
-            name == "log"
-            and self.peek().isdecimal()
-            and self.peek(1) == "("
-            and not self.tokens[self.at].spaced
-        ):
+        elif name == "log" and attached and self.peek(1) == "(":
             base = number(self.next().value or 0)  # log2(3)
         if self.take("^", "**"):
             power = self.exponent()
@@ -311,9 +304,7 @@ class Reader:
                     raise Unreadable
                 inside = product(inside, self.factor())
         call = Node("call", (name, inside) if base is None else (name, inside, base))
-        if power is not None:
-            return Node("power", (call, power))
-        return self.powers(call)
+        return self.powers(call) if power is None else Node("power", (call, power))
 
     def ends_argument(self) -> bool:
         token = self.token()
@@ -323,19 +314,19 @@ class Reader:
 
     def bracket(self, opening: str) -> Node:
         """What is inside a bracket that was opened: one expression."""
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        bars, self.in_bars = self.in_bars, 0
-        inside = self.sum()
-        if opening == "{" and self.take(r"\over"):
-            inside = quotient(inside, self.sum())
-        elif opening == "{" and self.take(r"\choose"):
-            inside = Node("binomial", (inside, self.sum()))
-        self.expect(_CLOSING[opening])
-        self.depth -= 1
-        self.in_bars = bars
+        with self.nested():
+            inside = self.over_or_choose() if opening == "{" else self.sum()
+            self.expect(_CLOSING[opening])
         return inside
+
+    def over_or_choose(self) -> Node:
+        r"""A sum, or two with `\over` or `\choose` between them."""
+        node = self.sum()
+        if self.take(r"\over"):
+            return quotient(node, self.sum())
+        if self.take(r"\choose"):
+            return Node("binomial", (node, self.sum()))
+        return node
 
     def argument(self, *, one_digit: bool = False) -> Node:
         """What a command takes: a group, or the next token, of a number its first digit alone."""
@@ -344,13 +335,12 @@ class Reader:
             return self.bracket("{")
         if token.kind == "number" and _is_int(token):
             if one_digit and len(token.text) > 1:
-                self.tokens.insert(self.at, _number_token(token.text[1:]))
+                self.tokens[self.at : self.at] = tokens_of(token.text[1:])
                 return number(int(token.text[0]))
             return number(token.value or 0)
-        if token.kind == "letters" and len(token.text) > 1:
-            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
-            return self.atom(Token("letters", token.text[0], token.spaced))
-        if self.is_function(token) or token.kind not in ("letters", "command", "text"):
+        if token.kind == "letters":
+            return self.atom(self.first_letter(token))
+        if self.is_function(token) or token.kind not in ("command", "text"):
             raise Unreadable
         return self.atom(token)
 
@@ -358,16 +348,11 @@ class Reader:
         """Behind `^`: a group, or a number or letter with its sign; `x^12` is x to the 12th."""
         negative = self.signs()
         token = self.next()
-        if token.text in ("{", "("):
-            found = self.bracket(token.text)
-        elif token.kind == "number":
-            found = number(token.value or 0)
-        elif token.kind == "letters" and len(token.text) > 1:
-            self.tokens.insert(self.at, Token("letters", token.text[1:], False))
-            found = self.atom(Token("letters", token.text[0], False))
+        if token.kind == "number":
+            exponent = number(token.value or 0)
         else:
-            found = self.atom(token)
-        return negated(found) if negative else found
+            exponent = self.atom(self.first_letter(token) if token.kind == "letters" else token)
+        return negated(exponent) if negative else exponent
 
     def powers(self, base: Node) -> Node:
         while self.peek() in ("^", "**", "!"):
@@ -419,14 +404,9 @@ class Reader:
         return self.symbol(token)
 
     def bars(self) -> Node:
-        self.depth += 1
-        self.in_bars += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        inside = self.sum()
-        self.expect("|")
-        self.depth -= 1
-        self.in_bars -= 1
+        with self.nested(bars=True):
+            inside = self.sum()
+            self.expect("|")
         return Node("call", ("abs", inside))
 
     def choose(self, count: Node) -> Node:
@@ -450,8 +430,7 @@ class Reader:
         elif token.kind == "command" and text in _PREFIXES and self.peek() != "(":
             letter = self.next()
             if letter.kind == "letters":
-                letter, *rest = (Token("letters", one, False) for one in letter.text)
-                self.tokens[self.at : self.at] = rest
+                letter = self.first_letter(letter)
             name += self.symbol(letter).args[0]
         elif token.kind == "text":
             name = re.sub(r"\s+", " ", text)
@@ -466,18 +445,11 @@ class Reader:
             name, marked = name + "'", True
         if not marked and token.kind != "text" and text in ("e", "i", r"\pi"):
             return Node("constant", (name,))
-        if self.peek() == "(" and (
-            text in _APPLIED
-            or "'" in name
-            or text in (r"\Gamma", "C", "P")
-            or self.is_argument(text)
-        ):
+        applied = text in _APPLIED or text in (r"\Gamma", "C", "P") or "'" in name
+        if self.peek() == "(" and (applied or self.is_argument(text)):
             return self.applied(name, text)
-        if text in ("E", "Var") and self.peek() == "[":
-            self.next()
-            inside = self.inner()
-            self.expect("]")
-            return Node("apply", (name, inside))
+        if text in ("E", "Var") and self.take("["):
+            return Node("apply", (name, self.bracket("[")))
         inverse = [self.peek(ahead) for ahead in range(6)]
         if text in _APPLIED and inverse == ["^", "{", "-", "1", "}", "("]:
             self.at += 5
@@ -496,11 +468,12 @@ class Reader:
 
     def applied(self, name: str, text: str) -> Node:
         start = self.at
-        self.next()
-        arguments = [self.inner()]
-        while self.take(","):
-            arguments.append(self.inner())
-        self.expect(")")
+        self.expect("(")
+        with self.nested():
+            arguments = [self.sum()]
+            while self.take(","):
+                arguments.append(self.sum())
+            self.expect(")")
         if text == r"\Gamma" and len(arguments) == 1:
             return Node("factorial", (Node("sum", (arguments[0], negated(number(1)))),))
         if text == "C" and len(arguments) == 2:
@@ -509,16 +482,6 @@ class Reader:
             self.at = start
             return Node("symbol", (name,))
         return Node("apply", (name, *arguments))
-
-    def inner(self) -> Node:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        bars, self.in_bars = self.in_bars, 0
-        found = self.sum()
-        self.depth -= 1
-        self.in_bars = bars
-        return found
 
     def flat(self) -> str:
         """The text of a group or of the next token, which names and does not count."""
@@ -548,10 +511,6 @@ def _is_int(token: Token) -> bool:
 
 def _is_whole(node: Node) -> bool:
     return node.kind == "number" and node.args[0].denominator == 1
-
-
-def _number_token(digits: str) -> Token:
-    return tokens_of(digits)[0]
 
 
 def _repeated(whole: str, decimals: str, block: str) -> Fraction:

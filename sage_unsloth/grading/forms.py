@@ -8,25 +8,29 @@ condition   behind an expression: `, n \ge 1`, `(n \in \mathbb N)`, `\text{for a
 """
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
 from sage_unsloth.grading.numerics import is_near
-from sage_unsloth.grading.quantities import COMPOUND, RELATIONS, is_word
+from sage_unsloth.grading.quantities import COMPOUND, RELATIONS, amount, is_word
 from sage_unsloth.grading.sets import (
     NUMBERS,
     REALS,
     Sets,
-    apart,
     as_interval,
     both_hold,
     inequality,
 )
 from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
-from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negated, number, quotient
-from sage_unsloth.grading.units import ANGLE, LABELS, PERCENT, UNITS, Unit, number_in_words
-
-__all__ = ["apart", "read"]
+from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negated, number
+from sage_unsloth.grading.units import (
+    ANGLE,
+    LABELS,
+    PERCENT,
+    UNITS,
+    Unit,
+    number_in_words,
+    words_of,
+)
 
 _BASES = {"two": 2, "three": 3, "five": 5, "eight": 8, "ten": 10, "hex": 16}
 _NAMED_BASE = re.compile(r"(?:_ ?\{?| in base | base )(two|three|five|eight|ten|hex)\}?$")
@@ -39,13 +43,15 @@ _BASED = re.compile(
     r"(-?)\(?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\)?\s?"
     r"(?:_ ?\{?(?:base ?)?\(?([0-9]{1,2})\)?\}?|\(?(?:in )?base[ -]?([0-9]{1,2})\)?)"
 )
-_QUANTIFIERS = """
+_ALL = words_of("""
     for all where any every integer integers real with if positive natural nonnegative numbers
     number
-"""
-_ALL = frozenset(_QUANTIFIERS.split())
+""")
 _ABOUT = frozenset(("union", "interval", "relation"))
 _JOINS = {",": ",", ";": ",", "and": "and", "or": "or", r"\lor": "or", r"\land": "and"}
+
+
+MOST_NUMERALS = 24  # words and hyphens of a number in words
 
 
 class Statement(Sets):
@@ -62,7 +68,7 @@ class Statement(Sets):
             return REALS
         if _EMPTY.fullmatch(text):
             return Node("members", ())
-        for reading in self.readings():
+        for reading in (self.in_base, self.clock, self.words, self.feet, self.lengths):
             self.at = 0
             node = reading()
             if node is not None and self.token() is None:
@@ -83,26 +89,11 @@ class Statement(Sets):
                 self.condition()
             else:
                 self.reason(items)
-            if (bracket and not self.take(")")) or self.token() is not None:
+            if bracket:
+                self.expect(")")
+            if self.token() is not None:
                 raise Unreadable
-        return items[0] if len(items) == 1 else _joined(items, joins)
-
-    def readings(self) -> list[Callable[[], Node | None]]:
-        """What the whole text may be beside a list of items, by what it has."""
-        first, last = self.tokens[0], self.tokens[-1]
-        texts = {token.text for token in self.tokens}
-        readings: list[Callable[[], Node | None]] = []
-        if texts & {"_", "base"} or "text" in (first.kind, last.kind) or first.kind == "based":
-            readings.append(self.in_base)
-        if ":" in texts:
-            readings.append(self.clock)
-        if first.kind == "letters" and (len(first.text) > 2 or first.text == "a"):
-            readings.append(self.words)
-        if "'" in texts:
-            readings.append(self.feet)
-        if first.kind == "number" and texts & {r"\times", "x"}:
-            readings.append(self.lengths)
-        return readings
+        return _joined(items, joins)
 
     def separator(self) -> str | None:
         """ "," "and" or "or", which is then behind; `, and` is "and"."""
@@ -165,18 +156,12 @@ class Statement(Sets):
         if self.is_point():
             self.next()
             return self.set()
-        start, currency = self.at, self.currency()
-        negative = currency is None and self.take("-")
-        if negative:
-            currency = self.currency()
-            if currency is None:
-                self.at, negative = start, False
-        node = self.named() or self.sum()
-        if self.take(r"\over"):
-            node = quotient(node, self.sum())
-        elif self.take(r"\choose"):
-            node = Node("binomial", (node, self.sum()))
-        node = self.scaled(node)
+        start = self.at
+        negative = self.take("-")
+        currency = self.currency()
+        if negative and currency is None:
+            self.at, negative = start, False
+        node = self.scaled(self.named() or self.over_or_choose())
         unit = self.read_unit()
         if currency is not None:
             unit = self.money(currency, unit, start)
@@ -189,13 +174,7 @@ class Statement(Sets):
 
     def is_point(self) -> bool:
         """Whether a point with its name stands here: `A(2, -1)`."""
-        token = self.token()
-        if (
-            token is None
-            or not re.fullmatch("[A-Z]", token.text)
-            or token.text == "C"
-            or self.peek(1) != "("
-        ):
+        if not re.fullmatch("[ABD-Z]", self.peek()) or self.peek(1) != "(":
             return False
         self.at += 1
         listed = self.holds_list()
@@ -227,7 +206,7 @@ class Statement(Sets):
         while (join := self.separator()) is not None:
             joins.append(join)
             items.append(self.item())
-        node = items[0] if len(items) == 1 else _joined(items, joins)
+        node = _joined(items, joins)
         if node.kind != "union" or node.args[1] != variable:
             raise Unreadable
         return node
@@ -248,11 +227,7 @@ class Statement(Sets):
     def condition(self) -> None:
         r"""`n \ge 1`, `x \ne 0`, `n \in \mathbb{N}`, `\text{for all } n`: nothing narrower."""
         quantified = False
-        while (
-            is_word(token := self.token())
-            and token is not None
-            and _ALL.issuperset(token.text.split())
-        ):
+        while (token := self.token()) and is_word(token) and _ALL.issuperset(token.text.split()):
             self.next()
             quantified = True
         variable = self.next()
@@ -267,11 +242,7 @@ class Statement(Sets):
         relation = self.next().text
         self.take("-")
         bound = self.next()
-        if (
-            bound.kind != "number"
-            or (bound.value or 0) > 2
-            or relation not in (">", r"\ge", r"\ne")
-        ):
+        if bound.value is None or bound.value > 2 or relation not in (">", r"\ge", r"\ne"):
             raise Unreadable
 
     def reason(self, items: list[Node]) -> None:
@@ -291,9 +262,8 @@ class Statement(Sets):
     def in_base(self) -> Node | None:
         r"""Digits in a base: `52_8`, `2A_{16}`, `52 \text{ base } 8`, `0x2A`."""
         text = "".join((" " if token.spaced else "") + token.text for token in self.tokens).strip()
-        text = _NAMED_BASE.sub(
-            lambda match: f"_{_BASES[match[1]]}", re.sub(r"^[A-Za-z] ?= ?", "", text)
-        )
+        text = re.sub(r"^[A-Za-z] ?= ?", "", text)
+        text = _NAMED_BASE.sub(lambda match: f"_{_BASES[match[1]]}", text)
         self.at = len(self.tokens)
         if self.tokens[0].kind == "based":
             base = {"x": 16, "o": 8, "b": 2}[text[1].lower()]
@@ -317,16 +287,14 @@ class Statement(Sets):
     def words(self) -> Node | None:
         """A number in words, with its unit."""
         words = []
-        while (token := self.token()) is not None and (
-            token.kind == "letters" or token.text == "-"
-        ):
-            words.append(self.next().text)
-        for count in range(len(words), 0, -1):
-            value = number_in_words(" ".join(words[:count]).replace(" - ", "-"))
+        for token in self.tokens[:MOST_NUMERALS]:
+            if token.kind != "letters" and token.text != "-":
+                break
+            words.append(token.text)
+        for self.at in range(len(words), 0, -1):
+            value = number_in_words(" ".join(words[: self.at]).replace(" - ", "-"))
             if value is not None:
-                self.at = count
-                unit = self.read_unit()
-                return Node("quantity", (number(value), unit)) if unit else number(value)
+                return _quantity(number(value), self.read_unit())
         return None
 
     def feet(self) -> Node | None:
@@ -346,14 +314,16 @@ class Statement(Sets):
         parts: list[Node] = []
         while (token := self.token()) is not None and token.value is not None:
             self.next()
-            unit = self.read_unit()
-            length = number(token.value)
-            parts.append(Node("quantity", (length, unit)) if unit else length)
+            parts.append(_quantity(number(token.value), self.read_unit()))
             if self.token() is None:
                 return Node("dimensions", tuple(parts)) if len(parts) > 1 else None
             if not self.take(r"\times", "x"):
                 return None
         return None
+
+
+def _quantity(value: Node, unit: Unit | None) -> Node:
+    return value if unit is None else Node("quantity", (value, unit))
 
 
 # --- several items --------------------------------------------------------------------------------
@@ -369,6 +339,8 @@ def _about(node: Node, variable: str) -> Node:
 
 def _joined(items: list[Node], joins: list[str]) -> Node:
     """Several items: conditions on one variable, values of variables, or the elements of a set."""
+    if len(items) == 1:
+        return items[0]
     if set(joins) == {"or"} and any(
         INFINITE & set(item.args) for item in items if item.kind == "tuple"
     ):
@@ -383,20 +355,20 @@ def _joined(items: list[Node], joins: list[str]) -> Node:
         if "or" in joins or len(items) != len(pieces) or len(pieces) != 2:
             raise Unreadable
         return both_hold(pieces[0], pieces[1], variables.pop(), apart=set(joins) == {","})
-    names = [item.args[0].args[0] if _is_named(item) else None for item in items]
+    names = [item.args[0].args[0] if _is_named(item) else "" for item in items]
     values = [item.args[1] if _is_named(item) else item for item in items]
-    given = {name for name in names if name is not None}
-    if len(given) == len(items) and len({name.split("_")[0] for name in given}) > 1:
+    letters = {name.split("_")[0] for name in names if name}
+    if len(letters) > 1 and "" not in names and len(set(names)) == len(names):
         return Node("assignments", tuple(zip(names, values, strict=True)))
-    several = None in names and names[1:] != [None] * (len(items) - 1)  # not `x = 1 or 2`
-    if (several and given) or len({name.split("_")[0] for name in given}) > 1:
+    # One name for all of them, or one before the first: `x = 1 or 2`.
+    if len(letters) > 1 or (letters and "" in names and any(names[1:])):
         raise Unreadable
     return Node("members", tuple(values))
 
 
 def _rounds_to(side: Node, decimal: Token) -> bool:
     """Whether a decimal is the rounded value of what stands before it."""
-    value = side.args[0] if side.kind == "quantity" else side
+    value, _ = amount(side)
     if decimal.value is None or value.kind not in EXPRESSIONS:
         return False
     unit = Fraction(1, 10 ** len(decimal.text.partition(".")[2]))

@@ -14,10 +14,9 @@ from fractions import Fraction
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.comparisons import (
     COMPARISONS,
-    ByDigits,
     NeedsDigits,
-    Plainly,
     Same,
+    compare,
     is_percent,
     same_unit,
     with_constant,
@@ -25,21 +24,19 @@ from sage_unsloth.grading.comparisons import (
 from sage_unsloth.grading.forms import read
 from sage_unsloth.grading.numerics import is_of_matrices
 from sage_unsloth.grading.options import is_choice
-from sage_unsloth.grading.quantities import COMPOUND
+from sage_unsloth.grading.quantities import COMPOUND, amount
 from sage_unsloth.grading.sets import as_interval
 from sage_unsloth.grading.tree import (
     EXPRESSIONS,
     INFINITE,
-    INFINITY,
     Node,
     exact,
     has,
     is_plain_number,
     names,
-    negated,
     number,
 )
-from sage_unsloth.grading.units import ANGLE, Unit, unit_of_word
+from sage_unsloth.grading.units import ANGLE, Unit, unit_of_word, words_of
 from sage_unsloth.grading.writing import (
     as_text,
     as_words,
@@ -52,23 +49,25 @@ from sage_unsloth.grading.writing import (
 __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number", "unwrap"]
 
 _CHOICE = re.compile(r"\(?\s*([A-E])\s*\)?|\\text\{\s*\(?\s*([A-E])\s*\)?\s*\}")
-_CLOCK = re.compile(r"\d{1,2}(?::\d\d)?\s*[ap]\.?\s?m\.?", re.IGNORECASE | re.ASCII)
+# A time of day; a date, a range or a number of a telephone; a statement of logic.
+_TEXTS = re.compile(
+    r"\d{1,2}(?::\d\d)?\s*(?i:[ap]\.?\s?m)\.?|\d+(?:[-\u2013]\d+)+|.*\\l(?:and|or)(?![a-zA-Z]).*",
+    re.ASCII | re.DOTALL,
+)
 _COUNT = re.compile(r"-?[\d.,/]+\s+\(?[A-Za-z][A-Za-z -]{0,80}[A-Za-z]\)?", re.ASCII)
 _JOINED = re.compile(r"(?<=[a-zA-Z])-(?=[a-zA-Z])")
-_STATEMENT_WORDS = r"""
+_STATEMENTS = words_of("""
     not nor never less more fewer greater least most than minus plus without except half third
     quarter thousand million billion trillion hundred wrong false incorrect untrue squared cubed
     doubled tripled halved percent times and or but either both twice double triple power root
     inverse negative
-"""
-_STATEMENTS = frozenset(_STATEMENT_WORDS.split())
+""")
 # What nobody reads, left of the value that it has.
 _LABELLED = re.compile(
     r"\\(?:gcd|lcm|det|max|min|lim|int|sum|prod|Pr|mathbb\s?\{?P|text\{\s*(?:lcm|gcd))(?![a-zA-Z])"
     r"(?:(?!\\n(?:e|ot|eq|eg)(?![a-zA-Z]))[^=<>~])*=(?P<value>[^=]+)"
 )
 _NUMERAL = re.compile(r"\s*[-+]?\s*(?:[0-9.]|\\frac)")
-_CODE = re.compile(r"\d+(?:[-\u2013]\d+)+", re.ASCII)  # a date, a range, a number of a telephone
 _PRIVATE = re.compile(r"(?:\\text|\\mathrm)\s*\{\s*[A-Z][a-z]?\s*\}\s*_")
 
 
@@ -86,9 +85,9 @@ def plain_number(text: str) -> Fraction | None:
 
 def normalise(text: str) -> str | None:
     """The text in one spelling, numbers as "42" or "7/4"; None if it is no answer."""
-    found = spelled(text)
-    value = None if found is None else plain_number(found)
-    return found if value is None else str(value)
+    spelling = spelled(text)
+    value = None if spelling is None else plain_number(spelling)
+    return spelling if value is None else str(value)
 
 
 class Gold:
@@ -116,9 +115,7 @@ class Gold:
         if choice := _CHOICE.fullmatch(text):
             self.kind, self.text = "choice", choice[1] or choice[2]
             return
-        if gold.strip()[0] in "'\"" or re.search(r"\\l(?:and|or)(?![a-zA-Z])", text):
-            return
-        if _CLOCK.fullmatch(text) or _CODE.fullmatch(text) or is_formula(text):
+        if gold.strip()[0] in "'\"" or _TEXTS.fullmatch(text) or is_formula(text):
             return
         unit = re.fullmatch(r"-?[0-9./]+ [mgsLhNJVW](?P<rest>/.*)?", text)
         self.lone_letter = unit is not None and unit["rest"] is None
@@ -134,14 +131,12 @@ class Gold:
             return
         if node is None:
             return
-        if (
-            node.kind == "list"
-            or _PRIVATE.search(gold)
-            or (node.kind in EXPRESSIONS and not self.readable(node))
-        ):
+        infinite = node.kind in EXPRESSIONS and has(node, "infinity") and node not in INFINITE
+        if node.kind == "list" or _PRIVATE.search(gold) or infinite:
             return
-        if node.kind == "quantity":
-            node = _without_fillers(node)
+        value, behind = amount(node)
+        if behind is not None and not behind.powers:
+            node = value  # its words count nothing: "42 in total"
         if node.kind == "tuple" and INFINITE.intersection(node.args):
             node = as_interval(node)
         self.kind = "expression" if node.kind in EXPRESSIONS else node.kind
@@ -150,16 +145,6 @@ class Gold:
         if self.kind == "expression":
             self.value = exact(node)
             self.matrices = self.value is None and is_of_matrices(node)
-
-    @staticmethod
-    def readable(node: Node) -> bool:
-        """Whether an expression has a value that others can be compared with."""
-        return node in (INFINITY, negated(INFINITY)) or not has(node, "infinity")
-
-
-def _without_fillers(node: Node) -> Node:
-    value, unit = node.args
-    return node if unit.powers else value
 
 
 # Golds come again and again; what a model writes is not kept.
@@ -174,7 +159,7 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
             "a number as text (str), drop or repair the row"
         )
     try:
-        return _judge(answer, read_gold(gold), Plainly())
+        return _judge(answer, read_gold(gold), Same())
     except NeedsDigits:
         text = spelled(answer or "")
         assert text is not None
@@ -183,7 +168,7 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
 
 def compare_math(answer: str, gold: str) -> Verdict:
     """Compares two texts in a worker, expressions by their values to many digits."""
-    return _judge(answer, read_gold(gold), ByDigits(f"{answer}\0{gold}"))
+    return _judge(answer, read_gold(gold), Same(f"{answer}\0{gold}"))
 
 
 def only_its_text(gold: str, verdict: Verdict) -> bool:
@@ -220,8 +205,7 @@ def _judge(answer: str | None, gold: Gold, same: Same) -> Verdict:
         return _NOTHING
     if gold.kind in ("expression", "quantity"):
         return _judge_value(node, gold, same)
-    compare, kind = COMPARISONS[gold.kind]
-    return _judged(compare(gold.node, node, same), kind)
+    return _judged(compare(gold.node, node, same), COMPARISONS[gold.kind][1])
 
 
 _NOTHING = Verdict(Grade.UNPARSABLE, Kind.NONE)
@@ -237,7 +221,7 @@ def _judge_value(answer: Node, gold: Gold, same: Same) -> Verdict:
         return _judged(False, Kind.SET)
     kind = Kind.MATHEMATICS
     for side in _values(answer, gold):
-        value, unit = side.args if side.kind == "quantity" else (side, None)
+        value, unit = amount(side)
         if value.kind == "dimensions" and gold.value is not None:
             value = Node("product", value.args)
         if value.kind not in EXPRESSIONS:
@@ -256,37 +240,37 @@ def _values(answer: Node, gold: Gold) -> Sequence[Node]:
     if answer.kind != "equation":
         return [answer]
     first = answer.args[0]
-    named = first.kind == "symbol" or first.kind == "apply"
-    if named or (gold.letters and first.kind in EXPRESSIONS and names(first)):
-        return answer.args[1:]
-    return answer.args
+    symbols = gold.letters and first.kind in EXPRESSIONS and names(first)
+    return answer.args[1:] if symbols or first.kind in ("symbol", "apply") else answer.args
 
 
 def _same_quantity(value: Node, unit: Unit | None, gold: Gold, same: Same) -> bool:
-    if gold.kind == "expression":
-        if gold.letters and names(value) | names(value, "apply"):
-            return False  # a number has no symbols
-        if gold.matrices:
-            return unit is None and value == gold.node
-        if unit is None or gold.value is None:
-            if unit is not None and (is_percent(unit) or unit.powers == ((ANGLE, 1),)):
-                return False
-            return same(with_constant(gold.node, value), value)
-        if is_percent(unit):
-            below_one = 0 < abs(gold.value) < 1
-            return exact(value) == gold.value * (100 if below_one else 1)
-        return same(gold.node, value)
-    expected, expected_unit = gold.node.args
+    expected, expected_unit = amount(gold.node)
+    if expected_unit is not None:
+        return _same_amount(value, unit, expected, expected_unit, gold, same)
+    if gold.letters and names(value) | names(value, "apply"):
+        return False  # a number has no symbols
+    if gold.matrices:
+        return unit is None and value == expected
+    if unit is not None and is_percent(unit):
+        share = 100 if gold.value is not None and 0 < abs(gold.value) < 1 else 1
+        return gold.value is not None and exact(value) == gold.value * share
+    if unit is not None and gold.value is None and unit.powers == ((ANGLE, 1),):
+        return False
+    return same(with_constant(expected, value), value)
+
+
+def _same_amount(
+    value: Node, unit: Unit | None, expected: Node, expected_unit: Unit, gold: Gold, same: Same
+) -> bool:
     if is_percent(expected_unit):
+        if unit is not None:
+            return is_percent(unit) and same(expected, value)
         share = exact(expected)
-        found = exact(value)
-        if share is None or found is None or (unit is not None and not is_percent(unit)):
-            return unit is not None and is_percent(unit) and same(expected, value)
-        return found == share or (unit is None and found == share / 100)
+        return share is not None and exact(value) in (share, share / 100)
     if unit is None:
-        return (
-            COMPOUND not in expected_unit.nouns and not gold.lone_letter and same(expected, value)
-        )
+        in_two = COMPOUND in expected_unit.nouns
+        return not in_two and not gold.lone_letter and same(expected, value)
     if is_percent(unit) or not same_unit(unit, expected_unit):
         return False
     ratio = unit.size / expected_unit.size
@@ -317,10 +301,8 @@ def counted_words(answer: str, gold: str, problem: str) -> str:
     words = re.findall(r"[a-z]+", match["words"].replace(r"\text", "").lower())
     known = set(re.findall(r"[a-z]{3,}", problem.lower()))
     known |= {word + "s" for word in known} | {word.removesuffix("s") for word in known}
-    counts = all(
-        (word in known and word not in _STATEMENTS) or unit_of_word(word) for word in words
-    )
-    return match["words"] if words and counts else ""
+    counted = [word for word in words if word in known - _STATEMENTS or unit_of_word(word)]
+    return match["words"] if words and counted == words else ""
 
 
 TYPICAL = (

@@ -11,10 +11,11 @@ import cmath
 import functools
 import hashlib
 import math
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
-from sage_unsloth.grading.tree import Node, NoValue, children, names, negated, number
+from sage_unsloth.grading.tree import EXPRESSIONS, Node, NoValue, children, names, negated, number
 
 DIGITS, CLOSE = 150, 60  # of the arithmetic, and those that must agree at least
 LARGEST = 5_000  # decimal exponent of a value
@@ -24,64 +25,61 @@ Value = tuple[Any, Any]
 """A number, and a bound on its error."""
 
 
-class Floats:
-    """Arithmetic of complex floats."""
+class Arithmetic(NamedTuple):
+    """Complex numbers of one precision.
 
-    epsilon, largest = 2.0**-50, 1e100
-    pi, e = math.pi, math.e
-    functions = {
-        "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "exp": cmath.exp, "ln": cmath.log,
-        "sqrt": cmath.sqrt, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan,
-        "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh,
-    }  # fmt: skip
+    Attributes:
+        library: `cmath`, or mpmath's: its functions and constants.
+        number: one of a fraction.
+        gamma: the gamma function.
+        epsilon: relative error of an operation.
+        largest: size of a value.
+    """
 
-    def number(self, value: Fraction) -> complex:
-        return complex(value)
-
-    def gamma(self, value: complex) -> complex:
-        if value.imag:
-            raise NoValue
-        return complex(math.gamma(value.real))
+    library: Any
+    number: Callable[[Fraction], Any]
+    gamma: Callable[[Any], Any]
+    epsilon: Any
+    largest: Any
 
 
-class Digits:
-    """Arithmetic of `DIGITS` digits."""
+def _gamma(value: complex) -> complex:
+    if value.imag:
+        raise NoValue
+    return complex(math.gamma(value.real))
 
-    def __init__(self) -> None:
-        from mpmath import MPContext  # pyright: ignore[reportMissingTypeStubs]
 
-        self.context = context = MPContext()
-        context.dps = DIGITS
-        self.epsilon, self.largest = context.mpf(10) ** (3 - DIGITS), context.mpf(10) ** LARGEST
-        self.pi, self.e = +context.pi, +context.e
-        named = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
-        self.functions = {
-            name: getattr(context, named.get(name, name)) for name in Floats.functions
-        }
-
-    def number(self, value: Fraction) -> Any:
-        return self.context.mpc(self.context.mpf(value.numerator) / value.denominator)
-
-    def gamma(self, value: Any) -> Any:
-        return self.context.gamma(value)
+FLOATS = Arithmetic(cmath, complex, _gamma, 2.0**-50, 1e100)
 
 
 @functools.cache
-def digits() -> Digits:
-    return Digits()
+def digits() -> Arithmetic:
+    """Arithmetic of `DIGITS` digits."""
+    from mpmath import MPContext  # pyright: ignore[reportMissingTypeStubs]
+
+    context = MPContext()
+    context.dps = DIGITS
+    ten = context.mpf(10)
+
+    def of_fraction(value: Fraction) -> Any:
+        return context.mpc(context.mpf(value.numerator) / value.denominator)
+
+    return Arithmetic(context, of_fraction, context.gamma, ten ** (3 - DIGITS), ten**LARGEST)
 
 
 class Evaluation:
     """Values of expressions at one point.
 
     Args:
-        arithmetic: `Floats` or `Digits`.
+        arithmetic: `FLOATS` or `digits()`.
         point: one of `POINTS`.
         seed: what the values of the symbols depend on.
     """
 
-    def __init__(self, arithmetic: Any, point: str, seed: str):
+    def __init__(self, arithmetic: Arithmetic, point: str, seed: str):
         self.arithmetic, self.point, self.seed = arithmetic, point, seed
+        self.epsilon = arithmetic.epsilon
+        self.zero = arithmetic.number(Fraction(0))
 
     def value(self, node: Node) -> Value:
         """The value of an expression.
@@ -90,193 +88,180 @@ class Evaluation:
             NoValue: it has none here.
         """
         kind, args = node
+        if kind not in EXPRESSIONS:
+            raise NoValue  # a bound with a unit, `x > 5 cm`
         if kind == "number":
-            return self.checked(self.arithmetic.number(args[0]), 0)
+            return self.number(args[0])
         if kind == "symbol":
-            return self.arithmetic.number(Fraction(0)) + self.symbol(args[0]), 0
+            return self.symbol(args[0]), 0
         if kind == "constant":
             if args[0] == "i":
-                return self.arithmetic.number(Fraction(0)) + 1j, 0
-            constant = self.arithmetic.pi if args[0] == "pi" else self.arithmetic.e
-            return self.checked(self.arithmetic.number(Fraction(0)) + constant, 0)
+                return self.zero + 1j, 0
+            return self.checked(self.zero + getattr(self.arithmetic.library, args[0]), 0)
         if kind == "apply":
-            return self.applied(args)
+            return self.applied(*args)
         if kind == "call":
-            return self.call(args)
+            return self.call(args[0], *map(self.value, args[1:]))
         parts = [self.value(arg) for arg in args]
-        if kind == "negative":
-            return self.checked(-parts[0][0], parts[0][1])
         if kind == "sum":
             return self.added(parts)
         if kind == "product":
             return functools.reduce(self.times, parts)
-        if kind == "reciprocal":
-            return self.over(parts[0])
-        if kind == "power":
-            return self.power(*parts)
-        if kind == "root":
-            return self.root(*parts)
+        if kind == "negative":
+            return self.checked(-parts[0][0], parts[0][1])
         if kind == "degrees":
-            return self.times(
-                parts[0],
-                self.checked(self.arithmetic.number(Fraction(1, 180)) * self.arithmetic.pi, 0),
-            )
-        if kind == "factorial":
-            return self.factorial(parts[0])
+            pi = self.checked(self.zero + self.arithmetic.library.pi, 0)
+            return self.times(parts[0], self.times(pi, self.number(Fraction(1, 180))))
         if kind == "binomial":
-            n, k = parts
-            rest = self.factorial((n[0] - k[0], n[1] + k[1]))
-            return self.times(self.factorial(n), self.over(self.times(self.factorial(k), rest)))
-        raise NoValue
+            (n, error_n), (k, error_k) = parts
+            rest = self.factorial((n - k, error_n + error_k))
+            below = self.times(self.factorial(parts[1]), rest)
+            return self.times(self.factorial(parts[0]), self.reciprocal(below))
+        if kind == "infinity":
+            raise NoValue
+        return getattr(self, kind)(*parts)  # reciprocal, power, root, factorial
 
     def checked(self, value: Any, error: Any) -> Value:
         if value.imag == 0:  # -0.0 is on the other side of a root's branch
-            value = value.real + self.arithmetic.number(Fraction(0))
-        error = error + abs(value) * self.arithmetic.epsilon
+            value = value.real + self.zero
+        error = error + abs(value) * self.epsilon
         if not (abs(value) < self.arithmetic.largest and error < self.arithmetic.largest):
             raise NoValue
         return value, error
 
+    def number(self, value: Fraction) -> Value:
+        return self.checked(self.arithmetic.number(value), 0)
+
     def symbol(self, name: str) -> Any:
         seed = f"{self.seed}\0{self.point}\0{name}".encode("utf-8", "surrogatepass")
         digest = hashlib.sha256(seed).digest()
-        size = 1 + Fraction(int.from_bytes(digest[:6]), 2**48)
-        real = self.arithmetic.number(-size if self.point == "negative" else size)
-        if self.point != "complex":
-            return real
-        return (
-            real
-            + self.arithmetic.number(Fraction(int.from_bytes(digest[6:12]), 2**48) - Fraction(1, 2))
-            * 1j
+        real, imaginary = (
+            Fraction(int.from_bytes(part), 2**48) for part in (digest[:6], digest[6:12])
         )
+        size = self.arithmetic.number(-1 - real if self.point == "negative" else 1 + real)
+        if self.point != "complex":
+            return size
+        return size + self.arithmetic.number(imaginary - Fraction(1, 2)) * 1j
 
-    def applied(self, args: tuple) -> Value:
+    def applied(self, name: str, *args: Node) -> Value:
         """A function without a value: a number that depends on its name and arguments alone."""
-        if isinstance(self.arithmetic, Floats):
+        if self.arithmetic is FLOATS:
             raise NoValue
-        texts = [self.arithmetic.context.nstr(self.value(arg)[0], 40) for arg in args[1:]]
-        return self.arithmetic.number(Fraction(0)) + self.symbol("\0".join((args[0], *texts))), 0
+        texts = [self.arithmetic.library.nstr(self.value(arg)[0], 40) for arg in args]
+        return self.symbol("\0".join((name, *texts))), 0
 
     def added(self, parts: list[Value]) -> Value:
         total, size, error = parts[0][0], abs(parts[0][0]), parts[0][1]
         for value, more in parts[1:]:
             total, size, error = total + value, size + abs(value), error + more
-        return self.checked(total, error + size * self.arithmetic.epsilon)
+        return self.checked(total, error + size * self.epsilon)
 
     def times(self, first: Value, second: Value) -> Value:
         (a, error_a), (b, error_b) = first, second
         return self.checked(a * b, abs(a) * error_b + abs(b) * error_a + error_a * error_b)
 
-    def over(self, part: Value) -> Value:
+    def reciprocal(self, part: Value) -> Value:
         value, error = part
         if abs(value) <= 8 * error or not value:
             raise NoValue
         return self.checked(1 / value, 2 * error / abs(value) ** 2)
 
-    def call(self, args: tuple) -> Value:
-        name, value = args[0], self.value(args[1])
-        z, error = value
+    def call(self, name: str, argument: Value, base: Value | None = None) -> Value:
         if name == "log":
-            base = (
-                self.value(args[2])
-                if len(args) > 2
-                else self.checked(self.arithmetic.number(Fraction(10)), 0)
+            base = base or self.number(Fraction(10))
+            return self.times(
+                self.function("ln", argument), self.reciprocal(self.function("ln", base))
             )
-            return self.times(self.function("ln", value), self.over(self.function("ln", base)))
-        if len(args) > 2:
+        z, error = argument
+        if base is not None:
             raise NoValue
         if name == "abs":
-            return self.checked(abs(z) + self.arithmetic.number(Fraction(0)), error)
+            return self.checked(abs(z) + self.zero, error)
         if name in ("floor", "ceil"):
-            nearest = round(float(z.real)) if abs(z.real) < 1e15 else 0
-            if z.imag or abs(z.real) >= 1e15 or 0 < abs(z.real - nearest) <= 8 * error:
+            if z.imag or abs(z.real) >= 1e15 or 0 < abs(z.real - round(z.real)) <= 8 * error:
                 raise NoValue
-            return self.checked(self.arithmetic.number(Fraction(getattr(math, name)(z.real))), 0)
+            return self.number(Fraction(getattr(math, name)(z.real)))
         if name == "cis":
-            return self.function(
-                "exp", self.times(value, (self.arithmetic.number(Fraction(0)) + 1j, 0))
-            )
+            return self.function("exp", self.times(argument, (self.zero + 1j, 0)))
         if name in ("cot", "sec", "csc"):
-            return self.over(self.function({"cot": "tan", "sec": "cos", "csc": "sin"}[name], value))
-        return self.function(name, value)
+            below = {"cot": "tan", "sec": "cos", "csc": "sin"}[name]
+            return self.reciprocal(self.function(below, argument))
+        return self.function(name, argument)
 
-    def function(self, name: str, part: Value) -> Value:
-        z, error = part
+    def function(self, name: str, argument: Value) -> Value:
+        z, error = argument
         if abs(z) > 1_000 * (1 if name in ("exp", "sinh", "cosh") or z.imag else 10**12):
             raise NoValue
         if name in ("ln", "sqrt") and (abs(z) <= 8 * error or not z):
             raise NoValue
         if name in ("ln", "sqrt", "arcsin", "arccos") and z.imag and abs(z.imag) <= 8 * error:
             raise NoValue  # rounding decides the branch
-        value = self.arithmetic.functions[name](z)
-        slope = _SLOPES[name](z, value, self.arithmetic.functions)
-        return self.checked(value, 2 * error * abs(slope) + abs(value) * self.arithmetic.epsilon)
+        library = self.arithmetic.library
+        named, slope = _FUNCTIONS[name]
+        value = getattr(library, named)(z)
+        more = 2 * error * abs(slope(z, value, library)) + abs(value) * self.epsilon
+        return self.checked(value, more)
 
     def root(self, base: Value, degree: Value) -> Value:
         """The principal root; of a negative number an odd root is the real one."""
-        if degree[0] == 2:
-            return base if not base[0] and not base[1] else self.function("sqrt", base)
-        n = degree[0]
-        odd = not n.imag and n.real == round(float(n.real)) and int(n.real) % 2
-        if odd and not base[0].imag and base[0].real < 0:
-            value, error = self.power((-base[0], base[1]), self.over(degree))
+        (a, error), (n, _) = base, degree
+        if n == 2:
+            return base if not a and not error else self.function("sqrt", base)
+        odd = not n.imag and n.real == round(n.real) and int(n.real) % 2
+        if odd and not a.imag and a.real < 0:
+            value, error = self.power((-a, error), self.reciprocal(degree))
             return -value, error
-        return self.power(base, self.over(degree))
+        return self.power(base, self.reciprocal(degree))
 
     def power(self, base: Value, exponent: Value) -> Value:
-        (a, error_a), (n, error_n) = base, exponent
-        whole = (
-            not n.imag
-            and not error_n * 1e9 > 1
-            and n.real == round(float(n.real))
-            and abs(n.real) <= 1_000
-        )
-        if abs(a) <= 8 * error_a or not a:
-            if whole and n.real > 0 and not a and not error_a:
+        (a, error), (n, error_n) = base, exponent
+        whole = not n.imag and n.real == round(n.real) and abs(n) <= 1_000 and error_n * 1e9 <= 1
+        if abs(a) <= 8 * error or not a:
+            if whole and n.real > 0 and not a and not error:
                 return base
             raise NoValue
         if abs(n) * (1 + abs(math.log(float(abs(a))))) > LARGEST:
             raise NoValue
-        if whole:
-            power = a ** int(n.real)
-            return self.checked(
-                power,
-                2
-                * abs(power)
-                * (abs(n) * error_a / abs(a) + (abs(n) + 1) * self.arithmetic.epsilon),
-            )
-        return self.function("exp", self.times(exponent, self.function("ln", base)))
+        if not whole:
+            return self.function("exp", self.times(exponent, self.function("ln", base)))
+        power = a ** int(n.real)
+        relative = abs(n) * error / abs(a) + (abs(n) + 1) * self.epsilon
+        return self.checked(power, 2 * abs(power) * relative)
 
     def factorial(self, part: Value) -> Value:
         z, error = part[0] + 1, part[1]
-        pole = not z.imag and z.real < 0.5 and abs(z.real - round(float(z.real))) <= 8 * error
+        pole = not z.imag and z.real < 0.5 and abs(z.real - round(z.real)) <= 8 * error
         if abs(z) > 300 or pole:
             raise NoValue
         value = self.arithmetic.gamma(z)
-        return self.checked(value, 20 * (error + abs(z) * self.arithmetic.epsilon) * abs(value))
+        return self.checked(value, 20 * (error + abs(z) * self.epsilon) * abs(value))
 
 
-_SLOPES = {
-    "sin": lambda z, v, f: f["cos"](z),
-    "cos": lambda z, v, f: f["sin"](z),
-    "tan": lambda z, v, f: 1 + v * v,
-    "exp": lambda z, v, f: v,
-    "ln": lambda z, v, f: 1 / z,
-    "sqrt": lambda z, v, f: 1 / v,
-    "arcsin": lambda z, v, f: 1 / f["sqrt"](1 - z * z) if z not in (1, -1) else 0,
-    "arccos": lambda z, v, f: 1 / f["sqrt"](1 - z * z) if z not in (1, -1) else 0,
-    "arctan": lambda z, v, f: 1 / (1 + z * z),
-    "sinh": lambda z, v, f: f["cosh"](z),
-    "cosh": lambda z, v, f: f["sinh"](z),
-    "tanh": lambda z, v, f: 1 - v * v,
+def _arc_slope(z: Any, value: Any, library: Any) -> Any:
+    return 1 / library.sqrt(1 - z * z) if z not in (1, -1) else 0
+
+
+# What `cmath` and mpmath call a function, and its slope up to the sign.
+_FUNCTIONS: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
+    "sin": ("sin", lambda z, value, library: library.cos(z)),
+    "cos": ("cos", lambda z, value, library: library.sin(z)),
+    "tan": ("tan", lambda z, value, library: 1 + value * value),
+    "exp": ("exp", lambda z, value, library: value),
+    "ln": ("log", lambda z, value, library: 1 / z),
+    "sqrt": ("sqrt", lambda z, value, library: 1 / value),
+    "arcsin": ("asin", _arc_slope),
+    "arccos": ("acos", _arc_slope),
+    "arctan": ("atan", lambda z, value, library: 1 / (1 + z * z)),
+    "sinh": ("sinh", lambda z, value, library: library.cosh(z)),
+    "cosh": ("cosh", lambda z, value, library: library.sinh(z)),
+    "tanh": ("tanh", lambda z, value, library: 1 - value * value),
 }
 _ERRORS = (ArithmeticError, ValueError, RecursionError, KeyError)
-_FLOATS = Floats()
 
 
 def surely_differ(first: Node, second: Node) -> bool:
     """Whether two expressions are certain not to be equal, by floats; False if nobody can tell."""
-    at = Evaluation(_FLOATS, "positive", "")
+    at = Evaluation(FLOATS, "positive", "")
     try:
         (a, error_a), (b, error_b) = at.value(first), at.value(second)
     except _ERRORS:
@@ -286,56 +271,51 @@ def surely_differ(first: Node, second: Node) -> bool:
 
 def is_near(first: Node, second: Node, distance: Fraction | float) -> bool:
     """Whether the values of two expressions of numbers differ by less, in floats."""
-    at = Evaluation(_FLOATS, POINTS[0], "")
+    at = Evaluation(FLOATS, POINTS[0], "")
     try:
         return not names(first) and abs(at.value(first)[0] - at.value(second)[0]) < distance
     except _ERRORS:
         return False
 
 
-def equal(first: Node, second: Node, seed: str) -> bool:
+def equal(gold: Node, answer: Node, seed: str) -> bool:
     """Whether two expressions have the same value at all points where the first has one."""
-    return _agree_at_points(first, second, seed, ratio=False)
+    return _agree_at_points(gold, answer, seed, ratio=False)
 
 
-def proportional(first: Node, second: Node, seed: str) -> bool:
+def proportional(gold: Node, answer: Node, seed: str) -> bool:
     """Whether two expressions differ by a constant factor that is neither zero nor infinite."""
-    if names(first) != names(second) or not names(first):
-        return False
-    return _agree_at_points(first, second, seed, ratio=True)
+    return _agree_at_points(gold, answer, seed, ratio=True)
 
 
-def _agree_at_points(one: Node, other: Node, seed: str, *, ratio: bool) -> bool:
-    bound = names(one) | names(other) | names(one, "apply") | names(other, "apply")
+def _agree_at_points(gold: Node, answer: Node, seed: str, *, ratio: bool) -> bool:
+    varies = any(names(node, kind) for node in (gold, answer) for kind in ("symbol", "apply"))
     factor: Value | None = None
     compared = 0
-    for point in POINTS if bound else POINTS[:1]:
+    for point in POINTS if varies else POINTS[:1]:
         at = Evaluation(digits(), point, seed)
         try:
-            a = at.value(one)
+            a = at.value(gold)
         except _ERRORS:
             continue
         try:
-            b = at.value(other)
-            if ratio and factor is None:
-                factor = at.times(b, at.over(a))
+            b = at.value(answer)
+            if ratio:
+                factor = factor or at.times(b, at.reciprocal(a))
                 if abs(factor[0]) <= 8 * factor[1]:
                     return False
-                compared += 1
-                continue
-            if ratio and factor is not None:
                 a = at.times(a, factor)
         except _ERRORS:
             return False
         if not _agree(a, b):
             return False
         compared += 1
-    return compared >= (2 if bound else 1)
+    return compared >= (2 if varies else 1)
 
 
 def _agree(first: Value, second: Value) -> bool:
     (a, error_a), (b, error_b) = first, second
-    error, close = error_a + error_b, digits().context.mpf(10) ** -CLOSE
+    error, close = error_a + error_b, digits().library.mpf(10) ** -CLOSE
     if abs(a - b) > 16 * error:
         return False
     return error <= close * max(abs(a), abs(b)) or error <= close
@@ -364,16 +344,14 @@ def _does_not_commute(node: Node) -> bool:
     """Whether a product has an inverse before a letter, a transpose, or an operator (a hat)."""
     if node.kind == "power" and node.args[1] == Node("symbol", ("T",)):
         return True
-    if node.kind == "product":
-        letters = [bool(names(factor)) for factor in node.args]
-        for place, factor in enumerate(node.args):
-            inverse = factor.kind == "power" and factor.args[1] == negated(number(1))
-            if inverse and letters[place]:
-                around = factor.args[0] in node.args[: max(0, place - 1)]
-                if any(letters[place + 1 :]) or around:
-                    return True
-            operator = factor.kind == "symbol" and factor.args[0].startswith("hat(")
-            if operator and sum(letters) > 1:
+    factors = node.args if node.kind == "product" else ()
+    letters = [bool(names(factor)) for factor in factors]
+    for place, factor in enumerate(factors):
+        if factor.kind == "symbol" and factor.args[0].startswith("hat(") and sum(letters) > 1:
+            return True
+        if factor.kind == "power" and factor.args[1] == negated(number(1)) and letters[place]:
+            around = factor.args[0] in factors[: max(0, place - 1)]
+            if around or any(letters[place + 1 :]):
                 return True
     return any(map(_does_not_commute, children(node)))
 

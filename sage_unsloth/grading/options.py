@@ -3,6 +3,7 @@
 import re
 
 from sage_unsloth.grading.forms import read
+from sage_unsloth.grading.units import words_of
 
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)\s+)?(?:\\text\{\s*)?(?P<open>[(\[]?)\s*(?:\\text\{\s*)?(?P<letter>[A-Za-z])(?![a-zA-Z])"
@@ -12,13 +13,14 @@ _CHOSEN = re.compile(
 _CORRECT = re.compile(
     r"is (?:the )?(?:(?:correct|right|best)(?: (?:answer|option|choice))?|answer)\.?", re.IGNORECASE
 )
+_OPTION = re.compile(r"[(\[]?[A-Ea-e][)\]]?")
+_IN_BRACKETS = re.compile(r"\([A-Ea-e]\)|(?<![a-zA-Z])[A-E]\)")
 _TWO = re.compile(r"(?:both )?[A-E] and [A-E]|neither [A-E] nor [A-E]", re.IGNORECASE)
-_HEDGES = r"""
+_HEDGE = words_of("""
     or unless versus vs except wrong incorrect false fails fail unlikely maybe perhaps possibly
     probably but nor if see plus alternatively instead rather else either neither isn't nope
     untrue reject no not and then also over
-"""
-_HEDGE = frozenset(_HEDGES.split())
+""")
 
 
 def is_choice(answer: str, letter: str) -> bool:
@@ -28,9 +30,7 @@ def is_choice(answer: str, letter: str) -> bool:
         return False
     rest = match["rest"].strip(" .")
     if not rest:
-        return match["close"] in (")", "]", "", ".", ":", ").", ")]", "):") or match["close"] in (
-            ",",
-        )
+        return match["close"] in ("", ",", ".", ":", ")", "]", ").", ")]", "):")
     if _CORRECT.fullmatch(rest):
         return True
     inside = rest.startswith("(") and rest.endswith(")")
@@ -39,22 +39,13 @@ def is_choice(answer: str, letter: str) -> bool:
     rest = rest.strip("()") if inside else rest
     if _TWO.fullmatch(rest):
         return not inside
-    text = re.sub(r"\\[a-zA-Z]+", " ", rest)
-    words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
-    if (
-        any(len(word) == 1 and word not in ("a", "I") for word in words)
-        and read(rest, units=True) is None
-    ):
+    words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", re.sub(r"\\[a-zA-Z]+", " ", rest))
+    letters = [word for word in words if len(word) == 1 and word not in ("a", "I")]
+    if letters and read(rest, units=True) is None:
         return False
-    if (
-        any(len(word) == 1 for word in words)
-        and match["close"] in (",", "")
-        and re.fullmatch(r"\(?[A-Za-z]\)?", rest)
-    ):
+    if match["close"] in (",", "") and re.fullmatch(r"\(?[A-Za-z]\)?", rest):
         return False
-    if re.fullmatch(r"[(\[]?[A-Ea-e][)\]]?", rest) or re.search(
-        r"\([A-Ea-e]\)|(?<![a-zA-Z])[A-E]\)", rest
-    ):
+    if _OPTION.fullmatch(rest) or _IN_BRACKETS.search(rest):
         return False
     lowered = [word.lower() for word in words]
     if lowered[:2] == ["not", "enough"]:

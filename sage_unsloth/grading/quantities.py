@@ -10,20 +10,14 @@ from sage_unsloth.grading.tokens import Token, Unreadable
 from sage_unsloth.grading.tree import Node, exact, number
 from sage_unsloth.grading.units import FILLERS, GLUED, JOINS, RATES, SCALES, Unit, unit_of_word
 
+MOST_UNIT_WORDS = 8
 COMPOUND = "compound"
 """Marks the unit of a quantity that is written in two, `2 hours 30 minutes`."""
 RELATIONS = {"<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 _CURRENCIES = {
-    "$": "$",
-    r"\$": "$",
-    "USD": "$",
-    "US": "$",
-    "€": "€",
-    "EUR": "€",
-    "£": "£",
-    "GBP": "£",
-}
-_CURRENCIES |= {"¥": "¥", "₹": "₹", "Rs": "₹"}
+    "$": "$", r"\$": "$", "USD": "$", "US": "$", "€": "€", "EUR": "€", "£": "£", "GBP": "£",
+    "¥": "¥", "₹": "₹", "Rs": "₹",
+}  # fmt: skip
 _SIGNS = frozenset((r"\mu", r"\Omega", "Å", "¢", "€", "£", "°", "$", "/"))
 _ENDS = frozenset((",", ";", "and", "or", "=", "+", "-", ")", "]", r"\times", *RELATIONS))
 _POWERED = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -93,11 +87,11 @@ class Quantities(Reader):
             if self.take("/", "per"):
                 sign = -1
                 continue
-            found = self.unit_word(first=not words)
-            if found is None:
+            parts = self.unit_word(first=not words)
+            if parts is None or words == MOST_UNIT_WORDS:
                 return None
             words += 1
-            for word, power in found:
+            for word, power in parts:
                 if word in RATES:
                     (length, more), (time, less) = map(self.dimension, RATES[word])
                     powers, size = powers | {length: 1, time: -1}, size * more / less
@@ -147,7 +141,9 @@ class Quantities(Reader):
                 self.at = start
                 return None
         if power > 1:  # "square" alone
-            behind = self.unit_word(first=False) or [("", 0)]
+            behind = self.unit_word(first=False)
+            if behind is None:
+                return None
             words += [(behind[0][0], behind[0][1] * power), *behind[1:]]
         elif words and self.peek() == "^" and self.peek(1) != r"\circ":
             self.next()
@@ -173,12 +169,8 @@ class Quantities(Reader):
         return not first or (self.units and (token.spaced or word in GLUED))
 
     def dimension(self, word: str) -> tuple[str, Fraction]:
-        found = unit_of_word(word)
-        if found is None and word.lower() in self.nouns:
-            return f"noun {word.lower().removesuffix('s')}", Fraction(1)
-        if found is None:
-            raise Unreadable
-        return found
+        unit = unit_of_word(word)
+        return unit or (f"noun {word.lower().removesuffix('s')}", Fraction(1))
 
     def currency(self) -> str | None:
         """The currency before a number, which is then behind."""
@@ -192,10 +184,10 @@ class Quantities(Reader):
         if token.text == "Rs":
             self.take(".")
         behind = self.token()
-        if behind is None or not (behind.kind == "number" or behind.text in ("-", r"\frac")):
-            self.at = start
-            return None
-        return _CURRENCIES[token.text]
+        if behind is not None and (behind.kind == "number" or behind.text in ("-", r"\frac")):
+            return _CURRENCIES[token.text]
+        self.at = start
+        return None
 
     def money(self, currency: str, unit: Unit | None, start: int) -> Unit:
         """The unit of an amount with its currency before it; `per day`, `dollars` may follow."""
@@ -234,6 +226,11 @@ class Quantities(Reader):
             value, unit = Node("sum", (value, part)), replace(unit, nouns=frozenset((COMPOUND,)))
         self.at = start
         return Node("quantity", (value, unit))
+
+
+def amount(node: Node) -> tuple[Node, Unit | None]:
+    """The value and the unit of a quantity; of another node itself and None."""
+    return node.args if node.kind == "quantity" else (node, None)
 
 
 def is_word(token: Token | None) -> bool:

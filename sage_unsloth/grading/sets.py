@@ -1,6 +1,5 @@
 r"""Reads brackets that hold lists: sets, tuples, intervals, matrices; and joins intervals."""
 
-from sage_unsloth.grading.expressions import DEEPEST
 from sage_unsloth.grading.quantities import Quantities
 from sage_unsloth.grading.tokens import Unreadable
 from sage_unsloth.grading.tree import EXPRESSIONS, INFINITY, Node, exact, negated
@@ -56,22 +55,16 @@ class Sets(Quantities):
         if opening == r"\begin":
             return self.matrix()
         if opening in (r"\{", "{"):
-            return self.nested(self.braces, r"\}" if opening == r"\{" else "}")
+            with self.nested():
+                return self.braces(r"\}" if opening == r"\{" else "}")
         if opening in ("(", "[") and self.take(r"\begin"):
             matrix = self.matrix()
             self.expect(")" if opening == "(" else "]")
             return matrix
         if opening not in ("(", "[", "]"):
             raise Unreadable
-        return self.nested(self.brackets, opening)
-
-    def nested(self, reading, argument: str) -> Node:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable
-        node = reading(argument)
-        self.depth -= 1
-        return node
+        with self.nested():
+            return self.brackets(opening)
 
     def brackets(self, opening: str) -> Node:
         items = [self.element()]
@@ -98,16 +91,16 @@ class Sets(Quantities):
                 self.next()
             if variable.kind != "letters" or not self.take(r"\mid", "|", ":"):
                 raise Unreadable
-            found = self.condition_on(variable.text)
+            node = self.condition_on(variable.text)
         else:
             items: list[Node] = []
             while self.peek() != closing:
                 items.append(self.element())
                 if not self.take(",", ";"):
                     break
-            found = Node("members", tuple(items))
+            node = Node("members", tuple(items))
         self.expect(closing)
-        return found
+        return node
 
     def condition_on(self, variable: str) -> Node:
         raise Unreadable  # `forms.Statement` reads inequalities
@@ -190,22 +183,20 @@ def inequality(sides: list[Node], operators: list[str]) -> Node:
     name, belongs = left.args[0], operator in ("<=", ">=")
     if operator == "!=":
         return apart(right, name)
-    below = operator in ("<", "<=")
-    piece = (
-        ray(negated(INFINITY), right, False, belongs)
-        if below
-        else ray(right, INFINITY, belongs, False)
-    )
-    return Node("union", ((piece,), name))
+    if operator in ("<", "<="):
+        return Node("union", ((ray(negated(INFINITY), right, False, belongs),), name))
+    return Node("union", ((ray(right, INFINITY, belongs, False),), name))
 
 
 def both_hold(first: Node, second: Node, variable: str, *, apart: bool) -> Node:
     """The interval of `x > 2` and `x < 4`; of `x < 2, x > 4` both, if `apart`."""
     low, high = sorted((first, second), key=lambda piece: piece.args[0] == negated(INFINITY))
-    a, b = exact(low.args[0]), exact(high.args[1])
-    opposite = low.args[1] == INFINITY and high.args[0] == negated(INFINITY)
-    if not opposite or a is None or b is None or (a >= b and not apart):
+    (bottom, no_top, has_bottom, _), (no_bottom, top, _, has_top) = low.args, high.args
+    a, b = exact(bottom), exact(top)
+    if no_top != INFINITY or no_bottom != negated(INFINITY) or a is None or b is None:
         raise Unreadable
-    if a >= b:
-        return Node("union", ((high, low), variable))
-    return Node("union", ((ray(low.args[0], high.args[1], low.args[2], high.args[3]),), variable))
+    if a < b:
+        return Node("union", ((ray(bottom, top, has_bottom, has_top),), variable))
+    if not apart:
+        raise Unreadable
+    return Node("union", ((high, low), variable))

@@ -35,6 +35,9 @@ _INSIDE = re.compile(
 )
 
 
+_KINDS = ("based", "number", "text", "row", "command", "letters", "sign")
+
+
 class Unreadable(ValueError):
     """The text is no answer of the grammar."""
 
@@ -69,11 +72,7 @@ def tokens_of(text: str) -> list[Token]:
         match = (_INSIDE if depth else _OUTSIDE).match(text, at)
         if match is None:
             raise Unreadable
-        kind = next(
-            name
-            for name in ("based", "number", "text", "row", "command", "letters", "sign")
-            if match[name] is not None
-        )
+        kind = next(kind for kind in _KINDS if match[kind] is not None)
         part = match["inside"].strip(" ~") if kind == "text" else match[kind]
         value = None
         if kind == "number":
@@ -94,13 +93,10 @@ def tokens_of(text: str) -> list[Token]:
 def _value(text: str) -> Fraction:
     text = text.replace(",", "").replace(" ", "").lower()
     digits, _, exponent = text.partition("e")
-    if (
-        len(digits) > LONGEST_NUMBER
-        or len(exponent) > 4
-        or abs(int(exponent or 0)) > LARGEST_EXPONENT
-    ):
+    if len(digits) > LONGEST_NUMBER or len(exponent) > 4:
+        raise Unreadable
+    power = int(exponent or 0)
+    if abs(power) > LARGEST_EXPONENT:
         raise Unreadable
     whole, _, decimals = digits.partition(".")
-    shift = int(exponent or 0) - len(decimals)
-    value = int((whole + decimals) or 0)
-    return Fraction(value * 10**shift) if shift >= 0 else Fraction(value, 10**-shift)
+    return int((whole + decimals) or 0) * Fraction(10) ** (power - len(decimals))

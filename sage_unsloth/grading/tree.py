@@ -19,7 +19,9 @@ Answers that are no single expression:
     assignments ((name, value), ...)   dimensions (lengths)
 """
 
+import functools
 import math
+import operator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -110,10 +112,8 @@ def _exact(node: Node) -> Fraction:
         return args[0]
     if kind in ("sum", "product"):
         values = [_exact(arg) for arg in args]
-        total = values[0]
-        for value in values[1:]:
-            total = _small(total + value if kind == "sum" else total * value)
-        return total
+        operation = operator.add if kind == "sum" else operator.mul
+        return functools.reduce(lambda a, b: _small(operation(a, b)), values)
     if kind == "negative":
         return -_exact(args[0])
     if kind == "reciprocal":
@@ -127,9 +127,8 @@ def _exact(node: Node) -> Fraction:
     if kind == "binomial":
         return _small(Fraction(math.comb(*(_count(arg, MAX_COUNT) for arg in args))))
     if kind == "call" and args[0] in ("abs", "floor", "ceil"):
-        return Fraction(
-            {"abs": abs, "floor": math.floor, "ceil": math.ceil}[args[0]](_exact(args[1]))
-        )
+        function = {"abs": abs, "floor": math.floor, "ceil": math.ceil}[args[0]]
+        return Fraction(function(_exact(args[1])))
     raise NoValue
 
 
@@ -163,9 +162,10 @@ def _root(value: Fraction, degree: int) -> Fraction:
         raise NoValue
     parts = []
     for part in (value.numerator, value.denominator):
-        root = (
-            math.isqrt(part) if degree == 2 else round(part ** (1 / degree)) if part < 2**200 else 0
-        )
+        if degree == 2:
+            root = math.isqrt(part)
+        else:
+            root = round(part ** (1 / degree)) if part < 2**200 else 0
         if root**degree != part:
             raise NoValue
         parts.append(root)

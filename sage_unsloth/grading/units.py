@@ -1,7 +1,7 @@
 """Units, counted things and number words: everything that may follow a number, by name.
 
 A word that is not in these tables is no unit. (What a problem's own text counts is taken off before
-an answer is read: `mathematics.without_nouns`.) A unit has an exact size in the base unit of its
+an answer is read: `mathematics.counted_words`.) A unit has an exact size in the base unit of its
 dimension, so `2.5 hours` is `2 hours 30 minutes`.
 """
 
@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 PERCENT, ANGLE = "%", "angle"
+
+
+def words_of(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 # dimension: name = size in the dimension's first unit, and other spellings; a bare "=" is 1.
 _TABLE = """
@@ -72,7 +77,7 @@ bit: bit= bits | Mbps=
 level: dB= decibel decibels
 area: acre= acres | hectare=61776/25000 hectares ha
 """
-_COUNTED = """
+_COUNTED = words_of("""
     apple orange banana pear peach plum lemon lime mango grape cherry strawberry blueberry
     raspberry berry watermelon melon pineapple coconut avocado tomato potato carrot onion
     cucumber pepper pumpkin vegetable fruit nut peanut almond walnut acorn egg cookie cake
@@ -113,20 +118,17 @@ _COUNTED = """
     chromosome gene atom electron proton neutron photon molecule particle bond isomer valence
     layer node level state mode degree bit byte query comparison operation iteration cycle swap
     move
-"""
-_SKIP = frozenset(
-    ("prime", "hat", "log", "loss", "multiple", "root", "factor", "cube", "square", "power")
-)
-NOUNS = frozenset(_COUNTED.split()) - _SKIP
-_FILLERS = """
+""")
+_SKIP = words_of("prime hat log loss multiple root factor cube square power")
+NOUNS = _COUNTED - _SKIP
+FILLERS = words_of("""
     total left each altogether remaining old different distinct possible real positive only tall
     long wide deep high all
-"""
-FILLERS = frozenset(_FILLERS.split())
+""")
 JOINS = frozenset(("and", "of", "per", "a", "an", "the", "every"))
 
 
-_LABELS = """
+LABELS = words_of("""
     area perimeter circumference volume surface length width height depth radius diameter
     distance displacement base side hypotenuse angle slope intercept total sum difference
     product quotient remainder average mean median mode range variance deviation probability
@@ -135,8 +137,7 @@ _LABELS = """
     tax discount tip salary income change money amount number count value max maximum min
     minimum answer result solution score determinant det rank trace discriminant period
     frequency amplitude wavelength the of
-"""
-LABELS = frozenset(_LABELS.split())
+""")
 """Words that may name a number before "=" or ":"."""
 
 
@@ -170,10 +171,7 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 UNITS = _table()
 RATES = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmph": ("km", "h"), "kmh": ("km", "h")}
 """Units that are a rate: of what, and in which time."""
-_GLUED = """
-    m g s h L V W N J
-"""
-GLUED = frozenset(_GLUED.split()) - {"s"}
+GLUED = words_of("m g h L V W N J")
 """Units of one letter that may stand right behind a number."""
 
 
@@ -192,18 +190,15 @@ def unit_of_word(word: str) -> tuple[str, Fraction] | None:
 
 # --- number words ---------------------------------------------------------------------------------
 
-_ONES_TEXT = r"""
+_NUMERALS = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
     fifteen sixteen seventeen eighteen nineteen
 """
-_ONES = _ONES_TEXT.split()
-_TENS_TEXT = """
-    twenty thirty forty fifty sixty seventy eighty ninety
-"""
-_TENS = _TENS_TEXT.split()
+_ONES = _NUMERALS.split()
 _SMALL = {word: value for value, word in enumerate(_ONES)} | {
-    word: 10 * value for value, word in enumerate(_TENS, 2)
-}
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70,
+    "eighty": 80, "ninety": 90,
+}  # fmt: skip
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _PARTS = {
     "half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
@@ -216,25 +211,22 @@ def number_in_words(words: str) -> Fraction | None:
     parts = [part for part in re.split(r"[\s-]+", words.lower().strip()) if part != "and"]
     if not parts or len(parts) > 12:
         return None
-    if parts in (["half"], ["a", "half"], ["one", "half"]):
+    if parts == ["half"]:
         return Fraction(1, 2)
     if parts[0] == "a" and len(parts) == 2 and parts[1] in SCALES:
         parts[0] = "one"
     if len(parts) == 2 and parts[0] in (*_ONES[1:], "a"):
         share = _PARTS.get(parts[1]) or _PARTS.get(parts[1].removesuffix("s"))
         if share:
-            return Fraction(max(1, _ONES.index(parts[0]) if parts[0] in _ONES else 1), share)
+            return Fraction(_SMALL.get(parts[0], 1), share)
     total = group = 0
     last = last_scale = 10**15  # what follows is smaller: hundreds, then tens, then ones
     for part in parts:
         if part in _SMALL:
             value = _SMALL[part]
             size = 10 if value >= 20 else 1
-            if (
-                last <= size
-                or (size == 1 and value >= 10 and last < 100)
-                or (value == 0 and len(parts) > 1)
-            ):
+            teen = 10 <= value < 20
+            if last <= size or (teen and last < 100) or (value == 0 and len(parts) > 1):
                 return None
             group, last = group + value, size
         elif part == "hundred" and 0 < group < 10:

@@ -9,6 +9,7 @@ import unicodedata
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER
 from sage_unsloth.grading.extraction import closing_brace
+from sage_unsloth.grading.units import words_of
 
 LAYERS = 12  # of markup around an answer
 MOST_BRACES = 200
@@ -21,9 +22,9 @@ _GREEK = dict(zip("αβγδεζηθκλμνξπρστφχψωΓΔΘΛΣΦΨΩ", 
 _LATEX = {
     "×": "times", "·": "cdot", "⋅": "cdot", "÷": "div", "∞": "infty", "±": "pm", "∓": "mp",
     "≤": "le", "≥": "ge", "≠": "ne", "≈": "approx", "∪": "cup", "∩": "cap", "∈": "in",
-    "∖": "setminus",
-    "∅": "emptyset", "µ": "mu", "ħ": "hbar", "…": "ldots", "ℝ": "mathbb{R}", "ℤ": "mathbb{Z}",
-    "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}", "∣": "mid",
+    "∖": "setminus", "∅": "emptyset", "µ": "mu", "ħ": "hbar", "…": "ldots",
+    "ℝ": "mathbb{R}", "ℤ": "mathbb{Z}", "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}",
+    "∣": "mid", "⇒": "Rightarrow", "∨": "lor", "≡": "equiv",
 }  # fmt: skip
 _FRACTIONS = {
     character: r"\frac{{{}}}{{{}}}".format(
@@ -38,71 +39,67 @@ _CHARACTERS = str.maketrans(
     | dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003", " ")  # no-break and other spaces
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad")  # of no width: nobody sees them
     | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # of full width
-    | {
-        "°": r"^\circ ",
-        "º": r"^\circ ",
-        "∴": "",
-        "⇒": r"\Rightarrow ",
-        "∨": r"\lor ",
-        "≡": r"\equiv ",
-        "′": "'",
-        "’": "'",
-        "‘": "'",
-        "″": '"',
-        "“": '"',
-        "”": '"',
-        "\u2044": "/",
-    }
+    | {"°": r"^\circ ", "º": r"^\circ ", "′": "'", "’": "'", "‘": "'", "″": '"', "“": '"', "”": '"'}
+    | {"∴": "", "\u2044": "/"}
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+# Commands that say nothing, and those of which another says the same.
+_NOTHING = words_of("""
+    left right middle big Big bigg Bigg bigl bigr bigm Bigl Bigr Bigm biggl biggr
+    biggm Biggl Biggr Biggm
+    displaystyle textstyle large Large LARGE huge small bf rm
+""")
+_COMMANDS = dict.fromkeys(_NOTHING, "") | {
+    "cr": r"\\", "colon": ":", "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")",
+    "vert": "|", "lvert": "|", "rvert": "|", "dfrac": r"\frac", "tfrac": r"\frac",
+    "cfrac": r"\frac", "nicefrac": r"\frac", "sfrac": r"\frac", "dbinom": r"\binom",
+    "tbinom": r"\binom", "leqslant": r"\le ", "leqq": r"\le ", "leq": r"\le ",
+    "le": r"\le ", "ge": r"\ge ", "ne": r"\ne ",
+    "geqslant": r"\ge ", "geqq": r"\ge ", "geq": r"\ge ", "neq": r"\ne ", "lt": "<", "gt": ">",
+    "imath": "i", "jmath": "i", "varnothing": r"\emptyset ", "empty": r"\emptyset ",
+    "varepsilon": r"\epsilon", "vartheta": r"\theta", "varphi": r"\phi", "varrho": r"\rho",
+    "varsigma": r"\sigma", "varpi": r"\pi", "varkappa": r"\kappa", "degree": r"^\circ ",
+    "textdegree": r"^\circ ", "quad": " ", "qquad": " ",
+}  # fmt: skip
+
+
+def _command(match: re.Match[str]) -> str:
+    return _COMMANDS.get(match[1], match[0])
+
+
 # Each in turn; what comes out is the same mathematics in one spelling.
 _SPELLINGS = [
     (re.compile(pattern, re.ASCII), new)
     for pattern, new in (
         (r"(?<=\d)(?:\{,\}|\\,|\\!,?|,\\!)\s?(?=\d{3}(?!\d))", ""),  # 1{,}000
-        (r"\\!", ""),
-        (r"\\\\\[[\d.]+[a-z]+\]|\\cr(?![a-zA-Z])", r"\\\\"),
-        (r"\{\s*\}", ""),
-        (r"\{:\}|\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}", ":"),
+        (r"\\!|\{\s*\}|\\(?:left|right)\.", ""),
+        (r"\\\\\[[\d.]+[a-z]+\]", r"\\\\"),
+        (r"\\([a-zA-Z]+)", _command),
+        (r"\{:\}|\\text\{\s*:\s*\}", ":"),
         (r"\+/-|plus or minus", r"\\pm "),
         (r"(?<!\d)\.(?=\\(?:overline|bar))", "0."),
-        (r"\^\s*\{?\s*(?:\\text\{\s*o\s*\}|o(?![a-zA-Z]))\s*\}?|\\textdegree", r"^\\circ "),
+        (r"\^\s*\{?\s*(?:\\text\{\s*o\s*\}|o(?![a-zA-Z]))\s*\}?", r"^\\circ "),
         (r"per cent\b", "percent"),
-        (r"[∛]\s*(\d+)", r"\\sqrt[3]{\1}"),
+        (r"∛\s*(\d+)", r"\\sqrt[3]{\1}"),
         (r"\{,\}", ","),
-        (r"\\(?:left|right)\.", ""),
-        (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
-        (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|huge|small|bf|rm)(?![a-zA-Z])", ""),
-        (r"\\([lr])brace(?![a-zA-Z])", lambda m: r"\{" if m[1] == "l" else r"\}"),
-        (r"\\langle(?![a-zA-Z])", "("),
-        (r"\\rangle(?![a-zA-Z])", ")"),
-        (r"\\[lr]?vert(?![a-zA-Z])", "|"),
-        (r"\\(?:[dtc]|nice|s)frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
-        (r"\\(?:leqslant|leqq|leq|le)(?![a-zA-Z])|<=", r"\\le "),
-        (r"\\(?:geqslant|geqq|geq|ge)(?![a-zA-Z])|>=", r"\\ge "),
-        (r"\\(?:neq|ne)(?![a-zA-Z])|!=", r"\\ne "),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\\(?:imath|jmath)(?![a-zA-Z])", "i"),
-        (r"\\(?:varnothing|empty)(?![a-zA-Z])", r"\\emptyset "),
+        ("<=", r"\\le "),
+        (">=", r"\\ge "),
+        ("!=", r"\\ne "),
         (r"\\mathbb\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC])(?![a-zA-Z]))", r"\\mathbb\1\2 "),
-        (r"\\var(epsilon|theta|phi|rho|sigma|pi|kappa)(?![a-zA-Z])", r"\\\1"),
-        (r"\\degree(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^\\circ "),
+        (r"\^\s*\{\s*(?:\^\s*)?\\circ\s*\}|\^\s*(?:\^\s*)?\\circ(?![a-zA-Z])", r"^\\circ "),
         (r"\^\s*\{\s*((?:\\prime\s*)+)\}", lambda m: "'" * m[1].count("prime")),
         (r"\^\s*\\prime(?![a-zA-Z])", "'"),
         (r"\\(?:mathbf|bm|boldsymbol)\s*\{\s*([a-zA-Z])\s*\}", r"\\vec{\1}"),
         (
-            r"\\(?:text(?:bf|rm|it|sf|normal)|mbox|math(?:rm|bf|it|sf)|bm|boldsymbol)\s*\{",
+            r"\\(?:text(?:bf|rm|it|sf|normal)|mbox|math(?:rm|bf|it|sf)|bm|boldsymbol"
+            r"|operatorname\*?|text(?=\s))\s*\{",
             r"\\text{",
         ),
-        (r"\\operatorname\*?\s*\{", r"\\text{"),
-        (r"\\text\s+\{", r"\\text{"),
         (r"\\text\{[\s~]*\}", ""),
         (r"\\text\{\s*([ei])\s*\}", r" \1 "),
         (r"(?<![a-zA-Z])(?:np|math)\.(?=[a-z])", ""),
-        (r"\\(?:quad|qquad|hspace\{[^{}]*\})(?![a-zA-Z])|(?<!\\)\\[,;: ]|(?<!\\)~", " "),
+        (r"\\hspace\{[^{}]*\}|(?<!\\)\\[,;: ]|(?<!\\)~", " "),
         (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
         (r"[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}"),
         (r"(?:\d\u0305)+", lambda m: r"\overline{" + m[0].replace("\u0305", "") + "}"),
@@ -154,12 +151,8 @@ def unwrap(text: str) -> str:
 
 def spelled(text: str) -> str | None:
     """The text in one spelling, without markup; None if it is empty, too long, or unbalanced."""
-    if (
-        len(text) > LONGEST_ANSWER
-        or text.count("{") > MOST_BRACES
-        or "~~" in text
-        or text.lstrip().startswith("~")
-    ):
+    struck = "~~" in text or text.lstrip().startswith("~")
+    if len(text) > LONGEST_ANSWER or text.count("{") > MOST_BRACES or struck:
         return None
     if _DIGITS.fullmatch(text):
         return text
@@ -178,15 +171,14 @@ def spelled(text: str) -> str | None:
     return text.strip()
 
 
-_LEAD_WORDS = """
+_LEADS = words_of("""
     so thus hence therefore then now we get have obtain find there it he she they this that
     the a an of final correct exact total answer answers ans result solution solutions set
     value values point points vertex center centre coordinates equation polynomial line
     function graph number ways area perimeter volume probability ratio sum difference product
     average mean median slope distance length angle remainder option choice day exactly only
     simply just precisely in equal equals to is are be was will on cost price time both
-"""
-_LEADS = frozenset(_LEAD_WORDS.split())
+""")
 _BEGINNING = re.compile(
     r"\\(?:therefore|implies|Rightarrow)(?![a-zA-Z])\s*"
     r"|(?:\\text\{\s*)?(?P<word>[A-Za-z]{2,}|a(?= [a-z]))\b,?(?!\s*\}?\s*[=^_'])\s*:?\s*\}?\s*"
@@ -220,20 +212,19 @@ _WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-z]{1,2}[A-Z]+|abc|[A-Z]{2}[a-z]|[A-Z][a-z][A-Z]")
 
 
-_SYMBOLS = """
+_ELEMENTS = words_of("""
     H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As
     Se Br Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Sm Eu Gd W Pt
     Au Hg Tl Pb Bi Rn Ra Th U Pu
-"""
-_ELEMENTS = frozenset(_SYMBOLS.split())
+""")
 
 
 def is_formula(text: str) -> bool:
     """Whether a gold is a chemical formula, H_2O or NaCl, whose order and case count."""
-    parts = re.findall(r"([A-Z][a-z]?)(?:_(?:\d|\{\d+\}))?", text)
-    whole = re.fullmatch(r"(?:[A-Z][a-z]?(?:_(?:\d|\{\d+\}))?){2,}", text) is not None
-    plain = len(text) > 2 and text.isalpha() and text.isupper()  # a name of capitals
-    return whole and not plain and _ELEMENTS.issuperset(parts)
+    if re.fullmatch(r"(?:[A-Z][a-z]?(?:_(?:\d|\{\d+\}))?){2,}", text) is None:
+        return False
+    capitals = len(text) > 2 and text.isalpha() and text.isupper()  # a name
+    return not capitals and _ELEMENTS.issuperset(re.findall(r"[A-Z][a-z]?", text))
 
 
 def as_text(text: str) -> str:
@@ -261,14 +252,10 @@ def as_words(text: str) -> str | None:
     words = inside.split()
     if not words or not all(_WORDS.fullmatch(word) for word in words):
         return None
-    if r"\text" not in text and (len(words) > 1 or _PRODUCT.fullmatch(words[0]) is None):
-        longest = max(map(len, words))
-        if longest < 3 and words[-1].lower() not in ("no", "up"):
+    if r"\text" not in text:
+        short = max(map(len, words)) < 3 and words[-1].lower() not in ("no", "up")
+        if short or all(len(word) == 1 or _PRODUCT.fullmatch(word) for word in words):
             return None
-        if all(len(word) == 1 or _PRODUCT.fullmatch(word) for word in words):
-            return None
-    elif r"\text" not in text:
-        return None
     words = [word.lower() for word in words]
     if len(words) > 1 and words[0] in ("a", "an", "the"):
         words = words[1:]

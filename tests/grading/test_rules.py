@@ -29,7 +29,7 @@ def verdict(answer, gold):
 
 # Not 0, of which a multiple is right too: "0 hundred", "594 * 0".
 integers = st.integers(-9999, 10**7).filter(bool).map(str)
-decimals = st.decimals(-999, 999, places=3, allow_nan=False).map(lambda d: f"{d:f}")
+decimals = st.decimals(-999, 999, places=3, allow_nan=False).filter(bool).map(lambda d: f"{d:f}")
 powers = st.builds(lambda a, b: f"{a / 100:.2f}e{b}", st.integers(100, 999), st.integers(-30, 30))
 fractions = st.builds(lambda a, b: rf"\frac{{{a}}}{{{b}}}", st.integers(1, 99), st.integers(2, 99))
 money = st.integers(1, 9999).map(lambda n: rf"\${n}")
@@ -51,6 +51,14 @@ GOLDS = st.one_of(
     integers, decimals, powers, fractions, money, degrees, nouns, choices, words, bases, lists,
     points, halves, ranges,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("x > 5%", "x > 5"), (r"42 > 43 \text{ cm}", "42 > 43"), (r"4 \mathrm{ft} \times 12", "143")],
+)
+def test_a_bound_or_length_with_a_unit_is_wrong_and_raises_nothing(answer, gold):
+    assert verdict(answer, gold).grade is Grade.WRONG
 
 
 @given(GOLDS, st.integers(0, 10**6))
