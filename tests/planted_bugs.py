@@ -185,6 +185,18 @@ BUGS = [
     ),
     # --- grading
     Bug(
+        "grading/tokens.py",
+        "LARGEST_EXPONENT = 400",
+        "LARGEST_EXPONENT = 4_000",
+        ("grading/test_rules.py::test_trees_by_hand",),
+    ),
+    Bug(
+        "grading/expressions.py",
+        "DEEPEST = 40",
+        "DEEPEST = 400",
+        ("grading/test_rules.py::test_trees_by_hand",),
+    ),
+    Bug(
         "grading/reward.py",
         'turns[-1]["content"]',
         'turns[0]["content"]',

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 LONGEST_NUMBER = 300  # characters
 LARGEST_EXPONENT = 400  # of ten, in 1e400
-MOST_TOKENS = 400
+MOST_TOKENS = 300
 
 _SPACED = r"[1-9][0-9]{0,2}(?:(?P<separator>[ ,])[0-9]{3})(?:(?P=separator)[0-9]{3})*(?![0-9])"
 _PLAIN = r"[0-9]+"
