@@ -16,7 +16,7 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.workers import CUT_SHORT, LATE, Workers
 from sage_unsloth.prompts import PROJECT_PROMPT, SOLUTION_END, SOLUTION_START, PromptFormat
 
-CACHED_PAIRS, CACHED_LENGTH = 65_536, 200  # characters of an answer
+CACHED_PAIRS, CACHED_LENGTH = 16_384, 200  # characters of an answer
 # Of answers for which a batch had no time; compared by identity, because it is not remembered.
 _CUT_SHORT = Verdict(Grade.TIMED_OUT, Kind.NONE)
 
