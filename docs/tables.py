@@ -234,46 +234,26 @@ def cell(row: dict) -> str:
 
 
 def from_red_team() -> str:
-    """What the grader accepts and refuses on real golds, by class, before and after its rules."""
-    before, after, large = (
-        read("grading", f"red_team_{name}.json") for name in ("before", "after", "more_golds")
-    )
+    """What the grader accepts and refuses on real golds, by class."""
+    result = read("grading", "red_team.json")
+    total = result["total"]
 
-    def share(result: dict, family: str, found: str, of: str) -> str:
-        count = result["total"]["classes"].get(family, {})
-        return f"{count.get(found, 0):,} of {count[of]:,}" if count.get(of) else ""
+    def share(count: dict, failures: str, of: str) -> str:
+        return f"{count.get(failures, 0):,} of {count[of]:,}" if count.get(of) else ""
 
     rows = [
-        [
-            family,
-            *(share(r, family, "false_accepts", "wrong") for r in (before, after, large)),
-            *(share(r, family, "false_rejects", "right") for r in (before, after, large)),
-        ]
-        for family in large["total"]["classes"]
+        [family, share(count, "false_accepts", "wrong"), share(count, "false_rejects", "right")]
+        for family, count in (*total["classes"].items(), ("**all**", total))
     ]
-    rows.append(
-        [
-            "**all**",
-            *(f"**{r['total']['false_accept_rate']:.2%}**" for r in (before, after, large)),
-            *(f"**{r['total']['false_reject_rate']:.2%}**" for r in (before, after, large)),
-        ]
-    )
-    header = ["class", "wrong, accepted: before", "after", "after, more golds"]
-    header += ["right, refused: before", "after", "after, more golds"]
-    golds = {name: r["golds_tried"] for name, r in large["benchmarks"].items()}
-    lines = [
-        f"Before: {before['checker']}; after: {after['checker']}. Golds of each shape and "
-        f"benchmark: {before['per_shape']}, the same before and after; with more golds "
-        f"{large['per_shape']}, by an earlier state of the rules and the generator: "
+    golds = {name: r["golds_tried"] for name, r in result["benchmarks"].items()}
+    note = (
+        f"{result['checker']}; at most {result['per_shape']} golds of each shape and benchmark: "
         + ", ".join(f"{name} {n}" for name, n in golds.items())
-        + ".",
-        "Wrong writings and keys that are right for several golds: "
-        f"{before['total']['right_for_several']} before, {after['total']['right_for_several']} "
-        f"after, {large['total']['right_for_several']} with more golds. Golds that are not right "
-        f"for themselves: {before['total']['golds_not_their_own']}, "
-        f"{after['total']['golds_not_their_own']}, {large['total']['golds_not_their_own']}.",
-    ]
-    return "\n\n".join([markdown(header, rows), *lines])
+        + ". Wrong writings and keys that are right for several golds: "
+        f"{total['right_for_several']}. Golds that are not right for themselves: "
+        f"{total['golds_not_their_own']}."
+    )
+    return "\n\n".join([markdown(["class", "wrong, accepted", "right, refused"], rows), note])
 
 
 def from_reliability() -> str:
