@@ -23,6 +23,9 @@ _ENDS = frozenset((",", ";", "and", "or", "=", "+", "-", ")", "]", r"\times", *R
 _POWERED = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 
 
+MOST_PLACES = 60
+
+
 class Quantities(Reader):
     """Reads an expression with the unit behind it.
 
@@ -35,6 +38,7 @@ class Quantities(Reader):
     def __init__(self, tokens: Sequence[Token], *, units: bool, nouns: frozenset[str]):
         super().__init__([_as_join(token) for token in tokens])
         self.units, self.nouns = units, nouns
+        self.tried = 0  # places at which a unit was looked for
 
     def at_unit(self) -> bool:
         token = self.token()
@@ -51,6 +55,9 @@ class Quantities(Reader):
             return True
         if not word and text not in _SIGNS:
             return False
+        self.tried += 1
+        if self.tried > MOST_PLACES:
+            raise Unreadable
         start = self.at
         unit = self.read_unit()
         self.at = start
