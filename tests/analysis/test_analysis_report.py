@@ -201,10 +201,10 @@ def test_what_an_earlier_run_left_is_said_apart(tmp_path, capsys):
 
 
 def test_training_logs_alone_are_enough(tmp_path, capsys):
-    write_run(tmp_path / "runs" / "one")
+    write_run(tmp_path / "runs" / "one", steps=9)
     assert main(["analyze", str(tmp_path / "runs" / "one"), "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "reward" in text and "0.1500 [" in text and "0.5500 [" in text
+    assert "reward" in text and "0.2000 [" in text and "0.8000 [" in text
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "analysis.json",
         "dynamics.csv",
