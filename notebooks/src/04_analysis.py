@@ -78,7 +78,7 @@ OUT.mkdir(parents=True, exist_ok=True)
 # %%
 sources = find_sources([TRAINED])
 samples = sources.samples["arithmetic"]
-problems = problem_texts("arithmetic", samples)
+problems = problem_texts("arithmetic", sources)
 print("training logs:", ", ".join(sources.runs))
 print("graded samples:", {name: len(records) for name, records in samples.items()})
 
