@@ -23,7 +23,7 @@ from sage_unsloth.analysis.patterns import (
 )
 from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
 from sage_unsloth.analysis.tables import pattern_rows, perplexity_rows, phase_rows
-from sage_unsloth.analysis.token_page import case_page, token_page
+from sage_unsloth.analysis.token_page import case_page, trace_page
 from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.evaluation.metrics import pass_at_k_curve, powers_of_two
 from sage_unsloth.evaluation.record_tables import record_set
@@ -274,7 +274,7 @@ def _write_token_page(
             f"completions; none of {', '.join(sources.runs) or 'no runs'} is one with records "
             f"among {', '.join(one.samples)}; leave --page out"
         )
-    page = token_page(
+    page = trace_page(
         [trace for trace, _ in traces],
         "Where the guide acts, token by token",
         "The case studies' completions, scored under the trained policy; the guide as it is at "
