@@ -23,7 +23,7 @@ from sage_unsloth.analysis.patterns import (
 )
 from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
 from sage_unsloth.analysis.tables import pattern_rows, perplexity_rows, phase_rows
-from sage_unsloth.analysis.token_page import case_page, token_page
+from sage_unsloth.analysis.token_page import case_page, trace_page
 from sage_unsloth.analysis.traces import rollout_cases
 from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.evaluation.metrics import pass_at_k_curve, powers_of_two
@@ -304,7 +304,7 @@ def _guided_traces(
 
 def _write_token_page(traces: Sequence[tuple[Any, Any]], folder: Path) -> list[dict[str, Any]]:
     """`tokens.html` and `tokens.png`."""
-    page = token_page(
+    page = trace_page(
         [trace for trace, _ in traces],
         "Where the guide acts, token by token",
         "Completions, scored under the trained policy; the guide as it is at the last step.",
