@@ -23,7 +23,7 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.reward_functions import get_rewards
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.grading.verifiers import get_verifier
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.patch.guided import guided_kl

@@ -344,8 +344,8 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
     go to `guided_kl`; a teacher is given as the pair of what it takes and a float64 model for the
     oracle.
     """
+    from sage_unsloth.methods.resampling import dynamic_sampling
     from sage_unsloth.patch.guided import guided_kl
-    from sage_unsloth.patch.resampling import dynamic_sampling
 
     estimator = kl_estimator or ("k3-is" if trainer.args.use_bias_correction_kl else "k3")
     recording = None

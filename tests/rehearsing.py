@@ -3,10 +3,9 @@
 import torch
 from transformers import TrainerCallback
 
-from sage_unsloth.objective.rehearsal import RehearsalRule
-from sage_unsloth.patch import rehearsal
+from sage_unsloth.methods import rehearsal
+from sage_unsloth.methods.rehearsal import METRIC, RehearsalRule, Stored, rehearsed
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.rehearsal import METRIC, Stored, rehearsed
 
 COEF = 0.7
 STORED = [

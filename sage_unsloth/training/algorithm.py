@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sage_unsloth.methods.rehearsal import rehearsal_rule
 from sage_unsloth.objective.advantage_rules import advantage_rule
 from sage_unsloth.objective.choices import UNDECIDED, check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.objective.rehearsal import rehearsal_rule
 from sage_unsloth.objective.token_rules import check_token_rule
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
@@ -47,7 +47,7 @@ class Algorithm:
             (`sage_unsloth.objective.token_rules`).
         entropy_coef: weight of an entropy bonus.
         rehearsal_coef, rehearsal: weight and kind of a divergence from π_ref on its own completions
-            (`sage_unsloth.objective.rehearsal`).
+            (`sage_unsloth.methods.rehearsal`).
         epsilon_high: upper clip of the importance ratio.
         beta: KL coefficient β; 0 drops the KL term.
         kl_estimator: the KL penalty, one of `sage_unsloth.objective.kl.KL_ESTIMATORS`.

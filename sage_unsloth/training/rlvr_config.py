@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from sage_unsloth.methods.rehearsal import rehearsal_rule
 from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.objective.advantage_rules import GRPO, check_rule
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
-from sage_unsloth.objective.rehearsal import rehearsal_rule
 from sage_unsloth.objective.token_rules import NONE, check_token_rule
 from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA

@@ -24,6 +24,8 @@ from sage_unsloth.grading.reward_functions import (
 )
 from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
 from sage_unsloth.grading.verifiers import get_verifier
+from sage_unsloth.methods.rehearsal import Stored, rehearsal_rule, rehearsed
+from sage_unsloth.methods.resampling import dynamic_sampling
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teacher
@@ -31,14 +33,11 @@ from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.objective.rehearsal import rehearsal_rule
 from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, check_backend, load_backend
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.rehearsal import Stored, rehearsed
-from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked

@@ -11,7 +11,7 @@ from oracle import credited_advantages, train_and_check
 
 from research.theory.optima import guided_gradient
 from research.theory.trees import chain_tree
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
 from sage_unsloth.objective.credit import leave_one_out, sequence_credit
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.objective.loss import grpo_loss

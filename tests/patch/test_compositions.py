@@ -12,9 +12,9 @@ from oracle import entropy_threshold, train_and_check
 
 from sage_unsloth.grading.checker import Grade, Kind, Verdict
 from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.methods.resampling import _Batches, dead_groups, dynamic_sampling
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.resampling import _Batches, dead_groups, dynamic_sampling
 from sage_unsloth.patch.unsloth_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")

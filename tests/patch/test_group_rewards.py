@@ -22,11 +22,11 @@ from test_compositions import (
     with_answers,
 )
 
+from sage_unsloth.methods.resampling import dynamic_sampling
 from sage_unsloth.objective import group_advantages as rules
 from sage_unsloth.objective.advantage_rules import advantage_rule
 from sage_unsloth.patch import group_rewards
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.patch.trained_with import check_resumed
 from sage_unsloth.patch.unsloth_names import ContractError
 from sage_unsloth.selftest.oracle import score

@@ -10,11 +10,11 @@ import threading
 import pytest
 import torch
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.trained_with import describe_function, describe_teacher
 from sage_unsloth.patch.unsloth_names import ContractError

@@ -283,7 +283,7 @@ def teacher_model():
 
 
 def test_a_teacher_of_its_own_scores_the_batch(make_trainer):
-    from sage_unsloth.objective.teacher_guide import TeacherGuide
+    from sage_unsloth.methods.teacher_guide import TeacherGuide
     from sage_unsloth.patch.loading import prepare_for_cpu
 
     model = teacher_model()
@@ -295,7 +295,7 @@ def test_a_teacher_of_its_own_scores_the_batch(make_trainer):
 
 
 def test_an_adapter_of_the_policy_scores_as_teacher(make_trainer):
-    from sage_unsloth.objective.teacher_guide import TeacherGuide
+    from sage_unsloth.methods.teacher_guide import TeacherGuide
 
     model = teacher_model()
     trainer = make_trainer(max_completion_length=24)
@@ -318,7 +318,7 @@ def test_a_checkpoint_holds_the_policys_adapter_alone(make_trainer, tmp_path):
     """With the teacher's beside it transformers would restore that one, and leave the policy as it
     was made.
     """
-    from sage_unsloth.objective.teacher_guide import TeacherGuide
+    from sage_unsloth.methods.teacher_guide import TeacherGuide
 
     trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1)
     policy = trainer.accelerator.unwrap_model(trainer.model)

@@ -8,8 +8,8 @@ from conftest import tiny_model
 from oracle import train_and_check
 from trl_trainer import build_trl_trainer, letters
 
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
 
 GUIDES = {

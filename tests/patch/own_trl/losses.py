@@ -10,7 +10,7 @@ from oracle import train_and_check
 from transformers import TrainerCallback
 from trl_trainer import build_trl_trainer, letters
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.kl import KL_ESTIMATORS
 from sage_unsloth.objective.loss import LOSS_TYPES

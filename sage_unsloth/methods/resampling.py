@@ -33,7 +33,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sage_unsloth.patch.batch_logs import RewardLogs, completion_lengths, put_in
+from sage_unsloth.methods.batch_logs import RewardLogs, completion_lengths, put_in
 from sage_unsloth.patch.group_rewards import dead_groups, total_rewards
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_names import ContractError
