@@ -48,7 +48,7 @@ LIGHT = [
     "analysis.command",
     "export.command",
     "planning.command",
-    "patch.unsloth_names",
+    "patch.trainer_names",
 ]
 LIGHT_RESEARCH = ["benchmark.command", "cost.command", "cost.report", "frontier.command"]
 FOLDERS = sorted(

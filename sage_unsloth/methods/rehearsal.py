@@ -33,12 +33,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.advantage_rules import rule_settings
+from sage_unsloth.methods.advantage_rules import rule_settings
+from sage_unsloth.methods.reference import reference_adapter
+from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.clock import Clock
-from sage_unsloth.patch.reference import reference_adapter
-from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
 MAX_LOG_RATIO = 10.0
 """log u is at most this, in nats, and has no gradient above, so that one token cannot overflow."""
@@ -162,7 +163,7 @@ def rehearsed(
         with rehearsed(trainer, stored, coef=0.1), guided_kl(trainer):
             trainer.train()
 
-    Open it before `guided_kl`, which then checks its gradient too. A micro-batch gets `rule.batch`
+    `guided_kl` checks its gradient too. A micro-batch gets `rule.batch`
     completions: a problem is drawn, each as often, then one of its completions; a resumed run draws
     the same. π_ref is that of the trainer's KL: the model without its adapter, or under the copy
     "ref" that TRL makes of an adapter which the model brought. It scores the same completions in
@@ -186,10 +187,9 @@ def rehearsed(
     if not 0 < coef < float("inf"):
         raise ValueError(f"coef of a rehearsal must be >= 0; got {coef}")
     term = _Term(trainer, stored, rule or RehearsalRule())
-    training_step = trainer.training_step
 
-    def step(*args: Any, **kwargs: Any) -> Tensor:
-        loss = training_step(*args, **kwargs)
+    def step(proceed: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        loss = proceed(*args, **kwargs)
         accelerator = trainer.accelerator
         # Around the backward pass too, in which checkpointing computes the model again.
         with without_dropout(trainer.model):
@@ -198,10 +198,10 @@ def rehearsed(
             weighted = coef / trainer.current_gradient_accumulation_steps * divergence
             # Which divides what it is given by this number, as the trainer has done already.
             accelerator.backward(weighted * accelerator.gradient_accumulation_steps)
-        trainer._metrics["train"][METRIC].append(divergence.item())
+        names.metrics_of(trainer, "train")[METRIC].append(divergence.item())
         return loss + weighted.detach()
 
-    with replaced(trainer, training_step=step):
+    with listening(trainer, "rehearsal", **{names.STEP: step}):
         yield
 
 

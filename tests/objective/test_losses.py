@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from sage_unsloth.objective.kl import KL_ESTIMATORS, k3
+from sage_unsloth.methods.penalties import KL_ESTIMATORS, PENALTIES
+from sage_unsloth.objective.kl import k3
 from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
 
 
@@ -172,7 +173,7 @@ def test_gradient_by_finite_differences(loss_type, level, kl_estimator):
             beta=0.3,
             loss_type=loss_type,
             importance_sampling_level=level,
-            kl_estimator=kl_estimator,
+            kl_estimator=PENALTIES.get(kl_estimator, kl_estimator),
             max_completion_length=8,
             num_items_in_batch=10,
         )

@@ -10,10 +10,11 @@ import torch
 from conftest import tiny_model
 from oracle import train_and_check
 
+from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.rollout_batch import rollout_signals
-from sage_unsloth.patch.unsloth_names import SCORERS, ContractError
+from sage_unsloth.patch.trainer_names import SCORERS, ContractError
 from sage_unsloth.patch.unsloth_scoring import (
     OF_LOGITS,
     Scored,
@@ -264,7 +265,7 @@ def test_groups_that_do_not_stand_side_by_side_are_refused(make_trainer):
     trainer._generate_and_score_completions = shuffled
     with (
         pytest.raises(ContractError, match="side by side"),
-        guided_kl(trainer, None, kl_estimator="k3-is", credit="sequence"),
+        with_methods(trainer, None, kl_estimator="k3-is", credit="sequence"),
     ):
         trainer.train()
 

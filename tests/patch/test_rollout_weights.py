@@ -15,7 +15,7 @@ from sage_unsloth.patch.rollout_weights import (
     digest,
     keep_trained_weights,
 )
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
 
 def adapter(trainer, part="lora_B"):

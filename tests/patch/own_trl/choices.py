@@ -57,7 +57,7 @@ def test_shaped_advantages_equal_the_oracle(make_trainer):
     def by_entropy(signals, advantages):
         return advantages.unsqueeze(1) * (1 + signals.entropies)
 
-    train_and_check(make_trainer(), GUIDES["token"], log_entropy=True, shape_advantages=by_entropy)
+    train_and_check(make_trainer(), GUIDES["token"], log_entropy=True, shape=by_entropy)
 
 
 @pytest.mark.parametrize("rule", ["grpo", "rs-grpo"])
