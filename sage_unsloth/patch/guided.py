@@ -101,14 +101,14 @@ def guided_kl(
         methods=added_methods(trainer),
     )
     check_settings(trainer, choice, unsloth=seam.name == "unsloth")
+    if choice.needs_hook:
+        seam.check()
     with ExitStack() as stack:
         stack.enter_context(alone())
         stack.enter_context(replaced(trainer, **{OPEN: True}))
         stack.enter_context(seam.prepared(trainer))
-        hook = None  # the trainer's own loss is the one asked for
-        if choice.needs_hook:
-            seam.check()
         guard = stack.enter_context(finite_only(trainer))
+        hook = None  # the trainer's own loss is the one asked for
         if choice.needs_hook:
             of_batch = stack.enter_context(
                 rollout_signals(trainer, choice.needs, scoring=seam.scoring, teacher=teacher)
