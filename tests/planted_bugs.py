@@ -103,7 +103,7 @@ BUGS = [
         "patch/data_order.py",
         "return _PassByPass(sampler, trainer) if",
         "return sampler if",
-        ("training/test_rlvr.py",),
+        ("patch/test_data_order.py",),
     ),
     Bug(
         "methods/penalties.py",

@@ -13,7 +13,8 @@ from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.rollout_weights import digest
 
-NONE = "none"
+NONE = "the trainer's own"
+"""What is not recorded."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +95,8 @@ def check_resumed(
 ) -> None:
     """Compare a checkpoint's record with what it is resumed with.
 
-    One that was written without `guided_kl` has none. What is recorded on one side alone is "none"
-    on the other.
+    One that was written without `guided_kl` has none. What is recorded on one side alone is the
+    trainer's own on the other.
 
     Args:
         step: of the checkpoint.

@@ -295,7 +295,7 @@ def test_a_reward_that_the_rule_does_not_take_stops_training(make_trainer):
         with_methods(trainer, advantages="maxrl"),
     ):
         trainer.train()
-    assert not {"_generate_and_score_completions", "_calculate_rewards", "_sage_unsloth_rule"} & {
+    assert not {"_generate_and_score_completions", "_calculate_rewards", "_sage_unsloth_groups"} & {
         *vars(trainer)
     }
 
@@ -391,14 +391,18 @@ def test_resuming_with_another_rule_is_refused(make_trainer, tmp_path):
     first = str(tmp_path / "run" / "checkpoint-1")
     with pytest.raises(ValueError, match=r"advantages was pkpo,k=2 and is pkpo,k=3"):
         run("pkpo,k=3", first)
-    with pytest.raises(ValueError, match=r"advantages was pkpo,k=2 and is grpo"):
+    with pytest.raises(ValueError, match=r"advantages was pkpo,k=2 and is the trainer's own"):
         run("grpo", first)
     run("pkpo, k=2", first)
 
 
-def test_a_checkpoint_from_before_rules_were_recorded_was_trained_by_grpo():
-    kept = {"args": {"guide": "None", "beta": 0.05}, "attributes": {}}
-    now = {"guide": "None", "beta": 0.05, "advantages": "grpo"}
-    check_resumed(3, kept, now, None)
-    with pytest.raises(ValueError, match="advantages was grpo and is nsr"):
-        check_resumed(3, kept, now | {"advantages": "nsr"}, None)
+def test_a_rule_that_one_side_alone_records_is_refused():
+    plain = {"guide": "None", "beta": 0.05}
+    ruled = plain | {"advantages": "nsr"}
+    check_resumed(3, {"args": plain}, plain, None)
+    for kept, now, message in (
+        (plain, ruled, "advantages was the trainer's own and is nsr"),
+        (ruled, plain, "advantages was nsr and is the trainer's own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_resumed(3, {"args": kept}, now, None)

@@ -219,7 +219,7 @@ def resume(make_trainer, checkpoint, guide, trainer_settings=None, **settings):
         (BranchGuide(ratio=0.5), {}, {}, r"guide was BranchGuide\(ratio=0.3.* and is .*ratio=0.5"),
         (TokenGuide(), {}, {}, "guide was BranchGuide.* and is TokenGuide"),
         (None, {}, {}, "guide was BranchGuide.* and is None"),
-        (BranchGuide(ratio=0.3), {"kl_estimator": "k2"}, {}, "kl_estimator was k3 and is k2"),
+        (BranchGuide(ratio=0.3), {"kl_estimator": "k2"}, {}, "trainer.s own and is k2"),
         (BranchGuide(ratio=0.3), {}, {"beta": 0.1}, "beta was 0.05 and is 0.1"),
         (AdaptiveGuide(BranchGuide(), 0.01), {}, {}, "holds none for AdaptiveGuide"),
     ],

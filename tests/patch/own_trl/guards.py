@@ -59,7 +59,7 @@ def test_nothing_of_the_patch_imports_unsloth():
     assert done.stdout.strip() == "[]"
     import sage_unsloth.patch as patch
 
-    assert len(list(pkgutil.iter_modules(patch.__path__))) > 20
+    assert len(list(pkgutil.iter_modules(patch.__path__))) > 15
 
 
 # --- Refusals ---
@@ -70,7 +70,7 @@ def test_nothing_of_the_patch_imports_unsloth():
     [
         ({"beta": 0.0}, {"guide": BRANCH}, "beta must not be 0"),
         ({"use_bias_correction_kl": True}, {"guide": BRANCH}, "because the trainer's loss follows"),
-        ({}, {"kl_estimator": "k2", "k3_bounded": True}, "k3_bounded is of the estimators"),
+        ({}, {"kl_estimator": "k2", "k3_bounded": True}, "bounded is of the estimators"),
         ({}, {"guide": BranchGuide}, "a guide must be an instance"),
         ({}, {"kl_estimator": "k2", "credit": "sequence"}, "gradient_accumulation_steps and"),
         ({"rows": [{"text": "a"}] * 8}, {"guide": BRANCH}, "must have a column 'prompt'"),
@@ -352,8 +352,8 @@ def test_other_settings_are_refused(make_trainer, tmp_path):
     checkpoint = str(tmp_path / "out" / "checkpoint-1")
     for options, settings, message in [
         ({"guide": RandomGuide()}, {}, "guide was BranchGuide"),
-        ({"kl_estimator": "k2"}, {}, "kl_estimator was k3 and is k2"),
-        ({"k3_bounded": True}, {}, "k3_bounded was False and is True"),
+        ({"kl_estimator": "k2"}, {}, "kl_estimator was the trainer's own and is k2"),
+        ({"k3_bounded": True}, {}, "kl_estimator was the trainer's own and is k3, bounded"),
         ({}, {"beta": 0.5}, r"beta was 0\.05 and is 0\.5"),
         ({}, {"lora_noise": 0.06}, "adapter ref was the adapter ref .* and is the adapter ref"),
     ]:
@@ -361,13 +361,13 @@ def test_other_settings_are_refused(make_trainer, tmp_path):
             resume(options, **settings)
     resume({})
     resume({"guide": RandomGuide(), "resume_with_changes": True})
-    # As of Unsloth's trainer before there was another: no name is recorded.
     path = Path(checkpoint) / "trainer_state.json"
     state = json.loads(path.read_text())
     record = state["stateful_callbacks"]["SageGuide"]["args"]
-    assert record.pop("trainer") == "trl" and record.pop("k3_bounded") is False
+    assert record["trainer"] == "trl"
+    record["trainer"] = "unsloth"
     path.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"trainer was unsloth and is trl; .*k3_bounded was True"):
+    with pytest.raises(ValueError, match="trainer was unsloth and is trl"):
         resume({})
 
 
