@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from research import many_gpus, memory_count
+from research import gpu_lines, many_gpus, memory_count
 from research.benchmark import text as evidence_text
 from research.cost import report as cost_report
 from research.frontier import text as frontier_text
@@ -375,6 +375,11 @@ def from_gpus(folder: Path = ROOT / RESULTS / "gpu") -> str:
     return markdown(gpu_report.GPU_COLUMNS, map(gpu_report.gpu_row, reports))
 
 
+def from_gpu_lines() -> str:
+    """Branches that only a GPU reaches, and what runs them there."""
+    return markdown(*gpu_lines.table())
+
+
 def from_memory_count() -> str:
     """Live bytes of one training step, counted on fake tensors, beside the plan's."""
     return memory_count.markdown_table(read("memory", "count.json")["rows"])
@@ -413,6 +418,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "hosted": from_hosted,
     "selftest": from_selftest,
     "gpus": from_gpus,
+    "gpu-lines": from_gpu_lines,
     "memory-count": from_memory_count,
 }
 
