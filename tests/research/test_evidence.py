@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.benchmark.claims import CLAIMS, judge, verdict
+from research.benchmark.claims import CLAIMS, judge
 from research.benchmark.command import main
 from research.benchmark.design import BenchmarkConfig, Run, all_algorithms
 from research.benchmark.records import Records
@@ -16,6 +16,7 @@ from research.benchmark.tasks import TASKS, get_task
 from research.benchmark.text import markdown, readme_section
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.study.verdicts import verdict
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[2]
