@@ -20,8 +20,8 @@ def add_study(commands: Any) -> None:
         default=[],
         metavar="NAME[=VALUES][:SETTING=VALUES]",
         help="rows of train --list or module:name of your own, with values of their strength or "
-        "of any numeric setting: grpo=0.05,0.2 pkpo:k=2,4 sage-branch:threshold=.8,1.2:ratio=.1; "
-        "the first point is the baseline",
+        "of any numeric setting, several with commas between: grpo=0.05 pkpo:k=4 "
+        "sage-branch:threshold=.8:ratio=.1; the first point is the baseline",
     )
     parser.add_argument("--seeds", type=int, metavar="COUNT", help="training seeds of each point")
     parser.add_argument(
@@ -70,8 +70,8 @@ def add_study(commands: Any) -> None:
     )
     parser.add_argument(
         "--guess",
-        help="the chance of a blind attempt: a number, such as 0.25 of four choices, a column of "
-        "the benchmarks, or answers: the answer of a training row (default: answers)",
+        help="the chance of a blind attempt: a number, a column of the benchmarks, or answers: the "
+        "answer of a training row, drawn at random (default: answers)",
     )
     parser.add_argument(
         "--n", type=int, help="samples of each problem; pass@k is reported up to half of it"

@@ -1,4 +1,4 @@
-"""A first user's study: 60 questions of their own, two methods, two seeds, killed twice, resumed."""
+"""A first user's study: 60 questions of their own, two methods, two seeds, two kills, a resume."""
 
 import json
 import os
