@@ -9,6 +9,7 @@ from sage_unsloth.planning.plan import duration
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.study.points import START, Claim, Point
 from sage_unsloth.study.tasks import Task
+from sage_unsloth.training.quickstart_plan import SECONDS
 from sage_unsloth.training.side_by_side import Job
 
 SERIES = {
@@ -200,7 +201,8 @@ def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
     pace = measured_pace(plan)
     if not pace:
         return f"{text}; how long that takes is known after the first run."
-    seconds = (steps * pace["step"] + completions * pace["completion"]) / count
+    seconds = steps * pace["step"] + completions * pace["completion"]
+    seconds = (seconds + len(jobs) * SECONDS["start"]) / count
     whose = f"the pace of {pace['run']}" if "run" in pace else "the pace of an idle core"
     return f"{text}; about {duration(seconds)}, {count} at a time, at {whose}."
 

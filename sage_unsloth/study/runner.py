@@ -29,7 +29,7 @@ DESIGN = "design.json"
 """The file of a study's folder that says what was asked, and which claims were named when."""
 METHODS = ("grpo=0.05,0.1,0.2,0.4", "maxrl=0.05,0.1,0.2", "dph-rl=0.3,1", "sage-branch=0.05,0.2")
 REDUCED = ("grpo=0.05,0.2,0.4", "maxrl=0.05", "dph-rl=0.3", "sage-branch=0.2")
-SEEDS, REDUCED_SEEDS = 8, 4
+SEEDS, REDUCED_SEEDS = 8, 5
 
 logger = logging.getLogger(__name__)
 

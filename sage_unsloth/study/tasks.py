@@ -10,6 +10,7 @@ from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward_functions import get_rewards
 from sage_unsloth.grading.verifiers import get_verifier
+from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, is_small
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
@@ -23,7 +24,7 @@ from sage_unsloth.problems.corpus import Corpus
 from sage_unsloth.problems.own_data import read_raw
 from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.prompts import PromptFormat
-from sage_unsloth.sampling.engines import SamplingConfig
+from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
@@ -219,6 +220,7 @@ def own_task(
         temperature=config.temperature,
         min_p=config.min_p,
         max_completion_length=config.max_completion_length,
+        batch_size=BATCH_SIZES["vllm" if has_gpu() else "transformers"],
     )
     task = Task(
         name=Path(data).stem,
