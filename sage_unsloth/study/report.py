@@ -26,6 +26,7 @@ from sage_unsloth.study.verdicts import MATTERS, verdict
 LEAST_DOSE = 0.01
 """Nats of Σ log q a completion: a guide that did less was not on."""
 GUESSING, NO_DOSE, ONE_SEED = "none: guessing", "none: dose near 0", "none: one seed"
+EQUAL = "none: every count is equal"
 """What stands where no verdict is given."""
 
 
@@ -212,6 +213,8 @@ def _give_verdicts(one: dict[str, Any], off: set[str], seeds: int) -> None:
                     word = ONE_SEED
                 elif point in off and to != "to_start":
                     word = NO_DOSE
+                elif found["low"] == found["high"]:
+                    word = EQUAL  # nothing was measured of how much a problem could differ
                 row["verdicts"][f"{to}@{k}"] = word
 
 

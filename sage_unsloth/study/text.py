@@ -88,7 +88,7 @@ def claim_lines(report: Mapping[str, Any]) -> list[str]:
         return [f"No comparison was named (`--claims`), so none is confirmed. {others}"]
     which = ", ".join(f"`{row['claim']}`" for row in claims if row["holds"]) or "none"
     late = [row["claim"] for row in claims if row["runs_complete"]]
-    texts = [f"Of {len(claims)} named comparisons hold after Holm's correction: {which}. {others}"]
+    texts = [f"Of {len(claims)} named, these hold after Holm's correction: {which}. {others}"]
     if late:
         texts.append(f"Named when runs were complete already: {', '.join(late)}.")
     return texts
@@ -162,7 +162,7 @@ def _set_parts(report: Mapping[str, Any], one: Mapping[str, Any]) -> list[str]:
     parts += _guess_parts(one)
     if one["groups"] is not None:
         parts += _group_parts(one)
-    if one["detectable"]:
+    if one["detectable"] and any(one["detectable"].values()):
         found = ", ".join(f"pass@{k} {value:.3f}" for k, value in one["detectable"].items())
         parts.append(
             f"A true difference to the baseline that this design finds 4 times in 5: {found}."

@@ -333,7 +333,7 @@ def test_a_second_call_goes_on_and_others_are_refused(smoke, capsys):
 
 
 @pytest.mark.long
-def test_a_worker_that_fails_is_named(smoke, tmp_path, capsys):
+def test_a_run_that_fails_is_named(smoke, tmp_path, capsys):
     import shutil
 
     broken = tmp_path / "broken"
@@ -356,7 +356,7 @@ def test_a_worker_that_fails_is_named(smoke, tmp_path, capsys):
     ]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "worker-0.log" in error and "every line must be one JSON object" in error
+    assert "grpo_seed-1 stopped" in error and "every line must be one JSON object" in error
 
 
 @pytest.mark.long
