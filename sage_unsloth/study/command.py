@@ -33,7 +33,7 @@ def add_study(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="A>B@K",
-        help="the comparisons that the study is run for, in quotes: 'maxrl=0.05>grpo=0.05@8'; name "
+        help="the comparisons that the study is run for, in quotes: 'maxrl>grpo@K'; name "
         "them before the first run, because Holm's correction is over these",
     )
     parser.add_argument(
