@@ -76,7 +76,7 @@ def task_settings(task: Task) -> dict[str, Any]:
 @contextlib.contextmanager
 def run_all(
     out: str | Path,
-    design: Design,
+    design: Any,
     task: Task,
     settings: dict[str, Any],
     workers: int | None,
@@ -86,7 +86,7 @@ def run_all(
 
     Args:
         out: folder.
-        design: what is run; recorded in `design.json`.
+        design: a dataclass that is a `Design`; recorded in `design.json`.
         task: what is trained and answered.
         settings: those in which a folder that is resumed must agree.
         workers: processes at a time; None takes one for each core, or one where there is a GPU.
