@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,9 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.training.quickstart_plan import SECONDS
 from sage_unsloth.training.side_by_side import Job, run_side_by_side
+
+PROCESSES = "processes"
+"""The folder of what processes log while they run."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +112,8 @@ def run_all(
         ]  # fmt: skip
         for stage in ([sft], jobs):
             if left := [job for job in stage if not job.is_complete]:
-                run_side_by_side(left, min(workers, len(left)), out / "processes")
+                run_side_by_side(left, min(workers, len(left)), out / PROCESSES)
+        shutil.rmtree(out / PROCESSES, ignore_errors=True)  # of an earlier call that failed
         yield out
 
 

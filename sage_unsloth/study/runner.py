@@ -6,6 +6,7 @@ report = study("runs/study", start="runs/sft", data="mine.jsonl",
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -174,12 +175,14 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
             said.append(job.name)
             show(f"{job.name} took {seconds:.0f} s. {cost_text(plan, rest, count)}")
 
+    folder = plan.out / "processes"
     stages: list[list[Job]] = [plan.run_jobs(), plan.variant_jobs()]
     if plan.task.sft is not None:
         stages.insert(0, [plan.sft_job()])
     for jobs in stages:
         if todo := [job for job in jobs if not job.is_complete]:
-            run_side_by_side(todo, count, plan.out / "processes", threads=threads, ended=tell_pace)
+            run_side_by_side(todo, count, folder, threads=threads, ended=tell_pace)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier call that failed
 
 
 def _size_of(model: str) -> int:
