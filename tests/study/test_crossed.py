@@ -5,7 +5,7 @@ simulation.
 import numpy as np
 import pytest
 
-from research.benchmark.power import (
+from sage_unsloth.study.crossed import (
     Components,
     components,
     crossed_interval,

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from research.benchmark.power import CrossedEstimate, crossed_interval
+from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 
 LARGEST_STEP = 2.0
 """Ratio of two neighbouring strengths that are still interpolated between."""
