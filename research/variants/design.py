@@ -50,8 +50,17 @@ class VariantRun(FrontierRun):
         return f"{self.variant}_{super().name}"
 
 
+@dataclass(frozen=True)
 class VariantDesign:
-    """What one run trains, for `benchmark.worker.carry_out`."""
+    """A design of one run, as `benchmark.worker.carry_out` takes it."""
+
+    run: VariantRun
+
+    def load_task(self) -> Task:
+        return load_variant(self.run.variant).task
+
+    def runs(self) -> list[VariantRun]:
+        return [self.run]
 
     def training(self, run: VariantRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
         return configured(run, settings)

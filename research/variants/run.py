@@ -46,7 +46,7 @@ def run_queue(out: Path, runs: Sequence[VariantRun]) -> None:
             path = result_path(folder, step)
             if not path.exists():
                 logger.info("%s: %s", variant.start, SFT if step is None else step.name)
-                write_json(path, carry_out(VariantDesign(), variant.task, step, folder))
+                write_json(path, carry_out(VariantDesign(run), variant.task, step, folder))
 
 
 def prepare(out: Path, variant: Variant) -> Path:
