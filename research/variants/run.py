@@ -3,7 +3,7 @@
     python -m research.variants.run --out runs/variants --queue QUEUE.txt
 
 Each line of the queue is `VARIANT ALGORITHM=STRENGTH,… SEED,…`; empty lines and those that begin
-with # are skipped. `--rates` only samples the SFT model on the training rows, for the variant
+with # are skipped, and the file is read again before each run. `--rates` only samples the SFT model on the training rows, for the variant
 `by-rate`. Ended by Ctrl-C or SIGTERM it saves the run in hand, and the same command goes on.
 """
 
@@ -37,9 +37,12 @@ RATE_SAMPLES = 64
 logger = logging.getLogger(__name__)
 
 
-def run_queue(out: Path, runs: Sequence[VariantRun]) -> None:
-    """Every run that has no result yet, in order; before the first of an SFT model that model."""
-    for run in runs:
+def run_queue(out: Path, queue: Path) -> None:
+    """Every run of the queue that has no result yet, in order, the SFT model of each before it.
+
+    The file is read again before each run, so it may be changed meanwhile.
+    """
+    while run := next_run(out, queue):
         variant = load_variant(run.variant)
         folder = prepare(out, variant)
         for step in (None, run):  # None is the SFT model
@@ -47,6 +50,17 @@ def run_queue(out: Path, runs: Sequence[VariantRun]) -> None:
             if not path.exists():
                 logger.info("%s: %s", variant.start, SFT if step is None else step.name)
                 write_json(path, carry_out(VariantDesign(run), variant.task, step, folder))
+
+
+def next_run(out: Path, queue: Path) -> VariantRun | None:
+    """The first run of the queue that has no result; None if all have one."""
+    for line in queue.read_text().splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        for run in queue_runs(line):
+            if not result_path(out / load_variant(run.variant).start, run).exists():
+                return run
+    return None
 
 
 def prepare(out: Path, variant: Variant) -> Path:
@@ -107,9 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.rates:
             sample_rates(options.out)
         else:
-            lines = options.queue.read_text().splitlines()
-            texts = [line for line in lines if line.strip() and not line.startswith("#")]
-            run_queue(options.out, [run for text in texts for run in queue_runs(text)])
+            run_queue(options.out, options.queue)
     return 0
 
 
