@@ -3,8 +3,9 @@
     python -m research.variants.run --out runs/variants --queue QUEUE.txt
 
 Each line of the queue is `VARIANT ALGORITHM=STRENGTH,… SEED,…`; empty lines and those that begin
-with # are skipped, and the file is read again before each run. `--rates` only samples the SFT model on the training rows, for the variant
-`by-rate`. Ended by Ctrl-C or SIGTERM it saves the run in hand, and the same command goes on.
+with # are skipped, and the file is read again before each run. `--rates` only samples the SFT
+model on the training rows, for the variant `by-rate`. Ended by Ctrl-C or SIGTERM it saves the run
+in hand, and the same command goes on.
 """
 
 import argparse
