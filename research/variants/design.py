@@ -124,6 +124,7 @@ def _fork(name: str) -> Variant:
         sft_rows=dialect.problems("sft"),
         rlvr=replace(plain.rlvr, max_completion_length=FORK_LENGTH),
         sampling=replace(plain.sampling, max_completion_length=FORK_LENGTH),
+        rare_route=dialect.way,  # the way that is counted is the one that writes letters
     )
     return Variant(task, name)
 
