@@ -7,7 +7,7 @@
     python -m research.pretrain --problems countdown-fresh --start data/arithmetic-base \\
         --steps 400 --learning-rate 2.5e-3 --seed 3408 --out data/countdown-fresh
     python -m research.pretrain --problems fork --start data/arithmetic-fresh \\
-        --steps 400 --learning-rate 2.5e-3 --seed 3410 --out runs/fork
+        --steps 200 --learning-rate 2.5e-3 --seed 3410 --out runs/fork
 
 A base of countdown goes on from that of arithmetic, which knows the prompt and the sums already,
 and so takes three minutes of one core.
@@ -269,6 +269,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=PretrainConfig.steps, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=PretrainConfig.seed)
     parser.add_argument(
+        "--samples", type=int, default=PretrainConfig.num_samples, help="of each test problem"
+    )
+    parser.add_argument(
         "--problems", choices=tuple(CORPORA), default="first", help="the corpus to learn"
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
@@ -279,6 +282,7 @@ def main(argv: list[str] | None = None) -> None:
         steps=options.steps,
         learning_rate=options.learning_rate,
         seed=options.seed,
+        num_samples=options.samples,
         problems=options.problems,
         start=options.start,
     )

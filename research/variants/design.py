@@ -141,8 +141,8 @@ def pretrained(folder: Path, dialect: str) -> Path:
 
     out = folder / dialect
     if not out.is_dir():
-        start = ["--start", str(DATA / "arithmetic-fresh"), "--steps", "400"]
-        rate = ["--learning-rate", "2.5e-3", "--seed", "3410"]
+        start = ["--start", str(DATA / "arithmetic-fresh"), "--steps", "200"]
+        rate = ["--learning-rate", "2.5e-3", "--seed", "3410", "--samples", "8"]
         pretrain.main([*start, *rate, "--problems", dialect, "--out", str(out)])
     return out
 
