@@ -1,4 +1,12 @@
 from .evaluation import pass_at_k as pass_at_k
+from .figures import show_table as show_table
+from .front import compare as compare
+from .front import evaluate as evaluate
+from .front import grpo_config as grpo_config
+from .front import load_dataset as load_dataset
+from .front import preview as preview
+from .front import rewards as rewards
+from .front import train as train
 from .grading import Grade as Grade
 from .grading import Grader as Grader
 from .grading import Reward as Reward
@@ -6,6 +14,8 @@ from .grading import SolutionReward as SolutionReward
 from .grading import extract_answer as extract_answer
 from .grading import get_verifier as get_verifier
 from .grading import grade as grade
+from .models import LoraSettings as LoraSettings
+from .models import load_policy as load_policy
 from .objective import AdaptiveGuide as AdaptiveGuide
 from .objective import BranchGuide as BranchGuide
 from .objective import CosineSchedule as CosineSchedule
@@ -22,6 +32,7 @@ from .patch import guided_kl as guided_kl
 from .patch import load_unsloth as load_unsloth
 from .patch import one_pass_loss as one_pass_loss
 from .problems import load_benchmark as load_benchmark
+from .sampling import choose_rollouts as choose_rollouts
 
 __version__: str
 __all__ = [
@@ -32,6 +43,7 @@ __all__ = [
     "Grade",
     "Grader",
     "Guide",
+    "LoraSettings",
     "RandomGuide",
     "Reward",
     "SolutionReward",
@@ -39,15 +51,25 @@ __all__ = [
     "TokenGuide",
     "TokenSignals",
     "__version__",
+    "choose_rollouts",
+    "compare",
     "dynamic_sampling",
+    "evaluate",
     "extract_answer",
     "get_verifier",
     "grade",
+    "grpo_config",
     "grpo_loss",
     "guided_kl",
     "k3",
     "load_benchmark",
+    "load_dataset",
+    "load_policy",
     "load_unsloth",
     "one_pass_loss",
     "pass_at_k",
+    "preview",
+    "rewards",
+    "show_table",
+    "train",
 ]

@@ -10,6 +10,7 @@ nothing that is not in every notebook's image, because it runs before anything i
 """
 
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -31,6 +32,8 @@ VLLM_REPLACES = frozenset(KEPT) - {"numpy"}
 """Those of `KEPT` that the vllm extra brings in versions of its own."""
 CUDA_13_DRIVER = 580
 """The oldest NVIDIA driver for CUDA 13, with which PyTorch on PyPI is built from 2.11 on."""
+
+logger = logging.getLogger(__name__)
 
 
 class InstallError(RuntimeError):
@@ -66,6 +69,25 @@ class Choice:
     requirements: tuple[str, ...]
     constraints: tuple[str, ...]
     reasons: tuple[str, ...]
+
+
+def runs_folder() -> Path:
+    """Where notebooks keep their runs.
+
+    Google Drive on Colab once it is mounted, /kaggle/working on Kaggle, `runs` elsewhere. On Colab
+    without Drive a warning is logged: what is written there is gone when the runtime ends.
+    """
+    drive, kaggle = Path("/content/drive/MyDrive"), Path("/kaggle/working")
+    if drive.is_dir():
+        return drive / "sage_unsloth"
+    if kaggle.is_dir():
+        return kaggle / "runs"
+    if "COLAB_RELEASE_TAG" in os.environ:
+        logger.warning(
+            "Colab forgets its disk when the runtime ends: mount Google Drive first (from "
+            'google.colab import drive; drive.mount("/content/drive")), and run this cell again'
+        )
+    return Path("runs")
 
 
 def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:

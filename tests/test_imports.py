@@ -33,6 +33,7 @@ LIGHT = [
     "__main__",
     "evaluation.metrics",
     "figures",
+    "front",
     "grading.grader",
     "evaluation.report",
     "sampling.record_sets",
@@ -64,6 +65,8 @@ PUBLIC = {
         RandomGuide Reward SolutionReward TeacherGuide TokenGuide TokenSignals __version__
         dynamic_sampling extract_answer get_verifier grade grpo_loss guided_kl k3 load_benchmark
         load_unsloth one_pass_loss pass_at_k
+        load_policy load_dataset rewards preview grpo_config train evaluate compare
+        LoraSettings choose_rollouts show_table
     """,
     "sage_unsloth.objective": """
         BranchGuide TokenGuide RandomGuide Guide SteeredGuide AdaptiveGuide TeacherGuide

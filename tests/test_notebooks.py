@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
+from sage_unsloth.models.embedded import located
 from sage_unsloth.planning.presets import model_preset
 from sage_unsloth.training.starting import model_path, rlvr_config, sft_config
 
@@ -109,7 +110,7 @@ def parameters(stem, gpu):
         if "parameters" in cell.metadata.get("tags", [])
     )
     names = {}
-    exec(cell.replace("GPU = has_gpu()", f"GPU = {gpu}"), names)
+    exec(cell.replace("GPU = torch.cuda.is_available()", f"GPU = {gpu}"), names)
     assert names["GPU"] is gpu
     return SimpleNamespace(**names)
 
@@ -118,7 +119,7 @@ def parameters(stem, gpu):
 def test_the_parameters_are_those_of_the_commands(gpu):
     preset = model_preset("qwen2.5-math-7b" if gpu else "arithmetic-base")
     given, config = parameters("01_sft", gpu), sft_config(preset)
-    assert model_path(preset) == given.MODEL
+    assert model_path(preset) == located(given.MODEL)
     assert (
         config.max_length, config.max_steps, config.epochs, config.batch_size,
     ) == (given.MAX_LENGTH, given.MAX_STEPS, given.EPOCHS, given.BATCH_SIZE)  # fmt: skip

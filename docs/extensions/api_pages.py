@@ -8,7 +8,7 @@ from docstrings import as_restructured_text
 from sphinx.application import Sphinx
 
 PACKAGE = Path(__file__).parents[2] / "sage_unsloth"
-MODULES = ("prompts",)
+MODULES = ("prompts", "front", "figures")
 """Modules outside the rooms whose names are public."""
 
 

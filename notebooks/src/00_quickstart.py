@@ -64,17 +64,20 @@ SMOKE = False  # True: a minute, and only shows that everything works; its figur
 # pass@k falls. That is the question SAGE asks.
 
 # %% tags=["reproduced"]
-from sage_unsloth.figures import show_table
-from sage_unsloth.problems import arithmetic
+from collections import Counter
 
+from sage_unsloth import load_benchmark, load_dataset, show_table
+
+splits = {
+    "test": load_benchmark("arithmetic").rows,
+    "sft": load_dataset("arithmetic", stage="sft").rows,
+    "train": load_dataset("arithmetic").rows,
+}
+families = {split: Counter(row["family"] for row in rows) for split, rows in splits.items()}
 show_table(
     [
-        {"split": split}
-        | {
-            name: sum(row["family"] == name for row in arithmetic.problems(split))
-            for name in arithmetic.FAMILIES
-        }
-        for split in arithmetic.SPLITS
+        {"split": split} | {name: counts[name] for name in ("usual", "rare", "both", "far")}
+        for split, counts in families.items()
     ]
 )  # problems of each family
 
@@ -120,18 +123,17 @@ Image(Path(OUT) / "pass_at_k.png")
 # and how many are right.
 
 # %%
-from collections import Counter
+import json
 
-from sage_unsloth.runs.files import read_jsonl
-
+folder = Path(OUT) / "samples"
+files = {name: folder / f"{name.lower()}.jsonl" for name in quickstart.MODELS}
 records = {
-    name: read_jsonl(Path(OUT) / "samples" / f"{name.lower()}.jsonl") for name in quickstart.MODELS
+    name: [json.loads(line) for line in file.read_text().splitlines()]
+    for name, file in files.items()
 }
 solved = Counter({r["problem_id"]: 0 for r in records["SFT"]})
 solved.update(r["problem_id"] for r in records["SFT"] if r["grade"] == "correct")
-rare = [
-    row for row in arithmetic.problems("test") if row["family"] == "rare" and row["id"] in solved
-]
+rare = [row for row in splits["test"] if row["family"] == "rare" and row["id"] in solved]
 problem = max(rare, key=lambda row: solved[row["id"]])
 print(problem["problem"], " right answer:", problem["answer"])
 

@@ -56,17 +56,16 @@ assert doctor.run() == 0, "see the remedies above"
 # drive.mount("/content/drive")`), `/kaggle/working` on Kaggle, `runs` elsewhere.
 
 # %% tags=["parameters"]
-from sage_unsloth.models.device import has_gpu
-from sage_unsloth.models.embedded import located
-from sage_unsloth.prompts import prompt_format
-from sage_unsloth.runs.record import runs_folder
+import torch
 
-GPU = has_gpu()
-RUNS = runs_folder()
+from sage_unsloth import hosted, prompts
+
+GPU = torch.cuda.is_available()
+RUNS = hosted.runs_folder()
 OUT = RUNS / "sft"  # run all cells again with the same folder: training resumes, or is only shown
-MODEL = "Qwen/Qwen2.5-Math-7B" if GPU else located("arithmetic-base")  # a hub id, or a folder
+MODEL = "Qwen/Qwen2.5-Math-7B" if GPU else "arithmetic-base"  # a hub id, or a folder
 LOAD_IN_4BIT = False  # True on a GPU of 16 GB
-PROMPT = prompt_format(tags=["project"])  # or "think-answer", "boxed", four tags of your own
+PROMPT = prompts.prompt_format(tags=["project"])  # "think-answer", "boxed", your own four
 DATA = "openmath" if GPU else "arithmetic"
 DATA_FILE = None  # a local copy of OpenMathReasoning-mini where the hub is out of reach
 HELD_OUT = 32  # rows for the comparison before and after
@@ -86,14 +85,10 @@ SEED = 3407
 # what was trained.
 
 # %%
-from sage_unsloth import load_unsloth
+from sage_unsloth import LoraSettings, load_policy, load_unsloth
 
 load_unsloth()  # before trl, transformers and peft
-from sage_unsloth.models.loading import LoraSettings, load_policy
-from sage_unsloth.runs.checkpoints import last_checkpoint, trained_adapter
-
-# Of an earlier run of this notebook, if it came to its end.
-done = trained_adapter(OUT, last_checkpoint(OUT / "checkpoints"))
+done = OUT / "adapter"  # of an earlier run of this notebook, if it came to its end
 model, tokenizer = load_policy(
     MODEL,
     lora=LoraSettings(
@@ -101,7 +96,7 @@ model, tokenizer = load_policy(
         alpha=16,
         targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     ),
-    adapter=done,
+    adapter=done if done.exists() else None,
     max_length=MAX_LENGTH,
     load_in_4bit=LOAD_IN_4BIT,
     seed=SEED,
@@ -113,18 +108,22 @@ model.print_trainable_parameters()
 # ## Data
 # A row is kept where its answer is a number, its prompt takes at most half of `MAX_LENGTH`, and all
 # of it fits, its end-of-sequence token included: a model that never saw the end of a solution never
-# ends one. The table counts what each filter leaves. For data of your own, make `corpus.rows` a
-# list of `{"problem": …, "solution": …, "answer": …}`.
+# ends one. The table counts what each filter leaves. A file of your own has `columns=`
+# (`docs/own_data.md`).
 
 # %%
-from sage_unsloth.figures import show_table
-from sage_unsloth.problems.corpora import sft_corpus
-from sage_unsloth.problems.held_out import hold_out
+from sage_unsloth import load_dataset
 
-corpus = sft_corpus(tokenizer, MAX_LENGTH, data=DATA, path=DATA_FILE)
-rows, held_out = hold_out(corpus.rows, min(HELD_OUT, len(corpus.rows) // 4))
-show_table(corpus.table())
-print(f"{len(rows):,} rows to train on, {len(held_out)} held out")
+data = load_dataset(
+    DATA,
+    tokenizer,
+    stage="sft",
+    max_tokens=MAX_LENGTH,
+    path=DATA_FILE,
+    held_out=HELD_OUT,
+    prompt=PROMPT,
+)
+print(data)
 
 # %% [markdown]
 # The system prompt names the tags of working and answer, and the solution is written so. TRL's
@@ -132,19 +131,7 @@ print(f"{len(rows):,} rows to train on, {len(held_out)} held out")
 # conversation has none.
 
 # %%
-from datasets import Dataset
-
-from sage_unsloth.prompts import turns_of
-
-dataset = Dataset.from_list(
-    [
-        {
-            "prompt": turns_of(row),
-            "completion": [{"role": "assistant", "content": PROMPT.taught(row)}],
-        }
-        for row in rows
-    ]
-)
+dataset = data.dataset
 print(
     tokenizer.apply_chat_template(dataset[0]["prompt"] + dataset[0]["completion"], tokenize=False)
 )
@@ -155,24 +142,17 @@ print(
 # B is still 0. What was drawn stays on disk and is not drawn again.
 
 # %%
-from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth import preview
 
-(OUT / "held-out").mkdir(parents=True, exist_ok=True)
-training = {"boxed": False, "prompt": PROMPT}  # answers are read as in training
-sampling = SamplingConfig(
-    num_samples=4,
-    temperature=1.0,
-    max_completion_length=MAX_LENGTH // 2,
-    batch_size=8 if GPU else 128,
-    seed=SEED,
-)
-engine = TransformersEngine(model, tokenizer)
-before = OUT / "held-out" / "before.jsonl"
-if done is None:
-    sample_and_grade(
-        sampling, engine, held_out, before, model="before", benchmark="held-out", **training
-    )
+sampling = {
+    "num_samples": 4,
+    "temperature": 1.0,
+    "max_completion_length": MAX_LENGTH // 2,
+    "batch_size": 8 if GPU else 128,
+    "seed": SEED,
+}
+look = {"prompt": PROMPT, "num_prompts": None} | sampling  # at all held-out rows
+looks = {"before": preview(model, tokenizer, data.held_out, OUT / "held-out/before.jsonl", **look)}
 
 # %% [markdown]
 # ## Configuration
@@ -209,17 +189,17 @@ args = SFTConfig(
 
 # %% [markdown]
 # ## Trainer
-# `sft_trainer_class()` is `trl.SFTTrainer`, Unsloth's version of it on a GPU; without one, the same
-# with the model's own loss, since TRL computes it in a kernel for GPUs. The trainer gets a copy of
-# the tokenizer, because it sets padding in its own. What the first row is trained on must end in
-# EOS:
+# `training.sft_trainer_class()` is `trl.SFTTrainer`, Unsloth's version of it on a GPU; without one,
+# the same with the model's own loss, since TRL computes it in a kernel for GPUs. The trainer gets a
+# copy of the tokenizer, because it sets padding in its own. What the first row is trained on must
+# end in EOS:
 
 # %%
 import copy
 
-from sage_unsloth.training.sft_stage import sft_trainer_class
+from sage_unsloth import training
 
-trainer = sft_trainer_class()(
+trainer = training.sft_trainer_class()(
     model=model, processing_class=copy.deepcopy(tokenizer), train_dataset=dataset, args=args
 )
 labels = trainer.data_collator([trainer.train_dataset[0]])["labels"][0]
@@ -231,17 +211,13 @@ assert learned.endswith(tokenizer.eos_token), "the row was cut: raise MAX_LENGTH
 # ## Train
 # `train` is `trainer.train()` with every step's metrics in `metrics.jsonl` before the next one, a
 # plot that grows, and an end that saves first when you interrupt the kernel. If the runtime
-# disconnects, run all cells again: it resumes from the newest complete checkpoint.
+# disconnects, run all cells again: it resumes from the newest complete checkpoint. At the end the
+# adapter is merged into its base.
 
 # %%
-from sage_unsloth.models.merging import save_merged
-from sage_unsloth.training.live import LivePlot
-from sage_unsloth.training.stage import train
+from sage_unsloth import train
 
-if done is None:
-    trainer.add_callback(LivePlot())
-    train(trainer, OUT, "SFT", resume=last_checkpoint(OUT / "checkpoints"))
-    trainer.model.save_pretrained(OUT / "adapter")
+steps = train(trainer, OUT, name="SFT", merge_with=tokenizer)
 
 # %% [markdown]
 # ## Look
@@ -252,17 +228,15 @@ if done is None:
 #   there were too few of them.
 
 # %% tags=["outline"]
-from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.training.preflight import signal
+from sage_unsloth import show_table
 
-after = OUT / "held-out" / "after.jsonl"
-sample_and_grade(sampling, engine, held_out, after, model="after", benchmark="held-out", **training)
+looks["after"] = preview(model, tokenizer, data.held_out, OUT / "held-out/after.jsonl", **look)
 names = {"format_rate": "in format", "solve_rate": "right", "truncation_rate": "cut"}
-found = {path.stem: signal(read_jsonl(path)) for path in (before, after)}
 show_table(
     [
-        {"model": f"{stem} SFT"} | {title: f"{shares[name]:.3f}" for name, title in names.items()}
-        for stem, shares in found.items()
+        {"model": f"{when} SFT"}
+        | {title: f"{one.shares[name]:.3f}" for name, title in names.items()}
+        for when, one in looks.items()
     ]
 )
 
@@ -270,17 +244,14 @@ show_table(
 # One problem before and after, and the loss:
 
 # %%
-for path in (before, after):
-    first = read_jsonl(path)[0]
-    print(f"{path.stem} SFT ({first['grade']}, answer {first['gold']}):")
+for when, one in looks.items():
+    first = one.records[0]
+    print(f"{when} SFT ({first['grade']}, answer {first['gold']}):")
     print(f"{first['completion'][:400]}\n")
 
 # %%
 import matplotlib.pyplot as plt
 
-from sage_unsloth.training.stage import read_metrics
-
-steps = read_metrics(OUT)
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
 axis.plot([row["step"] for row in steps], [row["loss"] for row in steps], color="#0072B2")
 axis.set(xlabel="optimizer step", ylabel="loss (nats per token)", title="SFT")
@@ -299,13 +270,11 @@ figure.savefig(OUT / "training.png", dpi=130)
 # | after a disconnect it starts anew | there was no checkpoint yet: a smaller `SAVE_STEPS` |
 
 # %% [markdown]
-# ## Merge
-# The adapter is merged into its base. RL starts from this model and its reference π_ref, "adapter
+# ## The merged model
+# RL starts from this model and its reference π_ref, "adapter
 # off", is this model too. The folder is an ordinary model: transformers loads it.
 
 # %% tags=["outline"]
-if not (OUT / "model").exists():
-    save_merged(trainer.model, tokenizer, OUT / "model")
 print(*sorted(path.name for path in (OUT / "model").iterdir()))
 
 # %% [markdown]

@@ -55,17 +55,17 @@ assert doctor.run() == 0, "see the remedies above"
 # of TRL's `GRPOConfig` in its own cell further down.
 
 # %% tags=["parameters"]
-from sage_unsloth.models.device import has_gpu
-from sage_unsloth.prompts import prompt_format
-from sage_unsloth.runs.record import runs_folder
+import torch
 
-GPU = has_gpu()
-RUNS = runs_folder()  # Google Drive on Colab once mounted, /kaggle/working on Kaggle, else "runs"
+from sage_unsloth import hosted, prompts
+
+GPU = torch.cuda.is_available()
+RUNS = hosted.runs_folder()  # Google Drive, /kaggle/working or "runs"
 MODEL = RUNS / "sft" / "model"  # what 01_sft left; or a hub id, or a folder
 OUT = RUNS / "sage-branch"  # run all cells again: training resumes, or is only shown
 LOAD_IN_4BIT = False  # True on a GPU of 16 GB
 ROLLOUTS = "auto"  # "vllm" where it runs, else "transformers"
-PROMPT = prompt_format(tags=["project"])  # as in 01_sft
+PROMPT = prompts.prompt_format(tags=["project"])  # as in 01_sft
 DATA = "dapo" if GPU else "arithmetic"  # or a file of your own, "mine.jsonl"
 DATA_FILE = None  # a local copy of DAPO-Math-17k-Processed where the hub is out of reach
 COLUMNS = None  # of a file of your own: {"problem": "question", "answer": "total", "hard": "hard"}
@@ -89,16 +89,11 @@ SEED = 3407
 # off, so the policy starts as π_ref. After a finished run the cell loads what was trained.
 
 # %%
-from sage_unsloth import load_unsloth
-from sage_unsloth.sampling.engine_choice import choose_rollouts, generation_arguments
+from sage_unsloth import LoraSettings, choose_rollouts, load_policy, load_unsloth
 
 rollouts = choose_rollouts(ROLLOUTS, load_in_4bit=LOAD_IN_4BIT)
 load_unsloth(standby=rollouts == "vllm")  # before trl, transformers and peft
-from sage_unsloth.models.loading import LoraSettings, load_policy
-from sage_unsloth.runs.checkpoints import last_checkpoint, trained_adapter
-
-# Of an earlier run of this notebook, if it came to its end.
-done = trained_adapter(OUT, last_checkpoint(OUT / "checkpoints"))
+done = OUT / "adapter"  # of an earlier run of this notebook, if it came to its end
 model, tokenizer = load_policy(
     MODEL,
     lora=LoraSettings(
@@ -106,7 +101,7 @@ model, tokenizer = load_policy(
         alpha=16,
         targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     ),
-    adapter=done,
+    adapter=done if done.exists() else None,
     max_length=MAX_PROMPT + MAX_COMPLETION,
     load_in_4bit=LOAD_IN_4BIT,
     use_vllm=rollouts == "vllm",
@@ -123,21 +118,14 @@ model, tokenizer = load_policy(
 # answer as text.
 
 # %% tags=["outline"]
-from datasets import Dataset
+from sage_unsloth import load_dataset
 
-from sage_unsloth.figures import show_table
-from sage_unsloth.problems.columns import Columns
-from sage_unsloth.problems.corpora import rl_corpus, rl_rows
-from sage_unsloth.prompts import render_prompt, turns_of
-from sage_unsloth.training.rlvr_trainer import trainer_row
-
-columns = Columns(names=COLUMNS) if COLUMNS else None
-found = rl_rows(data=DATA, path=DATA_FILE, columns=columns)
-corpus = rl_corpus(tokenizer, MAX_PROMPT, found=found)
-show_table(corpus.table())
-rows = corpus.rows
-dataset = Dataset.from_list([trainer_row(row) for row in rows])
-print(render_prompt(tokenizer, turns_of(rows[0])))
+data = load_dataset(
+    DATA, tokenizer, max_tokens=MAX_PROMPT, path=DATA_FILE, columns=COLUMNS, limit=2000
+)
+print(data)
+rows, dataset = data.rows, data.dataset
+print(prompts.render_prompt(tokenizer, dataset[0]["prompt"]))
 
 # %% [markdown]
 # ## Reward
@@ -148,9 +136,7 @@ print(render_prompt(tokenizer, turns_of(rows[0])))
 # learned from, at any weight (`docs/own_reward.md`).
 
 # %%
-from sage_unsloth import Grader, Reward, extract_answer
-from sage_unsloth.grading.reward_functions import get_rewards
-from sage_unsloth.grading.total_reward import TotalReward
+from sage_unsloth import Reward, extract_answer, rewards
 
 
 def brief(completions, answer, **columns):
@@ -164,8 +150,7 @@ def brief(completions, answer, **columns):
 
 
 own = Reward(function=brief, weight=0.2)
-rewards = get_rewards(["answer"])  # ["answer", own] adds them up
-reward = TotalReward(rewards, Grader(prompt=PROMPT), seconds=60)  # of a call
+reward = rewards(["answer"], prompt=PROMPT)  # ["answer", own] adds them up
 for answer in (rows[0]["answer"], "7", "no idea"):
     turns = [[{"role": "assistant", "content": PROMPT.solution_text("…", answer)}]]
     given = {name: [value] for name, value in dataset[0].items() if name != "prompt"}
@@ -190,13 +175,16 @@ guide = BranchGuide(ratio=0.3, threshold=1.2)
 # of itself (`docs/prompts.md`).
 
 # %%
-from sage_unsloth.problems.held_out import spread
-from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.sampling.record_sets import sample_and_grade
-from sage_unsloth.training.preflight import add_rewards, signal
+from sage_unsloth import preview
 
-few = [{"id": f"look-{i}"} | row for i, row in enumerate(spread(rows, min(16, len(rows))))]
-sampling = SamplingConfig(
+look = preview(
+    model,
+    tokenizer,
+    rows,
+    OUT / "look.jsonl",  # drawn once, by the model as it was before training
+    reward=reward,
+    guide=guide,
+    prompt=PROMPT,
     num_samples=NUM_GENERATIONS,
     temperature=1.0,
     min_p=MIN_P,
@@ -204,20 +192,9 @@ sampling = SamplingConfig(
     batch_size=MICRO_BATCH,
     seed=SEED,
 )
-OUT.mkdir(parents=True, exist_ok=True)
-look = OUT / "look.jsonl"  # drawn once, by the model as it was before training
-if done is None and last_checkpoint(OUT / "checkpoints") is None:
-    engine = TransformersEngine(model, tokenizer)
-    names = {"model": "start", "benchmark": "look"}
-    sample_and_grade(sampling, engine, few, look, **names, boxed=False, prompt=PROMPT)
 
 # %% tags=["outline"]
-from sage_unsloth.figures import show_table
-from sage_unsloth.runs.files import read_jsonl
-
-records = read_jsonl(look)
-means = add_rewards(records, reward, few, tokenizer)  # of your own rewards
-show_table([{name: f"{share:.2f}" for name, share in (signal(records) | means).items()}])
+print(look)
 
 # %% [markdown]
 # Where would the guide act? Each dot is a token of these completions: its entropy H_t and the q_t
@@ -227,18 +204,9 @@ show_table([{name: f"{share:.2f}" for name, share in (signal(records) | means).i
 import matplotlib.pyplot as plt
 import numpy as np
 
-from sage_unsloth.analysis.traces import trace
-
-problems = {row["id"]: turns_of(row)[-1]["content"] for row in few}
-traces = [
-    trace("", model, tokenizer, guide, problems[record["problem_id"]], record)
-    for record in records[:: max(1, len(records) // 24)]
-    if record["completion"] and guide is not None
-]
-entropies = np.concatenate([one.entropies for one in traces])
-q = np.exp(np.concatenate([one.log_guides for one in traces]))
+q = np.exp(look.log_guides)
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
-axis.scatter(entropies, q, s=8, alpha=0.4, color="#0072B2", linewidths=0)
+axis.scatter(look.entropies, q, s=8, alpha=0.4, color="#0072B2", linewidths=0)
 axis.set(
     xlabel="entropy of the policy before a token (nats)",
     ylabel="q",
@@ -249,15 +217,19 @@ figure.savefig(OUT / "guide.png", dpi=130)
 
 # %% [markdown]
 # ## Configuration
-# TRL's own `GRPOConfig`, as Unsloth generates it. What is marked **!** is a default that would
-# quietly train something else. (A pad token that is sampled ends its completion for Unsloth.)
+# `grpo_config` is TRL's own `GRPOConfig`, as Unsloth generates it: any of its fields may be given
+# here. It differs from TRL's in defaults that would quietly train something else; these are marked
+# **!**, and set by `grpo_config` also where you leave them out. It also sets `generation_kwargs`,
+# by which no pad token is drawn (one that is sampled ends its completion for Unsloth).
 
 # %%
-from trl import GRPOConfig
+from sage_unsloth import grpo_config
 
 completions_per_step = PROMPTS_PER_STEP * NUM_GENERATIONS
-args = GRPOConfig(
-    output_dir=str(OUT / "checkpoints"),
+args = grpo_config(
+    OUT,
+    tokenizer,
+    rollouts=rollouts,
     max_steps=MAX_STEPS,
     per_device_train_batch_size=MICRO_BATCH,
     gradient_accumulation_steps=completions_per_step // MICRO_BATCH,  # ! Unsloth: 2
@@ -265,36 +237,18 @@ args = GRPOConfig(
     max_completion_length=MAX_COMPLETION,
     learning_rate=LEARNING_RATE,
     warmup_steps=round(0.1 * MAX_STEPS),
-    lr_scheduler_type="linear",
     weight_decay=0.01,
     beta=BETA,  # ! 0: no KL term, and a guide is refused
     loss_type="grpo",  # ! "dapo"
     use_bias_correction_kl=False,  # ! True: another estimator of the KL than the paper's
-    epsilon=0.2,
-    epsilon_high=0.2,
-    num_iterations=1,
     scale_rewards="group",  # advantages are divided by the deviation of a group's rewards
     reward_weights=reward.weights,
-    mask_truncated_completions=False,
     temperature=1.0,
-    top_p=1.0,
-    top_k=0,
     min_p=MIN_P or None,
-    use_vllm=rollouts == "vllm",
     vllm_importance_sampling_mode="token_truncate",  # ! weighs whole completions
-    vllm_importance_sampling_clip_max=2.0,
-    generation_kwargs=generation_arguments(rollouts, tokenizer.pad_token_id),  # ! draws pad tokens
-    logging_steps=1,
-    disable_tqdm=True,  # `train` below has a bar of its own
     save_steps=SAVE_STEPS,
-    save_total_limit=None,  # `train` below keeps the two newest checkpoints
     report_to="none",  # "tensorboard", "trackio" or "wandb"
     seed=SEED,
-    optim="adamw_8bit" if GPU else "adamw_torch",
-    bf16=None if GPU else False,
-    use_cpu=not GPU,
-    gradient_checkpointing=False,  # on a GPU Unsloth's own is in the model
-    dataloader_pin_memory=GPU,
 )
 
 # %% [markdown]
@@ -323,19 +277,10 @@ assert "ref" not in model.peft_config, "π_ref must be the model with the adapte
 # again: guide, data order and random state resume as they were.
 
 # %%
-from sage_unsloth import guided_kl
-from sage_unsloth.training.live import LivePlot
-from sage_unsloth.training.rlvr_trainer import log_grades
-from sage_unsloth.training.stage import read_metrics, train
+from sage_unsloth import guided_kl, train
 
-if done is None:
-    trainer.add_callback(LivePlot())
-    resume = last_checkpoint(OUT / "checkpoints")
-    graded = log_grades(OUT, reward, sample_steps=25)  # counts, and completions to look at
-    with guided_kl(trainer, guide):
-        train(trainer, OUT, "SAGE-Branch", resume=resume, extra=graded)
-    trainer.model.save_pretrained(OUT / "adapter")
-metrics = read_metrics(OUT)
+with guided_kl(trainer, guide):
+    metrics = train(trainer, OUT, name="SAGE-Branch", reward=reward)
 assert abs(metrics[0]["kl/ref_k3"]) < 1e-3, "policy and π_ref were not one model at the start"
 
 # %% [markdown]
@@ -348,19 +293,19 @@ assert abs(metrics[0]["kl/ref_k3"]) < 1e-3, "policy and π_ref were not one mode
 # %%
 from IPython.display import Image
 
-from sage_unsloth.figures import show_table
-from sage_unsloth.training.figures import plot_training
-from sage_unsloth.training.outcomes import course
+from sage_unsloth import show_table, training
 
-show_table(course(metrics))
-Image(plot_training({"SAGE-Branch": metrics}, OUT / "training.png", f"seed {SEED}"))
+show_table(training.course(metrics))
+Image(training.plot_training({"SAGE-Branch": metrics}, OUT / "training.png", f"seed {SEED}"))
 
 # %% [markdown]
 # Completions of the last step that was sampled (the first, and every 25th), with each reward where
 # you have several:
 
 # %%
-sampled = read_jsonl(OUT / "completions.jsonl")
+import json
+
+sampled = [json.loads(line) for line in (OUT / "completions.jsonl").read_text().splitlines()]
 print("step", sampled[-1]["step"])
 for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
     named = row.get("rewards", "")
@@ -387,9 +332,9 @@ for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
 # completions and `run.json`. Its other algorithms (`train --list`):
 
 # %% tags=["reproduced"]
-from sage_unsloth.training.algorithms import listing
+from sage_unsloth import training
 
-print(listing())
+print(training.listing())
 
 # %% [markdown]
 # ## Next

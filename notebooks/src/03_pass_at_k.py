@@ -47,10 +47,8 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
-from sage_unsloth.runs.record import runs_folder
-
 # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
-RUNS = runs_folder()
+RUNS = hosted.runs_folder()
 OUT = RUNS / "evaluation"  # a second run with the same folder draws only what is missing
 # What notebooks 01 and 02 left, for example ["SFT=runs/sft/model",
 # "SAGE=runs/sft/model+runs/sage-branch/adapter"]. None takes the models of notebook 00, and trains
@@ -71,12 +69,11 @@ SMOKE = False  # True: seconds, and only shows that everything works; its figure
 
 # %%
 from sage_unsloth import quickstart
-from sage_unsloth.models.embedded import data_folder
 
 if MODELS is None:
     quickstart.run(TRAINED, quickstart.smoke_config() if SMOKE else None)
     MODELS = [
-        f"base={data_folder() / quickstart.BASE_MODEL}",
+        f"base={quickstart.BASE_MODEL}",
         f"SFT={TRAINED}/sft/model",
         f"GRPO={TRAINED}/sft/model+{TRAINED}/grpo/adapter",
         f"SAGE-Branch={TRAINED}/sft/model+{TRAINED}/sage-branch/adapter",
@@ -90,17 +87,13 @@ if MODELS is None:
 # training set?
 
 # %%
-from sage_unsloth.evaluation.evaluator import parse_benchmark
-from sage_unsloth.problems import arithmetic
-from sage_unsloth.problems.overlap import overlap
+from sage_unsloth import load_benchmark, load_dataset
 
-benchmarks = [parse_benchmark(name, problems=PROBLEMS) for name in BENCHMARKS]
-for benchmark in benchmarks:
-    found = overlap(arithmetic.problems("train") + arithmetic.problems("sft"), benchmark)
-    print(
-        f"{benchmark.name}: {len(benchmark.rows)} problems, {len(found)} of them in the training "
-        f"set"
-    )
+trained_on = load_dataset("arithmetic").rows + load_dataset("arithmetic", stage="sft").rows
+for name in BENCHMARKS:
+    problems = [row["problem"] for row in load_benchmark(name).rows[:PROBLEMS]]
+    copies = {row["problem"] for row in trained_on} & {*problems}
+    print(f"{name}: {len(problems)} problems, {len(copies)} of them in the training set")
 
 # %% [markdown]
 # ## Step by step: two models
@@ -109,24 +102,18 @@ for benchmark in benchmarks:
 # stream. What is drawn is on disk, batch by batch.
 
 # %%
-from dataclasses import replace
+import json
 
-from sage_unsloth.evaluation.named_models import parse_model
-from sage_unsloth.models.loading import load_policy
-from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth import evaluate
 
-models = [parse_model(text) for text in MODELS]
-config = SamplingConfig(num_samples=SAMPLES, **SAMPLING)
-few, rows = replace(config, num_samples=min(8, SAMPLES)), benchmarks[0].rows
-(OUT / "steps").mkdir(parents=True, exist_ok=True)
-records = {}
-for spec in models[-2:]:
-    engine = TransformersEngine(*load_policy(spec.path, adapter=spec.adapter))
-    file = OUT / "steps" / f"{spec.name}.jsonl"
-    records[spec.name] = sample_and_grade(
-        few, engine, rows, file, model=spec.name, benchmark="steps"
-    )
+n = min(8, SAMPLES)
+few = {"num_samples": n} | SAMPLING
+evaluate(MODELS[-2:], BENCHMARKS[:1], OUT / "steps", problems=PROBLEMS, **few)
+samples = OUT / "steps" / "samples" / BENCHMARKS[0].partition("=")[0]
+records = {
+    file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+    for file in sorted(samples.glob("*.jsonl"))
+}
 
 # %% [markdown]
 # **Grade.** Each record has its answer, the gold and the grade, so that a grade can be looked at,
@@ -142,18 +129,22 @@ for name, found in records.items():
 # chance that k samples drawn from the n include a right one:
 
 # %%
+from collections import Counter
 from math import comb
 
-from sage_unsloth import pass_at_k
-from sage_unsloth.sampling.counts import correct_matrix
+import numpy as np
 
-n, k = few.num_samples, min(4, few.num_samples)
-counts = {name: correct_matrix(found).sum(1) for name, found in records.items()}
-for name, c in counts.items():
-    first = int(c[0])
-    print(f"{name}: {first} of {n} right on {rows[0]['problem']} so pass@{k} there is", end=" ")
+from sage_unsloth import pass_at_k
+
+k = min(4, n)
+names = list(dict.fromkeys(record["problem_id"] for found in records.values() for record in found))
+counts = {}
+for model, found in records.items():
+    right = Counter(record["problem_id"] for record in found if record["grade"] == "correct")
+    counts[model] = c = np.array([right[name] for name in names])
     print(
-        f"{1 - comb(n - first, k) / comb(n, k):.3f}, and {pass_at_k(n, c, k).mean():.3f} over all"
+        f"{model}: {c[0]} of {n} right on {names[0]}, so pass@{k} there is "
+        f"{1 - comb(n - c[0], k) / comb(n, k):.3f}, and {pass_at_k(n, c, k).mean():.3f} over all"
     )
 
 # %% [markdown]
@@ -161,13 +152,13 @@ for name, c in counts.items():
 # cancels in the difference: the interval of the difference is what to look at.
 
 # %%
-from sage_unsloth.evaluation.metrics import paired_difference, pass_at_k_interval
+from sage_unsloth import evaluation
 
 (first, a), (second, b) = counts.items()
 for name, c in counts.items():
-    found = pass_at_k_interval(n, c, k)
+    found = evaluation.pass_at_k_interval(n, c, k)
     print(f"{name:12} pass@{k} {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]")
-found = paired_difference(n, b, n, a, k)
+found = evaluation.paired_difference(n, b, n, a, k)
 print(f"{second} - {first}: {found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
 
 # %% [markdown]
@@ -178,21 +169,18 @@ print(f"{second} - {first}: {found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3
 # %%
 import time
 
-from sage_unsloth.evaluation.evaluator import choose_engine, evaluate
-from sage_unsloth.evaluation.report_text import report_text
-
 started = time.perf_counter()
 report = evaluate(
-    models,
-    benchmarks,
+    MODELS,
+    BENCHMARKS,
     OUT,
-    config,
-    engine=choose_engine(),
-    against=models[len(models) // 2].name,
-    show=print,
+    problems=PROBLEMS,
+    against=MODELS[len(MODELS) // 2].partition("=")[0],
+    num_samples=SAMPLES,
+    **SAMPLING,
 )
 print(f"{time.perf_counter() - started:.0f} s this time\n")
-print(report_text(report))
+print(report)
 
 # %% [markdown]
 # ## See that it worked
@@ -215,7 +203,7 @@ Image(OUT / "pass_at_k.png")
 # print it over evaluation seeds. It is much smaller, and it says nothing about other problems:
 
 # %%
-from sage_unsloth.figures import show_table
+from sage_unsloth import show_table
 
 show_table(
     [

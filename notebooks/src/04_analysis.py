@@ -48,10 +48,8 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
-from sage_unsloth.runs.record import runs_folder
-
 # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere
-RUNS = runs_folder()
+RUNS = hosted.runs_folder()
 TRAINED = RUNS / "quickstart"  # the folder of notebook 00
 OUT = RUNS / "analysis"  # a second run with the same folder scores only what is missing
 AGAINST = "GRPO"  # the model that the others are compared with
@@ -61,8 +59,7 @@ SMOKE = False  # True: seconds, and only shows that everything works; its figure
 # %%
 import time
 
-from sage_unsloth import quickstart
-from sage_unsloth.analysis.sources import find_sources, problem_texts
+from sage_unsloth import analysis, quickstart
 
 started = time.perf_counter()
 if not (TRAINED / "report.json").exists():
@@ -76,9 +73,9 @@ OUT.mkdir(parents=True, exist_ok=True)
 # model.
 
 # %%
-sources = find_sources([TRAINED])
+sources = analysis.find_sources([TRAINED])
 samples = sources.samples["arithmetic"]
-problems = problem_texts("arithmetic", samples)
+problems = analysis.problem_texts("arithmetic", sources)
 print("training logs:", ", ".join(sources.runs))
 print("graded samples:", {name: len(records) for name, records in samples.items()})
 
@@ -88,7 +85,7 @@ print("graded samples:", {name: len(records) for name, records in samples.items(
 # problems. A pattern is a name and one or more regular expressions. These are the paper's:
 
 # %% tags=["reproduced"]
-from sage_unsloth.analysis import patterns as analysis
+from sage_unsloth import analysis
 
 for name, expressions in analysis.PATTERNS.items():
     print(f"{name}\n    " + "\n    ".join(expressions))
@@ -101,15 +98,13 @@ for name, expressions in analysis.PATTERNS.items():
 # %%
 from IPython.display import HTML, Image, display
 
-from sage_unsloth.analysis.figures import plot_patterns
-from sage_unsloth.analysis.tables import pattern_rows
-from sage_unsloth.figures import show_table
+from sage_unsloth import show_table
 
 patterns = analysis.ARITHMETIC_PATTERNS
 frequencies = analysis.pattern_frequencies(samples, patterns)
-show_table(pattern_rows(frequencies))
+show_table(analysis.pattern_rows(frequencies))
 note = "embedded arithmetic; 95 % over problems with a correct solution"
-Image(plot_patterns(frequencies, OUT / "patterns.png", note))
+Image(analysis.plot_patterns(frequencies, OUT / "patterns.png", note))
 
 # %% [markdown]
 # **Read the counts first.** A frequency rests on the problems that *this* model solves, so two
@@ -118,11 +113,11 @@ Image(plot_patterns(frequencies, OUT / "patterns.png", note))
 # to the problems that both solve. They answer another question, and often give another number.
 
 # %%
-from sage_unsloth.evaluation.report_text import interval_text
+from sage_unsloth import evaluation
 
 show_table(
     [
-        row | {"difference": interval_text(row["difference"], "+")}
+        row | {"difference": evaluation.interval_text(row["difference"], "+")}
         for row in analysis.pattern_differences(samples, patterns, AGAINST)
     ]
 )
@@ -135,19 +130,15 @@ show_table(
 # gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
 
 # %%
-from sage_unsloth.analysis.tables import phase_rows
-from sage_unsloth.training.stage import read_metrics
+from sage_unsloth import training
 
-runs = {name: read_metrics(folder) for name, folder in sources.runs.items()}
-show_table(phase_rows(analysis.dynamics(runs)))
+runs = {name: training.read_metrics(folder) for name, folder in sources.runs.items()}
+show_table(analysis.phase_rows(analysis.dynamics(runs)))
 
 # %%
-from sage_unsloth.analysis.figures import plot_dynamics
-from sage_unsloth.analysis.report import pass_at_k_curves
-
 note = "thin: each step, thick: moving average over 9; bands: 95 % over problems"
-curves = pass_at_k_curves("arithmetic", samples)
-Image(plot_dynamics(runs, curves, OUT / "dynamics.png", note))
+curves = analysis.pass_at_k_curves("arithmetic", samples)
+Image(analysis.plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 
 # %% [markdown]
 # Training reward is pass@1 on the training problems. It says nothing about pass@k: compare the
@@ -158,14 +149,12 @@ Image(plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 # samples are right, and of each model the first right and the first wrong sample.
 
 # %%
-from sage_unsloth.analysis.token_page import case_page, case_table
-
 other = list(samples)[-1]
 cases = analysis.case_studies(samples, other, AGAINST, 4, problems)
 rule = analysis.CASE_RULE.format(a=other, b=AGAINST)
 print(rule)
-(OUT / "cases.html").write_text(case_page(cases, "Case studies", rule), encoding="utf-8")
-display(HTML("".join(case_table(case) for case in cases)))
+(OUT / "cases.html").write_text(analysis.case_page(cases, "Case studies", rule), encoding="utf-8")
+display(HTML("".join(analysis.case_table(case) for case in cases)))
 
 # %% [markdown]
 # ## Perplexity under the SFT model (Eq. 39)
@@ -176,15 +165,12 @@ display(HTML("".join(case_table(case) for case in cases)))
 # %%
 from tqdm.auto import tqdm
 
-from sage_unsloth.analysis import perplexity
-from sage_unsloth.models.weights import model_identity
-
-baseline, tokenizer = perplexity.load_scorer(TRAINED / "sft" / "model")
-settings = {"baseline": model_identity(TRAINED / "sft" / "model")}
+baseline, tokenizer = analysis.load_scorer(TRAINED / "sft" / "model")
+settings = {"baseline": f"{TRAINED}/sft/model"}
 chosen = {name: [r for r in rows if r["sample"] < RESPONSES] for name, rows in samples.items()}
 with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
     scores = {
-        name: perplexity.score_records(
+        name: analysis.score_records(
             baseline,
             tokenizer,
             rows,
@@ -197,20 +183,16 @@ with tqdm(total=sum(map(len, chosen.values())), unit="response") as bar:
     }
 
 # %%
-from sage_unsloth.analysis.tables import perplexity_rows
-
-show_table(perplexity_rows(perplexity.perplexity_table(scores, AGAINST)))
+show_table(analysis.perplexity_rows(analysis.perplexity_table(scores, AGAINST)))
 
 # %%
-from sage_unsloth.analysis.figures import plot_perplexity
-
-values = {name: perplexity.perplexities(rows) for name, rows in scores.items()}
+values = {name: analysis.perplexities(rows) for name, rows in scores.items()}
 titles = {case.problem_id: case.problem for case in cases}
 note = (
     f"baseline: the SFT model; {RESPONSES} responses of each model; the problems of the case "
     f"studies"
 )
-Image(plot_perplexity(values, titles, OUT / "perplexity.png", note))
+Image(analysis.plot_perplexity(values, titles, OUT / "perplexity.png", note))
 
 # %% [markdown]
 # ## Where the guide acts
@@ -219,10 +201,8 @@ Image(plot_perplexity(values, titles, OUT / "perplexity.png", note))
 # `run.json`. A working has four steps; the first one is the choice of the way.
 
 # %%
-from sage_unsloth.analysis.traces import run_traces
-
 everything = analysis.case_studies(samples, other, AGAINST, len(problems), problems)
-found = list(run_traces(other, sources.runs[other], everything, problems))
+found = list(analysis.run_traces(other, sources.runs[other], everything, problems))
 traces, guide = [trace for trace, _ in found], found[0][1]
 STEPS = ("the split: choice of the way", "first product", "second product", "sum, answer and end")
 by_step = {step: [] for step in STEPS}
@@ -254,20 +234,16 @@ show_table(
 # The completion of the case studies that the guide changes most, as a figure:
 
 # %%
-from sage_unsloth.analysis.figures import plot_trace
-
 shown = traces[: len(cases)]
 most = max(shown, key=lambda trace: sum(map(abs, trace.log_guides)))
-Image(plot_trace(most, OUT / "tokens.png", repr(guide), guide.threshold))
+Image(analysis.plot_trace(most, OUT / "tokens.png", repr(guide), guide.threshold))
 
 # %% [markdown]
 # And all of them as a page to point at, `tokens.html` in the folder: one file that loads nothing
 # and follows your system's dark or light.
 
 # %%
-from sage_unsloth.analysis.token_page import token_page
-
-page = token_page(shown, "Where the guide acts, token by token")
+page = analysis.trace_page(shown, "Where the guide acts, token by token")
 print("written,", (OUT / "tokens.html").write_text(page, encoding="utf-8"), "characters")
 
 # %%

@@ -52,9 +52,7 @@ from sage_unsloth import hosted
 hosted.install()
 
 # %% tags=["parameters"]
-from sage_unsloth.runs.record import runs_folder
-
-OUT = runs_folder() / "theory"  # figures and their tables
+OUT = hosted.runs_folder() / "theory"  # figures and their tables
 BETA = 0.05  # β of the paper's training
 TREES = 3000  # random trees on which Theorem 4.3 is tried
 DRAWS = 2000  # draws of the guides' noise
@@ -71,9 +69,7 @@ import torch
 from IPython.display import Image
 
 from research.theory.figures import Curve, Panel, plot_anchors, plot_border, plot_curves
-from sage_unsloth.figures import show_table, write_table
-from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.schedule import CosineSchedule
+from sage_unsloth import BranchGuide, CosineSchedule, RandomGuide, TokenGuide, show_table
 
 started = time.perf_counter()
 OUT = Path(OUT)
@@ -214,7 +210,6 @@ small = Tree.of({"aaa": 1.0, "aab": 0.0, "ab": 0.0, "ba": 1.0, "bba": 0.0, "bbb"
 logits, small_ref = 0.4 * torch.randn((2, small.num_edges), generator=generator).double()
 small_ref = small.logps(small_ref)
 rows = gradient_table(small, logits, small_ref)
-write_table(OUT / "gradients.csv", rows)
 for row in rows:
     row |= {name: f"{row[name]:.2f}" for name in ("off forward", "off reverse")}
 show_table(rows)

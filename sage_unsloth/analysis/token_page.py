@@ -71,7 +71,7 @@ STYLE = """
 """
 
 
-def token_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
+def trace_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
     """A page of completions, each token shaded by its entropy, and again by its log-guide.
 
     One scale for the whole page, in the legend: entropy from 0 to the largest, log q from minus to

@@ -11,6 +11,7 @@ from .metrics import pass_at_k as pass_at_k
 from .metrics import pass_at_k_curve as pass_at_k_curve
 from .metrics import pass_at_k_interval as pass_at_k_interval
 from .report import compare as compare
+from .report_text import interval_text as interval_text
 
 __all__ = [
     "Difference",
@@ -18,6 +19,7 @@ __all__ = [
     "compare",
     "difference_curve",
     "evaluate",
+    "interval_text",
     "mean_difference",
     "mean_interval",
     "paired_difference",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
+from sage_unsloth.models.embedded import located
 from sage_unsloth.models.quantised import (
     four_bit_config,
     keep_exact_products,
@@ -78,7 +79,7 @@ def load_policy(
         load_policy(path, full_finetuning=True)             to train every weight
 
     Args:
-        path: model folder or hub id.
+        path: model folder, hub id, or "arithmetic-base", the embedded one.
         lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
@@ -111,6 +112,7 @@ def load_policy(
         )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
+    path = located(str(path))
     refuse_pickles(path)
     if load_in_4bit:
         refuse_quantising_again(path)

@@ -33,25 +33,6 @@ EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 logger = logging.getLogger(__name__)
 
 
-def runs_folder() -> Path:
-    """Where notebooks keep their runs.
-
-    Google Drive on Colab once it is mounted, /kaggle/working on Kaggle, `runs` elsewhere. On Colab
-    without Drive a warning is logged: what is written there is gone when the runtime ends.
-    """
-    drive, kaggle = Path("/content/drive/MyDrive"), Path("/kaggle/working")
-    if drive.is_dir():
-        return drive / "sage_unsloth"
-    if kaggle.is_dir():
-        return kaggle / "runs"
-    if "COLAB_RELEASE_TAG" in os.environ:
-        logger.warning(
-            "Colab forgets its disk when the runtime ends: mount Google Drive first (from "
-            'google.colab import drive; drive.mount("/content/drive")), and run this cell again'
-        )
-    return Path("runs")
-
-
 def environment() -> dict:
     """Where a run happens: versions (None where a package is missing), machine, date, commit.
 

@@ -1,3 +1,4 @@
+from .engine_choice import choose_rollouts as choose_rollouts
 from .engines import SamplingConfig as SamplingConfig
 from .engines import TransformersEngine as TransformersEngine
 from .record_sets import sample_and_grade as sample_and_grade
@@ -7,5 +8,6 @@ __all__ = [
     "SamplingConfig",
     "TransformersEngine",
     "VllmEngine",
+    "choose_rollouts",
     "sample_and_grade",
 ]

@@ -1,13 +1,17 @@
 from .algorithm_rows import ALGORITHMS as ALGORITHMS
 from .algorithms import Algorithm as Algorithm
 from .algorithms import get_algorithm as get_algorithm
+from .algorithms import listing as listing
+from .figures import plot_training as plot_training
 from .live import LivePlot as LivePlot
+from .outcomes import course as course
 from .recipes import run_rlvr as run_rlvr
 from .recipes import run_sft as run_sft
 from .rlvr_config import RlvrConfig as RlvrConfig
 from .rlvr_stage import rlvr as rlvr
 from .sft_stage import SftConfig as SftConfig
 from .sft_stage import sft as sft
+from .sft_stage import sft_trainer_class as sft_trainer_class
 from .stage import read_metrics as read_metrics
 
 __all__ = [
@@ -16,10 +20,14 @@ __all__ = [
     "LivePlot",
     "RlvrConfig",
     "SftConfig",
+    "course",
     "get_algorithm",
+    "listing",
+    "plot_training",
     "read_metrics",
     "rlvr",
     "run_rlvr",
     "run_sft",
     "sft",
+    "sft_trainer_class",
 ]

@@ -14,16 +14,17 @@ from sage_unsloth.patch.backends import TRL
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
-from sage_unsloth.sampling.engine_choice import check_calls, generation_arguments
+from sage_unsloth.sampling.engine_choice import check_calls
 from sage_unsloth.sampling.record_sets import gold_of
 from sage_unsloth.sampling.server_calls import check_requests
 from sage_unsloth.training.by_trl import (
     keep_base_as_reference,
     rollout_arguments,
 )
+from sage_unsloth.training.grpo_arguments import grpo_arguments
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sharded import let_generation_wait
-from sage_unsloth.training.stage import COMPLETIONS, common_arguments
+from sage_unsloth.training.stage import COMPLETIONS
 from sage_unsloth.training.trainer_settings import check_trainer, scale_rewards_argument
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def make_trainer(
     import trl
     from datasets import Dataset
 
-    generated: Any = trl  # its trainer and arguments are Unsloth's, which have fields of their own
+    generated: Any = trl  # its trainer is Unsloth's
     data = Dataset.from_list([trainer_row(row) for row in rows])
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
@@ -70,7 +71,12 @@ def make_trainer(
         processing_class=tokenizer,
         reward_funcs=list(reward.functions),
         train_dataset=data,
-        args=generated.GRPOConfig(
+        args=grpo_arguments(
+            folder,
+            tokenizer.pad_token_id,
+            rollouts=rollouts,
+            save_steps=config.save_steps,
+            precision=config.precision,
             max_steps=config.max_steps,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=batch // micro_batch,
@@ -82,31 +88,17 @@ def make_trainer(
             beta=config.beta,
             reward_weights=reward.weights,
             loss_type=config.loss_type,
-            # Explicit, because Unsloth fills in what is None by loss type, and TRL's defaults have
-            # changed before.
             epsilon=config.epsilon,
             epsilon_high=config.epsilon_high,
-            num_iterations=1,
-            mask_truncated_completions=False,
             scale_rewards=scale_rewards_argument(config, unsloth=not by_trl),
             entropy_coef=config.entropy_coef,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
             top_entropy_quantile=config.top_entropy_quantile,
             temperature=config.temperature,
             top_p=config.top_p,
-            top_k=0,
             min_p=config.min_p or None,
-            use_vllm=rollouts in ("vllm", "server"),
             vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
-            # TRL 1.15's default weighs whole completions, and long ones to nothing once min-p cuts
-            # the sampling distribution.
-            vllm_importance_sampling_mode="token_truncate",
-            vllm_importance_sampling_clip_max=2.0,
-            generation_kwargs=generation_arguments(
-                "vllm" if rollouts == "server" else rollouts, tokenizer.pad_token_id
-            ),
             seed=config.seed,
-            **common_arguments(folder, config.save_steps, config.precision),
             **own_arguments,
         ),
     )

@@ -210,15 +210,7 @@ def _trainer(
     from datasets import Dataset
 
     generated: Any = trl  # on a GPU its classes are Unsloth's
-    data = Dataset.from_list(
-        [
-            {
-                "prompt": turns_of(row),
-                "completion": [{"role": "assistant", "content": config.prompt.taught(row)}],
-            }
-            for row in rows
-        ]
-    )
+    data = Dataset.from_list([taught_row(row, config.prompt) for row in rows])
     trainer = sft_trainer_class()(
         model=model,
         processing_class=tokenizer,
@@ -240,6 +232,12 @@ def _trainer(
     )
     _assert_eos_is_learned(trainer, tokenizer, len(rows))
     return trainer
+
+
+def taught_row(row: dict, prompt: PromptFormat) -> dict[str, list]:
+    """A row as TRL's SFT trainer takes it: what is asked, and what is learned."""
+    completion = [{"role": "assistant", "content": prompt.taught(row)}]
+    return {"prompt": turns_of(row), "completion": completion}
 
 
 def sft_trainer_class() -> type:

@@ -10,7 +10,7 @@ import pytest
 from browser import HOSTILE
 
 from sage_unsloth.analysis.patterns import Case
-from sage_unsloth.analysis.token_page import TokenTrace, case_page, case_table, escape, token_page
+from sage_unsloth.analysis.token_page import TokenTrace, case_page, case_table, escape, trace_page
 
 ALLOWED = {
     "html",
@@ -74,7 +74,7 @@ def test_text_is_escaped():
 
 
 def test_hostile_tokens_add_no_element():
-    page = Reader(token_page([make_trace()], '"><script>1</script>', note="<b>"))
+    page = Reader(trace_page([make_trace()], '"><script>1</script>', note="<b>"))
     assert {tag for tag, _ in page.tags} <= ALLOWED
     assert sum(tag == "style" for tag, _ in page.tags) == 1
     names = {name for _, attributes in page.tags for name in attributes}
@@ -93,7 +93,7 @@ def test_values_are_in_the_page():
         policy_logps=(-1.0, -2.0),
         ref_logps=(-3.0, -4.5),
     )
-    page = Reader(token_page([trace], "t"))
+    page = Reader(trace_page([trace], "t"))
     attributes = [attributes for attributes, _ in page.spans]
     assert [a["data-entropy"] for a in attributes[:2]] == ["0", "1.5"]
     assert [a["style"] for a in attributes[:2]] == ["--a:0.000", "--a:1.000"]
@@ -111,7 +111,7 @@ def test_values_are_in_the_page():
 
 
 def test_a_guide_that_does_nothing_is_shown_as_that():
-    page = token_page(
+    page = trace_page(
         [
             make_trace(
                 ("a",), entropies=(0.0,), log_guides=(0.0,), policy_logps=(0.0,), ref_logps=(0.0,)
@@ -123,7 +123,7 @@ def test_a_guide_that_does_nothing_is_shown_as_that():
 
 
 def test_a_page_loads_nothing():
-    for page in (token_page([make_trace()], "t"), case_page(cases(), "t", "rule")):
+    for page in (trace_page([make_trace()], "t"), case_page(cases(), "t", "rule")):
         policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
         assert policy[1] == "default-src 'none'; style-src 'unsafe-inline'"
         style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
@@ -142,7 +142,7 @@ def test_bad_traces_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         make_trace(**values)
     with pytest.raises(ValueError, match="at least one completion"):
-        token_page([], "t")
+        trace_page([], "t")
 
 
 def cases():
@@ -173,7 +173,7 @@ def test_case_tables_are_escaped():
 
 def test_a_browser_shows_values_and_runs_nothing(browse, tmp_path):
     file = tmp_path / "page.html"
-    page = token_page([make_trace()], "Where the guide acts")
+    page = trace_page([make_trace()], "Where the guide acts")
     # Without the policy that forbids scripts, so that the escaping alone is tried.
     file.write_text(re.sub(r"<meta http-equiv.*?>", "", page), encoding="utf-8")
     assert "Content-Security-Policy" not in file.read_text(encoding="utf-8")
@@ -197,7 +197,7 @@ def test_dark_and_light_both_are_legible(browse, tmp_path):
     from matplotlib.image import imread
 
     file = tmp_path / "page.html"
-    file.write_text(token_page([make_trace()], "Where the guide acts"), encoding="utf-8")
+    file.write_text(trace_page([make_trace()], "Where the guide acts"), encoding="utf-8")
     pictures = {}
     for name, options in {"light": (), "dark": ("--force-dark-mode",)}.items():
         browse(file, *options, f"--screenshot={tmp_path / name}.png")
