@@ -12,7 +12,7 @@ from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import read_jsonl, write_json
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 from sage_unsloth.training.policy_engine import undisturbed
-from sage_unsloth.training.preflight import COMPLETIONS, chosen_rows
+from sage_unsloth.training.preflight import SAMPLES, chosen_rows
 
 if TYPE_CHECKING:
     from sage_unsloth.objective.guide_dose import GuideDose
@@ -123,7 +123,7 @@ def report_dose(
     with undisturbed(model, tokenizer):
         model.eval()
         dose = guide_dose(
-            read_jsonl(folder / COMPLETIONS),
+            read_jsonl(folder / SAMPLES),
             guide,
             model,
             tokenizer,

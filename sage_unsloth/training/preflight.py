@@ -24,7 +24,7 @@ from sage_unsloth.training.rlvr_trainer import trainer_row
 from sage_unsloth.training.rollout_engine import rollout_sampling
 
 REPORT = "preflight.json"
-COMPLETIONS = "preflight.jsonl"
+SAMPLES = "preflight.jsonl"
 VLLM_BATCH = 4096
 OF_ANSWERS = ("solve_rate", "format_rate", "parsed_rate")  # where answers are checked
 SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_groups")
@@ -181,7 +181,7 @@ def preflight(
     chosen = chosen_rows(config, rows)
     unchecked = {"gold": ""} if verifier is UNGRADED else {}
     sampling = sampling_as_in_training(config, engine, config.num_generations)
-    path = folder / COMPLETIONS
+    path = folder / SAMPLES
     records = sample_and_grade(
         sampling,
         engine,
