@@ -142,12 +142,13 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> st
         f"between two correct completions it is worth at most {dose.payment(beta):.2g} of a reward"
     )
     if dose.payment(beta) < gap:
-        return (
+        text = (
             f"{facts} At β {beta:g} this guide cannot change which solutions survive: {worth}, "
             f"less than a way earns that solves {gap:g} more of the rows; it would need {needs} "
             f"instead of {dose.spread:.3g}."
         )
-    text = f"{facts} At β {beta:g} this guide can change which solutions survive: {worth}."
+    else:
+        text = f"{facts} At β {beta:g} this guide can change which solutions survive: {worth}."
     if dose.correct is not None and dose.wrong is not None and dose.wrong > dose.correct:
         text += " It pays wrong completions more than correct ones."
     return text
