@@ -9,6 +9,7 @@ import pytest
 
 from research.problems.fork import DIALECTS, LETTERS, with_letters
 from research.variants.design import RATES, RESULTS, VARIANTS, load_variant, queue_runs
+from research.variants.dose import DOSES
 from research.variants.report import (
     PLAIN_START,
     QUEUE,
@@ -181,3 +182,11 @@ def test_differences_to_skewed_rows_by_hand():
     )
     assert reported["seeds"] == seeds
     assert reported["pass@1 - skewed grpo"]["mean"] == pytest.approx(rates[point] - rates[SKEWED])
+
+
+def test_the_committed_dose_says_what_branch_would_need():
+    """Half of the rows' difference, by the largest Σ log q between correct completions, σ = 1."""
+    dose = read_json(DOSES)["skewed"]
+    assert dose["sigma"] == 1.0, "the exact rows do not divide by the deviation"
+    assert dose["needed_beta"] == pytest.approx(0.5 / dose["spread"])
+    assert dose["wrong"] > 7 * dose["correct"]
