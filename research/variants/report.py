@@ -225,24 +225,16 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines = [
         "# Rows or loss, and the fork language",
         "",
-        "Computed by `python -m research.variants.report` from the records beside this file; the",
-        "design is in `design.md`. 95 % intervals over training seeds and units of problems; with one",
-        "seed over problems alone.",
+        "Computed by `python -m research.variants.report` from the records beside this file. The",
+        "design is in `design.md`. 95 % intervals over training seeds and units of problems, and",
+        "over problems alone where there is one seed.",
         "",
         "## D4: training rows",
         "",
         f"SFT model: {_levels(rows['sft'])}.",
         "",
-        "| rows | algorithm | seeds | pass@1 | pass@8 | pass@32 | pass@1 − GRPO on skewed rows "
-        "| pass@32 − the same | pass@32 − SFT |",
-        "|" + "---|" * 9,
+        *level_table(rows),
     ]
-    for row in rows["points"]:
-        differences = [row.get(f"pass@{k} - skewed grpo") for k in (1, 32)]
-        cells = [row["rows"], f"`{row['algorithm']}`", str(len(row["seeds"]))]
-        cells += [f"{row[f'pass@{k}']:.3f}" for k in (1, 8, 32)]
-        cells += [_signed(one) for one in (*differences, row["pass@32 - sft"])]
-        lines.append("| " + " | ".join(cells) + " |")
     families = list(rows["points"][0]["families"]["pass@1"])
     lines += ["", "| rows | algorithm |" + "".join(f" {one} @1 | {one} @32 |" for one in families)]
     lines.append("|" + "---|" * (2 + 2 * len(families)))
@@ -261,6 +253,22 @@ def markdown(report: Mapping[str, Any]) -> str:
         if dialect in report:
             lines += _fork_lines(dialect, report[dialect])
     return "\n".join(lines) + "\n"
+
+
+def level_table(rows: Mapping[str, Any]) -> list[str]:
+    """The levels of D4 and their differences, as lines of Markdown."""
+    lines = [
+        "| rows | algorithm | seeds | pass@1 | pass@8 | pass@32 | pass@1 − GRPO on skewed rows "
+        "| pass@32 − the same | pass@32 − SFT |",
+        "|" + "---|" * 9,
+    ]
+    for row in rows["points"]:
+        differences = [row.get(f"pass@{k} - skewed grpo") for k in (1, 32)]
+        cells = [row["rows"], f"`{row['algorithm']}`", str(len(row["seeds"]))]
+        cells += [f"{row[f'pass@{k}']:.3f}" for k in (1, 8, 32)]
+        cells += [_signed(estimate) for estimate in (*differences, row["pass@32 - sft"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def _fork_lines(dialect: str, report: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from research.problems.fork import DIALECTS, LETTERS, with_letters
+from research.theory.advantage_sizes import push_on_log_rate
 from research.variants.design import RATES, RESULTS, VARIANTS, load_variant, queue_runs
 from research.variants.dose import DOSES
 from research.variants.report import (
@@ -21,6 +22,8 @@ from research.variants.report import (
 from research.variants.rows import balance_families, inverse_pass_rates, repeat_rows
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import read_json
+
+RULES = ("grpo", "maxrl")
 
 
 def row(name, family):
@@ -190,3 +193,27 @@ def test_the_committed_dose_says_what_branch_would_need():
     assert dose["sigma"] == 1.0, "the exact rows do not divide by the deviation"
     assert dose["needed_beta"] == pytest.approx(0.5 / dose["spread"])
     assert dose["wrong"] > 7 * dose["correct"]
+
+
+def test_the_page_says_what_the_records_say():
+    """Each number of the page's text, rounded as there."""
+    page = " ".join((RESULTS.parents[3] / "docs" / "results.md").read_text().split())
+    report = make_report()["rows"]
+    points = {(one["rows"], one["algorithm"]): one for one in report["points"]}
+    balanced, by_rate = points["balanced", "grpo"], points["by-rate", "grpo"]
+
+    def signed(estimate):
+        values = (f"{estimate[name]:+.3f}" for name in ("mean", "low", "high"))
+        mean, low, high = (value.replace("0.", ".", 1).replace("-", "−") for value in values)
+        return f"{mean} [{low}, {high}]"
+
+    assert f"{signed(balanced['pass@32 - skewed grpo'])} of pass@32" in page
+    assert f"{signed(by_rate['pass@32 - skewed grpo'])} of pass@32" in page
+    rare = balanced["families"]["pass@32"]["rare"]
+    assert f"pass@32 of `rare` is {rare:.3f}".replace("0.", ".") in page
+    first = next(claim for claim in report["claims"] if claim["claim"] == "1")
+    assert f"Holm's correction (p = {first['p_holm']:.2g})".replace("0.", ".") in page
+    pushes = [[push_on_log_rate(rule, p, 8) for p in (0.065, 0.42, 0.93)] for rule in RULES]
+    said = [[0.15, 0.74, 2.10], [0.38, 0.98, 1.00]]
+    assert np.allclose(pushes, said, atol=0.005)
+    assert [round(one[2] / one[0], 1) for one in pushes] == [14.2, 2.7]
