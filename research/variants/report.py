@@ -21,10 +21,10 @@ from research.benchmark.design import SFT
 from research.benchmark.records import gather, result_path
 from research.data import DATA
 from research.frontier.records import START, by_unit
-from research.frontier.registered import holm, p_value
 from research.variants.design import PLAIN_START, RESULTS, load_variant, queue_runs
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.study.corrections import holm, p_value
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 
 QUEUE = RESULTS / "queue.txt"
