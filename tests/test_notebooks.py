@@ -108,6 +108,18 @@ def test_links_are_absolute_and_lead_to_files(source):
         assert (ROOT / file).exists() or file == f"notebooks/{source.stem}.ipynb", file
 
 
+def test_formulas_become_mathml(source):
+    """The site shows them without a script; an unknown command would stop its build."""
+    from docutils.utils.math.latex2mathml import tex2mathml
+
+    for cell in build.from_source(source).cells:
+        if cell.cell_type == "markdown":
+            for display, inline in re.findall(
+                r"\$\$(.+?)\$\$|\$([^$]+?)\$", cell.source, re.DOTALL
+            ):
+                tex2mathml(display or inline)
+
+
 def test_no_picture_of_one_run_without_the_eight_seeds(source):
     """Bold, with the figures of the committed table, in every notebook that shows pass@k."""
     text = " ".join(re.sub(r"^# ?", "", source.read_text(), flags=re.MULTILINE).split())

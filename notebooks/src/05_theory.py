@@ -355,7 +355,7 @@ print(f"\nEq. 2 names {optima['Eq. 2'][0][star]:.6f}, Eq. 4 {eq4[star]:.6f}")
 # ## 6. Sequence credit
 # **Theorem.** The gradient of Eq. 6,
 #
-# $$J_q = E_\pi\Big[r - \beta \sum_t (\log \pi - \log \pi_\mathrm{ref} - \log q_t)\Big]$$
+# $$J_q = E_\pi[r - \beta \sum_t (\log \pi - \log \pi_\mathrm{ref} - \log q_t)]$$
 #
 # with $q$ held, is that of the `k3-is` loss plus a credit for later tokens,
 #
