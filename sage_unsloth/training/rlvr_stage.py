@@ -102,6 +102,7 @@ def rlvr(
     verifier: Checker | str | Callable[[str, str], Any] = MATH,
     rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
     data: Mapping[str, Any] | None = None,
+    command: Sequence[str] = (),
 ) -> Path:
     """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
 
@@ -129,6 +130,7 @@ def rlvr(
         rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
             for the checked answer alone. Where they lack it, rows need no `answer`.
         data: where the rows are from, for `run.json`, as `Corpus.record` has it.
+        command: the words that started it, for `run.json`.
 
     Raises:
         ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
@@ -184,7 +186,7 @@ def rlvr(
     settings = resumed_by(job)
     with locked(folder) if rank() == 0 else nullcontext():
         if rank() == 0:
-            begin(folder, settings, config, model_path, data)
+            begin(folder, settings, config, model_path, data, command)
         return _rlvr(job)
 
 
