@@ -45,6 +45,7 @@ COMMANDS = (
     ("quickstart", "add_quickstart"),
     ("training.command", "add_sft"),
     ("training.command", "add_train"),
+    ("evaluation.ask", "add_ask"),
     ("evaluation.command", "add_evaluate"),
     ("evaluation.command", "add_compare"),
     ("evaluation.convert_command", "add_convert"),

@@ -75,7 +75,7 @@ OUT.mkdir(parents=True, exist_ok=True)
 # %%
 sources = analysis.find_sources([TRAINED])
 samples = sources.samples["arithmetic"]
-problems = analysis.problem_texts("arithmetic", samples)
+problems = analysis.problem_texts("arithmetic", sources)
 print("training logs:", ", ".join(sources.runs))
 print("graded samples:", {name: len(records) for name, records in samples.items()})
 

@@ -3,6 +3,10 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sage_unsloth.objective.protocols import Guide
 
 # The analysis and its libraries are imported when the command runs: `--help` needs none of them.
 RESPONSES = 64  # as in `report.analyze`
@@ -47,7 +51,13 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--page",
         action="store_true",
-        help="score the case studies under the runs that had a guide, and show its tokens",
+        help="score the case studies, or a run's last completions, under runs that had a guide, "
+        "and show its tokens",
+    )
+    parser.add_argument(
+        "--guide",
+        metavar="MODULE:NAME",
+        help="your own guide or algorithm of these runs, for --page (default: as in run.json)",
     )
     parser.add_argument(
         "--data",
@@ -65,6 +75,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
 
 def _analyze(options: argparse.Namespace) -> int:
     from sage_unsloth.analysis.report import analyze
+    from sage_unsloth.training.stage import read_metrics
 
     patterns = _parse_patterns(options.pattern)
     out = Path(options.out)
@@ -79,10 +90,16 @@ def _analyze(options: argparse.Namespace) -> int:
         page=options.page,
         data=options.data,
         kind=options.kind,
+        guide=None if options.guide is None else _own_guide(options.guide),
     )
     print(_written(out, before))
-    next_step = _next_step(options, patterns, runs=bool(result["runs"]))
-    if result["benchmarks"] and next_step:
+    guided = any(
+        row.get("sage/share_touched")
+        for folder in result["runs"].values()
+        for row in read_metrics(folder)
+    )
+    next_step = _next_step(options, patterns, guided=guided, records=bool(result["benchmarks"]))
+    if next_step:
         print(next_step)
     return 0
 
@@ -100,6 +117,20 @@ def _parse_patterns(texts: list[str]) -> dict[str, str]:
             raise ValueError(f"--pattern takes NAME=REGEX; got {text!r}")
         patterns[name] = expression
     return patterns
+
+
+def _own_guide(reference: str) -> "Guide":
+    """The guide of `module:name`.
+
+    Raises:
+        ValueError: there is none; or see `own_algorithms.named_algorithm`.
+    """
+    from sage_unsloth.training.own_algorithms import named_algorithm
+
+    guide = named_algorithm(reference).guide
+    if guide is None:
+        raise ValueError(f"--guide must name a guide; the algorithm {reference} has none")
+    return guide
 
 
 def _versions(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -127,16 +158,19 @@ def _written(out: Path, before: dict[Path, tuple[int, int]]) -> str:
     )
 
 
-def _next_step(options: argparse.Namespace, patterns: dict[str, str], *, runs: bool) -> str:
-    """The command that adds what this one left out."""
+def _next_step(
+    options: argparse.Namespace, patterns: dict[str, str], *, guided: bool, records: bool
+) -> str:
+    """The command that adds what this one left out; empty where nothing can be added."""
     words = ["analyze", *options.runs, "--out", options.out]
-    for flag, value in (("--against", options.against), ("--data", options.data)):
+    given = {"--against": options.against, "--data": options.data, "--guide": options.guide}
+    for flag, value in given.items():
         words += [] if value is None else [flag, value]
     for name, pattern in patterns.items():
         words += ["--pattern", f"{name}={pattern}"]
     again = f"\nNext: python -m sage_unsloth {shlex.join(words)}"
-    if runs and not options.page:
+    if guided and not options.page:
         return f"{again} --page"
-    if not options.perplexity:
+    if records and not options.perplexity:
         return f"{again} --perplexity BASELINE, the folder or hub id of the model to score by"
     return ""

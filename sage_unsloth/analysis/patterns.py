@@ -207,8 +207,8 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
 
     Returns:
         Rows of `run`, `phase`, `steps` ("1-33"), `metric`, `mean`, `low`, `high`: 95 % by
-        `series_interval`, about this run's steps alone, and None where there is one step. A metric
-        that a run did not log is left out.
+        `series_interval`, about this run's steps alone; None where there is no interval. A
+        metric that a run did not log is left out.
 
     Raises:
         ValueError: a run has no steps.

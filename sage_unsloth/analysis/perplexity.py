@@ -310,6 +310,7 @@ def perplexity_table(
                     "difference_low": difference.low,
                     "difference_high": difference.high,
                 }
+            row = {name: None if value != value else value for name, value in row.items()}  # nan
             table.append(row | counts)
     return table
 

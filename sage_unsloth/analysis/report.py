@@ -5,7 +5,7 @@
 `tokens.png`; of several benchmarks each has its own folder.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from sage_unsloth.analysis.patterns import (
 from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
 from sage_unsloth.analysis.tables import pattern_rows, perplexity_rows, phase_rows
 from sage_unsloth.analysis.token_page import case_page, trace_page
+from sage_unsloth.analysis.traces import rollout_cases
 from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.evaluation.metrics import pass_at_k_curve, powers_of_two
 from sage_unsloth.evaluation.record_tables import record_set
@@ -70,6 +71,7 @@ def analyze(
     page: bool = False,
     data: str | Path | None = None,
     kind: str | None = None,
+    guide: Any = None,
 ) -> dict[str, Any]:
     """Analyse what is in `paths`: show tables, write figures, pages and `analysis.json` to `out`.
 
@@ -82,10 +84,11 @@ def analyze(
             scores nothing.
         responses: of each problem and model that are scored.
         page: whether to score the case studies' completions under the runs that had a guide, for
-            `tokens.html`.
+            `tokens.html`; of runs without a record set, completions of their last step.
         data: folder of local copies of the benchmarks, for the texts of the problems.
         kind: a kind of comparison (`grading.Kind`) whose completions are written to
             `kind_NAME.jsonl`; None writes none.
+        guide: of the runs, where it is your own; None reads those that `run.json` names.
 
     Returns:
         What `analysis.json` holds.
@@ -101,7 +104,7 @@ def analyze(
         if responses < 1:
             raise ValueError(f"--responses must be >= 1; got {responses}")
         sources = find_sources(paths)
-        _check_sources(sources, against, scores=bool(page or baseline))
+        _check_sources(sources, against, page=page, baseline=baseline)
         if kind is not None:
             kinds.check_kind(kind)
         out.mkdir(parents=True, exist_ok=True)
@@ -111,12 +114,12 @@ def analyze(
         }
         held_out: Mapping[str, Mapping[int, Estimate]] = {}
         for name, samples in sources.samples.items():
-            texts = page or baseline or data or name == "arithmetic"
+            texts = page or baseline or data or sources.texts.get(name) or name == "arithmetic"
             one = Benchmark(
                 name=name,
                 samples=samples,
                 against=against if against in samples else next(iter(samples)),
-                problems=problem_texts(name, samples, data) if texts else {},
+                problems=problem_texts(name, sources, data) if texts else {},
                 folder=out if len(sources.samples) == 1 else out / file_name(name),
             )
             one.folder.mkdir(exist_ok=True)
@@ -136,7 +139,17 @@ def analyze(
             if baseline:
                 found["perplexity"] = _analyze_perplexity(one, sources, baseline, responses, cases)
             if page:
-                found["tokens"] = _write_token_page(one, sources, cases)
+                traces = _guided_traces(
+                    {run: folder for run, folder in sources.runs.items() if run in samples},
+                    lambda run, cases=cases, one=one: (cases, one.problems),
+                    guide,
+                )
+                found["tokens"] = _write_token_page(traces, one.folder)
+        if page and not sources.samples:
+            traces = _guided_traces(
+                sources.runs, lambda run: rollout_cases(run, sources.runs[run], CASES), guide
+            )
+            result["tokens"] = _write_token_page(traces, out)
         if sources.runs:
             result["dynamics"] = _analyze_dynamics(sources.runs, held_out, out)
             result["kinds"] = kinds.of_runs(sources.runs)
@@ -147,14 +160,16 @@ def analyze(
         return result
 
 
-def _check_sources(sources: Sources, against: str | None, *, scores: bool) -> None:
+def _check_sources(
+    sources: Sources, against: str | None, *, page: bool, baseline: str | None
+) -> None:
     names = dict.fromkeys(name for models in sources.samples.values() for name in models)
     if against is not None and against not in names:
         raise ValueError(f"--against must be one of {', '.join(names)}; got {against!r}")
-    if scores and not sources.samples:
+    if not sources.samples and (baseline or (page and not sources.runs)):
         raise ValueError(
-            "perplexity and the token page need completions; there is no record set among the "
-            "folders; give that of an evaluation as well"
+            "perplexity needs completions; there is no record set among the folders; give that of "
+            "an evaluation as well"
         )
 
 
@@ -258,33 +273,47 @@ def _analyze_perplexity(
     return {"baseline": baseline, "table": table}
 
 
-def _write_token_page(
-    one: Benchmark, sources: Sources, cases: Sequence[Case]
-) -> list[dict[str, Any]]:
-    """`tokens.html` and `tokens.png`: the case studies under the runs whose guide did something."""
+def _guided_traces(
+    runs: Mapping[str, Path],
+    cases_of: Callable[[str], tuple[Sequence[Case], Mapping[str, Any]]],
+    guide: Any,
+) -> list[tuple[Any, Any]]:
+    """Traces, each with its guide, of the runs whose guide changed some token.
+
+    Args:
+        runs: name -> folder.
+        cases_of: a run's name -> its cases, and the texts of their problems.
+        guide: of all runs; None reads each run's own.
+
+    Raises:
+        ValueError: there is none; or see `traces.run_traces`.
+    """
     from sage_unsloth.analysis.traces import run_traces
 
-    traces = []
-    for name, run in sources.runs.items():
-        if name in one.samples and any(row.get("sage/share_touched") for row in read_metrics(run)):
-            traces += list(run_traces(name, run, cases, one.problems))
+    traces: list[tuple[Any, Any]] = []
+    for name, run in runs.items():
+        if any(row.get("sage/share_touched") for row in read_metrics(run)):
+            traces += run_traces(name, run, *cases_of(name), guide)
     if not traces:
         raise ValueError(
-            "the token page shows runs with a guide that changed some token, and their "
-            f"completions; none of {', '.join(sources.runs) or 'no runs'} is one with records "
-            f"among {', '.join(one.samples)}; leave --page out"
+            "the token page shows runs with a guide that changed some token; none of "
+            f"{', '.join(runs) or 'no runs with records'} is one; leave --page out"
         )
+    return traces
+
+
+def _write_token_page(traces: Sequence[tuple[Any, Any]], folder: Path) -> list[dict[str, Any]]:
+    """`tokens.html` and `tokens.png`."""
     page = trace_page(
         [trace for trace, _ in traces],
         "Where the guide acts, token by token",
-        "The case studies' completions, scored under the trained policy; the guide as it is at "
-        "the last step.",
+        "Completions, scored under the trained policy; the guide as it is at the last step.",
     )
-    (one.folder / "tokens.html").write_text(page, encoding="utf-8")
+    (folder / "tokens.html").write_text(page, encoding="utf-8")
     # The figure shows the completion that the guide changed most.
     trace, guide = max(traces, key=lambda pair: sum(map(abs, pair[0].log_guides)))
     threshold = getattr(guide, "threshold", None)
-    figures.plot_trace(trace, one.folder / "tokens.png", repr(guide), threshold)
+    figures.plot_trace(trace, folder / "tokens.png", repr(guide), threshold)
     counts = {
         "completions": len(traces),
         "tokens": sum(len(trace.tokens) for trace, _ in traces),

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.evaluation.record_tables import read_sets, sets_below
+from sage_unsloth.evaluation.record_tables import read_sets, read_texts, sets_below
 from sage_unsloth.models.weights import model_identity
+from sage_unsloth.sampling.record_files import read_settings
 from sage_unsloth.training.stage import METRICS, read_metrics
 
 
@@ -18,11 +19,13 @@ class Sources:
         runs: name of an RL run -> its folder.
         samples: benchmark -> model -> records.
         settings: (benchmark, model) -> the record set's settings.
+        texts: benchmark -> problem -> text, where an evaluation left them beside its records.
     """
 
     runs: dict[str, Path] = field(default_factory=dict)
     samples: dict[str, dict[str, list[dict]]] = field(default_factory=dict)
     settings: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    texts: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def find_sources(paths: Sequence[str | Path]) -> Sources:
@@ -50,6 +53,10 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
         folders += [run for run in runs if any("reward" in row for row in read_metrics(run))]
         files += sets
     found = Sources()
+    for file in files:
+        if texts := read_texts(file):
+            benchmark = read_settings(file)["settings"]["benchmark"]
+            found.texts.setdefault(benchmark, {}).update(texts)
     for settings, records in read_sets(files):
         model, benchmark = settings["model"], settings["benchmark"]
         models = found.samples.setdefault(benchmark, {})
@@ -99,13 +106,15 @@ def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str
 
 
 def problem_texts(
-    benchmark: str, samples: Mapping[str, Sequence[dict]], data: str | Path | None = None
+    benchmark: str, sources: Sources, data: str | Path | None = None
 ) -> dict[str, str]:
     """id -> text of the problems that the records are about.
 
+    The texts that `evaluate` left beside the records, else those of the benchmark.
+
     Args:
         benchmark: its name.
-        samples: model -> records.
+        sources: with the benchmark's records.
         data: folder of local copies; None reads from the hub what is not embedded.
 
     Raises:
@@ -114,6 +123,9 @@ def problem_texts(
     from sage_unsloth.problems.benchmarks import load_benchmark
     from sage_unsloth.sampling.record_sets import gold_of
 
+    samples, texts = sources.samples[benchmark], sources.texts.get(benchmark, {})
+    if {record["problem_id"] for records in samples.values() for record in records} <= {*texts}:
+        return dict(texts)
     rows = {row["id"]: row for row in load_benchmark(benchmark, data).rows}
     for model, records in samples.items():
         for record in records:

@@ -2,17 +2,20 @@
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.analysis.patterns import Case
 from sage_unsloth.analysis.perplexity import load_scorer, score
 from sage_unsloth.analysis.token_page import TokenTrace
-from sage_unsloth.runs.files import read_json
+from sage_unsloth.runs.files import read_json, read_jsonl
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
+from sage_unsloth.training.stage import COMPLETIONS, read_metrics
 
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
+    from sage_unsloth.prompts import Turns
 
 
 def trace(
@@ -20,7 +23,7 @@ def trace(
     policy: Any,
     tokenizer: Any,
     guide: "Guide",
-    problem: str,
+    problem: "str | Turns",
     record: Mapping[str, Any],
     *,
     reference: Any = None,
@@ -38,8 +41,8 @@ def trace(
         policy: π, with its adapter.
         tokenizer: of the policy.
         guide: any guide.
-        problem: the text of the problem.
-        record: of the completion.
+        problem: the text of the problem, or a conversation.
+        record: of the completion; one without `finish_reason` has `longest`, the length limit.
         reference: π_ref; None is the policy without its adapter.
         temperature: at which the completion was sampled in training.
         step, max_steps: optimizer step, for guides with a schedule.
@@ -54,7 +57,11 @@ def trace(
     from sage_unsloth.objective.signals import TokenSignals
 
     ids = completion_ids(tokenizer, record["completion"])
-    if record["finish_reason"] == "stop":
+    if "finish_reason" in record:
+        ended = record["finish_reason"] == "stop"
+    else:  # training logs text alone: what is shorter than the limit has ended by itself
+        ended = len(ids) < record["longest"]
+    if ended:
         ids.append(tokenizer.eos_token_id)
     prompt = prompt_ids(tokenizer, problem)
     logps, entropies, mask = score(policy, [prompt], [ids], temperature)
@@ -72,7 +79,7 @@ def trace(
     log_guide = guide.log_guide(signals, step=step, max_steps=max_steps, generator=generator)
     return TokenTrace(
         title=title,
-        problem=problem,
+        problem=problem if isinstance(problem, str) else problem[-1]["content"],
         tokens=tuple(tokenizer.decode([token]) for token in ids),
         entropies=tuple(entropies[0].tolist()),
         log_guides=tuple(log_guide[0].tolist()),
@@ -110,27 +117,75 @@ def read_guide(text: str) -> "Guide":
         guide = build(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(
-            f"a recorded guide must be one of this package's; got {text!r:.200}: {error}; in "
-            "Python, give yours to sage_unsloth.analysis.traces.trace"
+            f"a recorded guide must be one of this package's to be read; got {text!r:.200}: "
+            f"{error}; give your own with --guide module:name"
         ) from None
     if not isinstance(guide, protocols.Guide):
         raise ValueError(f"a recorded guide must be a guide; got {text!r:.200}")
     return guide
 
 
+def rollout_cases(
+    name: str, run: str | Path, count: int
+) -> tuple[list[Case], dict[str, str | list[dict[str, str]]]]:
+    """Problems of the last step of a run that logged completions, as cases, and their prompts.
+
+    Args:
+        name: of the run.
+        run: its folder.
+        count: at most how many problems.
+
+    Raises:
+        ValueError: the run has no completions.
+    """
+    rows = read_jsonl(file) if (file := Path(run) / COMPLETIONS).is_file() else []
+    if not rows:
+        raise ValueError(
+            f"the token page needs completions; {run} has no {COMPLETIONS}, and no record set of "
+            "it was given; evaluate the run, and give that folder as well"
+        )
+    longest = read_json(Path(run) / "run.json")["settings"]["max_completion_length"]
+    last = [row for row in rows if row["step"] == rows[-1]["step"]]
+    cases, prompts = [], {}
+    for prompt, group in groupby(last, key=lambda row: row["prompt"]):
+        records = [row | {"sample": place, "longest": longest} for place, row in enumerate(group)]
+        correct = [row for row in records if row.get("grade") == "correct"]
+        wrong = [row for row in records if row.get("grade") != "correct"]
+        problem = f"step {last[0]['step']}, problem {len(cases) + 1}"
+        counts = {
+            "correct": len(correct),
+            "samples": len(records),
+            "first correct": next(iter(correct), None),
+            "first wrong": next(iter(wrong), None),
+        }
+        cases.append(Case(problem, None, records[0].get("answer") or "", {name: counts}))
+        prompts[problem] = prompt
+    return cases[:count], prompts
+
+
 def run_traces(
-    name: str, run: str | Path, cases: Sequence[Case], problems: Mapping[str, str]
+    name: str,
+    run: str | Path,
+    cases: Sequence[Case],
+    problems: Mapping[str, Any],
+    guide: "Guide | None" = None,
 ) -> Iterator[tuple[TokenTrace, "Guide"]]:
-    """Traces of one run's completions in the case studies, with the guide of `run.json`.
+    """Traces of one run's completions in the case studies.
 
     The first correct completion of each problem, or the first wrong one where there is none.
+
+    Args:
+        name: of the run, as in the cases.
+        run: its folder.
+        cases: the problems.
+        problems: id -> text, or conversation.
+        guide: of the run; None reads it from `run.json`.
 
     Raises:
         ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is
             unknown.
     """
     from sage_unsloth.objective.protocols import SteeredGuide
-    from sage_unsloth.training.stage import read_metrics
 
     run = Path(run)
     record = run / "run.json"
@@ -138,7 +193,7 @@ def run_traces(
         raise ValueError(f"a training run must have run.json; there is none in {run}")
     recorded = read_json(record)
     settings = recorded["settings"]
-    guide = read_guide(settings["guide"])
+    guide = read_guide(settings["guide"]) if guide is None else guide
     if isinstance(guide, SteeredGuide):
         last = read_metrics(run)[-1]
         guide.restore({name: last[f"sage/{name}"] for name in guide.state()})
@@ -149,9 +204,10 @@ def run_traces(
                 f"scoring needs the text of {case.problem_id!r}; "
                 "give --data, the folder of the benchmark"
             )
-        found = case.models[name]
-        sample = found["first correct"] or found["first wrong"]
-        title = f"{name}, {case.problem_id}, sample {sample['sample']}, {sample['grade']}"
+        samples = case.models[name]
+        sample = samples["first correct"] or samples["first wrong"]
+        grade = sample.get("grade", "not graded")
+        title = f"{name}, {case.problem_id}, sample {sample['sample']}, {grade}"
         traced = trace(
             title,
             policy,

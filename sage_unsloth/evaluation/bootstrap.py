@@ -2,6 +2,9 @@
 
 pass@k, a share between 0 and 1, has better ones (`intervals`).
 
+Where every resample has the same mean (one value, or equal values), nothing was measured of how
+values differ: there is no interval, and `low` and `high` are nan.
+
 Shapes: P problems, R resamples; N values in a row.
 """
 
@@ -12,6 +15,7 @@ import numpy as np
 from sage_unsloth.evaluation.intervals import Difference, Estimate
 
 RESAMPLED_AT_ONCE = 1_000_000  # values in memory
+ROUNDING = 1e-12  # two means this close are equal
 
 
 def mean_interval(
@@ -68,9 +72,6 @@ def series_interval(
         confidence: the share of resampled means between `low` and `high`.
         resamples, seed: how often is drawn; equal seeds draw the same.
 
-    Returns:
-        Of one value no interval, `low` and `high` nan: it says nothing about how values differ.
-
     Raises:
         ValueError: as `mean_interval`; or not 1 <= block <= N.
     """
@@ -79,8 +80,6 @@ def series_interval(
     block = math.ceil(round(count ** (1 / 3), 9)) if block is None else block
     if not 1 <= block <= count:
         raise ValueError(f"block must be between 1 and the {count} values; got {block}")
-    if count == 1:
-        return Estimate(float(values_N[0]), math.nan, math.nan)
     blocks = -(-count // block)
     starts_RB = np.random.default_rng(seed).integers(count, size=(resamples, blocks))
     places = (starts_RB[:, :, None] + np.arange(block)) % count
@@ -117,9 +116,11 @@ def _mean_and_interval(mean, means, confidence: float) -> tuple[float, float, fl
         raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
+    if np.ptp(means) <= ROUNDING:
+        low = high = math.nan
     return float(mean), float(low), float(high)
 
 
 def _share_above_zero(means: np.ndarray) -> float:
     """Ties count half, so that two equal models get .5, and a and b exchanged the complement."""
-    return float((means > 1e-12).mean() + (np.abs(means) <= 1e-12).mean() / 2)
+    return float((means > ROUNDING).mean() + (np.abs(means) <= ROUNDING).mean() / 2)

@@ -48,10 +48,11 @@ def _convert(options: argparse.Namespace) -> int:
 
     tasks = parse_pairs(options.task, "--task BENCHMARK=TASK", "gsm8k=gsm8k")
     report = compare(files, out / "report")
+    written = []
     for model in dict.fromkeys(row["model"] for row in report["table"]):
         entries, reasons = eval_results(report, model, tasks)
-        for path in write_eval_results(out / model, entries):
-            print(path)
+        written += write_eval_results(out / model, entries)
         for benchmark, reason in reasons.items():
             print(f"{model} on {benchmark}: nothing written, because {reason}")
-    return 0
+    print("\n".join(map(str, written)) or "No result file was written.")
+    return 0 if written else 1

@@ -8,6 +8,7 @@ from typing import Any
 from sage_unsloth.evaluation.hub_results import model_index, yaml_text
 from sage_unsloth.export.card_example import example, string
 from sage_unsloth.export.data_card import data_rows, hub_data
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.text import markdown, printable
 
@@ -147,6 +148,8 @@ def model_card(
         _prompt_text(recorded_format(settings)),
         "## Trained with\n\n" + _table(("setting", "value"), _settings(settings)),
     ]
+    if rl:
+        parts.append("## Rewarded for\n\n" + _table(("reward", "value"), _reward_rows(settings)))
     if data := data_rows(record.get("data", {})):
         parts.append("## Trained on\n\n" + _table(("data", "value"), data))
     averages = final_metrics(metrics)
@@ -168,6 +171,15 @@ def model_card(
         "## Licence\n\n" + _license_text(base, license),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _reward_rows(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The verifier and each reward with its weight, as `run.json` has them."""
+    rows = [("verifier", str(settings.get("verifier", MATH.label)))]
+    for reward in settings.get("rewards") or [{"name": "answer", "weight": 1.0}]:
+        source = f", {reward['function']}" if "function" in reward else ""
+        rows.append((reward["name"], f"weight {reward['weight']:g}{source}"))
+    return rows
 
 
 def _prompt_text(prompt: PromptFormat) -> str:

@@ -29,6 +29,7 @@ import signal
 import sys
 import time
 import traceback
+import typing
 from typing import Any, BinaryIO, NoReturn
 
 from sage_unsloth.grading.confinement import end_on_refused_events
@@ -45,6 +46,9 @@ LONGEST_OUTPUT = 2**20  # bytes; a program that writes more is killed
 MOST_THREADS = 128  # a program that has more is killed
 LONGEST_FLOAT = 40  # characters of a number in a result; Python writes 24 at most
 POLL = 0.02  # seconds between two looks at the number of threads
+SOLUTION = "Solution"  # LeetCode's form: a class of this name has the function as a method
+ANNOTATIONS = {name: getattr(typing, name) for name in ("Dict", "List", "Optional", "Set", "Tuple")}
+"""Names of `typing` that LeetCode's signatures have without an import, and so has APPS."""
 NOT_PYTHON = 65  # exit status of a child whose program does not compile
 USUAL = (
     "bisect", "collections", "contextlib", "copy", "datetime", "decimal", "enum", "fractions",
@@ -246,9 +250,11 @@ def _run_child(
     if calls is None:
         return _finished(code, module.__dict__)
     try:
+        module.__dict__.update(ANNOTATIONS)
         exec(code, module.__dict__)
         for name, arguments, by_name in calls:
-            value = module.__dict__[name](
+            function = _find_function(module.__dict__, name)
+            value = function(
                 *map(decode, arguments), **{key: decode(item) for key, item in by_name.items()}
             )
             text = json.dumps(encode(value), separators=(",", ":"))
@@ -258,6 +264,13 @@ def _run_child(
     except BaseException:
         return 1
     return 0
+
+
+def _find_function(names: dict[str, Any], name: str) -> Any:
+    """The function of a test: the program's own, or a method of a new `Solution`."""
+    if name in names or SOLUTION not in names:
+        return names[name]
+    return getattr(names[SOLUTION](), name)
 
 
 def _finished(code: Any, names: dict[str, Any]) -> int:

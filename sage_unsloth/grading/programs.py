@@ -241,7 +241,7 @@ def python_checker(*, allow_unconfined: bool = False) -> Checker:
     """The verifier `python`; `verifiers.get_verifier` says what the argument does."""
     return Checker(
         name="python",
-        version=2,
+        version=3,
         plainly=_check_program,
         workers=partial(ProgramWorkers, allow_unconfined=allow_unconfined),
         gold_is_answer=False,

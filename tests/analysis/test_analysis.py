@@ -165,8 +165,10 @@ def test_dynamics_by_hand():
     assert [by_key[p, "reward"]["mean"] for p in ("early", "middle", "late")] == pytest.approx(
         [0.2, 0.5, 0.75]
     )
-    assert by_key["late", "reward"]["low"] >= 0.7 and by_key["late", "reward"]["high"] <= 0.8
-    assert (by_key["early", "grad_norm"]["low"], by_key["early", "grad_norm"]["high"]) == (2.0, 2.0)
+    early = by_key["early", "reward"]
+    assert 0.1 <= early["low"] < 0.2 < early["high"] <= 0.3
+    for key in (("late", "reward"), ("early", "grad_norm")):  # two steps; three equal values
+        assert (by_key[key]["low"], by_key[key]["high"]) == (None, None)
     assert by_key["early", "sage/entropy"]["mean"] == 0.5
     assert ("middle", "sage/entropy") not in by_key, "a metric that was not logged is left out"
     assert all(row["metric"] != "loss" for row in table)

@@ -11,8 +11,9 @@ import pytest
 from sage_unsloth.__main__ import main
 from sage_unsloth.analysis.command import add_analyze
 from sage_unsloth.analysis.report import analyze
-from sage_unsloth.analysis.sources import find_sources, problem_texts
+from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
 from sage_unsloth.analysis.tables import phase_rows
+from sage_unsloth.evaluation.record_tables import keep_texts
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems import arithmetic
@@ -201,10 +202,10 @@ def test_what_an_earlier_run_left_is_said_apart(tmp_path, capsys):
 
 
 def test_training_logs_alone_are_enough(tmp_path, capsys):
-    write_run(tmp_path / "runs" / "one")
+    write_run(tmp_path / "runs" / "one", steps=9)
     assert main(["analyze", str(tmp_path / "runs" / "one"), "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "reward" in text and "0.1500 [" in text and "0.5500 [" in text
+    assert "reward" in text and "0.2000 [" in text and "0.8000 [" in text
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "analysis.json",
         "dynamics.csv",
@@ -222,6 +223,59 @@ def test_records_alone_are_enough_and_benchmarks_stay_apart(tmp_path, capsys):
     assert (tmp_path / "out" / "arithmetic" / "patterns.png").exists()
     assert "proof by contradiction" in text and "rounding up" in text
     assert "Next: python -m sage_unsloth analyze" in text and "--perplexity BASELINE" in text
+
+
+def test_the_token_page_of_a_run_alone_has_its_last_completions(
+    unsloth_module, tmp_path, capsys, monkeypatch
+):
+    run = write_run(tmp_path / "run", guide="Shout 0x1")
+    settings = json.loads((run / "run.json").read_text())
+    settings["settings"]["max_completion_length"] = 48
+    (run / "run.json").write_text(json.dumps(settings))
+    add_adapter(run)
+    command = ["analyze", str(run), "--page", "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "the token page needs completions" in capsys.readouterr().err
+    append_jsonl(
+        run / "completions.jsonl",
+        [
+            {"step": step, "prompt": prompt, "completion": text, "answer": "8", "grade": grade}
+            for step, prompt, text, grade in [
+                (1, "1*8=?", "early", "wrong"),
+                (6, "2*4=?", "no", "wrong"),
+                (6, "2*4=?", "2*4=8", "correct"),
+                (6, "3*4=?", "3*4=13", "wrong"),
+            ]
+        ],
+    )
+    assert main(command) == 2
+    assert "give your own with --guide module:name" in capsys.readouterr().err
+    (tmp_path / "loud.py").write_text(
+        "import torch\n"
+        "class Shout:\n"
+        "    needs = frozenset()\n"
+        "    def log_guide(self, signals, *, step, max_steps, generator):\n"
+        "        return torch.full_like(signals.policy_logps, 0.125) * signals.mask\n"
+        "shout = Shout()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([*command, "--guide", "loud:shout"]) == 0
+    printed = capsys.readouterr().out
+    assert "Next:" not in printed, "nothing can be added"
+    page = (tmp_path / "out" / "tokens.html").read_text()
+    assert "step 6, problem 1, sample 1, correct" in page and "2*4=?" in page
+    assert "step 6, problem 2, sample 0, wrong" in page and "1*8=?" not in page
+    (first, second) = json.loads((tmp_path / "out" / "analysis.json").read_text())["tokens"]
+    assert "".join(first["tokens"][:-1]) == "2*4=8" and {*first["log_guides"]} == {0.125}
+    assert len(second["tokens"]) == len("3*4=13") + 1, "with the end of the sequence"
+
+
+def test_problems_of_an_own_benchmark_are_read_beside_its_records(tmp_path):
+    write_set(tmp_path / "mine" / "a.jsonl", "a", [1, 2, 3], benchmark="mine")
+    texts = {row["id"]: f"text of {row['id']}" for row in ROWS[:3]}
+    keep_texts(tmp_path / "mine" / "a.jsonl", texts)
+    assert problem_texts("mine", find_sources([tmp_path])) == texts
 
 
 @pytest.mark.parametrize(
@@ -246,7 +300,8 @@ def test_folders_with_nothing_to_analyse_are_refused(tmp_path, capsys):
         assert main(["analyze", str(path), "--out", str(tmp_path / "out")]) == 2
         assert "there are none in" in capsys.readouterr().err
     run = write_run(tmp_path / "run")
-    assert main(["analyze", str(run), "--page", "--out", str(tmp_path / "out")]) == 2
+    command = ["analyze", str(run), "--out", str(tmp_path / "out")]
+    assert main([*command, "--perplexity", str(BASE)]) == 2
     assert "no record set among the folders" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -262,9 +317,10 @@ def test_problems_must_be_those_that_were_sampled():
     with pytest.raises(
         ValueError, match=f"answer '0', and arithmetic here has the answer '{ROWS[0]['answer']}'"
     ):
-        problem_texts("arithmetic", {"m": [record]})
+        problem_texts("arithmetic", Sources(samples={"arithmetic": {"m": [record]}}))
     with pytest.raises(ValueError, match="has no such problem"):
-        problem_texts("arithmetic", {"m": [record | {"problem_id": "x"}]})
+        missing = record | {"problem_id": "x"}
+        problem_texts("arithmetic", Sources(samples={"arithmetic": {"m": [missing]}}))
 
 
 def test_phases_stand_beside_each_other():

@@ -76,16 +76,30 @@ def test_series_interval_draws_blocks_of_neighbours():
         "steps that resemble each other say less"
     )
     whole = series_interval(values, block=16)
-    assert (whole.mean, whole.low, whole.high) == (0.5, 0.5, 0.5)
+    assert whole.mean == 0.5 and np.isnan([whole.low, whole.high]).all(), "each block is all values"
 
 
 def test_series_interval_takes_the_cube_root_and_cuts_to_length():
     values = np.arange(27) % 5 / 4.0
     assert series_interval(values) == series_interval(values, block=3)
     assert series_interval(values[:26]) == series_interval(values[:26], block=3)
-    alone = series_interval([0.25])
-    assert alone.mean == 0.25 and np.isnan([alone.low, alone.high]).all(), "one step, no interval"
-    assert interval_text(alone) == "0.250"
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        series_interval([0.25]),
+        series_interval([0.2, 0.3]),  # one block of both
+        series_interval([0.25] * 30),
+        mean_interval([0.25]),
+        mean_interval([0.25] * 30),
+        mean_difference([0.5], [0.25]),
+        mean_difference([0.75, 0.5], [0.5, 0.25]),
+    ],
+)
+def test_there_is_no_interval_of_zero_width(estimate):
+    assert estimate.mean == 0.25 and np.isnan([estimate.low, estimate.high]).all()
+    assert interval_text(estimate) == "0.250"
     assert interval_text({"mean": 0.25, "low": None, "high": None}, "+") == "+0.250"
 
 

@@ -244,7 +244,8 @@ def test_hostile_names_stay_text():
 
 
 def test_convert_writes_the_hubs_files_and_says_what_it_left_out(drawn, tmp_path, capsys):
-    assert main(["convert", str(drawn), "--to", "hub", "--out", str(tmp_path)]) == 0
+    assert main(["convert", str(drawn), "--to", "hub", "--out", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "table on arithmetic: nothing written, because its problems (4) are not those of" in out
+    assert "No result file was written." in out
     assert (tmp_path / "report" / "comparison.html").is_file()

@@ -28,6 +28,7 @@ from sage_unsloth.export.adapter_checks import (
 from sage_unsloth.export.exporter import export, is_export, origin
 from sage_unsloth.export.hub import push
 from sage_unsloth.export.model_card import final_metrics, model_card
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models import loading as models
 from sage_unsloth.models import merging
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
@@ -383,6 +384,18 @@ def test_card_says_what_it_is():
     ):
         assert line in text.splitlines(), line
     assert "vllm" not in text
+
+
+def test_card_says_what_it_was_rewarded_for():
+    text = card()
+    assert f"| verifier | {MATH.label} |" in text and "| answer | weight 1 |" in text
+    own = {"name": "brief", "weight": 0.25, "function": "my_rewards:brief", "source": "0f"}
+    settings = {"verifier": "python 3", "rewards": [{"name": "answer", "weight": 1.0}, own]}
+    text = card(record=RECORD | {"settings": RECORD["settings"] | settings})
+    assert "| verifier | python 3 |" in text and "| answer | weight 1 |" in text
+    assert "| brief | weight 0.25, my_rewards:brief |" in text
+    sft = RECORD | {"settings": RECORD["settings"] | {"stage": "sft"}}
+    assert "## Rewarded for" not in card(record=sft)
 
 
 def test_card_says_what_it_was_trained_on():

@@ -52,6 +52,13 @@ def graded(grader, program, gold):
         ("def add(a, b):\n    return a + b", ADD),
         ("def add(a, b):\n    print('noise')\n    return a + b", CALLS),
         ("add = lambda b, a: b + a", CALLS),
+        ("class Solution:\n    def add(self, a: List[int], b: Optional[int] = None) -> int:\n"
+         "        return a + b", CALLS),
+        ("class Solution:\n    calls = None\n    def __init__(self):\n        self.calls = []\n"
+         "    def add(self, a, b):\n        self.calls += [a, b]\n"
+         "        return self.calls[0] + self.calls[1]", CALLS),
+        ("def add(a, b):\n    return a + b\nclass Solution:\n    def add(self, a, b):\n"
+         "        return None", CALLS),
     ],
 )  # fmt: skip
 def test_a_program_that_passes_every_test_is_right(grader, program, gold):
@@ -70,6 +77,10 @@ def test_a_program_that_passes_every_test_is_right(grader, program, gold):
         ("def add(a, b):\n    raise ValueError", ADD, Grade.WRONG),
         ("def add(a, b):\n    return a - b", CALLS, Grade.WRONG),
         ("import numpy\ndef add(a, b):\n    return a + b", CALLS, Grade.WRONG),
+        ("class Solution:\n    def plus(self, a, b):\n        return a + b", CALLS, Grade.WRONG),
+        ("class Solution:\n    def add(self, a, b):\n        return a - b", CALLS, Grade.WRONG),
+        ("class Solution:\n    def __init__(self, n):\n        self.n = n\n"
+         "    def add(self, a, b):\n        return a + b", CALLS, Grade.WRONG),
         ("def f(n):\n    return f(n + 1)\nf(0)", SUM, Grade.WRONG),
     ],
 )  # fmt: skip

@@ -232,11 +232,9 @@ def test_branch_without_entropies_is_refused():
         BranchGuide().log_guide(TokenSignals(s.policy_logps, s.ref_logps, s.mask), **TIME)
 
 
-def test_the_readme_guide_works():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    code = next(
-        b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "class Lift" in b
-    )
+def test_the_guide_of_the_page_works():
+    page = (Path(__file__).parents[2] / "docs" / "own_guide.md").read_text()
+    code = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Lift" in b)
     namespace = {}
     exec(code, namespace)
     guide = namespace["Lift"]()

@@ -56,11 +56,11 @@ def test_the_page_on_rewards(follow, unsloth_module, capsys):
 def test_the_page_on_verifiers(follow, unsloth_module, capsys):
     assert follow("verifiers.md") == ["train", "evaluate", "train"]
     run = json.loads(Path("runs/code/run.json").read_text())["settings"]
-    assert run["verifier"].startswith("python 2")
+    assert run["verifier"].startswith("python 3")
     rows = read_jsonl("runs/code/completions.jsonl")
-    assert {row["grader"].split(",")[0] for row in rows} == {"python 2"}
+    assert {row["grader"].split(",")[0] for row in rows} == {"python 3"}
     (records,) = Path("runs/code-evaluation/samples").rglob("code.jsonl")
-    assert {row["grader"].split(",")[0] for row in read_jsonl(records)} == {"python 2"}
+    assert {row["grader"].split(",")[0] for row in read_jsonl(records)} == {"python 3"}
     own = read_jsonl("runs/own-verifier/completions.jsonl")
     assert own[0]["grader"].startswith("my_verifiers:close_enough ")
     assert "correct" in capsys.readouterr().out
