@@ -17,7 +17,7 @@ from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
-from sage_unsloth.patch.backends import check_backend, load_backend
+from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
@@ -36,7 +36,6 @@ from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
-from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.held_out_rows import check_evaluations
 from sage_unsloth.training.outcomes import (
@@ -52,10 +51,10 @@ from sage_unsloth.training.outcomes import (
     verifier_options,
 )
 from sage_unsloth.training.own_algorithms import own_code
-from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
+from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_request
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_job import recorded_guide
-from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.rlvr_stage import resolve, run_job
 from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import (
     check_folder,
@@ -253,10 +252,7 @@ def run_rlvr(
     config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
     prompt = choose_format(point.model, settings.get("prompt"), point.adapter)
     config = replace(config, prompt=prompt)
-    check_tracker(config.report_to)
-    check_backend(config.backend)
-    check_trl(config)
-    check_processes(config)
+    check_request(config)
     setup = setup_of(point.preset, config, gib)
     _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     done = result_of(out, "rlvr")
@@ -308,7 +304,7 @@ def run_rlvr(
         _show(kept.table())
     if done is None:
         _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
-    trained = rlvr(
+    job = resolve(
         config,
         point.model,
         corpus.rows,
@@ -323,7 +319,9 @@ def run_rlvr(
         verifier=corpus.checker,
         data=origin,
         command=command,
+        judged=True,
     )
+    trained = run_job(job)
     metrics = read_metrics(out)
     if rank() == 0:
         note = f"{point.preset.name}, seed {config.seed}"
