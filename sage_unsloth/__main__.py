@@ -43,6 +43,7 @@ OTHER_WORDS = {
 # imports.
 COMMANDS = (
     ("quickstart", "add_quickstart"),
+    ("study.command", "add_study"),
     ("training.command", "add_sft"),
     ("training.command", "add_train"),
     ("evaluation.ask", "add_ask"),

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from sage_unsloth.objective.advantage_rules import advantage_rule
-from sage_unsloth.objective.choices import UNDECIDED, check_choices
+from sage_unsloth.methods.advantage_rules import advantage_rule
+from sage_unsloth.methods.choices import UNDECIDED, check_choices
+from sage_unsloth.methods.rehearsal import rehearsal_rule
+from sage_unsloth.methods.token_rules import check_token_rule
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.objective.rehearsal import rehearsal_rule
-from sage_unsloth.objective.token_rules import check_token_rule
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 SETTINGS = (

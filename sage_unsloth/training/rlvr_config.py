@@ -303,10 +303,10 @@ class RlvrConfig:
     def _check_objective(self) -> None:
         """Raise where parts of the objective contradict each other, or a rule is not known."""
         # Imported here: they load PyTorch, which the command line's help does without.
-        from sage_unsloth.objective.advantage_rules import check_rule
-        from sage_unsloth.objective.choices import check_choices
-        from sage_unsloth.objective.rehearsal import rehearsal_rule
-        from sage_unsloth.objective.token_rules import check_token_rule
+        from sage_unsloth.methods.advantage_rules import check_rule
+        from sage_unsloth.methods.choices import check_choices
+        from sage_unsloth.methods.rehearsal import rehearsal_rule
+        from sage_unsloth.methods.token_rules import check_token_rule
         from sage_unsloth.sampling.engine_arguments import parse_arguments
         from sage_unsloth.training.number_formats import check_precision
 

@@ -101,9 +101,8 @@ def test_a_value_out_of_its_range_is_refused(words, message, tmp_path, capsys):
 
 def test_choices_are_those_of_the_code_that_reads_them():
     """They stand as literals in the config, so that help needs no PyTorch."""
-    from sage_unsloth.objective.choices import KL_PLACES
-    from sage_unsloth.objective.credit import CREDITS
-    from sage_unsloth.objective.kl import KL_ESTIMATORS
+    from sage_unsloth.methods.choices import CREDITS, KL_PLACES
+    from sage_unsloth.methods.penalties import KL_ESTIMATORS
     from sage_unsloth.objective.loss import LOSS_TYPES
     from sage_unsloth.patch.backends import BACKENDS
     from sage_unsloth.prompts import TEMPLATES
