@@ -37,7 +37,7 @@ from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.unsloth_names import SCORER_WITH_ENTROPY, SCORERS, ZOO
+from sage_unsloth.patch.trainer_names import SCORER_WITH_ENTROPY, SCORERS, ZOO
 from sage_unsloth.planning.architecture import Architecture
 from sage_unsloth.planning.memory import BYTES_PER_4BIT_WEIGHT, memory_plan
 from sage_unsloth.planning.presets import MODELS

@@ -1,11 +1,15 @@
 from .evaluation import pass_at_k as pass_at_k
 from .figures import show_table as show_table
+from .front import ask as ask
 from .front import compare as compare
 from .front import evaluate as evaluate
 from .front import grpo_config as grpo_config
 from .front import load_dataset as load_dataset
+from .front import plan_for_card as plan_for_card
 from .front import preview as preview
+from .front import record_run as record_run
 from .front import rewards as rewards
+from .front import save as save
 from .front import train as train
 from .grading import Grade as Grade
 from .grading import Grader as Grader
@@ -14,20 +18,20 @@ from .grading import SolutionReward as SolutionReward
 from .grading import extract_answer as extract_answer
 from .grading import get_verifier as get_verifier
 from .grading import grade as grade
+from .methods import AdaptiveGuide as AdaptiveGuide
+from .methods import TeacherGuide as TeacherGuide
+from .methods import dynamic_sampling as dynamic_sampling
 from .models import LoraSettings as LoraSettings
 from .models import load_policy as load_policy
-from .objective import AdaptiveGuide as AdaptiveGuide
 from .objective import BranchGuide as BranchGuide
 from .objective import CosineSchedule as CosineSchedule
 from .objective import Guide as Guide
 from .objective import RandomGuide as RandomGuide
-from .objective import TeacherGuide as TeacherGuide
 from .objective import TokenGuide as TokenGuide
 from .objective import TokenSignals as TokenSignals
 from .objective import grpo_loss as grpo_loss
 from .objective import k3 as k3
 from .patch import ContractError as ContractError
-from .patch import dynamic_sampling as dynamic_sampling
 from .patch import guided_kl as guided_kl
 from .patch import load_unsloth as load_unsloth
 from .patch import one_pass_loss as one_pass_loss
@@ -51,6 +55,7 @@ __all__ = [
     "TokenGuide",
     "TokenSignals",
     "__version__",
+    "ask",
     "choose_rollouts",
     "compare",
     "dynamic_sampling",
@@ -68,8 +73,11 @@ __all__ = [
     "load_unsloth",
     "one_pass_loss",
     "pass_at_k",
+    "plan_for_card",
     "preview",
+    "record_run",
     "rewards",
+    "save",
     "show_table",
     "train",
 ]

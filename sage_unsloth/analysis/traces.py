@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.analysis.patterns import Case
-from sage_unsloth.analysis.perplexity import load_scorer, score
+from sage_unsloth.analysis.perplexity import load_scorer
 from sage_unsloth.analysis.token_page import TokenTrace
+from sage_unsloth.models.scoring import score
 from sage_unsloth.runs.files import read_json, read_jsonl
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 from sage_unsloth.training.stage import COMPLETIONS, read_metrics
@@ -94,7 +95,8 @@ def read_guide(text: str) -> "Guide":
     Raises:
         ValueError: not one of this package's guides, written as they print themselves.
     """
-    from sage_unsloth.objective import adaptive, guides, protocols, schedule, teacher_guide
+    from sage_unsloth.methods import adaptive, teacher_guide
+    from sage_unsloth.objective import guides, protocols, schedule
 
     known = (
         guides.BranchGuide,
