@@ -192,7 +192,7 @@ class Policy(nn.Module):
 
         a = architecture
         AttentionInterface.register("counted", _attend)
-        config = Qwen2Config(
+        settings: dict[str, Any] = dict(
             vocab_size=a.vocab_size,
             hidden_size=a.hidden_size,
             intermediate_size=a.intermediate_size,
@@ -203,6 +203,7 @@ class Policy(nn.Module):
             attn_implementation="counted",
             dtype="bfloat16",
         )
+        config = Qwen2Config(**settings)
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:

@@ -214,6 +214,13 @@ def test_metrics(dtype):
     assert all(math.isfinite(values[0]) for values in metrics.values())
 
 
+def test_the_dose_of_a_guide():
+    with on_gpu():
+        log_guide = 0.1 * random(B, T)
+        dose = get("dose_of")(log_guide, make_mask(), [True, False] * 2, [1, 0] * 2, "aabb")
+        assert dose.spread > 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rehearsal_and_its_gradient(dtype):
     loss = get("rehearsal_loss")
@@ -358,9 +365,10 @@ COMPOSITIONS = {
     "rules": dict(
         guide=lambda: GUIDES["random"](),
         advantages="unlikeliness",
-        shape_advantages="clip-cov,low=-9,high=9",
-        resample=True,
-        rehearse=True,
+        token_advantages="clip-cov,low=-9,high=9",
+        max_resamples=1,
+        stored=STORED,
+        rehearsal_coef=0.5,
     ),
     "kl in the reward": dict(kl_in="reward", log_entropy=True),
 }
@@ -380,7 +388,6 @@ def train(make_trainer, composition, device, monkeypatch):
     """The rows that one optimizer step logs, and the trained weights."""
     options = dict(COMPOSITIONS[composition])
     guide = options.pop("guide", lambda: None)()
-    resample, rehearse = options.pop("resample", False), options.pop("rehearse", False)
     torch.manual_seed(0)
     trainer = make_trainer(
         max_steps=1,
@@ -395,11 +402,7 @@ def train(make_trainer, composition, device, monkeypatch):
             pretend_gpu_of(trainer, monkeypatch)
         if options.pop("teacher", False):
             options["teacher"] = stack.enter_context(make_teacher(trainer))
-        if resample:
-            stack.enter_context(get("dynamic_sampling")(trainer, 1))
-        if rehearse:
-            stack.enter_context(get("rehearsed")(trainer, STORED, coef=0.5))
-        stack.enter_context(get("guided_kl")(trainer, guide, **options))
+        stack.enter_context(get("with_methods")(trainer, guide, **options))
         trainer.train()
         weights = {n: p.detach().cpu() for n, p in trainer.model.named_parameters()}
     return trainer.state.log_history[0], weights
