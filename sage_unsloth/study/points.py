@@ -144,7 +144,7 @@ def _apply(row: Algorithm, name: str, value: float) -> tuple[Algorithm, dict[str
             f" of the algorithm's guide or of its rule for advantages; got {name!r}"
         )
     number = int(value) if value == int(value) else value
-    return replace(row, advantages=f"{rule.text},{name}={number}"), {}
+    return row.with_settings({"advantages": f"{rule.text},{name}={number}"}), {}
 
 
 def parse_claims(texts: Sequence[str], points: Sequence[Point], ks: Sequence[int]) -> list[Claim]:
