@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from sage_unsloth.objective.advantage_rules import advantage_rule
+from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.rlvr_config import RlvrConfig

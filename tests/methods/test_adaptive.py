@@ -10,11 +10,11 @@ import pytest
 import torch
 from oracle import train_and_check
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide
 from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
 
 BRANCH = BranchGuide(threshold=1.0)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sage_unsloth.objective.rehearsal import (
+from sage_unsloth.methods.rehearsal import (
     DIVERGENCES,
     MAX_LOG_RATIO,
     RehearsalRule,

@@ -1,28 +1,144 @@
-"""`rehearsed`: a term of `objective.rehearsal` in each training step of any of the trainers.
+"""Rehearsal: a divergence from π_ref on completions that π_ref itself drew, before training.
 
-It has a backward pass of its own after the trainer's, so its activations are never in memory
-together with those of the loss, and Unsloth's buffers for checkpointing serve one pass at a time.
+GRPO's KL penalty is taken on what the policy draws now, so it says nothing of ways that the policy
+no longer takes. DPH-RL (arXiv 2509.07430) takes it on stored right completions of π_ref, and has no
+other KL term. With u_t = π(y_t | s_t) / π_ref(y_t | s_t) on a stored token:
+
+    forward-kl    u − 1 − log u                    gradient (u − 1) ∇log π
+    js            u log u − (u + 1) log((u + 1)/2)  gradient u log(2u/(u + 1)) ∇log π
+
+Both are 0, without a gradient, where π = π_ref. In expectation over π_ref's own completions the
+first is KL(π_ref ‖ π), the second twice the Jensen–Shannon divergence; over right ones alone they
+are neither, and hold the policy at π_ref where π_ref was right.
+
+As in its code: k3 with policy and reference exchanged is the first, and all tokens of a completion
+are taken. Other than there: log u is at most 10 and has no gradient beyond, so a slope can reach
+22,025, where theirs bounds the value at 10, which is u about 12.9; a problem is stored as soon as
+one completion is right (`solved=1` stores those that π_ref always solves, as the paper does), and
+it stays among those that RL trains on.
+
+In training, `rehearsed` gives the term a backward pass of its own after the trainer's, so its
+activations are never in memory together with those of the loss, and Unsloth's buffers for
+checkpointing serve one pass at a time.
+
+Shapes: B stored completions, T tokens.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_loss
+from sage_unsloth.methods.advantage_rules import rule_settings
+from sage_unsloth.methods.reference import reference_adapter
+from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.clock import Clock
-from sage_unsloth.patch.reference import reference_adapter
-from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
+
+MAX_LOG_RATIO = 10.0
+"""log u is at most this, in nats, and has no gradient above, so that one token cannot overflow."""
 
 METRIC = "rehearsal/divergence"
 CLOSE, CLOSE_IN_16_BITS = 1e-3, 0.05
 """Nats by which the two ways to score a completion's tokens may differ in the mean: in 16 bits a
 logit of 20 is rounded by .06, while a missed scale or cap of the logits is worth tenths.
 """
+
+
+def forward_kl(log_ratio: Tensor) -> Tensor:
+    """u − 1 − log u of log u."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def jensen_shannon(log_ratio: Tensor) -> Tensor:
+    """u log u − (u + 1) log((u + 1)/2) of log u."""
+    log_mean = torch.nn.functional.softplus(log_ratio) - math.log(2)
+    ratio = log_ratio.exp()
+    return ratio * log_ratio - (ratio + 1) * log_mean
+
+
+DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "forward-kl": forward_kl,
+    "js": jensen_shannon,
+}
+
+
+@dataclass(frozen=True)
+class RehearsalRule:
+    """What is stored, and how the policy is held to it.
+
+    Attributes:
+        divergence: a name of `DIVERGENCES`.
+        problems: training problems that are sampled before training, at even distances; all where
+            there are fewer.
+        samples: completions that π_ref draws of each; the right ones are stored.
+        batch: stored completions beside each micro-batch.
+        solved: share of a problem's samples that must be right for them to be stored.
+
+    Raises:
+        ValueError: an unknown divergence, or a number out of range.
+    """
+
+    divergence: str = "forward-kl"
+    problems: int = 256
+    samples: int = 8
+    batch: int = 8
+    solved: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(
+                f"rehearsal must be one of {', '.join(DIVERGENCES)}, with settings behind it "
+                f"(forward-kl,samples=16); got {self.divergence!r}"
+            )
+        for name in ("problems", "samples", "batch"):
+            value = getattr(self, name)
+            if value != int(value) or value < 1:
+                raise ValueError(f"{name} of a rehearsal must be a whole number >= 1; got {value}")
+            object.__setattr__(self, name, int(value))
+        if not 0 <= self.solved <= 1:
+            raise ValueError(
+                "solved of a rehearsal must be in [0, 1], because it is a share of a problem's "
+                f"samples; got {self.solved}"
+            )
+
+    def stores(self, num_correct: int) -> bool:
+        """Whether a problem of which so many samples are right is stored."""
+        return num_correct / self.samples >= self.solved
+
+
+def rehearsal_rule(text: str) -> RehearsalRule:
+    """The rule of `"forward-kl"`, or `"js,samples=16,batch=4"`.
+
+    Raises:
+        ValueError: see `RehearsalRule`; a setting that it does not have, or not NAME=VALUE.
+    """
+    name, *texts = (part.strip() for part in text.split(","))
+    known = [field.name for field in fields(RehearsalRule) if field.name != "divergence"]
+    return RehearsalRule(name, **rule_settings(texts, known, f"rehearsal={name!r}"))
+
+
+def rehearsal_loss(logps: Tensor, ref_logps: Tensor, mask: Tensor, divergence: str) -> Tensor:
+    """The divergence of stored completions: the mean over each one's tokens, then over all.
+
+    Args:
+        logps: log π(y_t | s_t), nats, (B, T), with gradient.
+        ref_logps: log π_ref(y_t | s_t), (B, T).
+        mask: (B, T), 1 on their tokens.
+        divergence: a name of `DIVERGENCES`.
+
+    Returns:
+        A number >= 0, nats.
+    """
+    log_ratio = torch.where(mask.bool(), logps - ref_logps, 0.0).clamp(max=MAX_LOG_RATIO)
+    values = DIVERGENCES[divergence](log_ratio) * mask
+    return (values.sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
 class Stored(NamedTuple):
@@ -41,13 +157,13 @@ def rehearsed(
     coef: float,
     rule: RehearsalRule | None = None,
 ) -> Iterator[None]:
-    """Within this context, each training step adds `coef` times `objective.rehearsal`'s divergence
+    """Within this context, each training step adds `coef` times `rule`'s divergence
     on stored completions to the trainer's loss, and logs it.
 
         with rehearsed(trainer, stored, coef=0.1), guided_kl(trainer):
             trainer.train()
 
-    Open it before `guided_kl`, which then checks its gradient too. A micro-batch gets `rule.batch`
+    `guided_kl` checks its gradient too. A micro-batch gets `rule.batch`
     completions: a problem is drawn, each as often, then one of its completions; a resumed run draws
     the same. π_ref is that of the trainer's KL: the model without its adapter, or under the copy
     "ref" that TRL makes of an adapter which the model brought. It scores the same completions in
@@ -71,10 +187,9 @@ def rehearsed(
     if not 0 < coef < float("inf"):
         raise ValueError(f"coef of a rehearsal must be >= 0; got {coef}")
     term = _Term(trainer, stored, rule or RehearsalRule())
-    training_step = trainer.training_step
 
-    def step(*args: Any, **kwargs: Any) -> Tensor:
-        loss = training_step(*args, **kwargs)
+    def step(proceed: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        loss = proceed(*args, **kwargs)
         accelerator = trainer.accelerator
         # Around the backward pass too, in which checkpointing computes the model again.
         with without_dropout(trainer.model):
@@ -83,10 +198,10 @@ def rehearsed(
             weighted = coef / trainer.current_gradient_accumulation_steps * divergence
             # Which divides what it is given by this number, as the trainer has done already.
             accelerator.backward(weighted * accelerator.gradient_accumulation_steps)
-        trainer._metrics["train"][METRIC].append(divergence.item())
+        names.metrics_of(trainer, "train")[METRIC].append(divergence.item())
         return loss + weighted.detach()
 
-    with replaced(trainer, training_step=step):
+    with listening(trainer, "rehearsal", **{names.STEP: step}):
         yield
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective import group_advantages
+from sage_unsloth.methods import group_advantages
 from sage_unsloth.own_code import named_object
 
 GRPO = "grpo"
@@ -55,7 +55,12 @@ class AdvantageRule:
     @property
     def is_grpo(self) -> bool:
         """Whether it is what the trainer does by itself."""
-        return self.function is RULES[GRPO]
+        return self.function is group_advantages.grpo
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is one of `RULES`."""
+        return self.function in RULES.values()
 
     @property
     def needs(self) -> set[str]:
@@ -102,6 +107,8 @@ class AdvantageRule:
         rewards = (numbers < torch.arange(num_generations + 1).unsqueeze(1)).float()
         return [c for c, taught in enumerate(self.teaches(rewards).tolist()) if not taught]
 
+
+GRPO_RULE = AdvantageRule(GRPO, group_advantages.grpo)
 
 Rule = str | AdvantageRule | Callable[..., Tensor]
 """What names a rule, see `advantage_rule`."""

@@ -2,7 +2,7 @@
 replaced.
 
 A group of completions with equal rewards has advantage 0 and teaches nothing; under another rule
-(`guided_kl(..., advantages=…)`) it is the groups whose advantages that rule leaves at 0. While
+(`advantages_by`) it is the groups whose advantages that rule leaves at 0. While
 `dynamic_sampling` is open, the dead groups of a rollout batch are sampled again for other prompts
 of the training set, at most `max_resamples` times:
 
@@ -33,15 +33,15 @@ from typing import Any
 
 from torch import Tensor
 
-from sage_unsloth.patch.batch_logs import RewardLogs, completion_lengths, put_in
-from sage_unsloth.patch.group_rewards import dead_groups, total_rewards
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.methods.batch_logs import RewardLogs, completion_lengths, put_in
+from sage_unsloth.methods.group_rewards import dead_groups, total_rewards
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.listening import inside, listening
+from sage_unsloth.patch.trainer_names import ContractError
 
-BATCH, GENERATE, GRADE = "_generate_and_score_completions", "_generate", "_calculate_rewards"
 EXPECTED_PARAMETERS = {
-    GENERATE: ("self", "prompts"),
-    GRADE: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    names.GENERATE: ("self", "prompts"),
+    names.REWARDS: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
 }
 PER_COMPLETION = (0, 1, 3, 4)
 """In what `_generate` returns: prompt ids, completion ids, completions, sampling log-probabilities
@@ -57,7 +57,7 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
     """Within this context, groups without a signal are replaced by groups of other prompts, at most
     `max_resamples` times a batch.
 
-        with guided_kl(trainer, BranchGuide()), dynamic_sampling(trainer, max_resamples=3):
+        with dynamic_sampling(trainer, max_resamples=3), guided_kl(trainer, BranchGuide()):
             trainer.train()
 
     Nests with `guided_kl` in either order; evaluation is left alone. A replacement's prompt is none
@@ -93,38 +93,39 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
     _check_trainer(trainer)
     _check_functions(trainer)
     batches = _Batches(trainer, max_resamples)
-    functions = {BATCH: batches.score, GENERATE: batches.generate, GRADE: batches.grade}
-    with replaced(trainer, **functions):
+    listeners = {
+        names.ROLLOUT: batches.score,
+        names.GENERATE: batches.generate,
+        names.REWARDS: batches.grade,
+    }
+    with listening(trainer, "resampling", **listeners):
         yield
 
 
 class _Batches:
-    """What the three replaced functions share: the rollout batch that is being made."""
+    """What the three listeners share: the rollout batch that is being made."""
 
     def __init__(self, trainer: Any, max_resamples: int) -> None:
         self.trainer = trainer
         self.max_resamples = max_resamples
-        self.plain: dict[str, Callable] = {
-            name: getattr(trainer, name) for name in (BATCH, GENERATE, GRADE)
-        }
         self.rows: list[dict] | None = None
         self.made: tuple[list, list, Tensor] | None = None
         self._moment = -1
         self._number = 0
 
-    def score(self, inputs: list[dict]) -> dict[str, Any]:
+    def score(self, proceed: Callable[..., dict], inputs: list[dict]) -> dict[str, Any]:
         """`_generate_and_score_completions` on rows that may be replaced while it runs."""
         if not self.trainer.model.training:
-            return self.plain[BATCH](inputs)
+            return proceed(inputs)
         step = self.trainer.state.global_step
         self._number = self._number + 1 if self._moment == step else 0
         self._moment = step
         self.rows, self.made = list(inputs), None
         try:
-            batch = self.plain[BATCH](self.rows)
+            batch = proceed(self.rows)
             if self.made is not None or self.rows is not None:
                 raise ContractError(
-                    f"{BATCH} must call {GENERATE} and {GRADE} once each",
+                    f"{names.ROLLOUT} must call {names.GENERATE} and {names.REWARDS} once each",
                     found="one of them was not called",
                     expected="both",
                 )
@@ -132,13 +133,13 @@ class _Batches:
             self.rows = self.made = None
         return batch
 
-    def generate(self, prompts: list) -> tuple:
+    def generate(self, proceed: Callable[..., tuple], prompts: list) -> tuple:
         """`_generate`, and again for the groups without a signal; changes `prompts` and the rows
         with them.
         """
         if self.rows is None:
-            return self.plain[GENERATE](prompts)
-        rows, metrics = self.rows, self.trainer._metrics["train"]
+            return proceed(prompts)
+        rows, metrics = self.rows, names.metrics_of(self.trainer, "train")
         size = self.trainer.num_generations
         self._check_groups(rows, prompts, size)
         logged = {name: len(values) for name, values in metrics.items()}
@@ -173,18 +174,25 @@ class _Batches:
         self.made = (prompts, result[3], rewards)
         return tuple(result)
 
-    def grade(self, inputs: list, prompts: list, completions: list, completion_ids: list) -> Tensor:
+    def grade(
+        self,
+        proceed: Callable[..., Tensor],
+        inputs: list,
+        prompts: list,
+        completions: list,
+        completion_ids: list,
+    ) -> Tensor:
         """`_calculate_rewards`, whose result is known already for the batch that `generate`
         made.
         """
         if self.made is None:
-            return self.plain[GRADE](inputs, prompts, completions, completion_ids)
+            return proceed(inputs, prompts, completions, completion_ids)
         made_prompts, made_completions, rewards = self.made
         given = (inputs is self.rows, prompts is made_prompts, completions is made_completions)
         if not all(given):
             raise ContractError(
-                f"{BATCH} must pass the rows, the prompts and the completions that it has on to "
-                f"{GRADE}",
+                f"{names.ROLLOUT} must pass the rows, the prompts and the completions that it has "
+                f"on to {names.REWARDS}",
                 found=f"the same rows, prompts, completions: {given}",
                 expected="the same lists",
             )
@@ -193,7 +201,7 @@ class _Batches:
 
     def _generated(self, prompts: list) -> list:
         """What `_generate` returns, checked to be lists of a value per completion."""
-        result = list(self.plain[GENERATE](prompts))
+        result = list(inside(self.trainer, names.GENERATE, "resampling")(prompts))
         sizes = {
             i: None if result[i] is None else len(result[i])
             for i in PER_COMPLETION
@@ -207,19 +215,20 @@ class _Batches:
             or any(result[i] for i in EMPTY)
         ):
             raise ContractError(
-                f"{GENERATE} must return prompt ids, completion ids, no tool mask, completions, "
-                f"log-probabilities or None, no "
-                "extra fields and no images, each a list of a value per completion",
+                f"{names.GENERATE} must return prompt ids, completion ids, no tool mask, "
+                "completions, log-probabilities or None, no extra fields and no images, each a "
+                "list of a value per completion",
                 found=[type(value).__name__ for value in result] + [sizes],
                 expected=f"lists of {len(prompts)}",
             )
         return result
 
     def _graded(self, rows: list, prompts: list, result: list) -> tuple[Tensor, RewardLogs]:
-        rewards = self.plain[GRADE](rows, prompts, result[3], result[1])
+        grade = inside(self.trainer, names.REWARDS, "resampling")
+        rewards = grade(rows, prompts, result[3], result[1])
         if rewards.shape != (len(rows), len(self.trainer.reward_funcs)):
             raise ContractError(
-                f"{GRADE} must return a reward for each completion and function",
+                f"{names.REWARDS} must return a reward for each completion and function",
                 found=tuple(rewards.shape),
                 expected=(len(rows), len(self.trainer.reward_funcs)),
             )
@@ -246,7 +255,7 @@ class _Batches:
 
     def _check_lengths(self, completion_ids: list, logged: dict[str, int]) -> None:
         """What `completion_lengths` will write over is what Unsloth wrote of these completions."""
-        metrics = self.trainer._metrics["train"]
+        metrics = names.metrics_of(self.trainer, "train")
         found = {
             name: values[-1]
             for name, values in metrics.items()
@@ -257,7 +266,7 @@ class _Batches:
             abs(found[name] - value) > 1e-4 * max(1.0, value) for name, value in expected.items()
         ):
             raise ContractError(
-                f"{GENERATE} must log the lengths of its completions as before",
+                f"{names.GENERATE} must log the lengths of its completions as before",
                 found=found,
                 expected=expected,
             )
@@ -326,9 +335,3 @@ def _check_functions(trainer: Any) -> None:
             raise ContractError(
                 f"{name} of the trainer must have these parameters", found=found, expected=expected
             )
-    if isinstance(getattr(vars(trainer).get(GENERATE), "__self__", None), _Batches):
-        raise ContractError(
-            "dynamic_sampling must not be nested",
-            found="another that is open on this trainer",
-            expected="one at a time",
-        )

@@ -18,79 +18,146 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.advantage_rules import RULES, AdvantageRule
-from sage_unsloth.objective.advantages import less_kl
-from sage_unsloth.objective.group_advantages import GRPO_EPSILON
-from sage_unsloth.patch.reference import reference_adapter
+from sage_unsloth.methods.advantage_rules import (
+    GRPO_RULE,
+    AdvantageRule,
+    Rule,
+    advantage_rule,
+    check_rule,
+)
+from sage_unsloth.methods.group_advantages import GRPO_EPSILON
+from sage_unsloth.methods.reference import reference_adapter
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.rollout_batch import SCORE, Scoring
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.seam import seam_of
+from sage_unsloth.patch.switches import drops_equal_rewards
+from sage_unsloth.patch.trained_with import describe_function
+from sage_unsloth.patch.trainer_names import ContractError
 
-BATCH, GRADE = "_generate_and_score_completions", "_calculate_rewards"
-RULE = "_sage_unsloth_rule"
-"""Ours, on the trainer: the rule while one is in force."""
+GROUPS = "_sage_unsloth_groups"
+"""Ours, on the trainer: what changes the advantages of its groups, while something does."""
 DEAD = "advantages/dead_groups"
 
 
 @contextmanager
-def rule_advantages(
-    trainer: Any, rule: AdvantageRule, *, scoring: Scoring, kl_in: str = "loss"
-) -> Iterator[None]:
-    """While open, the advantages of each rollout batch of training are the rule's.
+def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
+    """Within this context, the advantages of each rollout batch of training are the rule's.
+
+        with advantages_by(trainer, "pkpo,k=4"), guided_kl(trainer, guide):
+            trainer.train()
 
     Logged for each batch as `advantages/dead_groups`: the share of groups whose advantages are all
     0 under the rule. The trainer's `frac_reward_zero_std` stays the share of groups of equal
     rewards, from which a rule may learn.
 
     Args:
-        trainer: a GRPO trainer.
-        rule: "grpo" replaces nothing.
-        scoring: the trainer's.
-        kl_in: "reward" takes β times each completion's log-ratio to π_ref from its reward, under
-            "grpo" too.
+        trainer: as for `guided_kl`.
+        rule: a name of `advantage_rules.RULES` with its settings, "module:function", or a function
+            of yours, (P, G) → (P, G). "grpo" is TRL's, and replaces nothing.
 
     Raises:
-        ValueError: a reward that the rule does not take.
+        ValueError: no such rule; from `guided_kl`, one that the trainer's settings contradict; in
+            training, a reward that the rule does not take.
         ContractError: the batch's advantages are not those of its rewards.
     """
-    if rule.is_grpo and kl_in == "loss":
+    rule = advantage_rule(rule)
+    if rule.is_grpo:
         yield
         return
-    generate = getattr(trainer, BATCH)
+    method = Method(
+        name="advantages",
+        record=describe_rule(rule),
+        check=check_rewards_are_summed,
+        needs_hook=False,
+    )
+    with (
+        method_added(trainer, method),
+        groups_rewarded(trainer) as groups,
+        replaced(groups, rule=rule),
+    ):
+        yield
 
-    def generated(inputs: Any) -> dict[str, Any]:
+
+def describe_rule(rule: AdvantageRule) -> str:
+    """A rule as it was named; of one of your own also its code."""
+    return rule.text if rule.is_ours else f"{rule.text}: {describe_function(rule.function)}"
+
+
+def rule_in_force(trainer: Any) -> AdvantageRule | None:
+    """The rule of the trainer's advantages; None where nothing changes them."""
+    groups: _Groups | None = vars(trainer).get(GROUPS)
+    return None if groups is None else groups.rule
+
+
+@contextmanager
+def groups_rewarded(trainer: Any) -> Iterator["_Groups"]:
+    """Within this context, the advantages of each rollout batch of training are those of the
+    groups' rule, for the rewards and the groups' further term.
+    """
+    groups: _Groups | None = vars(trainer).get(GROUPS)
+    if groups is not None:
+        yield groups
+        return
+    groups = _Groups(trainer)
+    listeners = {names.ROLLOUT: groups.roll_out, names.REWARDS: groups.grade}
+    with replaced(trainer, **{GROUPS: groups}), listening(trainer, "advantages", **listeners):
+        yield groups
+
+
+class _Groups:
+    """How the advantages of one trainer's groups are made."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.rule = GRPO_RULE
+        self.term: Callable[[dict[str, Any]], Tensor] | None = None
+        """Of a rollout batch: what is added to this process's rewards, (B,)."""
+        self.graded: list[Tensor] = []
+
+    def grade(self, proceed: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        rewards = proceed(*args, **kwargs)
+        self.graded.append(rewards)
+        return rewards
+
+    def roll_out(self, proceed: Callable[..., dict], inputs: Any) -> dict[str, Any]:
+        trainer = self.trainer
+        self.graded.clear()
+        batch = proceed(inputs)
         if not trainer.model.training:
-            return generate(inputs)
-        graded: list[Tensor] = []
-        grade = getattr(trainer, GRADE)
-
-        def keeping(*args: Any, **kwargs: Any) -> Tensor:
-            graded.append(grade(*args, **kwargs))
-            return graded[-1]
-
-        with replaced(trainer, **{GRADE: keeping}):
-            batch = generate(inputs)
-        rewards = _checked_rewards(trainer, graded, batch)
-        if kl_in == "reward":
-            own = less_kl(
-                torch.zeros_like(batch["advantages"]),
-                drawn_logps(trainer, scoring, batch),
-                reference_logps(trainer, scoring, batch),
-                token_mask(trainer, batch),
-                beta=trainer.beta,
-            )
-            rewards = rewards + trainer.accelerator.gather(own).to(rewards)
-        advantages = _advantages(trainer, rule, scoring, rewards, batch)
+            return batch
+        rewards = _checked_rewards(trainer, self.graded, batch)
+        if self.term is not None:
+            rewards = rewards + trainer.accelerator.gather(self.term(batch)).to(rewards)
+        advantages = _advantages(trainer, self.rule, rewards, batch)
         first = trainer.accelerator.process_index * len(batch["advantages"])
         own = advantages[first : first + len(batch["advantages"])]
         batch["advantages"] = own.to(batch["advantages"])
         _put_into_completions_table(trainer, advantages)
         of_groups = (advantages.view(-1, trainer.num_generations) == 0).all(1)
-        trainer._metrics["train"][DEAD].append(of_groups.float().mean().item())
+        names.metrics_of(trainer, "train")[DEAD].append(of_groups.float().mean().item())
         return batch
 
-    with replaced(trainer, **{BATCH: generated, RULE: rule}):
-        yield
+
+def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
+    """The rule reads the sum of the rewards, and groups of equal rewards too."""
+    rule = rule_in_force(trainer) or GRPO_RULE
+    in_reward = choice.recorded("kl_in", "loss") == "reward"
+    check_rule(rule, trainer.num_generations, any_reward=in_reward)
+    if trainer.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"advantages={rule.text!r} is a rule for the sum of the rewards, so "
+            "multi_objective_aggregation must be 'sum_then_normalize'; got "
+            f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo' "
+            "and kl_in at 'loss'"
+        )
+    if seam_of(trainer).name == "unsloth" and drops_equal_rewards():
+        raise ValueError(
+            f"advantages={rule.text!r} may learn from groups of equal rewards, which "
+            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo' "
+            "and kl_in at 'loss'"
+        )
 
 
 def total_rewards(trainer: Any, rewards: Tensor) -> Tensor:
@@ -110,7 +177,7 @@ def dead_groups(trainer: Any, rewards: Tensor) -> list[int]:
     Args:
         rewards: `total_rewards`, those of a prompt side by side, (B,).
     """
-    rule = vars(trainer).get(RULE) or AdvantageRule("grpo", RULES["grpo"])
+    rule = rule_in_force(trainer) or GRPO_RULE
     state = trainer.state
     taught = rule.teaches(
         rewards.view(-1, trainer.num_generations),
@@ -126,7 +193,7 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
     expected = (rows, len(trainer.reward_funcs))
     if [tuple(rewards.shape) for rewards in graded] != [expected]:
         raise ContractError(
-            f"{BATCH} must call {GRADE} once, for the rewards of all processes",
+            f"{names.ROLLOUT} must call {names.REWARDS} once, for the rewards of all processes",
             found=[tuple(rewards.shape) for rewards in graded],
             expected=[expected],
         )
@@ -137,7 +204,8 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
     found = batch["advantages"]
     if not torch.allclose(found.float(), of_trl.to(found.device).float(), rtol=1e-3, atol=1e-4):
         raise ContractError(
-            f"the advantages of {BATCH} must be those of the rewards of {GRADE}, in its order",
+            f"the advantages of {names.ROLLOUT} must be those of the rewards of {names.REWARDS}, "
+            "in its order",
             found=found.tolist(),
             expected=of_trl.tolist(),
         )
@@ -157,7 +225,7 @@ def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
 
 
 def _advantages(
-    trainer: Any, rule: AdvantageRule, scoring: Scoring, rewards: Tensor, batch: dict[str, Any]
+    trainer: Any, rule: AdvantageRule, rewards: Tensor, batch: dict[str, Any]
 ) -> Tensor:
     """The rule's, of all processes, (B·processes,)."""
     signals: dict[str, Any] = {
@@ -169,7 +237,7 @@ def _advantages(
         return _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     if "mean_logps" in rule.needs:
         lengths = token_mask(trainer, batch).sum(1)
-        own = drawn_logps(trainer, scoring, batch).sum(1) / lengths.clamp(min=1)
+        own = drawn_logps(trainer, batch).sum(1) / lengths.clamp(min=1)
         signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
     return rule(rewards.view(shape), **signals).flatten()
 
@@ -185,32 +253,30 @@ def token_mask(trainer: Any, batch: dict[str, Any]) -> Tensor:
     return torch.where(mask.any(1, keepdim=True), mask, up_to_the_last)
 
 
-def drawn_logps(trainer: Any, scoring: Scoring, batch: dict[str, Any]) -> Tensor:
+def drawn_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
     """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside `token_mask`: what the
     batch has, or one more scoring by the policy as it is, which has drawn the batch.
     """
-    return _logps(trainer, scoring, batch, batch.get("old_per_token_logps"), trainer.model)
+    return _logps(trainer, batch, batch.get("old_per_token_logps"), trainer.model)
 
 
-def reference_logps(trainer: Any, scoring: Scoring, batch: dict[str, Any]) -> Tensor:
+def reference_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
     """log π_ref of the same tokens, (B, T)."""
     scored = batch["ref_per_token_logps"]
     if trainer.ref_model is not None:
-        return _logps(trainer, scoring, batch, scored, trainer.ref_model)
+        return _logps(trainer, batch, scored, trainer.ref_model)
     with reference_adapter(trainer):
-        return _logps(trainer, scoring, batch, scored, trainer.model)
+        return _logps(trainer, batch, scored, trainer.model)
 
 
 @torch.no_grad()
-def _logps(
-    trainer: Any, scoring: Scoring, batch: dict[str, Any], logps: Tensor | None, model: Any
-) -> Tensor:
+def _logps(trainer: Any, batch: dict[str, Any], logps: Tensor | None, model: Any) -> Tensor:
     """`logps` in the layout of the completions, or the model's where they are None or where the
     batch hides a completion's tokens from the model.
     """
     mask = token_mask(trainer, batch)
     if logps is None or not torch.equal(mask, batch["completion_mask"]):
-        score: Callable = getattr(trainer, SCORE)
+        score: Callable = getattr(trainer, names.SCORE)
         scored: Tensor = score(
             model,
             torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
@@ -219,12 +285,12 @@ def _logps(
             batch_size=trainer.args.per_device_train_batch_size,
         )[0]
         logps = scored
-    return scoring.in_completion_layout(logps, batch | {"completion_mask": mask})
+    return seam_of(trainer).scoring.in_completion_layout(logps, batch | {"completion_mask": mask})
 
 
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:
     """In the place of TRL's, which it has just appended."""
-    logged = trainer._logs["advantages"]
+    logged = getattr(trainer, names.TABLE)["advantages"]
     for _ in range(min(len(advantages), len(logged))):
         logged.pop()
     logged.extend(advantages.tolist())

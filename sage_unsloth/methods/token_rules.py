@@ -1,24 +1,56 @@
 """Rules for the advantages of single tokens by name: `"clip-cov,share=0.001"`, or
 `"module:function"` for one of your own.
 
-A rule is a function (signals, advantages) -> advantages, as `shape_advantages` of `guided_kl`
-takes it.
+A rule is a function (signals, advantages) -> advantages, as `shape` of `guided_kl` takes it.
 """
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sage_unsloth.objective import covariance
-from sage_unsloth.objective.advantage_rules import rule_settings
+from sage_unsloth.methods import covariance
+from sage_unsloth.methods.advantage_rules import rule_settings
 from sage_unsloth.objective.advantages import OFFERED, ShapeAdvantages
 from sage_unsloth.own_code import named_function
+from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.trained_with import describe_function
 
 NONE = "none"
 TOKEN_RULES: dict[str, ShapeAdvantages] = {
     "clip-cov": covariance.clip_cov,
     "kl-cov": covariance.kl_cov,
 }
+
+
+@contextmanager
+def token_advantages_by(trainer: Any, rule: str | ShapeAdvantages | None) -> Iterator[None]:
+    """Within this context, a rule changes the advantages of single tokens in a `guided_kl` of the
+    trainer, after its `shape`.
+
+        with token_advantages_by(trainer, "kl-cov,share=0.002"), guided_kl(trainer):
+            trainer.train()
+
+    Args:
+        trainer: as for `guided_kl`.
+        rule: as `token_rule` takes it; "none" changes nothing.
+
+    Raises:
+        ValueError: see `token_rule`; from `guided_kl`, a rule that changes nothing there.
+    """
+    function = token_rule(rule)
+    if function is None:
+        yield
+        return
+
+    def check(trainer: Any, choice: Choice) -> None:
+        check_updates(function, updates_of_batch(trainer))
+
+    record = describe_function(function)
+    method = Method(name="token_advantages", record=record, check=check, shape=function)
+    with method_added(trainer, method):
+        yield
 
 
 def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
@@ -69,5 +101,12 @@ def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
         raise ValueError(
             "'kl-cov' changes nothing in the first update of a rollout batch, so it needs several; "
             f"got {updates}; use a GRPOConfig of your own with num_iterations above 1, in "
-            "guided_kl(trainer, shape_advantages='kl-cov')"
+            "token_advantages_by(trainer, 'kl-cov')"
         )
+
+
+def updates_of_batch(trainer: Any) -> int:
+    """Optimizer steps that a rollout batch is used for."""
+    args = trainer.args
+    per_pass = args.steps_per_generation // args.gradient_accumulation_steps
+    return trainer.num_iterations * max(per_pass, 1)

@@ -6,7 +6,7 @@ micro-batch, with means over them:
 
     cov_t = (A_t − mean A)(log π(y_t) − mean log π)
 
-Both rules are functions of `shape_advantages` of `guided_kl`, and leave the KL term alone.
+Both rules are functions as `shape` of `guided_kl` takes them, and leave the KL term alone.
 """
 
 import math

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from sage_unsloth.patch import trainer_names as names
+
 
 def completion_lengths(trainer: Any, completion_ids: list[list[int]]) -> dict[str, float]:
     """Unsloth's metrics of a batch's completion lengths, in tokens."""
-    ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    ends = {*trainer.eos_token_ids, getattr(trainer, names.TOKENIZER).pad_token_id}
     lengths = [len(ids) for ids in completion_ids]
     ended = [len(ids) for ids in completion_ids if ids[-1] in ends]
     values = {"completions/clipped_ratio": 1 - len(ended) / len(lengths)}
@@ -34,7 +36,7 @@ class RewardLogs:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self.columns = trainer._pending_extra_logs
+        self.columns = getattr(trainer, names.EXTRA_LOGS)
         self.extra = {name: list(values) for name, values in self.columns.items()}
         self.columns.clear()
         self.solutions = [r for r in trainer.reward_funcs if isinstance(r, KeepsLastBatch)]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from rehearsing import STORED, check_gradients, run
 
+from sage_unsloth.methods import rehearsal
+from sage_unsloth.methods.rehearsal import Stored, rehearsed
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.patch import rehearsal
 from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.rehearsal import Stored, rehearsed
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 

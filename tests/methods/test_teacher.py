@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import load_teacher
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import QuickstartConfig, smoke_config
 from sage_unsloth.training.rlvr_stage import rlvr
