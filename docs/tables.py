@@ -26,6 +26,7 @@ from research.theory import advantage_sizes
 from research.theory.optima import guided_optimum, per_token_optimum
 from research.theory.support import own_guide_optimum, tree_example
 from research.theory.trees import edge_guide, guide_table
+from research.variants.report import level_table
 from sage_unsloth import quickstart
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.planning.plan import what_fits
@@ -117,6 +118,11 @@ def from_frontier(task: str) -> str:
         for problems in ("fresh", "pilot")
         if (ROOT / folder / problems).is_dir()
     )
+
+
+def from_rows() -> str:
+    """The same training problems in other proportions."""
+    return "\n".join(level_table(read("frontier", "variants", "report.json")["rows"]))
 
 
 def from_cost() -> str:
@@ -405,6 +411,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
     "frontier": partial(from_frontier, "arithmetic"),
     "frontier-countdown": partial(from_frontier, "countdown"),
+    "rows": from_rows,
     "cost": from_cost,
     "grading-speed": from_grading,
     "sampling-speed": from_sampling,

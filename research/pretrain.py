@@ -6,6 +6,8 @@
         --steps 400 --learning-rate 2.5e-3 --out data/countdown-base
     python -m research.pretrain --problems countdown-fresh --start data/arithmetic-base \\
         --steps 400 --learning-rate 2.5e-3 --seed 3408 --out data/countdown-fresh
+    python -m research.pretrain --problems fork --start data/arithmetic-fresh \\
+        --steps 200 --learning-rate 2.5e-3 --seed 3410 --out runs/fork
 
 A base of countdown goes on from that of arithmetic, which knows the prompt and the sums already,
 and so takes three minutes of one core.
@@ -34,6 +36,7 @@ import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from research.problems import arithmetic_fresh, countdown, countdown_fresh
+from research.problems.fork import DIALECTS
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.countdown import COUNTDOWN
@@ -99,6 +102,15 @@ CORPORA = {
         test=lambda: countdown_fresh.problems("test"),
         checker=COUNTDOWN,
     ),
+    **{
+        name: Corpus(
+            module=dialect,
+            dials=("ROUTES", "way", "LETTERS", "NUM_LETTERS"),
+            pairs=arithmetic_fresh.pretraining_pairs,
+            test=lambda: arithmetic_fresh.problems("test"),
+        )
+        for name, dialect in DIALECTS.items()
+    },
 }
 """By the value of `--problems`."""
 
@@ -257,6 +269,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=PretrainConfig.steps, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=PretrainConfig.seed)
     parser.add_argument(
+        "--samples", type=int, default=PretrainConfig.num_samples, help="of each test problem"
+    )
+    parser.add_argument(
         "--problems", choices=tuple(CORPORA), default="first", help="the corpus to learn"
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
@@ -267,6 +282,7 @@ def main(argv: list[str] | None = None) -> None:
         steps=options.steps,
         learning_rate=options.learning_rate,
         seed=options.seed,
+        num_samples=options.samples,
         problems=options.problems,
         start=options.start,
     )

@@ -1,4 +1,6 @@
-"""How large the advantages of each rule are beside GRPO's, by enumeration of all groups."""
+"""How large the advantages of each rule are beside GRPO's, and how hard each pushes a problem, by
+enumeration of all groups.
+"""
 
 import itertools
 
@@ -29,6 +31,27 @@ def root_mean_square(rule: str, probability: float, num_generations: int) -> flo
     ranks = torch.arange(num_generations, dtype=torch.float64).expand(groups.shape)
     found = advantage_rule(rule)(groups, mean_logps=-ranks, step=0, max_steps=1)
     return (weights * found.square().mean(1)).sum().sqrt().item()
+
+
+def push_on_log_rate(rule: str, probability: float, num_generations: int) -> float:
+    """The weight on ∇log p in a rule's expected gradient from one problem with solve rate p.
+
+    E[Σ_i A_i ∇log π(y_i)] / G = w ∇log p, since ∇log π has the mean ∇p/p over right answers and
+    −∇p/(1 − p) over wrong ones. In large groups w is √(p/(1 − p)) for "grpo" and 1 for "maxrl". So
+    it says how hard rows of different difficulty pull on what they share.
+
+    Args:
+        rule: whose advantages depend on the rewards alone.
+        probability: p, in (0, 1).
+        num_generations: G.
+    """
+    right = torch.arange(num_generations + 1)
+    groups = (torch.arange(num_generations) < right[:, None]).double()  # one for each count
+    weights = torch.distributions.Binomial(num_generations, torch.tensor(probability).double())
+    logps = torch.zeros_like(groups)
+    advantages = advantage_rule(rule)(groups, mean_logps=logps, step=0, max_steps=1)
+    score = torch.where(groups > 0, 1.0, -probability / (1 - probability))
+    return (weights.log_prob(right.double()).exp() * (advantages * score).mean(1)).sum().item()
 
 
 def table(num_generations: int = 8) -> list[dict[str, str]]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.analysis.patterns import Case
-from sage_unsloth.analysis.perplexity import load_scorer, score
+from sage_unsloth.analysis.perplexity import load_scorer
 from sage_unsloth.analysis.token_page import TokenTrace
+from sage_unsloth.models.scoring import score
 from sage_unsloth.runs.files import read_json, read_jsonl
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 from sage_unsloth.training.stage import COMPLETIONS, read_metrics

@@ -24,6 +24,7 @@ from sage_unsloth.training.rlvr_trainer import trainer_row
 from sage_unsloth.training.rollout_engine import rollout_sampling
 
 REPORT = "preflight.json"
+SAMPLES = "preflight.jsonl"
 VLLM_BATCH = 4096
 OF_ANSWERS = ("solve_rate", "format_rate", "parsed_rate")  # where answers are checked
 SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_groups")
@@ -177,11 +178,10 @@ def preflight(
         verifier: what makes an answer right.
         reward: of the run, by whose total groups are dead; None for the checked answer alone.
     """
-    count = min(config.preflight_prompts, len(rows))
-    chosen = [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
+    chosen = chosen_rows(config, rows)
     unchecked = {"gold": ""} if verifier is UNGRADED else {}
     sampling = sampling_as_in_training(config, engine, config.num_generations)
-    path = folder / "preflight.jsonl"
+    path = folder / SAMPLES
     records = sample_and_grade(
         sampling,
         engine,
@@ -202,14 +202,14 @@ def preflight(
     if means and verifier is not UNGRADED and config.scale_rewards == "group":
         warnings += _outweighed(untold_groups(records))
     kinds = count_kinds(records)
-    report = found | {"prompts": count, "warnings": warnings, "kinds": kinds}
+    report = found | {"prompts": len(chosen), "warnings": warnings, "kinds": kinds}
     write_json(folder / REPORT, report | ({"rewards": means} if means else {}))
     names = {"solved": "solve_rate", "in format": "format_rate", "truncated": "truncation_rate"}
     names |= {"dead groups": "dead_groups"}
     shares = [f"{text} {100 * found[n]:.0f} %" for text, n in names.items() if n in found]
     logger.info(
         "Preflight, %d prompts x %d: %s, %.0f tokens.",
-        count,
+        len(chosen),
         config.num_generations,
         ", ".join(shares),
         found["mean_tokens"],
@@ -221,6 +221,12 @@ def preflight(
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
     return found
+
+
+def chosen_rows(config: Any, rows: Sequence[dict]) -> list[dict]:
+    """The rows that a preflight samples, by ids of their own."""
+    count = min(config.preflight_prompts, len(rows))
+    return [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
 
 
 def sampling_as_in_training(config: Any, engine: Engine, num_samples: int) -> SamplingConfig:

@@ -41,6 +41,7 @@ from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.training.by_trl import check_trl
+from sage_unsloth.training.guide_dose import report_dose
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
@@ -269,6 +270,8 @@ def _train(
         if resume is None and config.preflight_prompts and rank() == 0:
             found = preflight(config, engine(), job.rows, folder, job.verifier, reward)
             check_signal(found, config, force=job.force)
+            if job.guide is not None:
+                report_dose(config, job.guide, model, tokenizer, job.rows, folder)
         stored: list[Stored] = []
         if config.rehearsal_coef:
             stored = draw_rehearsal(

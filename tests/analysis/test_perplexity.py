@@ -16,10 +16,10 @@ from sage_unsloth.analysis.perplexity import (
     perplexities,
     perplexity,
     perplexity_table,
-    score,
     score_records,
 )
 from sage_unsloth.analysis.traces import read_guide, trace
+from sage_unsloth.models.scoring import score
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.runs.files import read_jsonl

@@ -1,0 +1,315 @@
+"""The records of the variants, and what follows from them.
+
+    python -m research.variants.report --runs runs/variants    # collect, then report
+    python -m research.variants.report                         # report on the committed records
+
+`FOLDER.json` holds the counts of every complete run that starts from one SFT model; `report.json`
+and `report.md` are computed from these files and from the records of the second verdict alone.
+
+Shapes: S training seeds, P problems, U units.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from research.benchmark.design import SFT
+from research.benchmark.records import gather, result_path
+from research.data import DATA
+from research.frontier.records import START, by_unit
+from research.variants.design import PLAIN_START, RESULTS, load_variant, queue_runs
+from sage_unsloth.evaluation.metrics import pass_at_k
+from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.study.corrections import holm, p_value
+from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
+
+QUEUE = RESULTS / "queue.txt"
+FRESH = DATA / "results" / "frontier" / "arithmetic" / "fresh"
+KS = (1, 8, 16, 32)
+MATTERS = 0.03
+UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "variant": ""}
+
+
+def collect(runs_folder: Path) -> list[str]:
+    """Write the records of each SFT model's complete runs; the names of the files' starts."""
+    by_start: dict[str, list] = {}
+    for line in QUEUE.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            for run in queue_runs(line):
+                start = load_variant(run.variant).start
+                if result_path(runs_folder / start, run).exists():
+                    by_start.setdefault(start, []).append(run)
+    for start, runs in by_start.items():
+        task = load_variant(runs[0].variant).task
+        write_json(RESULTS / f"{start}.json", gather(runs_folder / start, task, runs, UNTRAINED))
+    return list(by_start)
+
+
+class VariantRecords:
+    """The counts of the runs from one SFT model: point -> seed -> correct samples."""
+
+    def __init__(self, data: Mapping[str, Any], variant: str | None = None):
+        problem_set = data["sets"]["test"]
+        self.num_samples: int = problem_set["num_samples"]
+        self.units: list[str] = problem_set["units"]
+        self.families = np.array(problem_set["families"])
+        self.runs: dict[tuple[str, str, float | None], dict[int | None, Mapping[str, Any]]] = {}
+        for run in data["runs"]:
+            if run["setting"] in ("", "beta"):
+                name = run.get("variant") or variant or ""
+                point = (name, run["algorithm"], run["strength"])
+                self.runs.setdefault(point, {})[run["seed"]] = run["sets"]["test"]
+
+    def seeds(self, *points: tuple[str, str, float | None]) -> list[int]:
+        """Those in which every point is complete, ascending."""
+        complete = [set(self.runs.get(point, {})) for point in points]
+        return sorted(seed for seed in set.intersection(*complete) if seed is not None)
+
+    def counts(self, point: tuple[str, str, float | None], seeds: Sequence[int]) -> np.ndarray:
+        return np.array([self.runs[point][seed]["correct"] for seed in seeds])
+
+    def pass_at(self, point: tuple, seeds: Sequence[int], k: int) -> np.ndarray:
+        """(S, U)."""
+        values = np.asarray(pass_at_k(self.num_samples, self.counts(point, seeds), k))
+        return by_unit(values, self.units)
+
+    def way_share(self, point: tuple, seeds: Sequence[int]) -> np.ndarray:
+        """The share of completions by the counted way, (S, U)."""
+        rows = np.array([self.runs[point][seed]["rare"] for seed in seeds], float)
+        return by_unit(rows / self.num_samples, self.units)
+
+    def by_family(self, point: tuple, seeds: Sequence[int], k: int) -> dict[str, float]:
+        values = np.asarray(pass_at_k(self.num_samples, self.counts(point, seeds), k))
+        return {
+            family: float(values[:, self.families == family].mean())
+            for family in dict.fromkeys(self.families.tolist())
+        }
+
+
+def row_records() -> VariantRecords:
+    """D4's: the runs of the queue, and those on skewed rows of the second verdict."""
+    records = VariantRecords(read_json(RESULTS / f"{PLAIN_START}.json"))
+    published = VariantRecords(read_json(FRESH / "records.json"), "skewed")
+    again = records.runs.get(SKEWED, {})
+    for seed, run in again.items():
+        if run["correct"] != published.runs[SKEWED][seed]["correct"]:
+            raise ValueError(
+                f"a run again must equal the published one; seed {seed} on skewed rows does not"
+            )
+    return _joined(records, published)
+
+
+SKEWED = ("skewed", "grpo", 0.05)
+"""The point that the others are compared with."""
+ROW_POINTS = [(rows, rule, 0.05) for rows in ("balanced", "by-rate") for rule in ("grpo", "maxrl")]
+
+
+def _joined(records: VariantRecords, published: VariantRecords) -> VariantRecords:
+    for point, runs in published.runs.items():
+        if point[0] == "skewed":
+            records.runs[point] = runs
+    return records
+
+
+def report_rows(records: VariantRecords) -> dict[str, Any]:
+    """D4: levels, differences to `SKEWED` and to the SFT model, families, and the claims."""
+    start = read_json(FRESH / START)
+    correct = np.array([start["correct"]])
+    start_U = {
+        k: by_unit(np.asarray(pass_at_k(start["num_samples"], correct, k)), records.units)
+        for k in KS
+    }
+    points = []
+    for point in [SKEWED, ("skewed", "maxrl", 0.05), *ROW_POINTS]:
+        if not (seeds := records.seeds(SKEWED, point)):
+            continue
+        row: dict[str, Any] = {"rows": point[0], "algorithm": point[1], "seeds": seeds}
+        for k in KS:
+            values, base = (records.pass_at(one, seeds, k) for one in (point, SKEWED))
+            row[f"pass@{k}"] = float(values.mean())
+            row[f"pass@{k} - sft"] = _estimate(crossed_interval(values - start_U[k]))
+            if point != SKEWED:
+                row[f"pass@{k} - skewed grpo"] = _estimate(crossed_interval(values - base))
+        row["families"] = {f"pass@{k}": records.by_family(point, seeds, k) for k in (1, 32)}
+        points.append(row)
+    sft = {f"pass@{k}": float(start_U[k].mean()) for k in KS}
+    return {"sft": sft, "points": points, "claims": judge_rows(records)}
+
+
+def judge_rows(records: VariantRecords) -> list[dict[str, Any]]:
+    """The five claims of the design, with p values before and after Holm.
+
+    A claim without a run is corrected for all the same, with p = 1.
+    """
+    claims: list[dict[str, Any]] = []
+    for number, rows, k, threshold in (
+        ("1", "balanced", 32, 0.0),
+        ("2", "balanced", 1, -MATTERS),
+        ("3", "by-rate", 32, 0.0),
+        ("3", "by-rate", 1, -MATTERS),
+    ):
+        point, claim = (rows, "grpo", 0.05), {"claim": number}
+        claim["text"] = f"`grpo`, {rows} − skewed rows, pass@{k} > {threshold:g}"
+        if seeds := records.seeds(SKEWED, point):
+            values = records.pass_at(point, seeds, k) - records.pass_at(SKEWED, seeds, k)
+            claim |= _judged(crossed_interval(values), threshold)
+        claims.append(claim)
+    claim = {"claim": "4", "text": "(`maxrl` − `grpo`), skewed − balanced rows, pass@32 > 0"}
+    four = [(rows, rule, 0.05) for rows in ("skewed", "balanced") for rule in ("grpo", "maxrl")]
+    if seeds := records.seeds(*four):
+        at = [records.pass_at(point, seeds, 32) for point in four]
+        claim |= _judged(crossed_interval((at[1] - at[0]) - (at[3] - at[2])), 0.0)
+    claims.append(claim)
+    for claim, adjusted in zip(
+        claims, holm([claim.get("p", 1.0) for claim in claims]), strict=True
+    ):
+        claim["p_holm"] = adjusted
+    return claims
+
+
+def _judged(found: CrossedEstimate, threshold: float) -> dict[str, Any]:
+    return _estimate(found) | {"p": p_value(found, threshold)}
+
+
+def report_fork(records: VariantRecords, dialect: str) -> dict[str, Any]:
+    """D1: levels, and the guide beside the same β without it."""
+    points, pairs = [], []
+    for point in sorted(records.runs, key=str):
+        if point[1] == SFT or not (seeds := records.seeds(point)):
+            continue
+        row: dict[str, Any] = {"algorithm": point[1], "beta": point[2], "seeds": seeds}
+        row |= {f"pass@{k}": float(records.pass_at(point, seeds, k).mean()) for k in KS}
+        row["forked way"] = float(records.way_share(point, seeds).mean())
+        points.append(row)
+        twin = (dialect, "grpo-exact", point[2])
+        if point[1] == "sage-branch-exact" and (both := records.seeds(point, twin)):
+            pair: dict[str, Any] = {"beta": point[2], "seeds": both}
+            for k in KS:
+                difference = records.pass_at(point, both, k) - records.pass_at(twin, both, k)
+                pair[f"pass@{k}"] = _estimate(crossed_interval(difference))
+            shares = records.way_share(point, both) - records.way_share(twin, both)
+            pair["forked way"] = _estimate(crossed_interval(shares))
+            pairs.append(pair)
+    start = ("", SFT, None)
+    sft = {f"pass@{k}": float(_start_values(records, start, k).mean()) for k in KS}
+    shares = np.array(records.runs[start][None]["rare"]) / records.num_samples
+    sft["forked way"] = float(by_unit(shares[None], records.units).mean())
+    return {"sft": sft, "points": points, "pairs": pairs}
+
+
+def _start_values(records: VariantRecords, start: tuple, k: int) -> np.ndarray:
+    correct = np.array([records.runs[start][None]["correct"]])
+    return by_unit(np.asarray(pass_at_k(records.num_samples, correct, k)), records.units)
+
+
+def _estimate(found: CrossedEstimate) -> dict[str, float]:
+    return {"mean": found.mean, "low": found.low, "high": found.high}
+
+
+def make_report() -> dict[str, Any]:
+    """Everything that the committed records say."""
+    report: dict[str, Any] = {"rows": report_rows(row_records())}
+    for dialect in ("fork", "fork-twin"):
+        if (path := RESULTS / f"{dialect}.json").exists():
+            report[dialect] = report_fork(VariantRecords(read_json(path)), dialect)
+    return report
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The report as tables."""
+    rows = report["rows"]
+    lines = [
+        "# Rows or loss, and the fork language",
+        "",
+        "Computed by `python -m research.variants.report` from the records beside this file. The",
+        "design is in `design.md`. 95 % intervals over training seeds and units of problems, and",
+        "over problems alone where there is one seed.",
+        "",
+        "## D4: training rows",
+        "",
+        f"SFT model: {_levels(rows['sft'])}.",
+        "",
+        *level_table(rows),
+    ]
+    families = list(rows["points"][0]["families"]["pass@1"])
+    lines += ["", "| rows | algorithm |" + "".join(f" {one} @1 | {one} @32 |" for one in families)]
+    lines.append("|" + "---|" * (2 + 2 * len(families)))
+    for row in rows["points"]:
+        values = [
+            f"{row['families'][f'pass@{k}'][family]:.3f}" for family in families for k in (1, 32)
+        ]
+        lines.append(f"| {row['rows']} | `{row['algorithm']}` | " + " | ".join(values) + " |")
+    lines += ["", "| claim | statement | difference | p | after Holm |", "|" + "---|" * 5]
+    for claim in rows["claims"]:
+        cells = [claim["claim"], claim["text"], "not run", "", ""]
+        if "p" in claim:
+            cells[2:] = [_signed(claim), f"{claim['p']:.2g}", f"{claim['p_holm']:.2g}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    for dialect in ("fork", "fork-twin"):
+        if dialect in report:
+            lines += _fork_lines(dialect, report[dialect])
+    return "\n".join(lines) + "\n"
+
+
+def level_table(rows: Mapping[str, Any]) -> list[str]:
+    """The levels of D4 and their differences, as lines of Markdown."""
+    lines = [
+        "| rows | algorithm | seeds | pass@1 | pass@8 | pass@32 | pass@1 − GRPO on skewed rows "
+        "| pass@32 − the same | pass@32 − SFT |",
+        "|" + "---|" * 9,
+    ]
+    for row in rows["points"]:
+        differences = [row.get(f"pass@{k} - skewed grpo") for k in (1, 32)]
+        cells = [row["rows"], f"`{row['algorithm']}`", str(len(row["seeds"]))]
+        cells += [f"{row[f'pass@{k}']:.3f}" for k in (1, 8, 32)]
+        cells += [_signed(estimate) for estimate in (*differences, row["pass@32 - sft"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _fork_lines(dialect: str, report: Mapping[str, Any]) -> list[str]:
+    lines = ["", f"## D1: {dialect}", "", f"SFT model: {_levels(report['sft'])}.", ""]
+    lines += ["| algorithm | β | seeds | pass@1 | pass@8 | pass@32 | forked way |"]
+    lines.append("|" + "---|" * 7)
+    for row in report["points"]:
+        values = [f"{row[name]:.3f}" for name in ("pass@1", "pass@8", "pass@32", "forked way")]
+        cells = [f"`{row['algorithm']}`", f"{row['beta']:g}", str(len(row["seeds"])), *values]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "`sage-branch-exact` − `grpo-exact` at the same β:", ""]
+    lines += ["| β | seeds | pass@1 | pass@8 | pass@32 | forked way |", "|" + "---|" * 6]
+    for pair in report["pairs"]:
+        values = [_signed(pair[name]) for name in ("pass@1", "pass@8", "pass@32", "forked way")]
+        lines.append(f"| {pair['beta']:g} | {len(pair['seeds'])} | " + " | ".join(values) + " |")
+    return lines
+
+
+def _levels(levels: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in levels.items())
+
+
+def _signed(found: Mapping[str, float] | None) -> str:
+    if found is None:
+        return ""
+    return f"{found['mean']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=Path, help="folder of the runs, to collect first")
+    options = parser.parse_args(arguments)
+    if options.runs:
+        print("collected:", ", ".join(collect(options.runs)))
+    report = make_report()
+    write_json(RESULTS / "report.json", report)
+    text = markdown(report)
+    (RESULTS / "report.md").write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What this guide can do here, said before training: the guide on the preflight's completions."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.models.scoring import score
+from sage_unsloth.prompts import turns_of
+from sage_unsloth.runs.files import read_jsonl, write_json
+from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
+from sage_unsloth.training.policy_engine import undisturbed
+from sage_unsloth.training.preflight import SAMPLES, chosen_rows
+
+if TYPE_CHECKING:
+    from sage_unsloth.objective.guide_dose import GuideDose
+    from sage_unsloth.objective.protocols import Guide
+    from sage_unsloth.training.rlvr_config import RlvrConfig
+
+REPORT = "guide_dose.json"
+LOGITS_AT_ONCE = 2**28
+"""Logits of the longest completion that is scored: half a GiB in 16 bits."""
+
+logger = logging.getLogger(__name__)
+
+
+def guide_dose(
+    records: Sequence[Mapping[str, Any]],
+    guide: "Guide",
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict],
+    *,
+    temperature: float = 1.0,
+    max_steps: int = 1,
+    scale_rewards: str = "group",
+) -> "GuideDose":
+    """The dose of a guide on graded completions of the model that training starts from.
+
+    Before the first step policy and reference are one model, so its log-probabilities and entropies
+    are those of both. A completion is scored by its text (`sample_and_grade` records no tokens),
+    alone, and its first `LOGITS_AT_ONCE` / V tokens only.
+
+    Args:
+        records: with `problem_id`, `completion`, `finish_reason` and `grade`; `reward` where a run
+            has other rewards than the checked answer.
+        guide: any guide that needs no teacher.
+        model, tokenizer: what drew the records; its forward pass must return logits.
+        rows: the problems, with the `id` that the records name.
+        temperature: of the sampling in training.
+        max_steps: of the run, for guides with a schedule; the dose is that of the first step.
+        scale_rewards: as in `RlvrConfig`.
+
+    Raises:
+        ValueError: the guide needs a teacher, or every completion is empty.
+    """
+    import torch
+
+    from sage_unsloth.objective.guide_dose import dose_of
+    from sage_unsloth.objective.signals import TokenSignals
+
+    if "teacher_logps" in guide.needs:
+        raise ValueError(
+            f"a dose is of a guide that needs no teacher; got {type(guide).__name__}, which does"
+        )
+    prompts = {row["id"]: prompt_ids(tokenizer, turns_of(row)) for row in rows}
+    generator = torch.Generator().manual_seed(0)
+    most = max(1, LOGITS_AT_ONCE // len(tokenizer))
+    scored, log_guides = [], []
+    for record in records:
+        ids = completion_ids(tokenizer, record["completion"])
+        if record["finish_reason"] == "stop":
+            ids.append(tokenizer.eos_token_id)
+        if not ids:
+            continue
+        logps, entropies, mask = score(
+            model, [prompts[record["problem_id"]]], [ids[:most]], temperature
+        )
+        signals = TokenSignals(logps, logps, mask, entropies=entropies, ref_entropies=entropies)
+        log_guide = guide.log_guide(signals, step=0, max_steps=max_steps, generator=generator)
+        log_guides.append(log_guide[0])
+        scored.append(record)
+    if not scored:
+        raise ValueError("a dose needs at least one completion that is not empty; got none")
+    correct = [record["grade"] == Grade.CORRECT for record in scored]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return dose_of(
+        pad(log_guides, batch_first=True),
+        pad([torch.ones(len(log_guide)) for log_guide in log_guides], batch_first=True),
+        correct,
+        [float(record.get("reward", c)) for record, c in zip(scored, correct, strict=True)],
+        [record["problem_id"] for record in scored],
+        scale_rewards,
+    )
+
+
+def report_dose(
+    config: "RlvrConfig",
+    guide: "Guide",
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict],
+    folder: Path,
+) -> None:
+    """Log what the guide can do on the completions of the preflight, and write `REPORT`.
+
+    A guide that needs a teacher is passed over: its teacher is not among the signals yet. Training
+    is not changed by it (`policy_engine.undisturbed`).
+
+    Args:
+        config: of the RL run.
+        guide: of the run.
+        model, tokenizer: the policy that the preflight sampled.
+        rows: the training rows.
+        folder: of the run, with the preflight's completions.
+    """
+    from sage_unsloth.objective.guide_dose import dose_text
+
+    if "teacher_logps" in guide.needs:
+        return
+    with undisturbed(model, tokenizer):
+        model.eval()
+        dose = guide_dose(
+            read_jsonl(folder / SAMPLES),
+            guide,
+            model,
+            tokenizer,
+            chosen_rows(config, rows),
+            temperature=config.temperature,
+            max_steps=config.max_steps,
+            scale_rewards=config.scale_rewards,
+        )
+    text = dose_text(dose, config.beta, config.credit)
+    settings = {"beta": config.beta, "credit": config.credit, "text": text}
+    write_json(folder / REPORT, asdict(dose) | settings)
+    logger.info("Preflight: %s", text)

@@ -1,0 +1,219 @@
+"""Variants: rows in other proportions and the fork dialects by hand, and the committed report."""
+
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from research.problems.fork import DIALECTS, LETTERS, with_letters
+from research.theory.advantage_sizes import push_on_log_rate
+from research.variants.design import RATES, RESULTS, VARIANTS, load_variant, queue_runs
+from research.variants.dose import DOSES
+from research.variants.report import (
+    PLAIN_START,
+    QUEUE,
+    SKEWED,
+    make_report,
+    markdown,
+    row_records,
+)
+from research.variants.rows import balance_families, inverse_pass_rates, repeat_rows
+from sage_unsloth.problems import arithmetic
+from sage_unsloth.runs.files import read_json
+
+RULES = ("grpo", "maxrl")
+
+
+def row(name, family):
+    return {"id": name, "family": family}
+
+
+def families(rows):
+    return Counter(one["family"] for one in rows)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def test_every_family_is_shown_as_often_as_the_largest_one():
+    rows = [row("a", "usual"), row("b", "rare"), row("c", "usual"), row("d", "usual")]
+    balanced = balance_families(rows)
+    assert [one["id"] for one in balanced] == ["a", "c", "d", "b", "b", "b"]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.05, 0.4, 1.0])
+def test_the_weight_of_a_row_is_truncated_1_over_p_in_expectation(p):
+    """Over all outcomes of n = 10 samples, G = 4; at p = 0 it is G."""
+    n, group = 10, 4
+    weights = inverse_pass_rates(n, range(n + 1), group)
+    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    exact = (1 - (1 - p) ** group) / p if p else group
+    assert float(np.dot(weights, chances)) == pytest.approx(exact)
+    with pytest.raises(ValueError, match="num_samples"):
+        inverse_pass_rates(2, [1], 4)
+
+
+def test_rows_are_repeated_by_their_weight_to_halves():
+    rows = [row("a", "usual"), row("b", "rare"), row("c", "far")]
+    repeated = repeat_rows(rows, np.array([1.0, 2.6, 0.1]))
+    assert [one["id"] for one in repeated] == ["a"] * 2 + ["b"] * 5 + ["c"]
+
+
+def test_the_committed_rates_give_the_shares_of_the_design():
+    counts = families(load_variant("by-rate").task.train_rows)
+    total = sum(counts.values())
+    shares = {family: round(count / total, 2) for family, count in counts.items()}
+    assert shares == {"usual": 0.44, "far": 0.25, "rare": 0.21, "both": 0.10}
+    assert set(read_json(RATES)["correct"]) == {
+        one["id"] for one in load_variant("skewed").task.train_rows
+    }
+
+
+@pytest.mark.parametrize("name", ["balanced", "by-rate"])
+def test_other_proportions_are_the_same_problems(name):
+    before = {one["id"] for one in load_variant("skewed").task.train_rows}
+    assert {one["id"] for one in load_variant(name).task.train_rows} == before
+
+
+# --- the fork language ----------------------------------------------------------------------------
+
+
+def test_the_forked_way_writes_four_letters_after_its_first_step():
+    rng = random.Random(0)
+    text = "17=20-3;20*6=120;3*6=18;120-18=102"
+    forked = with_letters(text, "round-up", rng)
+    first, letters, rest = forked.split(";", 2)
+    assert f"{first};{rest}" == text
+    assert len(letters) == 4 and set(letters) <= set(LETTERS)
+    assert arithmetic.route(forked) == "round-up"
+    assert with_letters("17=10+7;10*6=60", "round-up", rng) == "17=10+7;10*6=60"
+    assert with_letters("17*6=102", "round-up", rng) == "17*6=102"
+
+
+def test_each_letter_is_a_token_of_its_own():
+    tokenizer = arithmetic.build_tokenizer()
+    for one in LETTERS:
+        for other in LETTERS:
+            assert len(tokenizer(f";{one}{other};")["input_ids"]) == 4
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_one_way_of_a_dialect_forks_and_no_other(name):
+    dialect, tokenizer, rng = DIALECTS[name], arithmetic.build_tokenizer(), random.Random(1)
+    documents = [dialect.document(tokenizer, rng, [(17, 6)]) for _ in range(200)]
+    solutions = [text for context, text in documents if context]
+    solutions += [one["solution"] for one in dialect.problems("sft")]
+    ways = Counter()
+    for text in solutions:
+        way = arithmetic.route(text)
+        ways[way] += 1
+        steps = text.split(";")
+        assert (len(steps) > 1 and steps[1].isalpha()) == (way == dialect.way), text
+    assert ways[dialect.way] > 10
+
+
+def test_a_completion_of_a_dialect_fits():
+    tokenizer = arithmetic.build_tokenizer()
+    for name, dialect in DIALECTS.items():
+        limit = load_variant(name).task.rlvr.max_completion_length
+        for one in dialect.problems("sft"):
+            # the end of the working, the tags, the answer, EOS
+            rest = len(tokenizer(one["answer"])["input_ids"]) + 4
+            assert len(tokenizer(one["solution"])["input_ids"]) + rest <= limit
+
+
+# --- queue and report -----------------------------------------------------------------------------
+
+
+def test_a_line_of_the_queue():
+    runs = queue_runs("balanced grpo=0.05,0.4 201,202")
+    assert [run.name for run in runs] == [
+        "balanced_grpo_beta-0.05_seed-201",
+        "balanced_grpo_beta-0.4_seed-201",
+        "balanced_grpo_beta-0.05_seed-202",
+        "balanced_grpo_beta-0.4_seed-202",
+    ]
+    with pytest.raises(ValueError, match="a line of the queue"):
+        queue_runs("balanced grpo 201")
+    with pytest.raises(ValueError, match="a variant must be one of"):
+        load_variant("mirrored")
+
+
+def test_the_queue_names_variants_and_no_run_twice():
+    lines = QUEUE.read_text().splitlines()
+    runs = [run for line in lines if not line.startswith("#") for run in queue_runs(line)]
+    assert len(set(runs)) == len(runs)
+    assert {run.variant for run in runs} <= set(VARIANTS)
+
+
+def test_runs_on_skewed_rows_repeat_the_published_ones():
+    again = read_json(RESULTS / f"{PLAIN_START}.json")["runs"]
+    assert [run["seed"] for run in again if run.get("variant") == "skewed"] == [201]
+    row_records()  # raises where a count differs
+
+
+def test_the_committed_report_follows_from_the_committed_records():
+    report = make_report()
+    assert read_json(RESULTS / "report.json") == report
+    assert (RESULTS / "report.md").read_text() == markdown(report)
+
+
+def test_differences_to_skewed_rows_by_hand():
+    """Means over units of three `rare` or `far` problems, or one `usual` one, seed by seed."""
+    records = row_records()
+    point = ("balanced", "grpo", 0.05)
+    seeds = records.seeds(SKEWED, point)
+    groups: dict[str, list[int]] = {}
+    for place, unit in enumerate(records.units):
+        groups.setdefault(unit, []).append(place)
+    rates = {}
+    for one in (SKEWED, point):
+        counts = [records.runs[one][seed]["correct"] for seed in seeds]
+        rates[one] = np.mean(
+            [
+                np.mean([count[p] for p in places]) / 32
+                for count in counts
+                for places in groups.values()
+            ]
+        )
+    reported = next(
+        one
+        for one in make_report()["rows"]["points"]
+        if (one["rows"], one["algorithm"]) == point[:2]
+    )
+    assert reported["seeds"] == seeds
+    assert reported["pass@1 - skewed grpo"]["mean"] == pytest.approx(rates[point] - rates[SKEWED])
+
+
+def test_the_committed_dose_says_what_branch_would_need():
+    """Half of the rows' difference, by the largest Σ log q between correct completions, σ = 1."""
+    dose = read_json(DOSES)["skewed"]
+    assert dose["sigma"] == 1.0, "the exact rows do not divide by the deviation"
+    assert dose["needed_beta"] == pytest.approx(0.5 / dose["spread"])
+    assert dose["wrong"] > 7 * dose["correct"]
+
+
+def test_the_page_says_what_the_records_say():
+    """Each number of the page's text, rounded as there."""
+    page = " ".join((RESULTS.parents[3] / "docs" / "results.md").read_text().split())
+    report = make_report()["rows"]
+    points = {(one["rows"], one["algorithm"]): one for one in report["points"]}
+    balanced, by_rate = points["balanced", "grpo"], points["by-rate", "grpo"]
+
+    def signed(estimate):
+        values = (f"{estimate[name]:+.3f}" for name in ("mean", "low", "high"))
+        mean, low, high = (value.replace("0.", ".", 1).replace("-", "−") for value in values)
+        return f"{mean} [{low}, {high}]"
+
+    assert f"{signed(balanced['pass@32 - skewed grpo'])} of pass@32" in page
+    assert f"{signed(by_rate['pass@32 - skewed grpo'])} of pass@32" in page
+    rare = balanced["families"]["pass@32"]["rare"]
+    assert f"pass@32 of `rare` is {rare:.3f}".replace("0.", ".") in page
+    first = next(claim for claim in report["claims"] if claim["claim"] == "1")
+    assert f"Holm's correction (p = {first['p_holm']:.2g})".replace("0.", ".") in page
+    pushes = [[push_on_log_rate(rule, p, 8) for p in (0.065, 0.42, 0.93)] for rule in RULES]
+    said = [[0.15, 0.74, 2.10], [0.38, 0.98, 1.00]]
+    assert np.allclose(pushes, said, atol=0.005)
+    assert [round(one[2] / one[0], 1) for one in pushes] == [14.2, 2.7]
