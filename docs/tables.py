@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from research import many_gpus
+from research import gpu_lines, many_gpus, memory_count
 from research.benchmark import text as evidence_text
 from research.cost import report as cost_report
 from research.frontier import text as frontier_text
@@ -30,6 +30,7 @@ from research.variants.report import level_table
 from sage_unsloth import quickstart
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.planning.plan import what_fits
+from sage_unsloth.selftest import report as gpu_report
 from sage_unsloth.training import algorithms
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -371,6 +372,25 @@ def from_selftest() -> str:
     return f"{table}\n\n{device}, {note}"
 
 
+def from_gpus(folder: Path = ROOT / RESULTS / "gpu") -> str:
+    """What `doctor --deep` measured on each GPU that was reported."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        return "No report of a GPU is in the repository yet, so nothing is measured on one."
+    reports = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    return markdown(gpu_report.GPU_COLUMNS, map(gpu_report.gpu_row, reports))
+
+
+def from_gpu_lines() -> str:
+    """Branches that only a GPU reaches, and what runs them there."""
+    return markdown(*gpu_lines.table())
+
+
+def from_memory_count() -> str:
+    """Live bytes of one training step, counted on fake tensors, beside the plan's."""
+    return memory_count.markdown_table(read("memory", "count.json")["rows"])
+
+
 def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     header = list(header)
     lines = [header, ["---"] * len(header), *rows]
@@ -404,6 +424,9 @@ SOURCES: dict[str, Callable[[], str]] = {
     "python": from_pythons,
     "hosted": from_hosted,
     "selftest": from_selftest,
+    "gpus": from_gpus,
+    "gpu-lines": from_gpu_lines,
+    "memory-count": from_memory_count,
 }
 
 

@@ -19,6 +19,7 @@ from sage_unsloth.runs.text import log_to_terminal, printable, without_secrets
 # imports.
 COMMANDS = (
     ("quickstart", "add_quickstart"),
+    ("study.command", "add_study"),
     ("training.command", "add_sft"),
     ("training.command", "add_train"),
     ("evaluation.ask", "add_ask"),

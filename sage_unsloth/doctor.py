@@ -221,57 +221,36 @@ def _contract() -> Check:
     """Check everything the patch relies on: import Unsloth and generate its trainer, or take TRL's
     own where Unsloth is not installed.
     """
-    if not _has_unsloth():
-        return _trl_contract()
-    from sage_unsloth.patch.contract import check_contract
-    from sage_unsloth.patch.loading import load_unsloth
-    from sage_unsloth.patch.unsloth_names import TESTED_VERSIONS, ContractError
+    from sage_unsloth.methods.own_penalty import check_penalties
+    from sage_unsloth.patch.backends import TRL, UNSLOTH, load_backend
+    from sage_unsloth.patch.seam import check_contract
+    from sage_unsloth.patch.trainer_names import (
+        TESTED_TRL_VERSIONS,
+        TESTED_VERSIONS,
+        ContractError,
+    )
 
+    name, tested, remedy = UNSLOTH, TESTED_VERSIONS, "reinstall the pinned versions"
+    if not _has_unsloth():
+        name, tested, remedy = TRL, TESTED_TRL_VERSIONS, "pip install -r requirements-trl.txt"
     try:
-        module = load_unsloth()
-        check_contract(module)
+        load_backend(name)
+        from trl import GRPOTrainer
+
+        check_contract(GRPOTrainer)
+        check_penalties(GRPOTrainer)
     except ContractError as error:
         return Check(FAIL, "patch contract", "does not hold", str(error))
-    except Exception as error:  # of any class: Unsloth's import runs code of many packages
-        return Check(
-            FAIL,
-            "patch contract",
-            f"Unsloth does not import: {error!r}",
-            "reinstall the pinned versions",
-        )
-    version = importlib.metadata.version("unsloth")
-    found = f"holds on unsloth {version} ({module.__file__})"
-    if version in TESTED_VERSIONS:
+    except Exception as error:  # of any class: the import runs code of many packages
+        return Check(FAIL, "patch contract", f"{name} does not import: {error!r}", remedy)
+    version = importlib.metadata.version(name)
+    place = sys.modules[GRPOTrainer.__module__].__file__ if name == UNSLOTH else "without Unsloth"
+    found = f"holds on {name} {version} ({place})"
+    if version in tested:
         return Check(OK, "patch contract", found)
-    remedy = f"the whole test suite has passed on {' and '.join(TESTED_VERSIONS)} only"
+    remedy = f"the whole test suite has passed on {' and '.join(tested)} only"
     return Check(WARN, "patch contract", found, remedy)
 
 
 def _has_unsloth() -> bool:
     return importlib.util.find_spec("unsloth") is not None
-
-
-def _trl_contract() -> Check:
-    from sage_unsloth.patch.backends import TRL, load_backend
-    from sage_unsloth.patch.trl_contract import check_trl_contract
-    from sage_unsloth.patch.unsloth_names import TESTED_TRL_VERSIONS, ContractError
-
-    try:
-        load_backend(TRL)
-        from trl import GRPOTrainer
-
-        check_trl_contract(GRPOTrainer)
-    except (ContractError, ValueError) as error:
-        return Check(FAIL, "patch contract", "does not hold", str(error))
-    except Exception as error:  # of any class: TRL's import runs code of many packages
-        return Check(
-            FAIL,
-            "patch contract",
-            f"TRL does not import: {error!r}",
-            "pip install -r requirements-trl.txt",
-        )
-    version = importlib.metadata.version("trl")
-    found = f"holds on trl {version}, without Unsloth"
-    if version in TESTED_TRL_VERSIONS:
-        return Check(OK, "patch contract", found)
-    return Check(WARN, "patch contract", found, f"tested on {' and '.join(TESTED_TRL_VERSIONS)}")

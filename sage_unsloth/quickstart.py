@@ -24,7 +24,7 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.quickstart_plan import SECONDS, plan, rl_seconds
-from sage_unsloth.training.side_by_side import Job, processes_for, train_side_by_side
+from sage_unsloth.training.side_by_side import Job, processes_for, run_side_by_side
 from sage_unsloth.training.stage import read_metrics
 
 # What loads PyTorch is imported where it is used, since `--help` imports this module.
@@ -240,8 +240,13 @@ def _jobs(
     return [
         Job(
             name=name,
-            config=config,
-            arguments=same | {"folder": out / name.lower(), "guide": guides[name], "name": name},
+            work="sage_unsloth.training.rlvr_stage:rlvr",
+            arguments=same
+            | {"config": config, "folder": out / name.lower(), "guide": guides[name], "name": name},
+            folder=out / name.lower(),
+            result=out / name.lower() / ("model" if config.full_finetuning else "adapter"),
+            max_steps=config.max_steps,
+            backend=config.backend,
         )
         for name, config in configs.items()
     ]
@@ -255,7 +260,7 @@ def _train(
     from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.sft_stage import sft
 
-    load_backend(jobs[0].config.backend)
+    load_backend(jobs[0].backend)
     settle_process()
     seconds, started = {}, time.perf_counter()
     sft(config.sft, data_folder() / BASE_MODEL, arithmetic.problems("sft"), out / "sft")
@@ -263,10 +268,10 @@ def _train(
     seconds["SFT"] = time.perf_counter() - started
     if count > 1:
         left = [job for job in jobs if not job.is_complete]
-        seconds |= train_side_by_side(left, count, out / "processes")
+        seconds |= run_side_by_side(left, count, out / "processes")
     for job in jobs:  # one that is complete is only checked
         started = time.perf_counter()
-        models[job.name] = rlvr(job.config, **job.arguments)
+        models[job.name] = rlvr(**job.arguments)
         seconds.setdefault(job.name, time.perf_counter() - started)
     shutil.rmtree(out / "processes", ignore_errors=True)  # of an earlier start that failed
     return seconds, models

@@ -23,12 +23,12 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.reward_functions import get_rewards
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.grading.verifiers import get_verifier
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.prompts import PromptFormat
 
 ROWS = 8  # of a step, over all processes: two prompts, four completions each
@@ -135,7 +135,7 @@ def train(trainer, options):
     kept = Kept(trainer)
     trainer.add_callback(kept)
     guide = options.get("guide", lambda: None)()
-    with guided_kl(trainer, **(options | {"guide": guide})):
+    with with_methods(trainer, **(options | {"guide": guide})):
         trainer.train()
     calls = [
         (call["log_guide"], call["signals"].mask.bool()) for call in getattr(guide, "calls", ())

@@ -208,8 +208,8 @@ def contents(folder: Path) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_dir() or path.relative_to(folder).parts[0] == "workers":
-            continue  # logs of the benchmark's processes, and what they compile
+        if path.is_dir() or path.relative_to(folder).parts[0] == "processes":
+            continue  # logs of the processes of a call that was killed, and what they compile
         if path.name.endswith(".replaced.jsonl"):
             continue  # rows of steps that a kill took back
         name = str(path.relative_to(folder))

@@ -15,7 +15,8 @@ import torch
 from packaging.version import Version
 from transformers import TrainerCallback
 
-from sage_unsloth.objective.kl import PENALTIES, UNSLOTH_K3_MAX, k3
+from sage_unsloth.methods.penalties import PENALTIES
+from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
@@ -131,7 +132,7 @@ class Oracle(TrainerCallback):
         kl_estimator="k3",
         credit="token",
         teacher=None,
-        shape_advantages=None,
+        shape=None,
         advantages="grpo",
         kl_in="loss",
         k3_bounded=None,
@@ -141,7 +142,7 @@ class Oracle(TrainerCallback):
         self.beta = trainer.beta if kl_in == "loss" else 0.0
         self.own_baseline = advantages != "grpo"
         self.trainer = trainer
-        self.shape_advantages = shape_advantages
+        self.shape = shape
         self.credit = credit
         self.teacher = teacher
         self.kl_estimator = kl_estimator
@@ -205,8 +206,8 @@ class Oracle(TrainerCallback):
             if old is not None:
                 old = in_completion_layout(old, inputs)
             advantages = inputs["advantages"].double()
-            if self.shape_advantages is not None:
-                advantages = self.shape_advantages(of_oracle, advantages)
+            if self.shape is not None:
+                advantages = self.shape(of_oracle, advantages)
                 if advantages.dim() == 2:
                     advantages = torch.where(mask.bool(), advantages, 0.0)
             if self.credit == "sequence":
@@ -235,7 +236,7 @@ class Oracle(TrainerCallback):
                 epsilon_high=self.trainer.epsilon_high,
                 loss_type=args.loss_type,
                 importance_sampling_level=args.importance_sampling_level,
-                kl_estimator=self.kl_estimator,
+                kl_estimator=PENALTIES.get(self.kl_estimator, self.kl_estimator),
                 k3_max=self.k3_max,
                 max_completion_length=args.max_completion_length,
                 num_items_in_batch=_tokens_per_optimizer_step(inputs, args),
@@ -344,8 +345,7 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
     go to `guided_kl`; a teacher is given as the pair of what it takes and a float64 model for the
     oracle.
     """
-    from sage_unsloth.patch.guided import guided_kl
-    from sage_unsloth.patch.resampling import dynamic_sampling
+    from sage_unsloth.methods.composed import with_methods
 
     estimator = kl_estimator or ("k3-is" if trainer.args.use_bias_correction_kl else "k3")
     recording = None
@@ -358,15 +358,13 @@ def train_and_check(trainer, guide=None, rtol=1e-5, kl_estimator=None, max_resam
         estimator,
         options.get("credit", "token"),
         of_oracle,
-        options.get("shape_advantages"),
+        options.get("shape"),
         options.get("advantages", "grpo"),
         options.get("kl_in", "loss"),
         options.get("k3_bounded"),
     )
-    with (
-        guided_kl(trainer, recording, kl_estimator=estimator, teacher=teacher, **options),
-        dynamic_sampling(trainer, max_resamples),
-    ):
+    options |= dict(kl_estimator=estimator, teacher=teacher, max_resamples=max_resamples)
+    with with_methods(trainer, recording, **options):
         trainer.train()
     oracle.check(rtol)
     return oracle

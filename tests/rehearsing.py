@@ -3,10 +3,9 @@
 import torch
 from transformers import TrainerCallback
 
-from sage_unsloth.objective.rehearsal import RehearsalRule
-from sage_unsloth.patch import rehearsal
-from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.rehearsal import METRIC, Stored, rehearsed
+from sage_unsloth.methods import rehearsal
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.rehearsal import METRIC, RehearsalRule, Stored, rehearsed
 
 COEF = 0.7
 STORED = [
@@ -37,7 +36,7 @@ def run(trainer, *, rule=None, coef=COEF, **options):
     trainer.add_callback(Keep())
     rehearsal.completion_logps = recorded
     try:
-        with rehearsed(trainer, STORED, coef=coef, rule=rule), guided_kl(trainer, **options):
+        with rehearsed(trainer, STORED, coef=coef, rule=rule), with_methods(trainer, **options):
             trainer.train()
     finally:
         rehearsal.completion_logps = scored

@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.listening import ORDER
+
 ROOT = Path(__file__).resolve().parent.parent
 MOST_LINES = 600
 
@@ -39,3 +42,13 @@ def test_what_the_page_says_is_replaced_is():
     code = section().split("```text\n")[1].split("```")[0].splitlines()
     assert sum("# replaced" in line for line in code) == 3
     assert 8 <= len(code) <= 12
+
+
+def test_the_listeners_of_the_page_are_those_of_the_table():
+    """As many for each method, in the order of `listening.ORDER`."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = page.split("## Who listens to a trainer\n")[1].split("```text\n")[1].split("```")[0]
+    found = [line.split("  ", 1)[1].split(" → ")[:-1] for line in block.splitlines()]
+    methods = (names.ROLLOUT, names.REWARDS, names.COMPUTE_LOSS, names.STEP)
+    assert [len(line) for line in found] == [len(ORDER[name]) for name in methods]
+    assert all(line[-1].strip() for line in found)

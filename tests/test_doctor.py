@@ -53,9 +53,9 @@ def test_a_wrong_version_and_a_missing_package_are_named(monkeypatch):
 
 
 def test_a_broken_contract_is_a_failure(monkeypatch):
-    from sage_unsloth.patch import unsloth_names
+    from sage_unsloth.patch import trainer_names
 
-    monkeypatch.setitem(unsloth_names.EXPECTED_PARAMETERS, unsloth_names.LOSS, ("trainer", "ids"))
+    monkeypatch.setitem(trainer_names.EXPECTED_PARAMETERS, trainer_names.LOSS, ("trainer", "ids"))
     check = doctor._contract()
     assert check.status == doctor.FAIL
     assert "delete the folder" in check.remedy

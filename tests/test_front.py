@@ -14,7 +14,9 @@ from sage_unsloth.models.embedded import located
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
-ROOMS = {"analysis", "doctor", "evaluation", "hosted", "prompts", "quickstart", "training"}
+ROOMS = {
+    "analysis", "doctor", "evaluation", "hosted", "prompts", "quickstart", "study", "training"
+}  # fmt: skip
 """Rooms and modules that a notebook may take whole."""
 MOST = 18  # names of this package in one notebook
 

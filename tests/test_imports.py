@@ -49,7 +49,7 @@ LIGHT = [
     "analysis.command",
     "export.command",
     "planning.command",
-    "patch.unsloth_names",
+    "patch.trainer_names",
 ]
 LIGHT_RESEARCH = ["benchmark.command", "cost.command", "cost.report", "frontier.command"]
 FOLDERS = sorted(
@@ -69,12 +69,14 @@ PUBLIC = {
         LoraSettings choose_rollouts show_table
     """,
     "sage_unsloth.objective": """
-        BranchGuide TokenGuide RandomGuide Guide SteeredGuide AdaptiveGuide TeacherGuide
-        CosineSchedule TokenSignals k3 grpo_loss
+        BranchGuide TokenGuide RandomGuide Guide SteeredGuide CosineSchedule TokenSignals k3
+        grpo_loss
     """,
     "sage_unsloth.patch": """
-        guided_kl load_unsloth one_pass_loss ContractError dynamic_sampling finite_only rehearsed
-        reproduce
+        guided_kl load_unsloth one_pass_loss ContractError finite_only reproduce
+    """,
+    "sage_unsloth.methods": """
+        AdaptiveGuide TeacherGuide dynamic_sampling rehearsed
     """,
     "sage_unsloth.grading": """
         Grade Grader Reward SolutionReward grade extract_answer get_verifier Checker

@@ -175,7 +175,6 @@ def numbers_in_help():
         ("evaluate", "top_p"): {1},  # all of it
         ("evaluate", "load_in_4bit"): {4, 16},  # bits, and GiB of a card
         ("plan", "memory"): {int(name) for name in CARDS},
-        ("benchmark", "algorithms"): {100},  # minutes, as measured
         ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
         ("benchmark", "beta"): {PAPER_BETA},
         ("frontier", "seeds"): {design.NUM_SEEDS},

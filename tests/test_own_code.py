@@ -9,7 +9,7 @@ import pytest
 from sage_unsloth.grading.own_reward import OwnReward
 from sage_unsloth.grading.reward_functions import Reward, get_rewards
 from sage_unsloth.grading.verifiers import get_verifier
-from sage_unsloth.objective.advantage_rules import advantage_rule
+from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.own_code import named_object, own_frames, raised
 from sage_unsloth.training.own_algorithms import named_algorithm
 

@@ -17,12 +17,12 @@ from oracle import Recording
 from transformers import TrainerCallback
 from trl_trainer import build_trl_trainer, letters
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.penalties import KL_ESTIMATORS
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.kl import KL_ESTIMATORS
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.patch.guided import guided_kl
 
 # Unsloth's tensors are wider by the prompts' padding, so that noise falls on other tokens where
 # prompts differ in length: here they do not.
@@ -111,7 +111,7 @@ def one_batch(trainer, name):
     recording = guide and Recording(guide)
     rows = [trainer.train_dataset[i // 4] for i in range(8)]
     torch.manual_seed(0)  # of the shuffle
-    with guided_kl(trainer, recording, kl_estimator=penalty, credit=credit, log_entropy=True):
+    with with_methods(trainer, recording, kl_estimator=penalty, credit=credit, log_entropy=True):
         inputs = trainer._prepare_inputs(rows)
         loss = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
@@ -136,7 +136,7 @@ def run(trainer, options):
             gradients.append({n: p.grad.clone() for n, p in named if p.requires_grad})
 
     trainer.add_callback(Keep())
-    with guided_kl(trainer, **options | {"guide": options.get("guide", lambda: None)()}):
+    with with_methods(trainer, **options | {"guide": options.get("guide", lambda: None)()}):
         trainer.train()
     rows = [logged(row) for row in trainer.state.log_history if "loss" in row]
     named = trainer.model.named_parameters()

@@ -74,11 +74,13 @@ import importlib.metadata, json
 versions = {name: importlib.metadata.version(name) for name in %r if "unsloth" not in name}
 report = {"versions": versions, "not_met": []}
 try:
-    from sage_unsloth.patch.trl_contract import check_trl_contract
-    from sage_unsloth.patch.unsloth_names import ContractError
+    from sage_unsloth.methods.own_penalty import check_penalties
+    from sage_unsloth.patch.seam import check_contract
+    from sage_unsloth.patch.trainer_names import ContractError
     from trl import GRPOTrainer
     try:
-        check_trl_contract(GRPOTrainer)
+        check_contract(GRPOTrainer)
+        check_penalties(GRPOTrainer)
         report |= {"outcome": "holds", "message": ""}
     except ContractError as error:
         report |= {"outcome": "refuses", "message": str(error)}
@@ -101,9 +103,13 @@ wanted = {
 report = {"versions": versions, "not_met": sorted(text.split(";")[0] for text in wanted)}
 try:
     from sage_unsloth import ContractError, load_unsloth
-    from sage_unsloth.patch.contract import check_contract
+    from sage_unsloth.methods.own_penalty import check_penalties
+    from sage_unsloth.patch.seam import check_contract
     try:
-        check_contract(load_unsloth())
+        load_unsloth()
+        from trl import GRPOTrainer
+        check_contract(GRPOTrainer)
+        check_penalties(GRPOTrainer)
         report |= {"outcome": "holds", "message": ""}
     except ContractError as error:
         report |= {"outcome": "refuses", "message": str(error)}

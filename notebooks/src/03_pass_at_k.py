@@ -240,6 +240,35 @@ for benchmark, coverage in report["coverage"].items():
         print(f"{benchmark}, {name}: solved {solved}, alone {len(only)}: {', '.join(only[:6])}")
 
 # %% [markdown]
+# ## Is one method better than another?
+# Two models cannot say: another training seed is another model. `study` trains methods over seeds,
+# one process a run, and says which differences are more than luck. Here it has two methods, two
+# seeds and two steps, so it only shows what a report looks like; `--seeds 4` and your own `--data`
+# make it an answer (the page Study). A second call resumes, or only reports.
+
+# %%
+from sage_unsloth import study
+
+found = study.study(
+    OUT.parent / "study",
+    task="arithmetic",
+    methods=["grpo=0.05", "maxrl=0.05"],
+    claims=["maxrl=0.05>grpo=0.05@4"],
+    seeds=2,
+    free=[],
+    smoke=True,
+)
+
+# %% [markdown]
+# The report is data too: every difference with its interval and what it says.
+
+# %%
+for name, row in found["sets"]["test"]["points"].items():
+    for k, difference in row["to_baseline"].items():
+        interval = f"[{difference['low']:+.2f}, {difference['high']:+.2f}]"
+        print(f"{name}, pass@{k} minus the baseline: {difference['mean']:+.2f} {interval}")
+
+# %% [markdown]
 # ## Next
 # - The same from the command line: `python -m sage_unsloth evaluate --models sft=PATH
 #   grpo=PATH+ADAPTER --benchmarks math500-l5 aime --n 256 --max-tokens 1024`. On a GPU with vLLM

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from research.benchmark.design import SFT
-from research.benchmark.power import crossed_interval
 from research.benchmark.records import Records
-
-# Smaller differences of pass@k count as none: about the largest gain in the paper's tables.
-MATTERS = 0.03
+from sage_unsloth.study.crossed import crossed_interval
+from sage_unsloth.study.verdicts import verdict
 
 
 @dataclass(frozen=True)
@@ -67,22 +65,6 @@ CLAIMS = (
     Claim("With the exact credit Branch keeps the rare way alive", EXACT,
           "sage-branch-exact", "grpo-exact", RARE),
 )  # fmt: skip
-
-
-def verdict(kind: str, low: float, high: float, matters: float = MATTERS) -> str:
-    """What an interval of a − b says of a claim.
-
-    gain      supported: low > 0.             not supported: high < matters, no gain that matters.
-    loss      supported: high < 0.            not supported: low > −matters.
-    no loss   supported: low > −matters.      not supported: high < 0.
-    """
-    if kind == "loss":
-        return verdict("gain", -high, -low, matters)
-    if kind == "no loss":
-        return "supported" if low > -matters else "not supported" if high < 0 else "undecided"
-    if low > 0:
-        return "supported"
-    return "not supported" if high < matters else "undecided"
 
 
 def judge(claim: Claim, records: Records) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="rows of train --list, or all; grpo must be among them (default: the task's, which "
-        "two cores train in 100 minutes)",
+        "two cores train in two hours)",
     )
     parser.add_argument(
         "--seeds",

@@ -1,6 +1,8 @@
 """What a benchmark runs: its settings, its runs, and their names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from research.benchmark.tasks import Task, get_task
 from sage_unsloth.objective.guides import BranchGuide
@@ -41,14 +43,22 @@ class Run:
         return replace(algorithm, guide=BranchGuide(threshold=self.threshold, ratio=self.ratio))
 
 
+class Design(Protocol):
+    """What runs there are, and what each trains: `BenchmarkConfig`, or the frontier's."""
+
+    def load_task(self) -> Task: ...
+    def runs(self) -> Sequence[Any]: ...
+    def training(self, run: Any, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
     """What is run.
 
     Attributes:
         task: a name of `tasks.TASKS`.
-        algorithms: rows of `ALGORITHMS`; empty takes the task's default set, which fits into 100
-            minutes on two cores.
+        algorithms: rows of `ALGORITHMS`; empty takes the task's default set, which takes two
+            hours on two cores (computed).
         seeds: training seeds of every algorithm; empty takes as many as the task has by default,
             from 1.
         grid_seeds: how many of the seeds train the threshold × ratio grid of the Branch guide; None

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from research.benchmark.claims import MATTERS
 from research.benchmark.design import BASELINE, SFT
 from research.benchmark.records import Records
 from research.benchmark.text import conditions
@@ -16,6 +15,7 @@ from sage_unsloth.analysis.figures import model_style, plot_heat_maps
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import COLOURS, new_figure, save_figure, write_table
+from sage_unsloth.study.verdicts import MATTERS
 from sage_unsloth.training.figures import moving_average
 
 SHOWN = (SFT, "grpo", "grpo-no-kl", "grpo-exact", "sage-branch", "sage-branch-exact", "sage-token")

@@ -1,6 +1,5 @@
 """What a benchmark leaves: `records.json`, `report.json`, `report.md` and the figures."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from research.benchmark.records import Records, collect
 from research.benchmark.report import make_report
 from research.benchmark.text import markdown
 from sage_unsloth.runs.files import write_json, write_text
+from sage_unsloth.study.records import write_records
 
 
 def publish(out: Path, config: BenchmarkConfig) -> dict[str, Any]:
@@ -30,11 +30,3 @@ def publish_records(data: Mapping[str, Any], out: Path) -> dict[str, Any]:
     write_text(out / "report.md", markdown(report))
     draw(report, Records(data), out)
     return report
-
-
-def write_records(path: Path, data: Mapping[str, Any]) -> None:
-    """JSON with a line for each run, so that a thousand numbers are not a thousand lines."""
-    head = {key: value for key, value in data.items() if key != "runs"}
-    lines = ",\n".join(json.dumps(run, separators=(",", ":")) for run in data["runs"])
-    text = json.dumps(head, indent=1)[:-2] + ',\n "runs": [\n' + lines + "\n]}\n"
-    write_text(path, text)

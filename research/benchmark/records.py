@@ -23,20 +23,7 @@ from research.benchmark.tasks import Task
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.runs.record import environment
-
-SERIES = {
-    "reward": "reward",
-    "kl": "kl/ref_k3",
-    "entropy": "sage/entropy",
-    "grad_norm": "grad_norm",
-    "guide_mean": "sage/guide_mean",
-    "log_guide_mean": "sage/log_guide_mean",
-    "share_touched": "sage/share_touched",
-    "mean_length": "completions/mean_length",
-    "dead_groups": "frac_reward_zero_std",
-}
-"""Columns of a run's training series, and what the trainer calls them."""
-
+from sage_unsloth.study.plan import SERIES as SERIES
 
 DESIGN = "design.json"
 """The file of a folder that says which runs it is for."""

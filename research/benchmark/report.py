@@ -11,9 +11,9 @@ import numpy as np
 
 from research.benchmark.claims import CLAIMS, judge
 from research.benchmark.design import BASELINE, SFT
-from research.benchmark.power import components, crossed_interval
 from research.benchmark.records import SERIES, Records
 from sage_unsloth.objective.guides import BranchGuide
+from sage_unsloth.study.crossed import components, crossed_interval
 
 # Differences that are reported beside those to grpo and to SFT.
 PAIRS = (

@@ -1,7 +1,9 @@
 """A benchmark's report as tables: header and rows, each a list of texts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from sage_unsloth.study.text import markdown_table as markdown_table
 
 FIGURES = "Drawn beside this report (again by `python -m research.redraw FOLDER`)"
 
@@ -106,8 +108,3 @@ def grid_table(report: Mapping[str, Any]) -> list[list[str]]:
         ]
         for row in grid["cells"]
     ]
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])

@@ -2,41 +2,37 @@
 
 SFT runs once. Each run (an algorithm and a seed) is RL in a folder of its own and an evaluation on
 every set of the task; one seed gives every algorithm the same rows in the same order and the same
-first completions, so differences are taken seed by seed. Workers are processes that take the next
-run that nobody holds; a run belongs to one of them by a lock, also to one that is still saving when
-its call was killed and the next call begins.
+first completions, so differences are taken seed by seed. Each run is a process of the package's own
+runner (`training.side_by_side`).
 """
 
 import contextlib
 import json
 import logging
 import os
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.design import BenchmarkConfig
+from research.benchmark.design import SFT, BenchmarkConfig, Design
 from research.benchmark.publish import publish
 from research.benchmark.records import DESIGN, result_path
 from research.benchmark.tasks import Task
 from research.benchmark.text import power_lines
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.planning.plan import duration
-from sage_unsloth.runs.children import end_children, start_child
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import open_run
+from sage_unsloth.training.quickstart_plan import SECONDS
+from sage_unsloth.training.side_by_side import Job, run_side_by_side
 
-WORKER = "research.benchmark.worker"
+PROCESSES = "processes"
+"""The folder of what processes log while they run."""
 
 logger = logging.getLogger(__name__)
-
-
-class BenchmarkError(RuntimeError):
-    """A worker failed."""
 
 
 def benchmark(
@@ -55,7 +51,7 @@ def benchmark(
 
     Raises:
         ValueError: the folder holds a benchmark with other settings, or another process runs it.
-        RuntimeError: a worker failed; its log is named, and what others finished is kept.
+        SideBySideError: a run failed; its log is named, and what others finished is kept.
     """
     task = config.load_task()
     settings = task_settings(task) | {"command": "benchmark"}
@@ -65,7 +61,7 @@ def benchmark(
     def announce(workers: int) -> str:
         return plan(config, task, Path(out), workers)
 
-    with run_all(out, config, task, settings, WORKER, workers, announce) as folder:
+    with run_all(out, config, task, settings, workers, announce) as folder:
         return publish(folder, config)
 
 
@@ -87,19 +83,17 @@ def run_all(
     design: Any,
     task: Task,
     settings: dict[str, Any],
-    worker: str,
     workers: int | None,
     announce: Callable[[int], str],
 ) -> Iterator[Path]:
-    """SFT, then every run of a design, in worker processes; the folder, held until the block ends.
+    """SFT, then every run of a design, each in a process; the folder, held until the block ends.
 
     Args:
         out: folder.
-        design: a dataclass with `runs()`; recorded in `design.json`, where workers read it.
+        design: a dataclass that is a `Design`; recorded in `design.json`.
         task: what is trained and answered.
         settings: those in which a folder that is resumed must agree.
-        worker: the module that workers run, with the folder and perhaps `--sft`.
-        workers: processes; None takes one for each core, or one in all where there is a GPU.
+        workers: processes at a time; None takes one for each core, or one where there is a GPU.
         announce: from the number of workers to what is logged first.
     """
     if workers is None:
@@ -107,17 +101,33 @@ def run_all(
     with locked(out):
         out = open_run(out, settings)
         write_json(out / DESIGN, asdict(design))
-        runs = design.runs()
         logger.info("%s", announce(workers))
-        for folder in ("samples", "results", "workers"):
+        for folder in ("samples", "results"):
             (out / folder).mkdir(exist_ok=True)
-        if not (out / "sft" / "model").is_dir():
-            _watch(out, task, [], [_start(out, worker, 0, "--sft")])
-        while left := [run for run in (None, *runs) if not result_path(out, run).exists()]:
-            count = min(workers, len(left))
-            _watch(out, task, runs, [_start(out, worker, number) for number in range(count)])
-            time.sleep(1)  # a worker of a killed call may hold one until it has saved it
+        sft = _job(out, design, "sft", "train_sft", out / "sft" / "model", task.sft.max_steps)
+        jobs = [
+            _job(out, design, SFT if run is None else run.name, "record_run",
+                 result_path(out, run), task.rlvr.max_steps if run else 0, run=run)
+            for run in (None, *design.runs())
+        ]  # fmt: skip
+        for stage in ([sft], jobs):
+            if left := [job for job in stage if not job.is_complete]:
+                run_side_by_side(left, min(workers, len(left)), out / PROCESSES)
+        shutil.rmtree(out / PROCESSES, ignore_errors=True)  # of an earlier call that failed
         yield out
+
+
+def _job(
+    out: Path, design: Design, name: str, function: str, result: Path, steps: int, **more: Any
+) -> Job:
+    return Job(
+        name=name,
+        work=f"research.benchmark.worker:{function}",
+        arguments={"design": design, "out": out} | more,
+        folder=out / name,
+        result=result,
+        max_steps=steps,
+    )
 
 
 def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
@@ -126,6 +136,7 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
     left = [run for run in runs if not result_path(out, run).exists()]
     samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
     each = task.rlvr.max_steps * task.seconds["step"] + samples * task.seconds["completion"]
+    each += SECONDS["start"]
     sets = ", ".join(
         f"{len(one.rows)} {one.title} x {one.num_samples}" for one in task.sets.values()
     )
@@ -149,45 +160,3 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
             "are complete: --report.\n",
         ]
     )
-
-
-def _start(out: Path, worker: str, number: int, *arguments: str) -> tuple[subprocess.Popen, Path]:
-    """A worker and its log; it ends itself when this process ends and so closes its input."""
-    log = out / "workers" / f"worker-{number}.log"
-    cache = out / "workers" / f"compiled-{number}"
-    return start_child([worker, str(out), *arguments], log, cache), log
-
-
-def _watch(out: Path, task: Task, runs: Sequence[Any], workers: list) -> None:
-    """Waits for the workers and shows their progress; passes an interruption on to them."""
-    from sage_unsloth.runs.progress import progress
-
-    steps = task.rlvr.max_steps
-    try:
-        with progress(
-            total=steps * max(1, len(runs)), desc="runs" if runs else "SFT", unit="step"
-        ) as bar:
-            while any(process.poll() is None for process, _ in workers):
-                finished = [run for run in runs if result_path(out, run).exists()]
-                going = [run for run in runs if run not in finished]
-                bar.n = steps * len(finished) + sum(_steps_done(out / run.name) for run in going)
-                bar.set_postfix_str(f"{len(finished)} of {len(runs)} runs" if runs else "")
-                bar.refresh()
-                time.sleep(1)
-    except BaseException:
-        end_children([process for process, _ in workers])
-        raise
-    for process, log in workers:
-        if process.returncode:
-            tail = log.read_text(errors="replace").replace("\r", "\n").strip().splitlines()[-8:]
-            raise BenchmarkError(
-                f"every worker must end with 0; one ended with {process.returncode}, and its log "
-                f"{log} ends:\n" + "\n".join(tail) + "\nwhat was finished is kept; the same "
-                "command resumes"
-            )
-
-
-def _steps_done(folder: Path) -> int:
-    with contextlib.suppress(OSError):
-        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
-    return 0

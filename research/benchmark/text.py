@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.claims import MATTERS
 from research.benchmark.design import BASELINE, SFT, BenchmarkConfig
-from research.benchmark.power import Components, detectable_difference
 from research.benchmark.report_tables import (
     FIGURES,
     cell,
@@ -22,6 +20,8 @@ from research.benchmark.report_tables import (
 from research.benchmark.tasks import Task
 from research.data import DATA
 from sage_unsloth.figures import table_text
+from sage_unsloth.study.crossed import Components, detectable_difference
+from sage_unsloth.study.verdicts import MATTERS
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 

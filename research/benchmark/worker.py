@@ -1,75 +1,34 @@
-"""One process of a benchmark: SFT alone, or every run that no other worker holds.
+"""What a process of a benchmark does: SFT, or one run with its evaluation."""
 
-python -m research.benchmark.worker FOLDER [--sft]
-"""
-
-import contextlib
-import json
-import logging
 import os
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from research.benchmark.design import SFT, BenchmarkConfig
-from research.benchmark.records import DESIGN, SERIES, count_records, result_path, rounded
+from research.benchmark.design import SFT, Design
+from research.benchmark.records import SERIES, count_records, result_path, rounded
 from research.benchmark.tasks import Task
 from sage_unsloth.models.device import release_memory
-from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.runs.children import end_with_parent
 from sage_unsloth.runs.files import write_json
-from sage_unsloth.runs.locks import HeldError, locked
 from sage_unsloth.runs.record import environment
-from sage_unsloth.runs.stopping import ending
-from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
-from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
 
-class Design(Protocol):
-    """What runs there are, and what each trains: `BenchmarkConfig`, or the frontier's."""
-
-    def load_task(self) -> Task: ...
-    def runs(self) -> Sequence[Any]: ...
-    def training(self, run: Any, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]: ...
-
-
-def recorded_design(out: Path) -> dict[str, Any]:
-    """The fields of the design that `run_all` recorded, its lists as the tuples that they were."""
-    recorded = json.loads((out / DESIGN).read_text())
-    lists = {key: tuple(value) for key, value in recorded.items() if isinstance(value, list)}
-    return recorded | lists
-
-
-def work(out: Path, design: Design, sft_only: bool = False) -> None:
-    """SFT alone, or every run that no other worker holds."""
+def train_sft(design: Design, out: Path) -> None:
+    """SFT, which every run begins with."""
     task = design.load_task()
-    load_unsloth()
-    settle_process()
-    if sft_only:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sage_unsloth"
-        sft(task.sft, task.prepare(cache), task.sft_rows, out / "sft")
-        return
-    for run in (None, *design.runs()):
-        path = result_path(out, run)
-        if path.exists():
-            continue
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(locked(path))
-            except HeldError:
-                continue
-            if not path.exists():  # another one may have finished it since
-                write_json(path, carry_out(design, task, run, out))
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sage_unsloth"
+    sft(task.sft, task.prepare(cache), task.sft_rows, out / "sft")
+
+
+def record_run(design: Design, out: Path, run: Any) -> None:
+    """`carry_out`, and its result in the folder's `results`."""
+    write_json(result_path(out, run), carry_out(design, design.load_task(), run, out))
 
 
 def carry_out(design: Design, task: Task, run: Any, out: Path) -> dict[str, Any]:
@@ -109,17 +68,3 @@ def carry_out(design: Design, task: Task, run: Any, out: Path) -> dict[str, Any]
         "training": training,
         "environment": environment(),
     }
-
-
-def main(design: Callable[..., Design], arguments: Sequence[str]) -> None:
-    """One worker's process: `arguments` are the folder and perhaps `--sft`."""
-    log_to_terminal()
-    logging.getLogger().setLevel(logging.INFO)
-    end_with_parent()
-    out = Path(arguments[0])
-    with ending():
-        work(out, design(**recorded_design(out)), "--sft" in arguments[1:])
-
-
-if __name__ == "__main__":
-    main(BenchmarkConfig, sys.argv[1:])

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from research.cost.report import BASELINE
+from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.models.meter import synchronize
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.one_pass import one_pass_loss
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 
@@ -78,7 +78,7 @@ class Variant:
             guide = _timed(guide, guide_seconds)
         with (
             one_pass_loss(trainer) if self.one_pass else nullcontext(),
-            guided_kl(
+            with_methods(
                 trainer,
                 guide,
                 kl_estimator=self.kl_estimator,

@@ -17,36 +17,28 @@ from typing import Any
 import numpy as np
 
 from research.benchmark.design import SFT
-from research.benchmark.power import (
+from research.frontier.design import BASELINE
+from research.frontier.dose import guide_pairs
+from research.frontier.guessing import blind_chances
+from research.frontier.records import FrontierRecords, by_unit
+from research.frontier.registered import REGISTERED, judge_registered
+from sage_unsloth.evaluation.metrics import pass_at_k
+from sage_unsloth.objective.guides import Q_MAX, BranchGuide
+from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
+from sage_unsloth.study.crossed import (
     CrossedEstimate,
     components,
     crossed_interval,
     detectable_difference,
 )
-from research.frontier.chord import Place, distance_to_chord, find_neighbours
-from research.frontier.design import BASELINE
-from research.frontier.dose import (
-    guide_pairs,
-    is_negligible,
-    measure_dose,
-    possible_change,
-)
-from research.frontier.family_curves import family_curves, family_parts, family_weights
-from research.frontier.guessing import (
-    blind_chances,
-    guess_bounds,
-    main_k,
-    says_something,
-)
-from research.frontier.mixture import (
+from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
+from sage_unsloth.study.families import family_curves, family_parts, family_weights
+from sage_unsloth.study.guessing import guess_bounds, main_k, says_something
+from sage_unsloth.study.mixture import (
     bracketing_share,
     mixture_pass_at_k,
     random_attempt,
 )
-from research.frontier.records import FrontierRecords, by_unit
-from research.frontier.registered import REGISTERED, judge_registered
-from sage_unsloth.evaluation.metrics import pass_at_k
-from sage_unsloth.objective.guides import Q_MAX, BranchGuide
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 KS = (1, 4, 8, 16, 32)

@@ -5,9 +5,9 @@ from typing import Any
 
 from research.benchmark.design import SFT
 from research.benchmark.report_tables import cell, markdown_table
-from research.frontier.chord import LARGEST_STEP
 from research.frontier.design import BASELINE
-from research.frontier.guessing import LARGEST_SHARE
+from sage_unsloth.study.chord import LARGEST_STEP
+from sage_unsloth.study.guessing import LARGEST_SHARE
 
 NO_VALUE = "–"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from research.benchmark.tasks import TASKS, Task, get_task
-from sage_unsloth.objective.advantage_rules import advantage_rule
+from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm

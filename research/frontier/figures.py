@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.claims import MATTERS
 from research.benchmark.design import SFT
 from research.frontier.design import BASELINE
 from research.frontier.text import NAMES, conditions
 from sage_unsloth.figures import curve_style, write_table
+from sage_unsloth.study.verdicts import MATTERS
 
 GREY = "#888888"
 OF_LEVELS = {name: name for name in ("pass@1", "pass@k", "area")}

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.publish import write_records
 from research.frontier.design import FrontierConfig
 from research.frontier.figures import draw
 from research.frontier.records import START, collect
 from research.frontier.report import make_report
 from research.frontier.text import markdown
 from sage_unsloth.runs.files import read_json, write_json, write_text
+from sage_unsloth.study.records import write_records
 
 
 def publish(out: Path, config: FrontierConfig) -> dict[str, Any]:

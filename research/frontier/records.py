@@ -1,6 +1,6 @@
 """The counts of a frontier: a benchmark's `records.json`, a row of it for each point and seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from research.benchmark.records import Records, gather, result_path
 from research.frontier.design import FrontierConfig, point_name
 from research.frontier.line import area
 from sage_unsloth.evaluation.metrics import pass_at_k, powers_of_two
+from sage_unsloth.study.records import by_unit
 
 START = "start_model.json"
 """The counts of many samples of the SFT model, beside `records.json` (see `start_model`)."""
@@ -86,13 +87,6 @@ class FrontierRecords(Records):
             for family, chosen in self.groups(self.set).items()
             if family != "all"
         }
-
-
-def by_unit(values_SP: np.ndarray, units: Sequence[str]) -> np.ndarray:
-    """The mean over the problems of each unit, (S, U), in order of first appearance."""
-    places = list(dict.fromkeys(units))
-    member_PU = np.array([[unit == place for place in places] for unit in units], float)
-    return values_SP @ (member_PU / member_PU.sum(axis=0))
 
 
 def method_name(place: Mapping[str, Any]) -> str:

@@ -6,13 +6,12 @@ GRPO at β .05, (b) at most that much less pass@k than the SFT model, (c) more p
 chance that any of them does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from scipy.stats import t as student
-
-from research.benchmark.claims import MATTERS
-from research.benchmark.power import CrossedEstimate
+from sage_unsloth.study.corrections import ALPHA, holm, p_value
+from sage_unsloth.study.crossed import CrossedEstimate
+from sage_unsloth.study.verdicts import MATTERS
 
 THRESHOLDS = {"a": -MATTERS, "b": -MATTERS, "c": 0.0, "d": 0.0}
 """What the difference of a claim must exceed."""
@@ -35,28 +34,6 @@ REGISTERED: dict[tuple[str, str], dict[str, str]] = {
     },
 }
 """(task, problems) -> point -> its claims. (d) joined for the second verdict on arithmetic."""
-ALPHA = 0.05
-
-
-def p_value(found: CrossedEstimate, threshold: float) -> float:
-    """Two-sided, of an interval's own t distribution: below .05 where the 95 % interval lies above
-    `threshold`.
-    """
-    if not found.error:
-        return 0.0 if found.mean > threshold else 1.0
-    return min(1.0, 2 * float(student.sf((found.mean - threshold) / found.error, found.freedom)))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p values in the same order: the i-th smallest of n times n − i + 1, not decreasing,
-    at most 1.
-    """
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
-    return adjusted
 
 
 def judge_registered(

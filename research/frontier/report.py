@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from research.benchmark.claims import MATTERS, verdict
 from research.benchmark.design import SFT
-from research.benchmark.power import components
 from research.benchmark.report import interval, level
 from research.frontier.checks import make_checks
 from research.frontier.design import BASELINE
 from research.frontier.dose import guide_pairs
 from research.frontier.line import above_line, kept, resampled
 from research.frontier.records import FrontierRecords
+from sage_unsloth.study.crossed import components
+from sage_unsloth.study.verdicts import MATTERS, verdict
 
 LEVELS = {"at": 0.0, "near": MATTERS}
 """How much less than the baseline's pass@1 counts as having it."""

@@ -11,8 +11,7 @@ from research.frontier.design import FrontierConfig
 from research.frontier.publish import publish
 from research.frontier.text import power_lines
 from sage_unsloth.planning.plan import duration
-
-WORKER = "research.frontier.worker"
+from sage_unsloth.training.quickstart_plan import SECONDS
 
 
 def frontier(out: str | Path, config: FrontierConfig, workers: int | None = None) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def frontier(out: str | Path, config: FrontierConfig, workers: int | None = None
 
     Raises:
         ValueError: the folder holds other settings, or another process runs it.
-        BenchmarkError: a worker failed; its log is named, and what others finished is kept.
+        SideBySideError: a run failed; its log is named, and what others finished is kept.
     """
     task = config.load_task()
     settings = task_settings(task) | {"command": "frontier"}
@@ -35,7 +34,7 @@ def frontier(out: str | Path, config: FrontierConfig, workers: int | None = None
     def announce(workers: int) -> str:
         return plan(config, Path(out), workers)
 
-    with run_all(out, config, task, settings, WORKER, workers, announce) as folder:
+    with run_all(out, config, task, settings, workers, announce) as folder:
         return publish(folder, config)
 
 
@@ -44,7 +43,7 @@ def plan(config: FrontierConfig, out: Path, workers: int) -> str:
     task, runs = config.load_task(), config.runs()
     left = [run for run in runs if not result_path(out, run).exists()]
     samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
-    evaluation = samples * task.seconds["completion"]
+    evaluation = samples * task.seconds["completion"] + SECONDS["start"]
     steps = [config.training(run, task.rlvr)[0].max_steps for run in left]
     seconds = sum(count * task.seconds["step"] + evaluation for count in steps) + evaluation
     return "\n".join(

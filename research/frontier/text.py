@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from research.benchmark.claims import MATTERS
 from research.benchmark.design import SFT
-from research.benchmark.power import Components, detectable_difference
 from research.benchmark.report_tables import FIGURES, cell, markdown_table
 from research.frontier.checks_text import check_parts, pilot_parts
 from research.frontier.design import BASELINE
 from sage_unsloth.figures import table_text
+from sage_unsloth.study.crossed import Components, detectable_difference
+from sage_unsloth.study.verdicts import MATTERS
 
 NAMES = ("pass@1", "pass@k")
 

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from sage_unsloth.objective.advantage_rules import GRPO, RULES, advantage_rule
+from sage_unsloth.methods.advantage_rules import GRPO, RULES, advantage_rule
 
 PROBABILITIES = (0.1, 0.25, 0.5, 0.75)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from research.theory.trees import Tree, from_here
-from sage_unsloth.objective.kl import KL_ESTIMATORS, PENALTIES, k3, k3_is
+from sage_unsloth.methods.penalties import KL_ESTIMATORS, PENALTIES
+from sage_unsloth.objective.kl import k3, k3_is
 
 ESTIMATORS = ("k1", *KL_ESTIMATORS)
 

@@ -18,20 +18,21 @@ from typing import Any
 import numpy as np
 
 from research.benchmark.design import SFT
-from research.benchmark.power import CrossedEstimate, crossed_interval
 from research.benchmark.records import gather, result_path
 from research.data import DATA
-from research.frontier.chord import Place, distance_to_chord, find_neighbours
-from research.frontier.records import START, by_unit
-from research.frontier.registered import holm, p_value
+from research.frontier.records import START
 from research.variants.design import PLAIN_START, RESULTS, load_variant, queue_runs
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
+from sage_unsloth.study.corrections import holm, p_value
+from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
+from sage_unsloth.study.records import by_unit
+from sage_unsloth.study.verdicts import MATTERS
 
 QUEUE = RESULTS / "queue.txt"
 FRESH = DATA / "results" / "frontier" / "arithmetic" / "fresh"
 KS = (1, 8, 16, 32)
-MATTERS = 0.03
 UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "variant": ""}
 
 

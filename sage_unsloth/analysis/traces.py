@@ -95,7 +95,8 @@ def read_guide(text: str) -> "Guide":
     Raises:
         ValueError: not one of this package's guides, written as they print themselves.
     """
-    from sage_unsloth.objective import adaptive, guides, protocols, schedule, teacher_guide
+    from sage_unsloth.methods import adaptive, teacher_guide
+    from sage_unsloth.objective import guides, protocols, schedule
 
     known = (
         guides.BranchGuide,

@@ -13,6 +13,7 @@ from sage_unsloth.evaluation.complete_sets import (
     set_files,
 )
 from sage_unsloth.evaluation.loading import ModelSpec
+from sage_unsloth.evaluation.record_tables import RecordSet
 from sage_unsloth.evaluation.report import report_sets
 from sage_unsloth.evaluation.trained_on import trained_on
 from sage_unsloth.figures import write_table
@@ -103,14 +104,40 @@ def evaluate(
     out: str | Path,
     config: SamplingConfig,
     *,
+    against: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Draw and grade what is missing of every model on every benchmark, and report.
+
+    Args:
+        models, benchmarks, out, config: as for `sample_models`.
+        against: the model that the others are compared with; None takes the first.
+        options: as for `sample_models`.
+
+    Raises:
+        ValueError: bad input, named before anything is drawn.
+        EngineError: the engine failed; a second run resumes from there.
+    """
+    _check_request(models, benchmarks, against)
+    sets = sample_models(models, benchmarks, out, config, **options)
+    with locked(out):
+        return report_sets(sets, Path(out), against)
+
+
+def sample_models(
+    models: Sequence[ModelSpec],
+    benchmarks: Sequence[Benchmark],
+    out: str | Path,
+    config: SamplingConfig,
+    *,
     engine: str = "transformers",
     training: Sequence[dict] = (),
-    against: str | None = None,
     dtype: str = "auto",
     engine_arguments: Mapping[str, Any] | None = None,
     show: Callable[[str], object] = logger.info,
-) -> dict[str, Any]:
-    """Draw and grade what is missing of every model on every benchmark, and report.
+) -> list[RecordSet]:
+    """Draw and grade what is missing of every model on every benchmark: the record sets of the
+    models, one benchmark after another.
 
     Record sets lie in `out/samples/BENCHMARK/MODEL.jsonl`; a second run draws only what is missing
     there.
@@ -122,7 +149,6 @@ def evaluate(
         config: sampling.
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
-        against: the model that the others are compared with; None takes the first.
         dtype: format of the weights, "auto" (each model's own), "float32", "bfloat16" or
             "float16"; recorded.
         engine_arguments: further arguments of vLLM's engine; those on which results depend tell
@@ -135,7 +161,7 @@ def evaluate(
     """
     out = Path(out)
     check_temperature(engine, config.temperature)
-    _check_request(models, benchmarks, against)
+    _check_request(models, benchmarks, None)
     models = [
         replace(spec, prompt=choose_format(spec.path, spec.prompt, spec.adapter)) for spec in models
     ]
@@ -180,8 +206,7 @@ def evaluate(
         sets = draw_sets(
             models, benchmarks, out, config, engine, loading, identities, files, missing, show
         )
-        ordered = [sets[number, b.name] for b in benchmarks for number in range(len(models))]
-        return report_sets(ordered, out, against)
+        return [sets[number, b.name] for b in benchmarks for number in range(len(models))]
 
 
 def _check_request(

@@ -1,4 +1,3 @@
-from .adaptive import AdaptiveGuide as AdaptiveGuide
 from .guides import BranchGuide as BranchGuide
 from .guides import RandomGuide as RandomGuide
 from .guides import TokenGuide as TokenGuide
@@ -9,17 +8,14 @@ from .protocols import Guide as Guide
 from .protocols import SteeredGuide as SteeredGuide
 from .schedule import CosineSchedule as CosineSchedule
 from .signals import TokenSignals as TokenSignals
-from .teacher_guide import TeacherGuide as TeacherGuide
 
 __all__ = [
-    "AdaptiveGuide",
     "BranchGuide",
     "CausalGuide",
     "CosineSchedule",
     "Guide",
     "RandomGuide",
     "SteeredGuide",
-    "TeacherGuide",
     "TokenGuide",
     "TokenSignals",
     "grpo_loss",

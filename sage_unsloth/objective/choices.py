@@ -1,57 +1,19 @@
-"""What may not be chosen together: guide, β, KL penalty, credit and teacher, judged in one place.
-
-Called where these are chosen (an algorithm, a config, a command's settings) and once more when
-training begins, so that a contradiction is an error before data or models are loaded.
-"""
+"""What a guide must be, and what it may not be chosen without."""
 
 from collections.abc import Set
-from typing import Any, Final
+from typing import Any
 
-from sage_unsloth.objective.credit import CREDITS, REVERSE_KL_ESTIMATORS
-from sage_unsloth.objective.kl import PENALTIES, check_kl_estimator
-from sage_unsloth.objective.protocols import CausalGuide, Guide
+from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS
 
-KL_PLACES = ("loss", "reward")
-"""Where the KL to π_ref is: a penalty in the loss at each token, or a part of the reward."""
-UNDECIDED: Final = object()
-"""In the place of a teacher that is chosen later."""
 
-
-def check_choices(
-    *,
-    guide: Guide | None,
-    beta: float,
-    kl_estimator: str = "k3",
-    credit: str = "token",
-    kl_in: str = "loss",
-    teacher: Any = UNDECIDED,
-) -> None:
-    """Raise where the parts of an objective contradict each other.
-
-    Args:
-        guide: shapes the KL anchor; None is q = 1.
-        beta: KL coefficient β.
-        kl_estimator: one of `kl.KL_ESTIMATORS`.
-        credit: one of `credit.CREDITS`.
-        kl_in: one of `KL_PLACES`.
-        teacher: what a guide that needs "teacher_logps" reads, None for none; `UNDECIDED` leaves it
-            to a later call.
+def check_guide(guide: Guide, beta: float) -> None:
+    """Raise where it is no guide, or has no KL term.
 
     Raises:
         TypeError: `guide` is not a guide.
-        ValueError: with the rule, the value and what to change.
+        ValueError: β is 0.
     """
-    if guide is not None:
-        _check_guide(guide, beta)
-    _check_penalty(kl_estimator, beta)
-    _check_credit(credit, kl_estimator, beta, guide)
-    _check_kl_in(kl_in, kl_estimator, beta, guide, credit)
-    if teacher is not UNDECIDED:
-        _check_teacher(guide, teacher)
-
-
-def _check_guide(guide: Guide, beta: float) -> None:
     if isinstance(guide, type):
         raise TypeError(
             f"a guide must be an instance; got the class {guide.__name__}; pass {guide.__name__}()"
@@ -72,56 +34,8 @@ def _check_guide(guide: Guide, beta: float) -> None:
         )
 
 
-def _check_penalty(kl_estimator: str, beta: float) -> None:
-    check_kl_estimator(kl_estimator)
-    if kl_estimator in PENALTIES and beta == 0.0:
-        raise ValueError(
-            f"beta must not be 0 because kl_estimator={kl_estimator!r} chooses the KL penalty, and "
-            f"beta = 0 drops it; got beta={beta}; set beta=0.05, or leave kl_estimator at 'k3'"
-        )
-
-
-def _check_credit(credit: str, kl_estimator: str, beta: float, guide: Guide | None) -> None:
-    if credit not in CREDITS:
-        raise ValueError(f"credit must be one of {CREDITS}; got {credit!r}")
-    if credit == "token":
-        return
-    if kl_estimator not in REVERSE_KL_ESTIMATORS or beta == 0.0:
-        raise ValueError(
-            "credit='sequence' completes a penalty with the reverse KL's gradient, so kl_estimator "
-            f"must be one of {REVERSE_KL_ESTIMATORS} and beta not 0; got "
-            f"kl_estimator={kl_estimator!r} and beta={beta}; change these, or use credit='token'"
-        )
-    if guide is not None and not (isinstance(guide, CausalGuide) and guide.causal):
-        raise ValueError(
-            "credit='sequence' needs a guide that reads no later token, because it pays a token "
-            f"only for those after it; got {guide!r} without causal=True; set norm='causal' of a "
-            "TokenGuide, give a guide of your own the attribute causal = True if it is so, or use "
-            "credit='token'"
-        )
-
-
-def _check_kl_in(
-    kl_in: str, kl_estimator: str, beta: float, guide: Guide | None, credit: str
-) -> None:
-    if kl_in not in KL_PLACES:
-        raise ValueError(f"kl_in must be one of {KL_PLACES}; got {kl_in!r}")
-    if kl_in == "loss":
-        return
-    if beta == 0.0:
-        raise ValueError(
-            "kl_in='reward' takes β times the KL from the reward, so beta must not be 0; got "
-            f"beta={beta}; set beta=0.05, or leave kl_in at 'loss'"
-        )
-    if guide is not None or kl_estimator != "k3" or credit != "token":
-        raise ValueError(
-            "kl_in='reward' takes the KL out of the loss, where a guide, another kl_estimator than "
-            f"'k3' and credit='sequence' act; got guide={guide!r:.100}, kl_estimator="
-            f"{kl_estimator!r} and credit={credit!r}; leave these out, or kl_in at 'loss'"
-        )
-
-
-def _check_teacher(guide: Guide | None, teacher: Any) -> None:
+def check_teacher(guide: Guide | None, teacher: Any) -> None:
+    """Raise ValueError unless a teacher is given exactly where the guide reads one."""
     needed = guide is not None and "teacher_logps" in guide.needs
     if needed != (teacher is not None):
         raise ValueError(

@@ -5,19 +5,19 @@
     sage/share_touched            share of completion tokens with q_t ≠ 1
     sage/entropy                  H_t, nats, when the guide or `log_entropy` asks for entropies
     sage/ref_entropy              the same of π_ref, when the guide asks for it
-    sage/credit_abs               mean over tokens of |sequence credit|, in units of reward
-    sage/<name>                   the state of a guide that has one (`protocols.SteeredGuide`)
+    sage/<name>                   the state of a guide that has one (`protocols.SteeredGuide`), and
+                                  the mean over tokens of what else changes advantages, by its name
     kl/ref_k3                     k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                  k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
-Without guide and credit only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the
+Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the
 loss: by it runs can be compared. Both k3 are means over completions of the token mean, each token
 bounded as in Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches
 of different sizes are weighted right.
 """
 
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class GuideMetrics:
         log_guide: Tensor | None,
         gather: Callable[[Tensor], Tensor],
         metrics: MutableMapping[str, list[Any]],
-        credit: Tensor | None = None,
+        further: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add one micro-batch and write the window's values into the trainer's `metrics`.
 
@@ -57,13 +57,12 @@ class GuideMetrics:
                 signals have no reference.
             gather: collects a (1, n) tensor of every process into (processes, n).
             metrics: the trainer's lists of values; it averages a list and empties it when it logs.
-            credit: what `credit.sequence_credit` added to the advantages, (B, T), 0 outside the
-                mask.
+            further: values of tokens by name, (B, T), whose mean is logged.
 
         Raises:
             ValueError: `log_guide` is not finite, or beyond `LOG_GUIDE_MAX`.
         """
-        sums, extremes = _micro_batch(signals, log_guide, credit)
+        sums, extremes = _micro_batch(signals, log_guide, further or {})
         # One transfer from the device: everything in one tensor.
         gathered = gather(torch.stack([*sums.values(), *extremes.values()]).unsqueeze(0))
         totals = gathered[:, : len(sums)].sum(0).tolist()
@@ -90,7 +89,7 @@ class GuideMetrics:
                 "sage/share_touched": new["touched"] / tokens,
                 "kl/anchor_k3": new["anchor_k3"] / completions,
             }
-        for name in ("entropy", "ref_entropy", "credit_abs"):
+        for name in ("entropy", "ref_entropy", *(further or {})):
             if name in new:
                 values[f"sage/{name}"] = new[name] / tokens
         self.values = values
@@ -114,7 +113,7 @@ def _check_range(total: float, lowest: float, highest: float) -> None:
 
 
 def _micro_batch(
-    signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None
+    signals: TokenSignals, log_guide: Tensor | None, further: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What adds up over micro-batches, and what is a minimum over them; 0-d tensors."""
     valid = signals.mask.bool()
@@ -148,9 +147,8 @@ def _micro_batch(
             "lowest": torch.where(valid, q, math.inf).min(),
             "minus_highest": -torch.where(valid, q, -math.inf).max(),
         }
-    for name, values in (("entropy", signals.entropies), ("ref_entropy", signals.ref_entropies)):
+    own = {"entropy": signals.entropies, "ref_entropy": signals.ref_entropies}
+    for name, values in (own | {**further}).items():
         if values is not None:
             sums[name] = torch.where(valid, values.float(), 0.0).sum()
-    if credit is not None:
-        sums["credit_abs"] = credit.float().abs().sum()
     return sums, extremes

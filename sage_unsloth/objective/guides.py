@@ -8,7 +8,7 @@ Three ways to choose q_t:
 
 with ξ ~ N(0, 1). Each q_t is clipped to [q_min, q_max], is a constant in the update (no gradient),
 and is 1 outside the completion. What a guide returns is log q_t, because that is what is added to
-the reference log-probabilities. Guides beyond these three: `teacher_guide.py`, `adaptive.py`.
+the reference log-probabilities. Guides beyond these three are in `methods/`.
 
 Entropies and surprisals are the policy's, as in the paper, or the reference's
 (`source="reference"`): then q·π_ref is one fixed anchor for the whole run, as the theory of Eq. 4

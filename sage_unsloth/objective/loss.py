@@ -5,13 +5,17 @@ Every path of the patched trainer is compared with it, gradients included.
 Shapes: B completions, T completion tokens. Log-probabilities are in nats.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.kl import PENALTIES, check_kl_estimator, k3, k3_is
+from sage_unsloth.objective.kl import k3, k3_is
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+Penalty = Callable[[Tensor, Tensor], Tensor]
+"""(log π, log anchor) → nats, of one shape."""
 
 
 def grpo_loss(
@@ -27,7 +31,7 @@ def grpo_loss(
     epsilon_high: float = 0.2,
     loss_type: str = "grpo",
     importance_sampling_level: str = "token",
-    kl_estimator: str = "k3",
+    kl_estimator: str | Penalty = "k3",
     k3_max: float | None = None,
     max_completion_length: int | None = None,
     num_items_in_batch: float | None = None,
@@ -58,8 +62,8 @@ def grpo_loss(
         log_guide: log q_t, (B, T); None is q = 1.
         beta: KL coefficient β.
         epsilon, epsilon_high: clip range of ρ.
-        kl_estimator: the penalty: `k3`, "k3-is" (`k3_is`), `k2`, "forward-kl" (`forward_kl`) or
-            "forward-kl-naive".
+        kl_estimator: the penalty: "k3", "k3-is" (`k3_is`), or a function such as those of
+            `methods.penalties.PENALTIES`.
         k3_max: upper bound of a token's k3, for "k3" and "k3-is"; None for no bound.
         max_completion_length: tokens, for `dr_grpo`.
         num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this
@@ -76,7 +80,11 @@ def grpo_loss(
             f"importance_sampling_level must be one of {IMPORTANCE_SAMPLING_LEVELS}; "
             f"got {importance_sampling_level!r}"
         )
-    check_kl_estimator(kl_estimator)
+    if isinstance(kl_estimator, str) and kl_estimator not in ("k3", "k3-is"):
+        raise ValueError(
+            f"kl_estimator must be 'k3', 'k3-is' or a function; got {kl_estimator!r}; others by "
+            "name are in sage_unsloth.methods.penalties"
+        )
     mask = completion_mask.to(per_token_logps.dtype)
     valid = completion_mask.bool()
     # inf or nan in a masked position must not reach a product, where 0 · inf is nan.
@@ -105,12 +113,12 @@ def grpo_loss(
             )
         anchor = ref_per_token_logps if log_guide is None else ref_per_token_logps + log_guide
         anchor = torch.where(valid, anchor, 0.0)
-        if kl_estimator == "k3":
+        if callable(kl_estimator):
+            penalty = kl_estimator(logps, anchor)
+        elif kl_estimator == "k3":
             penalty = k3(logps, anchor, k3_max=k3_max)
-        elif kl_estimator == "k3-is":
-            penalty = k3_is(logps, anchor, ratio, k3_max=k3_max)
         else:
-            penalty = PENALTIES[kl_estimator](logps, anchor)
+            penalty = k3_is(logps, anchor, ratio, k3_max=k3_max)
         loss = loss + beta * penalty
 
     if loss_type == "grpo":

@@ -7,7 +7,7 @@ one backend from the first moment to the last. Whatever loads a model asks `back
 import importlib.util
 import sys
 
-from sage_unsloth.patch.unsloth_names import MISSING
+from sage_unsloth.patch.trainer_names import MISSING
 
 UNSLOTH, TRL = "unsloth", "trl"
 BACKENDS = (UNSLOTH, TRL)

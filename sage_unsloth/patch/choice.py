@@ -1,49 +1,114 @@
-"""What one `guided_kl` was asked for, in one place."""
+"""What one `guided_kl` was asked for, and what the methods around it add."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from sage_unsloth.objective.advantage_rules import AdvantageRule
 from sage_unsloth.objective.advantages import ShapeAdvantages
-from sage_unsloth.objective.kl import PENALTIES
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.listening import SHAPES, listening
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.trainer_names import ContractError
+
+METHODS, OPEN = "_sage_unsloth_methods", "_sage_unsloth_open"
+"""Ours, on the trainer: the methods that `guided_kl` will find, and whether it is open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What a context outside of `guided_kl` asks of it.
+
+    Attributes:
+        name: as a checkpoint records it; of a trainer's methods each has another one.
+        record: what a resumed run must agree in.
+        check: (trainer, choice) raises where they do not go together; called by `guided_kl`.
+        shape: changes the advantages of each micro-batch, in the place of `listening.SHAPES`.
+        needs: further signals of the batch, such as "groups".
+        needs_hook: the loss must consult the hook, without a guide too.
+    """
+
+    name: str
+    record: str
+    check: Callable[[Any, "Choice"], None]
+    shape: ShapeAdvantages | None = None
+    needs: frozenset[str] = frozenset()
+    needs_hook: bool = True
+
+
+@contextmanager
+def method_added(trainer: Any, method: Method) -> Iterator[None]:
+    """Within this context, a `guided_kl` of the trainer that is opened takes the method up.
+
+    Raises:
+        ContractError: `guided_kl` is open already, has the method already, or is not open when
+            training begins.
+    """
+    methods: tuple[Method, ...] = vars(trainer).get(METHODS, ())
+    if OPEN in vars(trainer) or method.name in [other.name for other in methods]:
+        raise ContractError(
+            f"what sets {method.name} must be opened once, before guided_kl",
+            found="an open guided_kl" if OPEN in vars(trainer) else f"another {method.name}",
+            expected="with METHOD(trainer), guided_kl(trainer, guide): …",
+        )
+
+    def step(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if OPEN not in vars(trainer):
+            raise ContractError(
+                f"what sets {method.name} must be followed by guided_kl, which checks and records "
+                "it",
+                found="a training step without it",
+                expected="with METHOD(trainer), guided_kl(trainer): …",
+            )
+        return proceed(*args, **kwargs)
+
+    guard = nullcontext() if methods else listening(trainer, "methods", **{names.STEP: step})
+    with replaced(trainer, **{METHODS: (*methods, method)}), guard:
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The arguments of `guided_kl`, by their names; `rule` is `advantages`, looked up.
+    """The arguments of `guided_kl`, by their names, and the methods opened around it.
 
     It is checked against the trainer (`settings.check_settings`), recorded in each checkpoint and
     compared on resume (`trained_with`), and what the hook goes by.
     """
 
     guide: Guide | None
-    kl_estimator: str
-    k3_bounded: bool | None
-    credit: str
-    kl_in: str
     teacher: Any
-    rule: AdvantageRule
-    shape_advantages: ShapeAdvantages | None
+    shape: ShapeAdvantages | None
     log_entropy: bool
+    methods: tuple[Method, ...]
 
     @property
     def needs(self) -> set[str]:
-        """The optional signals that the guide reads."""
-        return set() if self.guide is None else set(self.guide.needs)
+        """The optional signals that the guide and the methods read."""
+        of_guide = set() if self.guide is None else set(self.guide.needs)
+        return of_guide.union(*(method.needs for method in self.methods))
 
     @property
     def needs_entropies(self) -> bool:
         return self.log_entropy or "entropies" in self.needs
 
-    def is_bounded(self, bounds_k3: bool) -> bool:
-        """Whether k3 is bounded, by a trainer whose own is (`bounds_k3`) or by the setting."""
-        return bounds_k3 if self.k3_bounded is None else self.k3_bounded
-
-    def needs_hook(self, bounds_k3: bool) -> bool:
+    @property
+    def needs_hook(self) -> bool:
         """Whether anything of the trainer's loss must be replaced."""
-        if self.kl_estimator in PENALTIES or self.is_bounded(bounds_k3) != bounds_k3:
-            return True
-        asked = (self.guide, self.shape_advantages)
-        other = self.credit != "token" or self.kl_in != "loss" or self.log_entropy
-        return other or any(value is not None for value in asked)
+        given = self.guide is not None or self.shape is not None or self.log_entropy
+        return given or any(method.needs_hook for method in self.methods)
+
+    @property
+    def shapes(self) -> list[ShapeAdvantages]:
+        """What changes the advantages of a micro-batch, in order."""
+        by_name = {"shape": self.shape} | {m.name: m.shape for m in self.methods}
+        return [shape for name in SHAPES if (shape := by_name.get(name)) is not None]
+
+    def recorded(self, name: str, default: str) -> str:
+        """What a method of that name records."""
+        return next((m.record for m in self.methods if m.name == name), default)
+
+
+def added_methods(trainer: Any) -> tuple[Method, ...]:
+    """Those that are open around it."""
+    return vars(trainer).get(METHODS, ())

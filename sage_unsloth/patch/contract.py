@@ -1,8 +1,8 @@
-"""What Unsloth's source must be for the patch to hold. Nothing is replaced here.
+"""What the trainers must be for the patch to hold. Nothing is replaced here.
 
-The worst failure is no exception and the wrong loss. Therefore the names, the parameters, the
-number of calls and, on small tensors, the numbers themselves are checked before `guided_kl`
-replaces anything; anything else is a `ContractError`. Source is parsed only to be checked.
+The worst failure is no exception and the wrong loss. Therefore names, parameters, the number of
+calls and, on one small batch, the numbers themselves are checked before `guided_kl` replaces
+anything; anything else is a `ContractError`. Source is parsed only to be checked.
 """
 
 import ast
@@ -10,126 +10,148 @@ import importlib
 import inspect
 import textwrap
 import types
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sage_unsloth.objective.kl import KL_ESTIMATORS, PENALTIES, UNSLOTH_K3_MAX
-from sage_unsloth.patch.compared_loss import check_loss
-from sage_unsloth.patch.kernel import POLICY_ONLY, kernel_with
-from sage_unsloth.patch.unsloth_names import (
-    ENTROPY_MASK,
-    ENTROPY_MASK_ARGUMENTS,
-    ENTROPY_QUANTILE,
-    EXPECTED_ARGUMENTS,
-    EXPECTED_PARAMETERS,
-    FUNCTION,
-    KERNEL,
-    LOSS,
-    SCORER,
-    SCORER_OPTIONS,
-    SCORER_PARAMETERS,
-    SCORER_WITH_ENTROPY,
-    ZOO,
-    ContractError,
-)
+from sage_unsloth.objective.kl import UNSLOTH_K3_MAX
+from sage_unsloth.objective.loss import Penalty, grpo_loss
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.hook import Consulted
+from sage_unsloth.patch.trainer_names import ContractError
+
+BETA = 0.05
+Run = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(new_logps, anchor_logps, mask, advantages) → the trainer's loss, with β = `BETA`."""
 
 
-def check_contract(module: types.ModuleType) -> None:
-    """Check everything the patch relies on.
+def check_parameters(name: str, function: Any, expected: tuple[str, ...]) -> None:
+    """Raises ContractError unless the function is there and begins with these parameters."""
+    if not callable(function):
+        raise ContractError(f"{name} must be a function", found=repr(function), expected=name)
+    found = tuple(inspect.signature(function).parameters)
+    if found[: len(expected)] != expected:
+        raise ContractError(
+            f"{name} must begin with these parameters", found=found, expected=expected
+        )
+
+
+def check_numbers(
+    name: str, run: Run, kl_estimator: str | Penalty = "k3", *, k3_max: float | None
+) -> None:
+    """A trainer's loss and gradient, with the anchor shifted, against the plain-torch loss on a
+    (2, 3) batch, of which one token is far from the reference.
+
+    Args:
+        name: of the trainer's function, for the message.
+        run: that function.
+        kl_estimator, k3_max: as for `grpo_loss`.
+
+    Raises:
+        ContractError: they differ, or the function does not run on such a batch.
+    """
+    ref = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.3, -4.0]], dtype=torch.float64)
+    log_guide = torch.tensor([[0.3, 0.0, -0.4], [0.1, 0.2, 0.0]], dtype=torch.float64)
+    start = ref + torch.tensor([[0.2, -3.1, 0.3], [0.0, 0.4, 0.1]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    advantages = torch.tensor([[0.7, -0.2, 0.4], [-0.7, 0.1, 0.3]], dtype=torch.float64)
+    theirs, ours = start.clone().requires_grad_(), start.clone().requires_grad_()
+    try:
+        found = run(theirs, ref + log_guide, mask, advantages)
+        (found_gradient,) = torch.autograd.grad(found, theirs)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, ContractError):
+            raise
+        raise ContractError(
+            f"{name} must run on a batch of this form",
+            found=f"{type(error).__name__}: {error!s:.200}",
+            expected="a loss and its gradient",
+        ) from error
+    expected = grpo_loss(
+        ours,
+        ref,
+        mask,
+        advantages,
+        log_guide=log_guide,
+        beta=BETA,
+        kl_estimator=kl_estimator,
+        k3_max=k3_max,
+    )
+    (gradient,) = torch.autograd.grad(expected, ours)
+    if not (
+        torch.allclose(found, expected, atol=1e-7)
+        and torch.allclose(found_gradient, gradient, atol=1e-7)
+    ):
+        raise ContractError(
+            f"{name} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, "
+            "which for 'k3' is exp(d) − d − 1",
+            found=f"loss {found.item():.8f}, gradient {found_gradient.flatten().tolist()}",
+            expected=f"loss {expected.item():.8f}, gradient {gradient.flatten().tolist()}",
+        )
+
+
+def check_unsloth(module: types.ModuleType) -> None:
+    """Check everything the patch relies on in Unsloth's generated module.
 
     Raises:
         ContractError: a name, a parameter, a number of calls or a computed value is not as
             expected.
     """
-    for name, expected in EXPECTED_PARAMETERS.items():
+    for name, expected in names.EXPECTED_PARAMETERS.items():
         target = getattr(module, name, None)
         if target is None:
             raise ContractError(
                 f"{module.__name__} must define {name}", found="nothing", expected=name
             )
-        function = target.forward if name == FUNCTION else target
-        found = tuple(inspect.signature(function).parameters)[: len(expected)]
-        if found != expected:
-            raise ContractError(
-                f"{name} must begin with these parameters", found=found, expected=expected
-            )
-    _check_switches(getattr(module, KERNEL))
-    for kl_estimator in KL_ESTIMATORS:
-        _check_numbers(getattr(module, KERNEL), kl_estimator)
+        check_parameters(name, target.forward if name == names.FUNCTION else target, expected)
+    for kl_estimator in ("k3", "k3-is"):
+        run = run_of_unsloth(getattr(module, names.KERNEL), with_ratio=kl_estimator == "k3-is")
+        check_numbers(names.KERNEL, run, kl_estimator, k3_max=UNSLOTH_K3_MAX)
     _check_scorer()
     _check_calls(module)
 
 
-def _check_switches(kernel: Any) -> None:
-    """The kernel must read the settings that `kernel_with` switches off by these names: of its
-    `**kwargs` an unknown name is dropped without an error, and would switch nothing off.
-    """
-    read = {name for name in inspect.unwrap(kernel).__code__.co_consts if isinstance(name, str)}
-    if missing := sorted(POLICY_ONLY.keys() - read):
-        raise ContractError(
-            f"{KERNEL} must read these settings of the policy term",
-            found=f"none named {', '.join(missing)}",
-            expected=sorted(POLICY_ONLY),
+def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) -> Run:
+    """Unsloth's loss kernel, or one with its parameters and seven values."""
+
+    def run(new_logps: Tensor, anchor: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
+        result = kernel(
+            anchor,
+            new_logps,
+            None,
+            None,
+            torch.zeros_like(mask),
+            mask,
+            BETA,
+            advantages,
+            loss_type="grpo",
+            epsilon_low=0.2,
+            epsilon_high=0.2,
+            use_bias_correction_kl=with_ratio,
+            entropy_mask=None,  # what `UnslothHook.mask` returns where nothing is masked
         )
+        if len(result) != 7:
+            raise ContractError(
+                f"{names.KERNEL} must return 7 values", found=len(result), expected=7
+            )
+        return result[0]
 
-
-def _check_numbers(kernel: Any, kl_estimator: str) -> None:
-    """Unsloth's loss and gradient, with the anchor shifted, against the plain-torch reference on a
-    (2, 3) batch.
-    """
-    ref = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.3, -4.0]], dtype=torch.float64)
-    log_guide = torch.tensor([[0.3, 0.0, -0.4], [0.1, 0.2, 0.0]], dtype=torch.float64)
-    start = ref + torch.tensor([[0.2, -0.1, 0.3], [0.0, 0.4, 0.1]], dtype=torch.float64)
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    advantages = torch.tensor([0.7, -0.7], dtype=torch.float64)
-
-    if kl_estimator in PENALTIES:
-        kernel = kernel_with(PENALTIES[kl_estimator], kernel)
-    theirs = start.clone().requires_grad_()
-    result = kernel(
-        ref + log_guide,
-        theirs,
-        None,
-        None,
-        torch.zeros_like(mask),
-        mask,
-        0.05,
-        advantages,
-        loss_type="grpo",
-        epsilon_low=0.2,
-        epsilon_high=0.2,
-        use_bias_correction_kl=kl_estimator == "k3-is",
-        entropy_mask=None,  # what `UnslothHook.mask` returns where nothing is masked
-    )
-    if len(result) != 7:
-        raise ContractError(f"{KERNEL} must return 7 values", found=len(result), expected=7)
-    (gradient,) = torch.autograd.grad(result[0], theirs)
-    check_loss(
-        KERNEL,
-        start,
-        result[0],
-        gradient,
-        ref,
-        mask,
-        advantages,
-        kl_estimator=kl_estimator,
-        log_guide=log_guide,
-        beta=0.05,
-        k3_max=UNSLOTH_K3_MAX,
-    )
+    return run
 
 
 def _check_scorer() -> None:
     """Unsloth's scorer of log-probs and entropies must take what `one_pass.py` is called with."""
-    scorer = getattr(importlib.import_module(ZOO), SCORER_WITH_ENTROPY, None)
+    scorer = getattr(importlib.import_module(names.ZOO), names.SCORER_WITH_ENTROPY, None)
     parameters = () if scorer is None else tuple(inspect.signature(scorer).parameters)
-    expected = SCORER_PARAMETERS
-    if parameters[: len(expected)] != expected or not set(parameters) >= SCORER_OPTIONS:
+    expected = names.SCORER_PARAMETERS
+    if parameters[: len(expected)] != expected or not set(parameters) >= names.SCORER_OPTIONS:
         raise ContractError(
-            f"{SCORER_WITH_ENTROPY} must have these parameters",
+            f"{names.SCORER_WITH_ENTROPY} must have these parameters",
             found=parameters,
-            expected=(*expected, *sorted(SCORER_OPTIONS)),
+            expected=(*expected, *sorted(names.SCORER_OPTIONS)),
         )
 
 
@@ -137,24 +159,25 @@ def _check_calls(module: types.ModuleType) -> None:
     """Each function that is replaced must be looked up where it is replaced, at every call, and
     called once, with these arguments first.
     """
-    loss = _syntax_tree(getattr(module, LOSS))
-    forward = _syntax_tree(getattr(module, FUNCTION).forward)
-    for name, alias in ((ENTROPY_MASK, f"_{ENTROPY_MASK}"), (SCORER_WITH_ENTROPY, SCORER)):
+    loss = _syntax_tree(getattr(module, names.LOSS))
+    forward = _syntax_tree(getattr(module, names.FUNCTION).forward)
+    mask = f"_{names.ENTROPY_MASK}"
+    for name, alias in ((names.ENTROPY_MASK, mask), (names.SCORER_WITH_ENTROPY, names.SCORER)):
         imports = [
             imported.asname
             for node in ast.walk(loss)
-            if isinstance(node, ast.ImportFrom) and node.module == ZOO
+            if isinstance(node, ast.ImportFrom) and node.module == names.ZOO
             for imported in node.names
             if (imported.name, imported.asname) == (name, alias)
         ]
         if len(imports) != 1:
             raise ContractError(
-                f"{LOSS} must import {name} as {alias} once", found=len(imports), expected=1
+                f"{names.LOSS} must import {name} as {alias} once", found=len(imports), expected=1
             )
     for owner, tree, called, expected in (
-        (LOSS, loss, f"{FUNCTION}.apply", EXPECTED_ARGUMENTS),
-        (LOSS, loss, f"_{ENTROPY_MASK}", ENTROPY_MASK_ARGUMENTS),
-        (f"{FUNCTION}.forward", forward, KERNEL, ()),
+        (names.LOSS, loss, f"{names.FUNCTION}.apply", names.EXPECTED_ARGUMENTS),
+        (names.LOSS, loss, mask, names.ENTROPY_MASK_ARGUMENTS),
+        (f"{names.FUNCTION}.forward", forward, names.KERNEL, ()),
     ):
         # A swapped pair of arguments would be a wrong loss without an error.
         calls = [
@@ -167,13 +190,114 @@ def _check_calls(module: types.ModuleType) -> None:
             raise ContractError(
                 f"{owner} must call {called} once{with_these}", found=calls, expected=[expected]
             )
-    if ENTROPY_QUANTILE not in [n.value for n in ast.walk(loss) if isinstance(n, ast.Constant)]:
+    constants = [node.value for node in ast.walk(loss) if isinstance(node, ast.Constant)]
+    if names.ENTROPY_QUANTILE not in constants:
         raise ContractError(
-            f"{LOSS} must decide by this setting whether it computes entropies",
+            f"{names.LOSS} must decide by this setting whether it computes entropies",
             found="no such name",
-            expected=ENTROPY_QUANTILE,
+            expected=names.ENTROPY_QUANTILE,
         )
 
 
 def _syntax_tree(function: Any) -> ast.AST:
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
+
+
+def check_trl(trainer_class: type, consulted_loss: Callable[..., Tensor]) -> None:
+    """Check everything the patch relies on in TRL's trainer.
+
+    A loss that reads the reference or the advantages before they are replaced, or elsewhere, gives
+    other numbers.
+
+    Args:
+        trainer_class: TRL's, or one that derives from it.
+        consulted_loss: what calls its loss (`trl_seam.py`).
+
+    Raises:
+        ContractError: a name, a parameter or a computed value is not as expected.
+    """
+    loss = getattr(trainer_class, names.TRL_LOSS, None)
+    if not isinstance(loss, types.FunctionType):
+        raise ContractError(
+            f"{trainer_class.__module__}.{trainer_class.__qualname__} must have a method "
+            f"{names.TRL_LOSS}",
+            found=repr(loss),
+            expected="a function",
+        )
+    found = tuple(inspect.signature(loss).parameters)
+    if found != names.TRL_LOSS_PARAMETERS:
+        raise ContractError(
+            f"{names.TRL_LOSS} must have these parameters",
+            found=found,
+            expected=names.TRL_LOSS_PARAMETERS,
+        )
+    check_parameters(names.SCORE, getattr(trainer_class, names.SCORE), names.SCORE_PARAMETERS)
+    for kl_estimator in ("k3", "k3-is"):
+        run = run_of_trl(loss, consulted_loss, with_ratio=kl_estimator == "k3-is")
+        check_numbers(names.TRL_LOSS, run, kl_estimator, k3_max=None)
+
+
+def run_of_trl(
+    loss: Callable[..., Tensor],
+    consulted_loss: Callable[..., Tensor],
+    *,
+    with_ratio: bool = False,
+    **attributes: Any,
+) -> Run:
+    """TRL's `_compute_loss` on a stand-in for a trainer, which has further attributes."""
+
+    def run(new_logps: Tensor, anchor: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
+        trainer = _stand_in(new_logps, with_ratio, attributes)
+        inputs = {
+            "prompt_ids": torch.zeros(2, 1, dtype=torch.long),
+            "prompt_mask": torch.ones(2, 1, dtype=torch.long),
+            "completion_ids": torch.zeros_like(mask),
+            "completion_mask": mask,
+            # What the hook must replace.
+            "advantages": torch.full((2,), 9.0, dtype=torch.float64),
+            "ref_per_token_logps": torch.full_like(anchor, 9.0),
+        }
+        consult = lambda *_: Consulted(anchor, advantages)  # noqa: E731
+        of_trainer = types.MethodType(loss, trainer)
+        return consulted_loss(trainer, of_trainer, None, inputs, consult)
+
+    return run
+
+
+def _stand_in(new_logps: Tensor, with_ratio: bool, attributes: dict[str, Any]) -> Any:
+    """What `_compute_loss` reads of a trainer, in one process and without any further term."""
+
+    def score(*args: Any, **kwargs: Any) -> tuple:
+        return new_logps, torch.zeros_like(new_logps), None
+
+    def same(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return values
+
+    return types.SimpleNamespace(
+        accelerator=types.SimpleNamespace(
+            gather=same, gather_for_metrics=same, reduce=same, num_processes=1, sync_gradients=True
+        ),
+        args=types.SimpleNamespace(
+            delta=None, use_bias_correction_kl=with_ratio, steps_per_generation=1
+        ),
+        model=types.SimpleNamespace(training=True),
+        beta=BETA,
+        loss_type="grpo",
+        importance_sampling_level="token",
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=False,
+        vllm_importance_sampling_correction=False,
+        max_completion_length=3,
+        current_gradient_accumulation_steps=1,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+        use_adaptive_entropy=False,
+        **{
+            names.METRICS: defaultdict(lambda: defaultdict(list)),
+            names.SCORE: score,
+            **attributes,
+        },
+    )

@@ -7,16 +7,16 @@ a pass depends on the seed and on the number of the pass alone; in a run that is
 what TRL draws.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.listening import listening
+from sage_unsloth.patch.trainer_names import ContractError
 
-SAMPLER = "_get_train_sampler"
 NEEDED = ("shuffle", "generator", "num_samples")
 
 
@@ -30,20 +30,19 @@ def order_kept(trainer: Any) -> Iterator[None]:
     Raises:
         ContractError: its sampler is not what was tested.
     """
-    make = getattr(trainer, SAMPLER)
 
-    def made(*args: Any, **kwargs: Any) -> Any:
-        sampler = make(*args, **kwargs)
+    def make(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        sampler = proceed(*args, **kwargs)
         missing = [name for name in NEEDED if not hasattr(sampler, name)]
         if missing and getattr(sampler, "shuffle", True):
             raise ContractError(
-                f"{SAMPLER} must return a sampler whose order can be kept",
+                f"{names.SAMPLER} must return a sampler whose order can be kept",
                 found=f"{type(sampler).__name__} without {', '.join(missing)}",
                 expected=NEEDED,
             )
         return _PassByPass(sampler, trainer) if sampler.shuffle else sampler
 
-    with replaced(trainer, **{SAMPLER: made}):
+    with listening(trainer, "order", **{names.SAMPLER: make}):
         yield
 
 

@@ -27,14 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.bad_batch import save_bad_batch
 from sage_unsloth.patch.data_parallel import check_same_gradients, own_part, shares_model
+from sage_unsloth.patch.listening import Listener, listening
 from sage_unsloth.patch.replaced import replaced, watched
 from sage_unsloth.runs.record import environment
 
 BAD_BATCH = "bad_batch"
 """Folder in the trainer's `output_dir`; `bad_batch_1` for the second of several processes."""
-GRADE = "_calculate_rewards"
 REMEDIES = {
     "reward": "repair that reward function, or let it return None where there is no reward",
     "gradient": "a lower learning rate or max_grad_norm, or bf16 instead of fp16, helps most often",
@@ -131,8 +132,8 @@ class Guard:
     ) -> None:
         state, args = self.trainer.state, self.trainer.args
         step = state.global_step + (kind != "weight")
-        names = ("row", "token") if kind in ("signal", "reward") else ("index",) * len(place)
-        where = ", ".join(f"{name} {i}" for name, i in zip(names, place, strict=False))
+        axes = ("row", "token") if kind in ("signal", "reward") else ("index",) * len(place)
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, place, strict=False))
         process = self.trainer.accelerator.process_index
         folder = Path(args.output_dir) / (f"{BAD_BATCH}_{process}" if process else BAD_BATCH)
         record = {
@@ -204,29 +205,24 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             guard.check_weights()
 
-    compute_loss, training_step = trainer.compute_loss, trainer.training_step
-
-    def compute(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute(proceed: Callable, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         guard.inputs = inputs
-        return compute_loss(model, inputs, *args, **kwargs)
+        return proceed(model, inputs, *args, **kwargs)
 
-    def step(*args: Any, **kwargs: Any) -> Tensor:
-        loss = training_step(*args, **kwargs)
+    def step(proceed: Callable, *args: Any, **kwargs: Any) -> Tensor:
+        loss = proceed(*args, **kwargs)
         guard.check_backward(loss)
         return loss
 
-    functions: dict[str, Callable] = {"compute_loss": compute, "training_step": step}
-    if hasattr(trainer, GRADE):
-        functions[GRADE] = _checked_rewards(trainer, guard)
-    with replaced(trainer, **functions), watched(trainer, Watch()):
+    listeners: dict[str, Listener] = {names.COMPUTE_LOSS: compute, names.STEP: step}
+    if hasattr(trainer, names.REWARDS):
+        listeners[names.REWARDS] = _checked_rewards(trainer, guard)
+    with listening(trainer, "finite", **listeners), watched(trainer, Watch()):
         yield guard
 
 
-def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
-    """`_calculate_rewards` that checks what each function returns, where None and nan still
-    differ.
-    """
-    calculate = getattr(trainer, GRADE)
+def _checked_rewards(trainer: Any, guard: Guard) -> Listener:
+    """Around the grading: checks what each function returns, where None and nan still differ."""
 
     def checked(function: Any, name: str) -> Any:
         # Reward models and coroutines are told from functions by what they are.
@@ -250,15 +246,16 @@ def _checked_rewards(trainer: Any, guard: Guard) -> Callable[..., Tensor]:
 
         return call
 
-    def graded(inputs: Any, prompts: Sequence, completions: Sequence, ids: Any) -> Tensor:
-        functions, names = trainer.reward_funcs, trainer.reward_func_names
-        checking = [checked(f, n) for f, n in zip(functions, names, strict=True)]
-        with replaced(trainer, reward_funcs=checking):
-            rewards = calculate(inputs, prompts, completions, ids)
+    def graded(
+        proceed: Callable, inputs: Any, prompts: Sequence, completions: Sequence, ids: Any
+    ) -> Tensor:
+        functions = [*zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)]
+        with replaced(trainer, reward_funcs=[checked(f, n) for f, n in functions]):
+            rewards = proceed(inputs, prompts, completions, ids)
         # Of all processes; each looks at its own, whose texts it has.
         first = trainer.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]
-        for column, (function, name) in enumerate(zip(functions, names, strict=True)):
+        for column, (function, name) in enumerate(functions):
             values = own[:, column].tolist()
             if not isinstance(function, torch.nn.Module):
                 values = [None if math.isnan(value) else value for value in values]

@@ -4,9 +4,9 @@ Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps 
 reference log-probabilities nowhere else. So adding log_guide to `ref_logps` *is* the guide-weighted
 pseudo-KL: no second loss and no further forward pass.
 
-The worst failure is no exception and the wrong loss. So a contract (`contract.py`,
-`trl_contract.py`) checks names, parameters, calls and numbers before anything is replaced, and a
-step that does not pass through the hook stops training (`watch.py`); both raise `ContractError`.
+The worst failure is no exception and the wrong loss. So a contract (`contract.py`) checks names,
+parameters, calls and numbers before anything is replaced, and a step that does not pass through the
+hook stops training (`watch.py`); both raise `ContractError`.
 
 Read next: `unsloth_seam.py` (or `trl_seam.py`), then `hook.py`. The whole way is five files, which
 docs/architecture.md names.
@@ -14,19 +14,16 @@ docs/architecture.md names.
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from sage_unsloth.objective.advantage_rules import GRPO, Rule, advantage_rule
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.objective.token_rules import token_rule
-from sage_unsloth.patch.choice import Choice
+from sage_unsloth.patch.choice import OPEN, Choice, added_methods
 from sage_unsloth.patch.data_order import order_kept
 from sage_unsloth.patch.finite import finite_only
-from sage_unsloth.patch.group_rewards import rule_advantages
-from sage_unsloth.patch.replaced import alone, watched
+from sage_unsloth.patch.replaced import alone, replaced, watched
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.rollout_weights import keep_trained_weights
 from sage_unsloth.patch.seam import seam_of
@@ -42,13 +39,8 @@ def guided_kl(
     trainer: Any,
     guide: Guide | None = None,
     *,
-    kl_estimator: str = "k3",
-    k3_bounded: bool | None = None,
-    credit: str = "token",
-    kl_in: str = "loss",
     teacher: Any = None,
-    advantages: Rule = GRPO,
-    shape_advantages: ShapeAdvantages | str | None = None,
+    shape: ShapeAdvantages | None = None,
     log_entropy: bool = False,
     resume_with_changes: bool = False,
 ) -> Iterator[None]:
@@ -57,59 +49,42 @@ def guided_kl(
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
 
+    Methods beside SAGE (`sage_unsloth.methods`) are contexts that are opened before it:
+
+        with advantages_by(trainer, "maxrl"), guided_kl(trainer, BranchGuide()):
+            trainer.train()
+
     With torchrun or accelerate it is called in every process; step and metrics are then those of
     the whole batch.
 
     Unless nothing is replaced, each optimizer step logs the metrics of
-    `sage_unsloth.objective.guide_metrics` beside the trainer's own, of which `kl` is the mean of
-    the chosen penalty. The guide's time is `trainer.state.global_step`; its noise is drawn from a
-    generator seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a resumed
-    run gets the same values.
+    `sage_unsloth.objective.guide_metrics` beside the trainer's own. The guide's time is
+    `trainer.state.global_step`; its noise is drawn from a generator seeded by `trainer.args.seed`,
+    the step, the micro-batch and the process, so a resumed run gets the same values.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`; or TRL's own, where Unsloth is not imported
             (docs/trl.md). Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
-        kl_estimator: one of `sage_unsloth.objective.kl.KL_ESTIMATORS`. "k3" and "k3-is" are
-            the trainers' own: with these alone, nothing is replaced.
-        k3_bounded: whether a token's k3 is at most 10 nats, and without a gradient from there on:
-            None is as the trainer has it, bounded in Unsloth's and without a bound in TRL's; True
-            bounds TRL's too.
-        credit: "token" is the paper's loss, a sum of per-token penalties. "sequence" follows Eq. 6:
-            each token's advantage includes the guide and the KL of the tokens after it
-            (`credit.sequence_credit`). It needs a penalty with the reverse KL's gradient,
-            token-level importance ratios, and all completions of a prompt in one micro-batch.
-        kl_in: "loss", the paper's: a penalty at each token. "reward": β times the log-ratio of the
-            whole completion to π_ref is taken from its reward, before advantages are made
-            (`advantages.less_kl`), and the loss has no KL term. It takes no guide.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
             without gradient.
-        advantages: the rule that makes advantages of a group's rewards, in the place of TRL's
-            centring and division: a name of `objective.advantage_rules.RULES` with its settings
-            ("pkpo,k=4"), "module:function", or a function of yours, (P, G) → (P, G)
-            (`group_rewards`). "grpo" is TRL's.
-        shape_advantages: your own (signals, advantages) → advantages, (B,) or (B, T), in units of
-            reward and used without gradient; values outside the mask are dropped.
-            `signals.entropies` are there with `log_entropy`; arguments named `old_logps` or
-            `generator` are given (`objective.advantages.OFFERED`). A name of
-            `objective.token_rules.TOKEN_RULES`, with its settings, is that rule. Applied before
-            `credit` adds its part, which multiplies what it returns by n/(n − 1), as all of TRL's
-            advantages (`credit.leave_one_out`).
+        shape: your own (signals, advantages) → advantages, (B,) or (B, T), in units of reward and
+            used without gradient; values outside the mask are dropped. `signals.entropies` are
+            there with `log_entropy`; arguments named in `objective.advantages.OFFERED` are given.
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
             without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
             gradient pass, as TRL always does.
-        resume_with_changes: resume a checkpoint that was trained with another guide, penalty,
-            credit, β, teacher, rule, `shape_advantages` or trainer (each checkpoint records them);
-            otherwise it is refused. A guide whose state the checkpoint lacks begins at its first.
+        resume_with_changes: resume a checkpoint that was trained with another guide, β, teacher,
+            shape, method or trainer (each checkpoint records them); otherwise it is refused. A
+            guide whose state the checkpoint lacks begins at its first.
 
     Raises:
-        ValueError: `trainer.beta` is 0 with a guide or with an estimator that is not the trainer's
-            own, an unknown estimator or credit, one that `trainer.args` contradict or whose loss
-            type is not supported, a guide without the teacher that it needs, the model is not
-            prepared for Unsloth where the trainer is Unsloth's, the tokenizer has no pad token, the
-            dataset lacks a column, a setting changed while this was open, or the guide returned a
-            wrong tensor or wrote into its input.
+        ValueError: `trainer.beta` is 0 with a guide, `use_bias_correction_kl` is set without being
+            asked for, methods that contradict each other or the trainer, a guide without the
+            teacher that it needs, the model is not prepared for Unsloth where the trainer is
+            Unsloth's, the tokenizer has no pad token, the dataset lacks a column, a setting changed
+            while this was open, or the guide returned a wrong tensor or wrote into its input.
         TypeError: `guide` is not a guide.
         ContractError: the trainer is not what was tested, another `guided_kl` is open, or training
             took a step that bypassed it.
@@ -120,49 +95,39 @@ def guided_kl(
     seam = seam_of(trainer)
     choice = Choice(
         guide=guide,
-        kl_estimator=kl_estimator,
-        k3_bounded=k3_bounded,
-        credit=credit,
-        kl_in=kl_in,
         teacher=teacher,
-        rule=advantage_rule(advantages),
-        shape_advantages=token_rule(shape_advantages),
+        shape=shape,
         log_entropy=log_entropy,
+        methods=added_methods(trainer),
     )
-    check_settings(trainer, choice, unsloth=seam.name == "unsloth", bounds_k3=seam.bounds_k3)
-    adapters = seam.own_adapters(trainer)
-    hook, hooked = None, nullcontext()  # the trainer's own loss is the one asked for
-    if choice.needs_hook(seam.bounds_k3):
-        hook, hooked = seam.opened(trainer, choice)
-    watch = guide_watch(
-        trainer,
-        None if hook is None else hook.measured,
-        None if hook is None else hook.clock,
-        guide=guide,
-        record=trained_with(
-            trainer, choice, seam=seam.name, bounds_k3=seam.bounds_k3, own_adapters=adapters
-        ),
-        frozen_adapters=(*adapters, *([teacher] if isinstance(teacher, str) else [])),
-        loss=seam.loss,
-        resume_with_changes=resume_with_changes,
-    )
+    check_settings(trainer, choice, unsloth=seam.name == "unsloth")
+    if choice.needs_hook:
+        seam.check()
     with ExitStack() as stack:
         stack.enter_context(alone())
+        stack.enter_context(replaced(trainer, **{OPEN: True}))
         stack.enter_context(seam.prepared(trainer))
-        stack.enter_context(order_kept(trainer))
-        stack.enter_context(hooked)
-        stack.enter_context(watched(trainer, watch))
         guard = stack.enter_context(finite_only(trainer))
-        stack.enter_context(keep_trained_weights(trainer))
-        if hook is not None:
-            groups = credit == "sequence"
-            signals = rollout_signals(
-                trainer, choice.needs, scoring=seam.scoring, groups=groups, teacher=teacher
+        hook = None  # the trainer's own loss is the one asked for
+        if choice.needs_hook:
+            of_batch = stack.enter_context(
+                rollout_signals(trainer, choice.needs, scoring=seam.scoring, teacher=teacher)
             )
-            hook.guard, hook.of_batch = guard, stack.enter_context(signals)
-        stack.enter_context(
-            rule_advantages(trainer, choice.rule, scoring=seam.scoring, kl_in=kl_in)
+            hook = stack.enter_context(seam.hooked(trainer, choice, guard, of_batch))
+        adapters = seam.own_adapters(trainer)
+        watch = guide_watch(
+            trainer,
+            None if hook is None else hook.measured,
+            None if hook is None else hook.clock,
+            guide=guide,
+            record=trained_with(trainer, choice, seam=seam.name, own_adapters=adapters),
+            frozen_adapters=(*adapters, *([teacher] if isinstance(teacher, str) else [])),
+            loss=seam.loss,
+            resume_with_changes=resume_with_changes,
         )
+        stack.enter_context(watched(trainer, watch))
+        stack.enter_context(order_kept(trainer))
+        stack.enter_context(keep_trained_weights(trainer))
         yield
         if hook is not None and hook.measured.micro_batches == 0:
             logger.warning(

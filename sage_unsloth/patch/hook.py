@@ -1,17 +1,17 @@
 """What the loss consults: the anchor is shifted, and advantages are changed, here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.advantages import shaped, with_sequence_credit
+from sage_unsloth.objective.advantages import shaped
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.clock import Clock, Tick
 from sage_unsloth.patch.finite import Guard
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.patch.watch import Measured
 
 
@@ -32,9 +32,9 @@ class Hook:
 
     trainer: Any
     choice: Choice
-    # Set by `guided_kl` as it opens them, before the first micro-batch.
-    guard: Guard = field(init=False)
-    of_batch: dict[str, Tensor] = field(init=False)
+    guard: Guard
+    of_batch: dict[str, Tensor]
+    """What belongs to the micro-batch whose loss is computed (`rollout_batch`)."""
 
     def __post_init__(self) -> None:
         self.beta = self.trainer.beta  # which must not change while this is open
@@ -66,16 +66,22 @@ class Hook:
             signals = self._signals(new_logps, ref_logps if beta else None, entropies, mask)
             now = self.clock.tick()
             log_guide = self._log_guide(signals, now)
-            shape = self.choice.shape_advantages
-            if shape is not None:
-                old = None if old_logps is None else old_logps.detach()
-                offered = {"old_logps": old, "generator": now.generator}
-                advantages = shaped(shape, signals, advantages, **offered)
-            advantages, credit = self._with_credit(advantages, signals, log_guide)
+            metrics: dict[str, Tensor] = {}
+            for shape in self.choice.shapes:
+                advantages = shaped(
+                    shape,
+                    signals,
+                    advantages,
+                    old_logps=None if old_logps is None else old_logps.detach(),
+                    generator=now.generator,
+                    log_guide=log_guide,
+                    groups=self.of_batch.get("groups"),
+                    metrics=metrics,
+                )
             # A nan is named here, before it disappears into the loss.
             checked = {"old_logps": old_logps, "advantages": advantages, "log_guide": log_guide}
             self.guard.check_signals(vars(signals) | {"mask": None} | checked, mask)
-            self.measured.add(signals, log_guide, credit)
+            self.measured.add(signals, log_guide, metrics)
             if log_guide is not None and ref_logps is not None:
                 ref_logps = ref_logps + log_guide  # the whole method: π_ref becomes q·π_ref
         return Consulted(ref_logps, advantages)
@@ -109,20 +115,4 @@ class Hook:
         raise ValueError(
             f"log_guide must return a float32 tensor of the mask's shape; got {found} for "
             f"{tuple(mask.shape)} from {guide!r}"
-        )
-
-    def _with_credit(
-        self, advantages: Tensor, signals: TokenSignals, log_guide: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The advantages of the loss, and the part of them that is sequence credit, (B, T)."""
-        if self.choice.credit == "token":
-            return advantages, None
-        groups, beta = self.of_batch["groups"], self.beta
-        return with_sequence_credit(
-            advantages,
-            signals,
-            groups,
-            beta=beta,
-            log_guide=log_guide,
-            own_baseline=not self.choice.rule.is_grpo,
         )

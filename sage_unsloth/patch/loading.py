@@ -11,7 +11,7 @@ import torch
 
 from sage_unsloth.patch import cpu_vllm, switches
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.unsloth_names import LOSS, MISSING, ContractError
+from sage_unsloth.patch.trainer_names import COMPUTE_LOSS, LOSS, MISSING, ContractError
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
@@ -56,7 +56,7 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
     """
     for base in trainer_class.__mro__:
         module = sys.modules.get(base.__module__)
-        if module is not None and "compute_loss" in vars(base) and hasattr(module, LOSS):
+        if module is not None and COMPUTE_LOSS in vars(base) and hasattr(module, LOSS):
             return module
     raise ContractError(
         "where Unsloth is imported the trainer must be Unsloth's generated GRPOTrainer, because "

@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.loading import trainer_module
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.unsloth_names import (
+from sage_unsloth.patch.trainer_names import (
+    COMPUTE_LOSS,
     SCORER_PARAMETERS,
     SCORER_WITH_ENTROPY,
     SCORERS,
@@ -147,15 +149,15 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
         ContractError: it is another trainer. TRL's own loss makes one pass by itself.
     """
     trainer_module(type(trainer))
-    scorers, compute_loss, losses = OnePassScorers(trainer), trainer.compute_loss, 0
+    scorers, losses = OnePassScorers(trainer), 0
 
-    def compute(*args: Any, **kwargs: Any) -> Any:
+    def compute(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal losses
         losses += 1
         with replaced(scorers.zoo, **scorers.by_name):
-            return compute_loss(*args, **kwargs)
+            return proceed(*args, **kwargs)
 
-    with replaced(trainer, compute_loss=compute):
+    with listening(trainer, "one_pass", **{COMPUTE_LOSS: compute}):
         yield
     if losses and not scorers.calls:
         logger.warning(

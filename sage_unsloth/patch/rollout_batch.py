@@ -20,11 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.listening import listening
+from sage_unsloth.patch.trainer_names import ContractError
 
-GENERATE = "_generate_and_score_completions"
-SCORE = "_get_per_token_logps_and_entropies"
 PREFIX = "sage_"
 GROUPS = f"{PREFIX}groups"
 
@@ -57,21 +56,18 @@ def rollout_signals(
     needs: set[str],
     *,
     scoring: Scoring,
-    groups: bool = False,
     teacher: Any = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """While open, each rollout batch of `trainer` carries what `needs` names, and the groups if
-    asked for.
+    """While open, each rollout batch of `trainer` carries what `needs` names.
 
     Yields a dict that holds, during each call of the loss, what belongs to its micro-batch:
     "ref_entropies" and "teacher_logps" in the layout of the loss's own `ref_logps`, "groups" (B,).
 
     Args:
         trainer: a GRPO trainer.
-        needs: names of `signals.OPTIONAL_SIGNALS`; "entropies" is not of the rollout batch and is
-            left to the loss.
+        needs: names of `signals.OPTIONAL_SIGNALS`, and "groups"; "entropies" is not of the rollout
+            batch and is left to the loss.
         scoring: the trainer's.
-        groups: number the prompts.
         teacher: a frozen model, or the name of a frozen adapter of the trainer's model; for
             "teacher_logps".
 
@@ -79,59 +75,58 @@ def rollout_signals(
         ContractError: the trainer's functions are not as expected, or scored in a way that is not
             known.
     """
-    wanted = needs & {"ref_entropies", "teacher_logps"}
+    scored_ones, groups = needs & {"ref_entropies", "teacher_logps"}, "groups" in needs
     current: dict[str, Tensor] = {}
-    if not wanted and not groups:
+    if not scored_ones and not groups:
         yield current
         return
     scoring.check(trainer)
-    generate, score, loss = (
-        getattr(trainer, GENERATE),
-        getattr(trainer, SCORE),
-        trainer.compute_loss,
-    )
     last: dict[str, Any] = {}
 
-    def scored(*args: Any, **kwargs: Any) -> tuple:
-        with_entropies = "ref_entropies" in wanted
-        result, entropies = scoring.scored(score, with_entropies, *args, **kwargs)
+    def score(proceed: Callable[..., tuple], *args: Any, **kwargs: Any) -> tuple:
+        result, entropies = scoring.scored(proceed, "ref_entropies" in needs, *args, **kwargs)
         last.update(result=result, entropies=entropies, args=args[1:], kwargs=kwargs)
         return result
 
-    def generated(inputs: Any) -> dict[str, Any]:
+    def roll_out(proceed: Callable[..., dict], inputs: Any) -> dict[str, Any]:
         last.clear()
         # Elsewhere the trainer scores as it did: the loss needs nothing of this.
-        with replaced(trainer, **{SCORE: scored}):
-            batch = generate(inputs)
+        with listening(trainer, "signals", **{names.SCORE: score}):
+            batch = proceed(inputs)
         ref_logps = batch.get("ref_per_token_logps")
-        if wanted and (ref_logps is None or last["result"][0] is not ref_logps):
+        if scored_ones and (ref_logps is None or last["result"][0] is not ref_logps):
             raise ContractError(
-                f"the last {SCORE} of {GENERATE} must score the reference",
+                f"the last {names.SCORE} of {names.ROLLOUT} must score the reference",
                 found="another" if last else "none",
                 expected="ref_per_token_logps",
             )
-        if "ref_entropies" in wanted:
+        if "ref_entropies" in needs:
             batch[f"{PREFIX}ref_entropies"] = last["entropies"]()
-        if "teacher_logps" in wanted:
+        if "teacher_logps" in needs:
             with torch.no_grad(), _as_teacher(trainer, teacher) as model:
-                batch[f"{PREFIX}teacher_logps"] = score(model, *last["args"], **last["kwargs"])[0]
+                by_teacher = getattr(trainer, names.SCORE)(model, *last["args"], **last["kwargs"])
+            batch[f"{PREFIX}teacher_logps"] = by_teacher[0]
         if groups:
             batch[GROUPS] = _groups(trainer, batch)
         return batch
 
-    def compute_loss(model: Any, inputs: dict, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        proceed: Callable[..., Any], model: Any, inputs: dict, *args: Any, **kwargs: Any
+    ) -> Any:
         current.clear()
         current.update(
             {k.removeprefix(PREFIX): v for k, v in inputs.items() if k.startswith(PREFIX)}
         )
-        return loss(model, inputs, *args, **kwargs)
+        return proceed(model, inputs, *args, **kwargs)
 
     # A batch that the trainer kept from a train() before this context lacks what is added here.
-    trainer._buffered_inputs = None
+    setattr(trainer, names.BUFFER, None)
     model = None if isinstance(teacher, str) else teacher
     with (
-        scoring.opened(trainer, with_entropies="ref_entropies" in wanted, teacher=model),
-        replaced(trainer, **{GENERATE: generated, "compute_loss": compute_loss}),
+        scoring.opened(trainer, with_entropies="ref_entropies" in needs, teacher=model),
+        listening(
+            trainer, "signals", **{names.ROLLOUT: roll_out, names.COMPUTE_LOSS: compute_loss}
+        ),
     ):
         yield current
 

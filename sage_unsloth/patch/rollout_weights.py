@@ -15,22 +15,19 @@ weights (docs/reliability.md has the time).
 
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.data_parallel import own_part
+from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
-ROLLOUT = "_generate_and_score_completions"
-ENGINE_LORA = "_unsloth_load_lora"
-"""Of TRL's `VLLMGeneration`: there where Unsloth hands its engine the live adapter."""
-REQUEST = "_build_lora_request"
-REQUEST_PARAMETERS = ("model", "save_directory", "load_tensors", "lora_request_id")
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -66,12 +63,11 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
         ChangedWeightsError: after such a rollout, before anything is trained on it.
         ContractError: Unsloth makes the requests of its engine in another way than was tested.
     """
-    roll_out = getattr(trainer, ROLLOUT)
 
-    def rolled_out(*args: Any, **kwargs: Any) -> Any:
+    def check(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
         before = digest(trained)
-        batch = roll_out(*args, **kwargs)
+        batch = proceed(*args, **kwargs)
         now = dict(trainer.model.named_parameters())
         after = digest({name: now[name] for name in trained})
         changed = [name for name in trained if after[name] != before[name]]
@@ -87,9 +83,9 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
         return batch
 
     with ExitStack() as stack:
-        if hasattr(getattr(trainer, "vllm_generation", None), ENGINE_LORA):
+        if hasattr(getattr(trainer, "vllm_generation", None), names.ENGINE_LORA):
             stack.enter_context(_copies_for_the_engine())
-        stack.enter_context(replaced(trainer, **{ROLLOUT: rolled_out}))
+        stack.enter_context(listening(trainer, "weights", **{names.ROLLOUT: check}))
         yield
 
 
@@ -97,13 +93,14 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
 def _copies_for_the_engine() -> Iterator[None]:
     """While open, a request of Unsloth's for vLLM holds tensors of its own."""
     module = importlib.import_module("unsloth_zoo.vllm_utils")
-    build = getattr(module, REQUEST, None)
+    build = getattr(module, names.LORA_REQUEST, None)
     found = () if build is None else tuple(inspect.signature(build).parameters)
-    if build is None or found[: len(REQUEST_PARAMETERS)] != REQUEST_PARAMETERS:
+    expected = names.LORA_REQUEST_PARAMETERS
+    if build is None or found[: len(expected)] != expected:
         raise ContractError(
-            f"{module.__name__} must make the engine's adapter requests by {REQUEST}",
+            f"{module.__name__} must make the engine's adapter requests by {names.LORA_REQUEST}",
             found=found or "nothing",
-            expected=REQUEST_PARAMETERS,
+            expected=expected,
         )
 
     def with_copies(*args: Any, **kwargs: Any) -> Any:
@@ -114,5 +111,5 @@ def _copies_for_the_engine() -> Iterator[None]:
                 request.lora_tensors = {name: tensor.clone() for name, tensor in live.items()}
         return request
 
-    with replaced(module, **{REQUEST: with_copies}):
+    with replaced(module, **{names.LORA_REQUEST: with_copies}):
         yield

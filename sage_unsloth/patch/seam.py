@@ -1,18 +1,17 @@
-"""Which trainer it is, and so where its loss is taken hold of."""
+"""Which trainer it is, and so where its loss is taken hold of; only that seam is imported."""
 
+import importlib
 import sys
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sage_unsloth.patch.choice import Choice
-from sage_unsloth.patch.hook import Hook
-from sage_unsloth.patch.loading import trainer_module
-from sage_unsloth.patch.rollout_batch import Scoring
-from sage_unsloth.patch.trl_seam import TrlSeam
-from sage_unsloth.patch.unsloth_names import ContractError
-from sage_unsloth.patch.unsloth_seam import UnslothSeam
+from torch import Tensor
 
-TRL_TRAINER = ("trl.trainer.grpo_trainer", "GRPOTrainer")
+from sage_unsloth.patch.choice import Choice
+from sage_unsloth.patch.finite import Guard
+from sage_unsloth.patch.hook import Hook
+from sage_unsloth.patch.rollout_batch import Scoring
+from sage_unsloth.patch.trainer_names import TRL_TRAINER, ContractError
 
 
 class Seam(Protocol):
@@ -24,11 +23,13 @@ class Seam(Protocol):
     """The function that every optimizer step must reach."""
     bounds_k3: bool
     """Whether the trainer's own k3 is bounded."""
-    whole_model: bool
-    """Whether each of several processes must hold the whole model."""
 
     @property
     def scoring(self) -> Scoring: ...
+
+    def check(self) -> None:
+        """Raises ContractError where the trainer is not what was tested; changes nothing."""
+        ...
 
     def prepared(self, trainer: Any) -> AbstractContextManager:
         """Within it, the trainer runs on this machine."""
@@ -38,12 +39,10 @@ class Seam(Protocol):
         """Frozen adapters that the trainer itself adds to the model, and scores by."""
         ...
 
-    def opened(self, trainer: Any, choice: Choice) -> tuple[Hook, AbstractContextManager]:
-        """The hook of this choice, and the context within which the trainer's loss calls it.
-
-        Raises:
-            ContractError: the trainer is not what was tested.
-        """
+    def hooked(
+        self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
+    ) -> AbstractContextManager[Hook]:
+        """Within it, the trainer's loss consults the hook."""
         ...
 
 
@@ -53,13 +52,29 @@ def seam_of(trainer: Any) -> Seam:
     Raises:
         ContractError: the trainer is neither, or TRL's own beside Unsloth.
     """
-    if "unsloth" not in sys.modules:
-        for base in type(trainer).__mro__:
-            if (base.__module__, base.__qualname__) == TRL_TRAINER:
-                return TrlSeam(type(trainer))
-        raise ContractError(
-            "the trainer must be a trl.GRPOTrainer",
-            found=f"{type(trainer).__module__}.{type(trainer).__qualname__}",
-            expected=".".join(TRL_TRAINER),
-        )
-    return UnslothSeam(trainer_module(type(trainer)))
+    return seam_of_class(type(trainer))
+
+
+def seam_of_class(trainer_class: type) -> Seam:
+    """The same of a trainer's class."""
+    if "unsloth" in sys.modules:
+        loading = importlib.import_module("sage_unsloth.patch.loading")
+        seam = importlib.import_module("sage_unsloth.patch.unsloth_seam")
+        return seam.UnslothSeam(loading.trainer_module(trainer_class))
+    for base in trainer_class.__mro__:
+        if (base.__module__, base.__qualname__) == TRL_TRAINER:
+            return importlib.import_module("sage_unsloth.patch.trl_seam").TrlSeam(trainer_class)
+    raise ContractError(
+        "the trainer must be a trl.GRPOTrainer",
+        found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
+        expected=".".join(TRL_TRAINER),
+    )
+
+
+def check_contract(trainer_class: type) -> None:
+    """Check everything that the patch relies on in the trainer.
+
+    Raises:
+        ContractError: it is not what was tested.
+    """
+    seam_of_class(trainer_class).check()

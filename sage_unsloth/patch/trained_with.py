@@ -8,43 +8,37 @@ import types
 from collections.abc import Collection
 from typing import Any
 
-from sage_unsloth.objective.advantage_rules import GRPO, RULES, AdvantageRule
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.rollout_weights import digest
 
-LATER = {"advantages": GRPO, "kl_in": "loss", "trainer": "unsloth", "k3_bounded": True}
-"""What checkpoints of earlier versions did not record, and were trained with."""
+NONE = "the trainer's own"
+"""What is not recorded."""
 
 logger = logging.getLogger(__name__)
 
 
 def trained_with(
-    trainer: Any, choice: Choice, *, seam: str, bounds_k3: bool, own_adapters: Collection[str]
+    trainer: Any, choice: Choice, *, seam: str, own_adapters: Collection[str]
 ) -> dict[str, Any]:
     """What a resumed checkpoint must agree in, by name.
 
     Args:
         trainer: as for `guided_kl`.
-        choice: its other arguments.
+        choice: its other arguments, and the methods around it.
         seam: "unsloth" or "trl", whose trainer it is.
-        bounds_k3: whether the trainer's own k3 is bounded.
         own_adapters: the trainer's own, by which it scores the reference.
     """
-    references = {f"adapter {name}": describe_teacher(trainer, name) for name in own_adapters}
-    return references | {
+    record = {
         "trainer": seam,
         "guide": describe(choice.guide),
-        "kl_estimator": choice.kl_estimator,
-        "k3_bounded": choice.is_bounded(bounds_k3),
-        "credit": choice.credit,
-        "kl_in": choice.kl_in,
         "beta": trainer.beta,
         "teacher": describe_teacher(trainer, choice.teacher),
-        "advantages": describe_rule(choice.rule),
-        "shape_advantages": describe_function(choice.shape_advantages),
+        "shape": describe_function(choice.shape),
     }
+    record |= {method.name: method.record for method in choice.methods}
+    return record | {f"adapter {name}": describe_teacher(trainer, name) for name in own_adapters}
 
 
 def describe_teacher(trainer: Any, teacher: Any) -> str:
@@ -59,13 +53,6 @@ def describe_teacher(trainer: Any, teacher: Any) -> str:
         name, whole, part = type(teacher).__name__, teacher, ""
     weights = {n: p for n, p in whole.named_parameters() if part in n}
     return f"{name} {_short(repr(sorted(digest(weights).items())))}"
-
-
-def describe_rule(rule: AdvantageRule) -> str:
-    """A rule as it was named; of one of your own also its code."""
-    if rule.function in RULES.values():
-        return rule.text
-    return f"{rule.text}: {describe_function(rule.function)}"
 
 
 def describe_function(function: Any) -> str:
@@ -108,8 +95,8 @@ def check_resumed(
 ) -> None:
     """Compare a checkpoint's record with what it is resumed with.
 
-    One that was written without `guided_kl`, or before it wrote records, has none; one that was
-    written before a name was recorded is not compared in it.
+    One that was written without `guided_kl` has none. What is recorded on one side alone is the
+    trainer's own on the other.
 
     Args:
         step: of the checkpoint.
@@ -127,18 +114,16 @@ def check_resumed(
             "with, or start a new run"
         )
     before = (kept or {}).get("args") or {}
-    if before:
-        before = LATER | before
-    else:
+    if not before:
         logger.warning(
             "the checkpoint of step %s does not record what it was trained with; resuming with %s",
             step,
             now["guide"],
         )
     changed = [
-        f"{name} was {before[name]} and is {value}"
-        for name, value in now.items()
-        if name in before and before[name] != value
+        f"{name} was {before.get(name, NONE)} and is {now.get(name, NONE)}"
+        for name in (before | now if before else ())
+        if before.get(name, NONE) != now.get(name, NONE)
     ]
     if changed:
         raise ValueError(

@@ -5,7 +5,6 @@ pass over tiles of the logits; the reference's entropies therefore cost no pass 
 reference that is a model of its own, and a teacher, get such a head while `guided_kl` is open.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,39 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.contract import check_parameters
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.rollout_batch import GENERATE, SCORE
-from sage_unsloth.patch.unsloth_names import ContractError
-
-SCORE_PARAMETERS = (
-    "self",
-    "model",
-    "input_ids",
-    "attention_mask",
-    "logits_to_keep",
-    "batch_size",
-    "compute_entropy",
-)
-HEAD_PARAMETERS = ("model", "temperature", "cast_lm_head_to_fp32", "outputs")
+from sage_unsloth.patch.trainer_names import ContractError
 
 
 class TrlScoring:
     """`rollout_batch.Scoring` of `trl.GRPOTrainer`."""
 
     def check(self, trainer: Any) -> None:
-        for name in (GENERATE, SCORE):
+        for name in (names.ROLLOUT, names.SCORE):
             if not callable(getattr(type(trainer), name, None)):
                 raise ContractError(
                     "the trainer must have this method", found="nothing", expected=name
                 )
-        check_score(type(trainer))
-        found = tuple(inspect.signature(_add_fused_head()).parameters)
-        if found[: len(HEAD_PARAMETERS)] != HEAD_PARAMETERS:
-            raise ContractError(
-                "add_fused_lm_head must begin with these parameters",
-                found=found,
-                expected=HEAD_PARAMETERS,
-            )
+        check_parameters(names.SCORE, getattr(type(trainer), names.SCORE), names.SCORE_PARAMETERS)
+        check_parameters(names.FUSED_HEAD, _add_fused_head(), names.FUSED_HEAD_PARAMETERS)
 
     @contextmanager
     def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> Iterator[None]:
@@ -71,31 +54,22 @@ class TrlScoring:
         mask = batch["completion_mask"]
         if logps.shape != mask.shape:
             raise ContractError(
-                f"{SCORE} must return a log-prob of each completion token",
+                f"{names.SCORE} must return a log-prob of each completion token",
                 found=tuple(logps.shape),
                 expected=tuple(mask.shape),
             )
         return torch.where(mask.bool(), logps.float(), 0.0)
 
 
-def check_score(trainer_class: type) -> None:
-    """Raises ContractError unless the trainer's scoring begins with the tested parameters."""
-    found = tuple(inspect.signature(getattr(trainer_class, SCORE)).parameters)
-    if found[: len(SCORE_PARAMETERS)] != SCORE_PARAMETERS:
-        raise ContractError(
-            f"{SCORE} must begin with these parameters", found=found, expected=SCORE_PARAMETERS
-        )
-
-
 def _add_fused_head() -> Callable[..., None]:
     from trl.trainer import utils
 
-    found = getattr(utils, "add_fused_lm_head", None)
+    found = getattr(utils, names.FUSED_HEAD, None)
     if found is None:
         raise ContractError(
             "trl.trainer.utils must have what gives a model a head that scores",
             found="nothing",
-            expected="add_fused_lm_head",
+            expected=names.FUSED_HEAD,
         )
     return found
 

@@ -1,34 +1,40 @@
-"""The seam to TRL's own trainer, where Unsloth is not imported: its loss calls the hook."""
+"""The seam to TRL's own trainer, where Unsloth is not imported: its loss calls the hook.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+TRL's `_compute_loss` scores the micro-batch by one call of `_get_per_token_logps_and_entropies`,
+and reads the reference, the advantages and what else is of the batch from its `inputs` after that.
+So while the loss runs, that call is followed by ours, which puts q·π_ref and other advantages into
+a copy of `inputs`. No tensor wider than (B, T) is made.
+
+TRL's penalty is exp(d) − d − 1 with d = ref − new, without a bound.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.choice import Choice
+from sage_unsloth.patch.contract import check_trl
 from sage_unsloth.patch.data_parallel import kind_of
+from sage_unsloth.patch.finite import Guard
 from sage_unsloth.patch.hook import Consulted, Hook
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.trl_contract import check_trl_contract
-from sage_unsloth.patch.trl_loss import LOSS, PENALTY_HOOK, Penalty, consulted_loss, penalty_of
+from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.trl_scoring import TrlScoring
 from sage_unsloth.patch.trl_without_gpu import head_without_gpu
 
+Consult = Callable[[Tensor, Tensor | None, Tensor, dict[str, Any]], Consulted]
 
-@dataclass(kw_only=True)
+
 class TrlHook(Hook):
     """TRL's loss while one `guided_kl` is open."""
 
-    loss: Callable[..., Tensor]
-    penalty: Penalty | None
-
-    def compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """In the place of `trainer._compute_loss`."""
-        attributes: dict[str, Any] = {} if self.penalty is None else {PENALTY_HOOK: self.penalty}
-        if self.choice.kl_in == "reward":  # and so in the advantages already
-            attributes["beta"] = 0.0
+    def compute_loss(
+        self, proceed: Callable[..., Tensor], model: Any, inputs: dict[str, Any]
+    ) -> Tensor:
+        """Around `trainer._compute_loss`."""
 
         def consult(
             new_logps: Tensor, entropies: Tensor | None, mask: Tensor, inputs: dict[str, Any]
@@ -42,21 +48,58 @@ class TrlHook(Hook):
                 advantages=inputs["advantages"],
             )
 
-        with replaced(self.trainer, **attributes):
-            return consulted_loss(self.trainer, self.loss, model, inputs, consult)
+        return consulted_loss(self.trainer, proceed, model, inputs, consult)
+
+
+def consulted_loss(
+    trainer: Any, loss: Callable[..., Tensor], model: Any, inputs: dict[str, Any], consult: Consult
+) -> Tensor:
+    """`loss(model, inputs)` of a micro-batch whose reference and advantages are those that
+    `consult` returns, called once the policy's log-probs are there.
+
+    Args:
+        trainer: TRL's.
+        loss: TRL's `_compute_loss` of that trainer.
+        model: what it is given.
+        inputs: the micro-batch, which stays as it is: it may be trained on again.
+        consult: (new_logps, entropies, mask, inputs) → `Consulted`.
+    """
+    inputs = dict(inputs)
+
+    def score(proceed: Callable[..., tuple], *args: Any, **kwargs: Any) -> tuple:
+        result = proceed(*args, **kwargs)
+        new_logps, entropies = result[:2]
+        mask = loss_mask(inputs)
+        ref_logps, advantages = consult(new_logps, entropies, mask, inputs)
+        inputs["advantages"] = advantages
+        if ref_logps is not None:
+            # Outside the mask d = 0: 0 · inf would be nan there.
+            inputs["ref_per_token_logps"] = torch.where(mask.bool(), ref_logps, new_logps.detach())
+        return result
+
+    with listening(trainer, "loss", **{names.SCORE: score}):
+        return loss(model, inputs)
+
+
+def loss_mask(inputs: dict[str, Any]) -> Tensor:
+    """The tokens that TRL's loss counts, (B, T): of the completion, and not written by a tool."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
 
 class TrlSeam:
     """`seam.Seam` of TRL's own trainer."""
 
     name = "trl"
-    loss = LOSS
+    loss = names.TRL_LOSS
     bounds_k3 = False
-    whole_model = False
     scoring = TrlScoring()
 
     def __init__(self, trainer_class: type) -> None:
         self.trainer_class = trainer_class
+
+    def check(self) -> None:
+        check_trl(self.trainer_class, consulted_loss)
 
     def prepared(self, trainer: Any) -> AbstractContextManager:
         # DeepSpeed gathers the head for TRL's kernel alone, once more in the backward pass.
@@ -66,13 +109,13 @@ class TrlSeam:
 
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
         """TRL's copy of an adapter that training began with, under which it scores π_ref."""
-        return ("ref",) if "ref" in getattr(trainer.model, "peft_config", {}) else ()
+        name = names.REFERENCE_ADAPTER
+        return (name,) if name in getattr(trainer.model, "peft_config", {}) else ()
 
-    def opened(self, trainer: Any, choice: Choice) -> tuple[TrlHook, AbstractContextManager]:
-        """Check the contract; the hook, and the context within which TRL's loss calls it."""
-        plain, rewritten = check_trl_contract(self.trainer_class)
-        bounded = choice.is_bounded(self.bounds_k3)
-        penalty = penalty_of(choice.kl_estimator, bounded)
-        loss = plain if penalty is None else rewritten
-        hook = TrlHook(loss=loss, penalty=penalty, trainer=trainer, choice=choice)
-        return hook, replaced(trainer, **{LOSS: hook.compute_loss})
+    @contextmanager
+    def hooked(
+        self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
+    ) -> Iterator[TrlHook]:
+        hook = TrlHook(trainer=trainer, choice=choice, guard=guard, of_batch=of_batch)
+        with listening(trainer, "loss", **{names.TRL_LOSS: hook.compute_loss}):
+            yield hook

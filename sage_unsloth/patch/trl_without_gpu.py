@@ -13,11 +13,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.patch.replaced import replaced
-
-KERNEL = "_ChunkedLogProbFunction"
-"""Of `trl.trainer.utils`: what the fused head applies."""
-CHOICE = "_use_triton"
-"""Of the same, from TRL 1.16 on: it chooses by the device."""
+from sage_unsloth.patch.trainer_names import HEAD_CHOICE, HEAD_KERNEL
 
 
 @contextmanager
@@ -27,10 +23,10 @@ def head_without_gpu() -> Iterator[None]:
     """
     from trl.trainer import utils
 
-    if torch.cuda.is_available() or not hasattr(utils, KERNEL) or hasattr(utils, CHOICE):
+    if torch.cuda.is_available() or not hasattr(utils, HEAD_KERNEL) or hasattr(utils, HEAD_CHOICE):
         yield
         return
-    with replaced(utils, **{KERNEL: _PlainHead}):
+    with replaced(utils, **{HEAD_KERNEL: _PlainHead}):
         yield
 
 

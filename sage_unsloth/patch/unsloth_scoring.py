@@ -22,10 +22,16 @@ from torch import Tensor
 
 from sage_unsloth.patch.one_pass import OnePassScorers, has_one_pass_kernel
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.rollout_batch import GENERATE, SCORE
-from sage_unsloth.patch.unsloth_names import SCORER_WITH_ENTROPY, SCORERS, ZOO, ContractError
+from sage_unsloth.patch.trainer_names import (
+    OF_LOGITS,
+    ROLLOUT,
+    SCORE,
+    SCORER_WITH_ENTROPY,
+    SCORERS,
+    ZOO,
+    ContractError,
+)
 
-OF_LOGITS = "chunked_selective_log_softmax"
 LOGITS_AT_ONCE = 1 << 26
 """Elements of the float32 copy of the logits that an entropy is taken of at a time."""
 
@@ -170,14 +176,14 @@ def _check_functions(trainer: Any) -> None:
     zoo = importlib.import_module(ZOO)
     needed = (SCORERS[0], OF_LOGITS, SCORER_WITH_ENTROPY)
     missing = [
-        name for name in (GENERATE, SCORE) if not callable(getattr(type(trainer), name, None))
+        name for name in (ROLLOUT, SCORE) if not callable(getattr(type(trainer), name, None))
     ]
     missing += [name for name in needed if not hasattr(zoo, name)]
     if missing:
         raise ContractError(
             "the trainer and unsloth_zoo.rl_replacements must have these functions",
             found=f"no {', '.join(missing)}",
-            expected=(GENERATE, SCORE, *needed),
+            expected=(ROLLOUT, SCORE, *needed),
         )
     source = inspect.getsource(getattr(type(trainer), SCORE))
     asked = "from unsloth_zoo.rl_replacements import" in source and f"{OF_LOGITS}," in source

@@ -2,7 +2,6 @@
 one trainer runs, other functions stand under these names,
 
     UnslothEfficientGRPO      of its module: `apply` gets q·π_ref and the advantages of the hook
-    grpo_compute_loss         of its module: with another penalty than k3, where one is asked for
     grpo_high_entropy_mask    of unsloth_zoo: is handed the entropies, and masks nothing
     …_log_softmax_recompute   of unsloth_zoo: scores in one pass over the logits (`one_pass.py`)
 
@@ -13,20 +12,20 @@ stay Unsloth's, and other trainers in the process never meet the hook.
 
 import importlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from sage_unsloth.objective.kl import PENALTIES
-from sage_unsloth.patch import unsloth_names as names
+from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.choice import Choice
-from sage_unsloth.patch.contract import check_contract
+from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.data_parallel import pooled_means
+from sage_unsloth.patch.finite import Guard
 from sage_unsloth.patch.hook import Hook
-from sage_unsloth.patch.kernel import kernel_with
+from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.one_pass import OnePassScorers, has_entropy_bonus
 from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_scoring import UnslothScoring
@@ -43,24 +42,16 @@ class UnslothHook(Hook):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.loss = self.trainer.compute_loss
         self.function = getattr(self.module, names.FUNCTION)
         self.zoo = importlib.import_module(names.ZOO)
         self.scorers = OnePassScorers(self.trainer)
         self.entropies: Tensor | None = None  # of the micro-batch whose loss is computed
-        self.own_penalty: dict[str, Any] = {}
-        if self.choice.kl_estimator in PENALTIES and self.choice.kl_in == "loss":
-            # One function for all calls: compiled code is compiled anew for another one.
-            kernel = getattr(self.module, names.KERNEL)
-            self.own_penalty[names.KERNEL] = kernel_with(
-                PENALTIES[self.choice.kl_estimator], kernel
-            )
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """In the place of `trainer.compute_loss`."""
-        own = {names.FUNCTION: types.SimpleNamespace(apply=self.apply)} | self.own_penalty
+    def compute_loss(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around `trainer.compute_loss`."""
+        own = {names.FUNCTION: types.SimpleNamespace(apply=self.apply)}
         with replaced(self.module, **own), self._with_entropies():
-            return self.loss(*args, **kwargs)
+            return proceed(*args, **kwargs)
 
     @contextmanager
     def _with_entropies(self) -> Iterator[None]:
@@ -111,8 +102,6 @@ class UnslothHook(Hook):
             mask=mask,
             advantages=advantages,
         )
-        if self.choice.kl_in == "reward":  # and so in the advantages already
-            beta, ref_logps = 0.0, None
         logps = (new_logps, old_logps, ref_logps, sampling_logps)
         result = self.function.apply(*logps, head, ids, mask, advantages, beta, *rest)
         return pooled_means(result, mask, self.trainer.accelerator)
@@ -136,8 +125,15 @@ class UnslothSeam:
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
         return ()
 
-    def opened(self, trainer: Any, choice: Choice) -> tuple[UnslothHook, AbstractContextManager]:
-        """Check the contract; the hook, and the context within which Unsloth's loss calls it."""
-        check_contract(self.module)
-        hook = UnslothHook(module=self.module, trainer=trainer, choice=choice)
-        return hook, replaced(trainer, compute_loss=hook.compute_loss)
+    def check(self) -> None:
+        check_unsloth(self.module)
+
+    @contextmanager
+    def hooked(
+        self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
+    ) -> Iterator[UnslothHook]:
+        hook = UnslothHook(
+            module=self.module, trainer=trainer, choice=choice, guard=guard, of_batch=of_batch
+        )
+        with listening(trainer, "loss", **{names.COMPUTE_LOSS: hook.compute_loss}):
+            yield hook

@@ -1,7 +1,7 @@
 """What an open `guided_kl` measures, and the callback that acts on it after each optimizer step."""
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ from torch import Tensor
 from sage_unsloth.objective.guide_metrics import GuideMetrics
 from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
+from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.settings import relied_on
 from sage_unsloth.patch.trained_with import check_resumed
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
 STATE = "SageGuide"
 """Where a checkpoint's trainer_state.json holds the guide's state."""
@@ -31,12 +32,14 @@ class Measured:
         self._of_step = GuideMetrics()
         self._step_values: dict[str, list] = {}
 
-    def add(self, signals: TokenSignals, log_guide: Tensor | None, credit: Tensor | None) -> None:
+    def add(
+        self, signals: TokenSignals, log_guide: Tensor | None, further: Mapping[str, Tensor]
+    ) -> None:
         """Log one micro-batch; tensors are (B, T), see `GuideMetrics.add`."""
         mode = "train" if self.trainer.model.training else "eval"
         self.micro_batches += mode == "train"
-        metrics, gather = self.trainer._metrics[mode], self.trainer.accelerator.gather
-        self._of_window[mode].add(signals, log_guide, gather, metrics, credit)
+        metrics, gather = names.metrics_of(self.trainer, mode), self.trainer.accelerator.gather
+        self._of_window[mode].add(signals, log_guide, gather, metrics, further)
         if isinstance(self.guide, SteeredGuide):
             if mode == "train":
                 self._of_step.add(signals, log_guide, gather, self._step_values)

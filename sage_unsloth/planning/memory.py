@@ -204,18 +204,22 @@ def layer_numbers_per_token(architecture: Architecture) -> int:
 def _activations(s: Setup, number: int) -> Item:
     a = s.architecture
     tokens = min(s.micro_batch, s.completions_per_step) * s.max_length
+    # Every pass of a step is in one graph, until the one backward pass.
+    all_tokens = s.completions_per_step * s.max_length
     layer = layer_numbers_per_token(a)
     # Outside the layers: embeddings, last hidden states, and their gradients.
     outside = 4 * a.hidden_size
     if s.gradient_checkpointing == "none":
-        numbers = a.num_layers * layer + outside
+        gradients = 2 * (a.hidden_size + a.intermediate_size)  # of one layer at a time
+        numbers = all_tokens * a.num_layers * (layer - gradients) + tokens * (gradients + outside)
     elif s.gradient_checkpointing == "layers":
-        numbers = a.num_layers * a.hidden_size + layer + outside
+        numbers = all_tokens * a.num_layers * a.hidden_size + tokens * (layer + outside)
     else:
-        numbers = 2 * a.hidden_size + layer + outside  # two layers' inputs on their way back
+        # Two layers' inputs on their way back.
+        numbers = tokens * (2 * a.hidden_size + layer + outside)
     return Item(
         "activations",
-        tokens * numbers * number,
+        numbers * number,
         "update",
         True,
         f"{tokens:,} tokens at once, checkpointing: {s.gradient_checkpointing}",

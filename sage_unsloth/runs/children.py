@@ -16,8 +16,10 @@ UNWINDING = 600.0
 """Seconds for a child to finish its step and save; a second Ctrl-C ends it sooner."""
 
 
-def start_child(words: Sequence[str], log: Path, cache: Path) -> subprocess.Popen:
-    """Starts `python -m WORDS` with one thread; what it says is appended to `log`.
+def start_child(
+    words: Sequence[str], log: Path, cache: Path, *, threads: int = 1
+) -> subprocess.Popen:
+    """Starts `python -m WORDS`; what it says is appended to `log`.
 
     It is to call `end_with_parent`, and has a session of its own, so that Ctrl-C is its parent's to
     pass on.
@@ -26,6 +28,7 @@ def start_child(words: Sequence[str], log: Path, cache: Path) -> subprocess.Pope
         words: module and arguments.
         log: file for standard output and error.
         cache: folder for what Unsloth compiles: two processes must not write to one.
+        threads: of its computations.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
@@ -36,7 +39,7 @@ def start_child(words: Sequence[str], log: Path, cache: Path) -> subprocess.Pope
             stderr=subprocess.STDOUT,
             env=os.environ
             | {
-                "OMP_NUM_THREADS": "1",
+                "OMP_NUM_THREADS": str(threads),
                 "UNSLOTH_COMPILE_LOCATION": str(cache),
                 "PYTHONPATH": os.pathsep.join(sys.path),
             },

@@ -29,8 +29,12 @@ def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace]
                 raise ValueError("--again and --out are of the self-test; add --deep")
             return act(options)
         first = act(options)
+        from sage_unsloth.runs.files import read_json
+        from sage_unsloth.selftest.report import markdown_report
         from sage_unsloth.selftest.run import run_selftest
 
-        return 1 if run_selftest(options.out, again=options.again) or first else 0
+        failures = run_selftest(options.out, again=options.again)
+        print(f"\nTo paste into a report:\n\n{markdown_report(read_json(options.out))}")
+        return 1 if failures or first else 0
 
     parser.set_defaults(act=choose)

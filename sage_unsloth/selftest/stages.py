@@ -11,7 +11,7 @@ from sage_unsloth.export.exporter import export
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import TokenGuide
-from sage_unsloth.patch.contract import check_contract
+from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.runs.record import open_run
@@ -26,7 +26,7 @@ Without a GPU the two runs are equal but for float32's last bits."""
 
 def contract(folder: Path) -> Iterator[Finding]:
     """Unsloth generates its trainer, and everything that the patch relies on is there."""
-    check_contract(load_unsloth())
+    check_unsloth(load_unsloth())
     yield Finding(
         name="patch contract",
         status=PASSED,

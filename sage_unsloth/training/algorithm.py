@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sage_unsloth.objective.advantage_rules import advantage_rule
-from sage_unsloth.objective.choices import UNDECIDED, check_choices
+from sage_unsloth.methods.advantage_rules import advantage_rule
+from sage_unsloth.methods.choices import UNDECIDED, check_choices
+from sage_unsloth.methods.rehearsal import rehearsal_rule
+from sage_unsloth.methods.token_rules import check_token_rule
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.objective.rehearsal import rehearsal_rule
-from sage_unsloth.objective.token_rules import check_token_rule
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 SETTINGS = (
@@ -42,17 +42,17 @@ class Algorithm:
         scale_rewards: what advantages are divided by ("group": the standard deviation of the
             prompt's rewards; "none").
         advantages: the rule that makes advantages of a group's rewards
-            (`sage_unsloth.objective.advantage_rules`).
+            (`sage_unsloth.methods.advantage_rules`).
         token_advantages: the rule that changes those of single tokens
-            (`sage_unsloth.objective.token_rules`).
+            (`sage_unsloth.methods.token_rules`).
         entropy_coef: weight of an entropy bonus.
         rehearsal_coef, rehearsal: weight and kind of a divergence from π_ref on its own completions
-            (`sage_unsloth.objective.rehearsal`).
+            (`sage_unsloth.methods.rehearsal`).
         epsilon_high: upper clip of the importance ratio.
         beta: KL coefficient β; 0 drops the KL term.
-        kl_estimator: the KL penalty, one of `sage_unsloth.objective.kl.KL_ESTIMATORS`.
+        kl_estimator: the KL penalty, one of `sage_unsloth.methods.penalties.KL_ESTIMATORS`.
         credit: "token", the paper's loss, or "sequence", the gradient of Eq. 6
-            (`sage_unsloth.objective.credit.sequence_credit`).
+            (`sage_unsloth.methods.credit.sequence_credit`).
         kl_in: "loss", the paper's, or "reward", the KL of whole completions in the reward.
         guide: shapes the KL anchor; None is q = 1.
 

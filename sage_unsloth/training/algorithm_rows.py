@@ -4,9 +4,9 @@ advantages of a group, as rows of settings.
 
 from typing import Any
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.training.algorithm import Algorithm
 
 _EXACT: dict[str, Any] = {

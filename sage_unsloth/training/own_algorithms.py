@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from sage_unsloth.objective.advantage_rules import RULES, advantage_rule
+from sage_unsloth.methods.advantage_rules import RULES, advantage_rule
+from sage_unsloth.methods.token_rules import NONE, token_rule
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.objective.token_rules import NONE, token_rule
 from sage_unsloth.own_code import named_object, source_digest
 from sage_unsloth.training.algorithm import Algorithm
 

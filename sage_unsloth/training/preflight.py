@@ -13,7 +13,7 @@ from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
-from sage_unsloth.objective.advantage_rules import GRPO, advantage_rule
+from sage_unsloth.methods.advantage_rules import GRPO, advantage_rule
 from sage_unsloth.problems.held_out import spread
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
 from sage_unsloth.runs.files import write_json
@@ -38,7 +38,7 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
     Args:
         records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`, and
             `reward` where that is not whether the grade is correct; equally many of each problem.
-        advantages: the rule, see `objective.advantage_rules`.
+        advantages: the rule, see `methods.advantage_rules`.
 
     Returns:
         `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker, Grade
-from sage_unsloth.objective.rehearsal import RehearsalRule, rehearsal_rule
-from sage_unsloth.patch.rehearsal import Stored
+from sage_unsloth.methods.rehearsal import RehearsalRule, Stored, rehearsal_rule
 from sage_unsloth.problems.held_out import spread
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.sampling.engines import Engine

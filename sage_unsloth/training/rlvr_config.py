@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from sage_unsloth.methods.advantage_rules import GRPO, check_rule
+from sage_unsloth.methods.choices import check_choices
+from sage_unsloth.methods.rehearsal import rehearsal_rule
+from sage_unsloth.methods.token_rules import NONE, check_token_rule
 from sage_unsloth.models.loading import LoraSettings
-from sage_unsloth.objective.advantage_rules import GRPO, check_rule
-from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.loss import LOSS_TYPES
-from sage_unsloth.objective.rehearsal import rehearsal_rule
-from sage_unsloth.objective.token_rules import NONE, check_token_rule
 from sage_unsloth.patch.backends import BACKENDS
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
@@ -42,7 +42,7 @@ class RlvrConfig:
         learning_rate: peak; linear decay after `warmup_ratio` of the steps.
         weight_decay: of AdamW.
         beta: KL coefficient β.
-        kl_estimator: the KL penalty, one of `kl.KL_ESTIMATORS`; "k3" is the paper's.
+        kl_estimator: the KL penalty, one of `penalties.KL_ESTIMATORS`; "k3" is the paper's.
         credit: "token", the paper's, or "sequence": each token is credited with the guide and the
             KL of those after it, so that the update follows Eq. 6 (`credit.sequence_credit`). All
             completions of a step then go through the loss together, and `micro_batch_size` says how
@@ -59,16 +59,16 @@ class RlvrConfig:
             prompt's rewards ("group", as in the paper), of the step's ("batch"), or nothing
             ("none").
         advantages: what makes advantages of a group's rewards: "grpo", the trainer's own, another
-            rule of `objective.advantage_rules` with its settings ("pkpo,k=4"), or
+            rule of `methods.advantage_rules` with its settings ("pkpo,k=4"), or
             "module:function" for one of your own; with another than "grpo", `scale_rewards` has no
             effect.
         token_advantages: what changes the advantages of single tokens: "none", a rule of
-            `objective.token_rules` with its settings ("clip-cov,share=0.001"), or "module:function"
+            `methods.token_rules` with its settings ("clip-cov,share=0.001"), or "module:function"
             for one of your own.
         entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
             of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
         rehearsal_coef: weight of a divergence from π_ref on right completions that π_ref drew of
-            the training rows before the first step (`objective.rehearsal`); 0 for none.
+            the training rows before the first step (`methods.rehearsal`); 0 for none.
         rehearsal: which divergence, "forward-kl" or "js", with its settings
             ("forward-kl,problems=512,samples=16,batch=4,solved=1").
         epsilon, epsilon_high: clip range of the importance ratio.

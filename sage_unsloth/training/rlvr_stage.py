@@ -24,21 +24,18 @@ from sage_unsloth.grading.reward_functions import (
 )
 from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
 from sage_unsloth.grading.verifiers import get_verifier
+from sage_unsloth.methods.choices import check_choices
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.rehearsal import Stored
 from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teacher
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
-from sage_unsloth.objective.choices import check_choices
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.objective.rehearsal import rehearsal_rule
-from sage_unsloth.objective.token_rules import token_rule
 from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, check_backend, load_backend
-from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.rehearsal import Stored, rehearsed
-from sage_unsloth.patch.resampling import dynamic_sampling
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
@@ -283,21 +280,20 @@ def _train(
         wait_for_all()
         with without_known_lines(gpu=has_gpu()):
             trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
-        rule = rehearsal_rule(config.rehearsal)
-        with (
-            rehearsed(trainer, stored, coef=config.rehearsal_coef, rule=rule),
-            guided_kl(
-                trainer,
-                job.guide,
-                kl_estimator=config.kl_estimator,
-                credit=config.credit,
-                kl_in=config.kl_in,
-                teacher=teacher,
-                advantages=config.advantages,
-                shape_advantages=token_rule(config.token_advantages),
-                log_entropy=config.log_entropy,
-            ),
-            dynamic_sampling(trainer, config.max_resamples),
+        with with_methods(
+            trainer,
+            job.guide,
+            advantages=config.advantages,
+            token_advantages=config.token_advantages,
+            kl_estimator=config.kl_estimator,
+            credit=config.credit,
+            kl_in=config.kl_in,
+            rehearsal=config.rehearsal,
+            rehearsal_coef=config.rehearsal_coef,
+            stored=stored,
+            max_resamples=config.max_resamples,
+            teacher=teacher,
+            log_entropy=config.log_entropy,
         ):
             held_out = None
             if job.held_out:

@@ -1,7 +1,8 @@
-"""Several RL runs from one model beside each other, each in a process of its own.
+"""Several RL runs from one model next to each other, each in a process of its own: the one runner
+of the quickstart and of studies.
 
-A run there ends as it would alone, to the last bit: each has one thread, random numbers of its own
-and a folder of its own (`tests/test_quickstart.py`).
+A run there ends as it would alone, to the last bit: each has its own threads, random numbers and
+folder (`tests/test_quickstart.py`).
 """
 
 import contextlib
@@ -12,19 +13,16 @@ import pickle
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.runs.children import available_memory, end_children, start_child
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.training.rows import METRICS
-
-if TYPE_CHECKING:
-    from sage_unsloth.training.rlvr_config import RlvrConfig
 
 WORKER = "sage_unsloth.training.side_by_side_worker"
 MEMORY = 2 * 2**30
@@ -41,63 +39,72 @@ class SideBySideError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One call of `rlvr`; everything in it goes to another process.
+    """One call of a function in another process; everything in it is sent there.
 
     Attributes:
         name: of the run.
-        config: its settings.
-        arguments: the others of `rlvr`, by name.
+        work: "module:function", imported there once the libraries are loaded.
+        arguments: of the function, by name.
+        folder: of the run, whose metrics show how far it is.
+        result: exists once the run is complete.
+        max_steps: optimizer steps; 0 for work that trains nothing.
+        backend: who trains, as `RlvrConfig.backend`.
+        is_small: for a model so small that a second thread would only wait.
     """
 
     name: str
-    config: "RlvrConfig"
+    work: str
     arguments: Mapping[str, Any]
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.arguments["folder"])
+    folder: Path
+    result: Path
+    max_steps: int
+    backend: str | None = None
+    is_small: bool = True
 
     @property
     def is_complete(self) -> bool:
-        result = "model" if self.config.full_finetuning else "adapter"
-        return (self.folder / result).is_dir()
+        return self.result.exists()
 
 
-def processes_for(jobs: Sequence[Job], wanted: int | None, *, long: bool) -> tuple[int, str]:
-    """How many of the runs go beside each other, and why no more.
+def processes_for(
+    jobs: Sequence[Job], processes: int | None, *, long: bool, memory: int = MEMORY
+) -> tuple[int, str]:
+    """How many of the runs go next to each other, and why no more.
 
     Args:
         jobs: that are not complete.
-        wanted: processes; None for as many as cores and memory allow.
+        processes: None for as many as cores and memory allow.
         long: whether a run takes longer than a further process takes to start.
+        memory: bytes that a run takes at most.
 
     Raises:
         ValueError: fewer than one, or several on one GPU.
     """
-    if wanted is not None and wanted < 1:
-        raise ValueError(f"processes must be >= 1; got {wanted}; give 1 for one run at a time")
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes must be >= 1; got {processes}; give 1 for one run at a time")
     if has_gpu():
-        if wanted not in (None, 1):
+        if processes not in (None, 1):
             raise ValueError(
                 f"runs side by side need a core each, and here all would share the GPU; got "
-                f"{wanted} processes; give 1, or hide the GPU (CUDA_VISIBLE_DEVICES=)"
+                f"{processes} processes; give 1, or hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )
         return 1, "they share the GPU"
     if len(jobs) < 2:
         return 1, "one run is left"
     if stays := [job.name for job in jobs if not _can_travel(job)]:
         return 1, f"the guide of {', '.join(stays)} cannot be sent to another process"
-    if wanted is not None:
-        return min(wanted, len(jobs)), "as asked for"
+    if processes is not None:
+        return min(processes, len(jobs)), "as asked for"
     if not long:
         return 1, "a further process would take longer to start than a run takes"
-    cores, memory = len(os.sched_getaffinity(0)), available_memory()
-    room = len(jobs) if memory is None else memory // MEMORY
+    cores, free = len(os.sched_getaffinity(0)), available_memory()
+    room = len(jobs) if free is None else free // memory
     count = max(1, min(len(jobs), cores, room))
     if count == len(jobs):
         return count, "a core for each"
-    gib = "" if memory is None else f", {memory / 2**30:.1f} GiB of memory free"
-    return count, f"{cores} core{'s' * (cores != 1)}{gib}, a run takes {MEMORY // 2**30} GiB"
+    gib = "" if free is None else f", {free / 2**30:.1f} GiB of memory free"
+    needed = f"{memory / 2**30:.0f} GiB"
+    return count, f"{cores} core{'s' * (cores != 1)}{gib}, a run takes {needed}"
 
 
 def _can_travel(job: Job) -> bool:
@@ -111,8 +118,15 @@ def _can_travel(job: Job) -> bool:
     return True
 
 
-def train_side_by_side(jobs: Sequence[Job], count: int, folder: Path) -> dict[str, float]:
-    """Trains the jobs in `count` processes at a time; the seconds of each, by name.
+def run_side_by_side(
+    jobs: Sequence[Job],
+    count: int,
+    folder: Path,
+    *,
+    threads: int = 1,
+    ended: Callable[[Job, float], object] = lambda job, seconds: None,
+) -> dict[str, float]:
+    """Runs the jobs in `count` processes at a time; the seconds of each, by name.
 
     A signal is passed on: each run finishes its step, saves it, and is resumed by the next call.
 
@@ -121,6 +135,8 @@ def train_side_by_side(jobs: Sequence[Job], count: int, folder: Path) -> dict[st
         count: processes.
         folder: for what the processes leave while they run; deleted at the end, kept after an
             error.
+        threads: of each process.
+        ended: called with each job that is done, and its seconds.
 
     Raises:
         SideBySideError: a run failed, with its name and message; the others were ended like by a
@@ -132,13 +148,14 @@ def train_side_by_side(jobs: Sequence[Job], count: int, folder: Path) -> dict[st
             while waiting or running:
                 while waiting and len(running) < count:
                     job = waiting.pop(0)
-                    running.append(bars.enter_context(_Child(job, folder)))
+                    running.append(bars.enter_context(_Child(job, folder, threads)))
                 time.sleep(0.2)
                 for child in running:
                     child.show()
                 for child in [one for one in running if one.process.poll() is not None]:
                     seconds[child.job.name] = child.result()
                     running.remove(child)
+                    ended(child.job, seconds[child.job.name])
         except BaseException:
             end_children([child.process for child in running])
             raise
@@ -152,6 +169,7 @@ class _Child:
 
     job: Job
     folder: Path
+    threads: int
     process: subprocess.Popen = field(init=False)
 
     def __enter__(self) -> "_Child":
@@ -160,13 +178,15 @@ class _Child:
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(parents=True)
         self.own, self.log = own, own / "log.txt"
-        self.process = start_child([WORKER, str(own)], self.log, own / "compiled")
+        self.process = start_child(
+            [WORKER, str(own)], self.log, own / "compiled", threads=self.threads
+        )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             pickle.dump(self.job, self.process.stdin)
             self.process.stdin.flush()
         self._said, self._row = 0, self._last_row()
-        total, done = self.job.config.max_steps, self._row.get("step", 0)
+        total, done = self.job.max_steps, self._row.get("step", 0)
         self.bar = progress(total=total, initial=done, desc=name, unit="step")
         return self
 

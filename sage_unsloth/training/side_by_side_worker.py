@@ -7,6 +7,7 @@ The job comes on standard input, which stays open as long as the parent lives.
 
 import logging
 import pickle
+import pkgutil
 import sys
 import time
 import traceback
@@ -14,26 +15,25 @@ from pathlib import Path
 
 from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.patch.backends import load_backend
-from sage_unsloth.runs.children import end_with_parent
+from sage_unsloth.runs.children import UNWINDING, end_with_parent
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import HeldError
 from sage_unsloth.runs.stopping import Terminated, ending
 from sage_unsloth.runs.text import PrintableFormatter
 from sage_unsloth.training.side_by_side import ENDED, SAID, Job
 
-PATIENCE = 60.0
+PATIENCE = UNWINDING
 """Seconds for a process of an earlier call, which was killed, to save its step and end."""
 
 
-def train(job: Job) -> float:
-    """Trains or resumes the run; the seconds that it took."""
-    from sage_unsloth.training.rlvr_stage import rlvr
-
+def work(job: Job) -> float:
+    """Begins or resumes the job; the seconds that it took."""
+    function = pkgutil.resolve_name(job.work)
     began = time.monotonic()
     while True:
         started = time.perf_counter()
         try:
-            rlvr(job.config, **job.arguments)
+            function(**job.arguments)
         except HeldError:
             if time.monotonic() - began > PATIENCE:
                 raise
@@ -52,16 +52,17 @@ def main(folder: str) -> int:
     end_with_parent()
     try:
         with ending():
-            load_backend(job.config.backend)
-            settle_process()
-            told = {"seconds": train(job)}
+            load_backend(job.backend)
+            if job.is_small:
+                settle_process()
+            outcome = {"seconds": work(job)}
     except (KeyboardInterrupt, Terminated) as stop:
         return 128 + stop.signum if isinstance(stop, Terminated) else 130
     except Exception as error:
         traceback.print_exc()
-        told = {"error": f"{type(error).__name__}: {error}"}
-    write_json(Path(folder) / ENDED, told)
-    return 0 if "seconds" in told else 2
+        outcome = {"error": f"{type(error).__name__}: {error}"}
+    write_json(Path(folder) / ENDED, outcome)
+    return 0 if "seconds" in outcome else 2
 
 
 if __name__ == "__main__":

@@ -324,7 +324,7 @@ def train(
     """
     from transformers import PrinterCallback, ProgressCallback
 
-    from sage_unsloth.patch.loss_scale import scale_losses, with_loss_scale
+    from sage_unsloth.training.loss_scale import scale_losses, with_loss_scale
     from sage_unsloth.training.step_log import EvaluatesFirst, NothingLeftError, StepLog
 
     if resume is not None and world_size() > 1 and not has_gpu():

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from real_engine import BASE, make_adapter
 
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training import rlvr_stage

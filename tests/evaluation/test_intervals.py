@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from research.benchmark.power import crossed_interval
 from research.coverage import KS, SHAPES, all_cases, one_model, several_seeds, two_models
 from sage_unsloth.evaluation.intervals import (
     PRIOR_DISPERSION,
@@ -17,6 +16,7 @@ from sage_unsloth.evaluation.intervals import (
     score_interval,
     variance_of_mean,
 )
+from sage_unsloth.study.crossed import crossed_interval
 
 COMMITTED = Path("data", "results", "coverage", "coverage.json")
 

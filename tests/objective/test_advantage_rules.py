@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from sage_unsloth.objective import group_advantages
-from sage_unsloth.objective.advantage_rules import RULES, advantage_rule, check_rule
+from sage_unsloth.methods import group_advantages
+from sage_unsloth.methods.advantage_rules import RULES, advantage_rule, check_rule
 
 GROUP = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
 # The numbers of right answers of eight that leave every advantage 0, k = 4; by the formulas.

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
-from sage_unsloth.objective.choices import UNDECIDED, check_choices
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.choices import UNDECIDED, check_choices
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 
 
 class Own:

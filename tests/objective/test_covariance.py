@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sage_unsloth.objective.covariance import clip_cov, covariance, kl_cov
+from sage_unsloth.methods.covariance import clip_cov, covariance, kl_cov
 from sage_unsloth.objective.signals import TokenSignals
 
 # Six valid tokens of eight; what is masked is nan.

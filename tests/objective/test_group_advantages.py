@@ -12,8 +12,8 @@ from math import comb
 import pytest
 import torch
 
-from sage_unsloth.objective import group_advantages as rules
-from sage_unsloth.objective.advantages import less_kl
+from sage_unsloth.methods import group_advantages as rules
+from sage_unsloth.methods.kl_reward import less_kl
 
 GRID = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95]
 SIZES = [2, 3, 4, 5, 8]

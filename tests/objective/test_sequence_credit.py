@@ -11,11 +11,11 @@ from oracle import credited_advantages, train_and_check
 
 from research.theory.optima import guided_gradient
 from research.theory.trees import chain_tree
-from sage_unsloth.objective.adaptive import AdaptiveGuide
-from sage_unsloth.objective.credit import leave_one_out, sequence_credit
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.credit import leave_one_out, sequence_credit
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.objective.loss import grpo_loss
-from sage_unsloth.patch.guided import guided_kl
 
 EXACT = {
     "use_bias_correction_kl": True,
@@ -361,7 +361,7 @@ def test_k2_takes_it_too(make_trainer):
 
 def test_what_it_adds_is_logged(make_trainer):
     trainer = make_trainer(**EXACT)
-    with guided_kl(trainer, GUIDES["branch-reference"], kl_estimator="k3-is", credit="sequence"):
+    with with_methods(trainer, GUIDES["branch-reference"], kl_estimator="k3-is", credit="sequence"):
         trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert all(entry["sage/credit_abs"] > 0 and entry["sage/ref_entropy"] > 0 for entry in logs)
@@ -391,7 +391,7 @@ def test_what_it_does_not_go_with_is_refused(make_trainer, settings, estimator, 
     trainer = make_trainer(**(EXACT | settings))
     with (
         pytest.raises(ValueError, match=message),
-        guided_kl(trainer, None, kl_estimator=estimator, credit="sequence"),
+        with_methods(trainer, None, kl_estimator=estimator, credit="sequence"),
     ):
         pass
 
@@ -399,7 +399,7 @@ def test_what_it_does_not_go_with_is_refused(make_trainer, settings, estimator, 
 def test_an_unknown_credit_is_refused(make_trainer):
     with (
         pytest.raises(ValueError, match=r"credit must be one of.*'tokens'"),
-        guided_kl(make_trainer(), None, credit="tokens"),
+        with_methods(make_trainer(), None, credit="tokens"),
     ):
         pass
 
@@ -408,7 +408,7 @@ def test_a_guide_that_reads_the_future_is_refused(make_trainer):
     for guide in (TokenGuide(), AdaptiveGuide(TokenGuide(norm="rank"), target=0.1)):
         with (
             pytest.raises(ValueError, match=r"reads no later token.*set norm='causal'"),
-            guided_kl(make_trainer(**EXACT), guide, kl_estimator="k3-is", credit="sequence"),
+            with_methods(make_trainer(**EXACT), guide, kl_estimator="k3-is", credit="sequence"),
         ):
             pass
 
@@ -418,6 +418,6 @@ def test_an_evaluation_of_single_completions_is_refused(make_trainer):
     trainer.eval_dataset, trainer.num_generations_eval = trainer.train_dataset, 1
     with (
         pytest.raises(ValueError, match="num_generations_eval must be >= 2; got 1"),
-        guided_kl(trainer, None, kl_estimator="k3-is", credit="sequence"),
+        with_methods(trainer, None, kl_estimator="k3-is", credit="sequence"),
     ):
         pass

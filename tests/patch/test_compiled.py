@@ -18,7 +18,7 @@ SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import conftest
-from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.objective.guides import BranchGuide
 module = load_unsloth()
@@ -51,7 +51,7 @@ for name, guide, kl_estimator, credit in (
         learning_rate=1e-3,
     )
     trainer.add_callback(Count())
-    with guided_kl(trainer, guide, kl_estimator=kl_estimator, credit=credit):
+    with with_methods(trainer, guide, kl_estimator=kl_estimator, credit=credit):
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     breaks = sum(counters["graph_break"].values())

@@ -12,10 +12,11 @@ from oracle import entropy_threshold, train_and_check
 
 from sage_unsloth.grading.checker import Grade, Kind, Verdict
 from sage_unsloth.grading.reward import SolutionReward
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.resampling import _Batches, dead_groups, dynamic_sampling
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.resampling import _Batches, dead_groups, dynamic_sampling
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 
@@ -568,7 +569,7 @@ def test_shaped_advantages_equal_the_oracle(make_trainer, guide, settings, optio
         seen.append(entropy_shaped(signals, advantages))
         return seen[-1]
 
-    train_and_check(trainer, guide, shape_advantages=shape, **options)
+    train_and_check(trainer, guide, shape=shape, **options)
     kept = [row[row.isfinite()] for rows in seen for row in rows]
     varied = [(row.max() - row.min()).item() for row in kept if len(row)]
     assert max(varied) > 0.1, "the tokens of a completion must differ for this to show anything"
@@ -578,7 +579,7 @@ def test_advantages_of_another_shape_are_refused(make_trainer):
     trainer = make_trainer(max_steps=1)
     with (
         pytest.raises(ValueError, match=r"must return \(B,\) or \(B, T\); got \(1,\)"),
-        guided_kl(trainer, BRANCH, shape_advantages=lambda signals, advantages: advantages[:1]),
+        with_methods(trainer, BRANCH, shape=lambda signals, advantages: advantages[:1]),
     ):
         trainer.train()
 
@@ -594,8 +595,6 @@ def test_advantages_of_another_shape_are_refused(make_trainer):
 def test_the_three_together(make_trainer, guide, settings, options):
     settings = FOUR_GROUPS | settings | {"top_entropy_quantile": 0.3, "max_completion_length": 24}
     trainer = with_answers(make_trainer(reward=lottery, **settings))
-    oracle = train_and_check(
-        trainer, guide, max_resamples=2, shape_advantages=entropy_shaped, **options
-    )
+    oracle = train_and_check(trainer, guide, max_resamples=2, shape=entropy_shaped, **options)
     check_trained_rows(trainer, oracle)
     assert sum(entry["sampling/resampled_groups"] for entry in logs(trainer)) > 0

@@ -9,7 +9,7 @@ import torch
 
 from sage_unsloth import doctor
 from sage_unsloth.patch import cpu_vllm
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.sampling import engine_choice
 
 

@@ -22,13 +22,13 @@ from test_compositions import (
     with_answers,
 )
 
-from sage_unsloth.objective import group_advantages as rules
-from sage_unsloth.objective.advantage_rules import advantage_rule
-from sage_unsloth.patch import group_rewards
-from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.resampling import dynamic_sampling
+from sage_unsloth.methods import group_advantages as rules
+from sage_unsloth.methods import group_rewards
+from sage_unsloth.methods.advantage_rules import advantage_rule
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.resampling import dynamic_sampling
 from sage_unsloth.patch.trained_with import check_resumed
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.selftest.oracle import score
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
@@ -112,7 +112,7 @@ def test_the_trainers_advantages_are_the_rules_and_its_loss_the_oracles(
 def test_a_group_that_is_all_wrong_teaches_where_the_rule_uses_it(make_trainer):
     def trained(**options):
         trainer = make_trainer(reward=nothing_is_right, max_steps=1, beta=0.0, **FOUR_GROUPS)
-        with guided_kl(trainer, **options):
+        with with_methods(trainer, **options):
             trainer.train()
         (entry,) = logs(trainer)
         assert entry["frac_reward_zero_std"] == 1
@@ -178,7 +178,7 @@ def test_a_rule_that_counts_does_not_go_with_the_kl_in_the_reward(make_trainer):
     message = r"kl_in='reward' makes rewards of any size, but advantages='maxrl' counts"
     with (
         pytest.raises(ValueError, match=message),
-        guided_kl(trainer, advantages="maxrl", kl_in="reward"),
+        with_methods(trainer, advantages="maxrl", kl_in="reward"),
     ):
         pass
 
@@ -225,7 +225,7 @@ def test_unlikeliness_ranks_a_truncated_completion_by_its_own_tokens(
     settings = FOUR_GROUPS | settings | {"mask_truncated_completions": True}
     trainer = make_trainer(reward=every_third, max_steps=1, max_completion_length=24, **settings)
     seen = recorded_scorings(monkeypatch)
-    with guided_kl(trainer, advantages="unlikeliness,weight=0.5"):
+    with with_methods(trainer, advantages="unlikeliness,weight=0.5"):
         trainer.train()
     (batch, found, weights), model = seen[0], trainer.oracle_model.eval()
     batch = with_truncated(batch)
@@ -246,7 +246,7 @@ def test_a_truncated_completion_pays_its_kl_in_the_reward(make_trainer, monkeypa
         reward=every_third, max_steps=1, beta=0.5, max_completion_length=24, **settings
     )
     seen = recorded_scorings(monkeypatch)
-    with guided_kl(trainer, kl_in="reward"):
+    with with_methods(trainer, kl_in="reward"):
         trainer.train()
     (batch, _, weights), model = seen[0], trainer.oracle_model.eval()
     batch = with_truncated(batch)
@@ -265,7 +265,7 @@ def test_a_truncated_completion_pays_its_kl_in_the_reward(make_trainer, monkeypa
 def test_dynamic_sampling_replaces_what_the_rule_calls_dead(make_trainer, outer):
     rule = advantage_rule("nsr")
     trainer = with_answers(make_trainer(reward=lottery, max_steps=2, **FOUR_GROUPS))
-    contexts = [guided_kl(trainer, BRANCH, advantages="nsr"), dynamic_sampling(trainer, 2)]
+    contexts = [with_methods(trainer, BRANCH, advantages="nsr"), dynamic_sampling(trainer, 2)]
     first, second = contexts if outer == "guide" else contexts[::-1]
     with first, second:
         trainer.train()
@@ -292,10 +292,10 @@ def test_a_reward_that_the_rule_does_not_take_stops_training(make_trainer):
     trainer = make_trainer(max_steps=1)  # its reward is 0 to 4
     with (
         pytest.raises(ValueError, match=r"advantages='maxrl' counts right .* got [2-4]; use one"),
-        guided_kl(trainer, advantages="maxrl"),
+        with_methods(trainer, advantages="maxrl"),
     ):
         trainer.train()
-    assert not {"_generate_and_score_completions", "_calculate_rewards", "_sage_unsloth_rule"} & {
+    assert not {"_generate_and_score_completions", "_calculate_rewards", "_sage_unsloth_groups"} & {
         *vars(trainer)
     }
 
@@ -314,7 +314,7 @@ def test_completions_without_a_reward_get_advantage_0(make_trainer):
 
 def test_evaluation_keeps_the_trainers_own(make_trainer):
     trainer = make_trainer(reward=every_third, max_steps=1, **FOUR_GROUPS)
-    with guided_kl(trainer, advantages="nsr"):
+    with with_methods(trainer, advantages="nsr"):
         found = trainer.evaluate(trainer.train_dataset.select(range(2)))
     assert "eval_loss" in found and not [name for name in found if "dead_groups" in name]
     assert set(trainer._logs["advantages"]) != {0.0, -1.0}
@@ -332,14 +332,17 @@ def test_what_a_rule_does_not_go_with_is_refused(make_trainer, change, advantage
     trainer = make_trainer()
     for name, value in change.items():
         setattr(trainer, name, value)
-    with pytest.raises(ValueError, match=message), guided_kl(trainer, advantages=advantages):
+    with pytest.raises(ValueError, match=message), with_methods(trainer, advantages=advantages):
         pass
 
 
 def test_dropping_groups_of_equal_rewards_is_refused(make_trainer, monkeypatch):
     monkeypatch.setenv("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "1")
     trainer = make_trainer()
-    with pytest.raises(ValueError, match="_EXCLUDE=1 drops"), guided_kl(trainer, advantages="nsr"):
+    with (
+        pytest.raises(ValueError, match="_EXCLUDE=1 drops"),
+        with_methods(trainer, advantages="nsr"),
+    ):
         pass
 
 
@@ -364,10 +367,10 @@ def test_an_unsloth_that_works_otherwise_is_refused(make_trainer, name, broken, 
     trainer = make_trainer(reward=every_third, max_steps=1, **FOUR_GROUPS)
     setattr(trainer, name, broken(getattr(trainer, name)))
     if message is None:  # other rewards, but the same for TRL and for the rule: that is no defect
-        with guided_kl(trainer, advantages="rs-grpo"):
+        with with_methods(trainer, advantages="rs-grpo"):
             trainer.train()
         return
-    with pytest.raises(ContractError, match=message), guided_kl(trainer, advantages="nsr"):
+    with pytest.raises(ContractError, match=message), with_methods(trainer, advantages="nsr"):
         trainer.train()
 
 
@@ -381,21 +384,25 @@ def test_resuming_with_another_rule_is_refused(make_trainer, tmp_path):
             save_steps=1,
             **FOUR_GROUPS,
         )
-        with guided_kl(trainer, BRANCH, advantages=advantages, **options):
+        with with_methods(trainer, BRANCH, advantages=advantages, **options):
             trainer.train(resume_from_checkpoint=resume)
 
     run("pkpo,k=2")
     first = str(tmp_path / "run" / "checkpoint-1")
     with pytest.raises(ValueError, match=r"advantages was pkpo,k=2 and is pkpo,k=3"):
         run("pkpo,k=3", first)
-    with pytest.raises(ValueError, match=r"advantages was pkpo,k=2 and is grpo"):
+    with pytest.raises(ValueError, match=r"advantages was pkpo,k=2 and is the trainer's own"):
         run("grpo", first)
     run("pkpo, k=2", first)
 
 
-def test_a_checkpoint_from_before_rules_were_recorded_was_trained_by_grpo():
-    kept = {"args": {"guide": "None", "beta": 0.05}, "attributes": {}}
-    now = {"guide": "None", "beta": 0.05, "advantages": "grpo"}
-    check_resumed(3, kept, now, None)
-    with pytest.raises(ValueError, match="advantages was grpo and is nsr"):
-        check_resumed(3, kept, now | {"advantages": "nsr"}, None)
+def test_a_rule_that_one_side_alone_records_is_refused():
+    plain = {"guide": "None", "beta": 0.05}
+    ruled = plain | {"advantages": "nsr"}
+    check_resumed(3, {"args": plain}, plain, None)
+    for kept, now, message in (
+        (plain, ruled, "advantages was the trainer's own and is nsr"),
+        (ruled, plain, "advantages was nsr and is the trainer's own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_resumed(3, {"args": kept}, now, None)

@@ -10,14 +10,15 @@ import threading
 import pytest
 import torch
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.trained_with import describe_function, describe_teacher
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
 
 class Returns:
@@ -37,7 +38,7 @@ def zeros(signals):
 
 
 def train(trainer, guide, **settings):
-    with guided_kl(trainer, guide, **settings):
+    with with_methods(trainer, guide, **settings):
         trainer.train()
     return trainer
 
@@ -55,9 +56,9 @@ def test_a_guide_that_writes_into_a_signal_is_refused(make_trainer, name):
         train(make_trainer(max_steps=1), Returns(write))
 
 
-def test_shape_advantages_that_writes_is_refused(make_trainer):
+def test_shape_that_writes_is_refused(make_trainer):
     with pytest.raises(ValueError, match=r"must not write.*wrote into advantages"):
-        train(make_trainer(max_steps=1), None, shape_advantages=lambda s, a: a.mul_(2))
+        train(make_trainer(max_steps=1), None, shape=lambda s, a: a.mul_(2))
 
 
 def test_a_guide_that_works_on_copies_is_not(make_trainer):
@@ -207,7 +208,7 @@ def checkpoint(make_trainer, tmp_path):
 
 def resume(make_trainer, checkpoint, guide, trainer_settings=None, **settings):
     trainer = make_trainer(max_steps=2, **(trainer_settings or {}))
-    with guided_kl(trainer, guide, **settings):
+    with with_methods(trainer, guide, **settings):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     return trainer
 
@@ -218,7 +219,7 @@ def resume(make_trainer, checkpoint, guide, trainer_settings=None, **settings):
         (BranchGuide(ratio=0.5), {}, {}, r"guide was BranchGuide\(ratio=0.3.* and is .*ratio=0.5"),
         (TokenGuide(), {}, {}, "guide was BranchGuide.* and is TokenGuide"),
         (None, {}, {}, "guide was BranchGuide.* and is None"),
-        (BranchGuide(ratio=0.3), {"kl_estimator": "k2"}, {}, "kl_estimator was k3 and is k2"),
+        (BranchGuide(ratio=0.3), {"kl_estimator": "k2"}, {}, "trainer.s own and is k2"),
         (BranchGuide(ratio=0.3), {}, {"beta": 0.1}, "beta was 0.05 and is 0.1"),
         (AdaptiveGuide(BranchGuide(), 0.01), {}, {}, "holds none for AdaptiveGuide"),
     ],
@@ -304,17 +305,17 @@ def test_another_function_or_teacher_is_refused(make_trainer, tmp_path):
     from conftest import tiny_model
 
     guide, saves = TeacherGuide(), dict(max_steps=1, save_strategy="steps", save_steps=1)
-    choices = dict(teacher=frozen(tiny_model(0.1)), shape_advantages=scale(1.5))
+    choices = dict(teacher=frozen(tiny_model(0.1)), shape=scale(1.5))
     train(make_trainer(**saves), guide, **choices)
     checkpoint = tmp_path / "out" / "checkpoint-1"
     for name, other, message in (
-        ("shape_advantages", scale(2.5), r"shape_advantages was scale.*factor=1.5.*factor=2.5"),
-        ("shape_advantages", None, "shape_advantages was scale.* and is None"),
+        ("shape", scale(2.5), r"shape was scale.*factor=1.5.*factor=2.5"),
+        ("shape", None, "shape was scale.* and is None"),
         ("teacher", frozen(tiny_model(0.2)), "teacher was PeftModel.* and is PeftModel"),
     ):
         with pytest.raises(ValueError, match=message):
             resume(make_trainer, checkpoint, guide, **choices | {name: other})
-    again = choices | {"teacher": frozen(tiny_model(0.1)), "shape_advantages": scale(1.5)}
+    again = choices | {"teacher": frozen(tiny_model(0.1)), "shape": scale(1.5)}
     assert resume(make_trainer, checkpoint, guide, **again).state.global_step == 2
 
 

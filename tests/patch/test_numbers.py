@@ -13,10 +13,11 @@ import pytest
 import torch
 from oracle import Recording, train_and_check
 
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.credit import sequence_credit
+from sage_unsloth.methods.penalties import KL_ESTIMATORS, PENALTIES
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.objective.credit import sequence_credit
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.kl import KL_ESTIMATORS
 from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.signals import TokenSignals
@@ -254,7 +255,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
 
     at_step(trainer, 2, break_it)
     message = rf"in step 2, the gradient of {name} is inf at index 1, index 2; the weights are as"
-    with guided_kl(trainer, **options), pytest.raises(NotFiniteError, match=message):
+    with with_methods(trainer, **options), pytest.raises(NotFiniteError, match=message):
         trainer.train()
     after = trained_weights(trainer)
     assert all(torch.equal(before[n], after[n]) for n in before)
@@ -461,7 +462,7 @@ def test_nothing_but_padding_changes_nothing(make_trainer, loss_type, credit):
     trainer = make_trainer(max_steps=1, loss_type=loss_type, **SEQUENCE)
     edit_batches(trainer, lambda batch: only_padding(batch, slice(None)))
     before = trained_weights(trainer)
-    with guided_kl(trainer, BranchGuide(threshold=1.0), kl_estimator="k2", credit=credit):
+    with with_methods(trainer, BranchGuide(threshold=1.0), kl_estimator="k2", credit=credit):
         trainer.train()
     after = trained_weights(trainer)
     assert all(torch.equal(before[n], after[n]) for n in before)
@@ -533,7 +534,7 @@ def test_the_loss_is_finite_in_every_dtype(dtype, kl_estimator, loss_type):
         log_guide=torch.full(MASK.shape, 0.3),
         beta=0.05,
         loss_type=loss_type,
-        kl_estimator=kl_estimator,
+        kl_estimator=PENALTIES.get(kl_estimator, kl_estimator),
         max_completion_length=4,
     )
     loss.backward()
@@ -563,7 +564,11 @@ def test_a_vocabulary_of_one_token():
     assert random.isfinite().all() and (random[~MASK.bool()] == 0).all()
     for kl_estimator in KL_ESTIMATORS:
         loss = grpo_loss(
-            logps, logps, MASK, torch.tensor([1.0, -1.0, 0.0]), kl_estimator=kl_estimator
+            logps,
+            logps,
+            MASK,
+            torch.tensor([1.0, -1.0, 0.0]),
+            kl_estimator=PENALTIES.get(kl_estimator, kl_estimator),
         )
         assert loss == 0
 

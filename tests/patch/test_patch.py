@@ -13,14 +13,14 @@ import pytest
 import torch
 from oracle import Oracle, Recording, train_and_check
 
+from sage_unsloth.methods.own_penalty import POLICY_ONLY, check_switches
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.patch import unsloth_names
-from sage_unsloth.patch.contract import check_contract
+from sage_unsloth.patch import trainer_names
+from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.kernel import POLICY_ONLY
 from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 
@@ -498,8 +498,10 @@ def drifted(module, old, new):
 )
 def test_drift_is_refused(unsloth_module, old, new, message):
     with pytest.raises(ContractError, match=message) as error:
-        check_contract(drifted(unsloth_module, old, new))
-    for part in ("found", "expected", *unsloth_names.TESTED_VERSIONS):
+        module = drifted(unsloth_module, old, new)
+        check_unsloth(module)
+        check_switches(vars(module)[trainer_names.KERNEL])
+    for part in ("found", "expected", *trainer_names.TESTED_VERSIONS):
         assert part in str(error.value)
 
 
@@ -508,7 +510,7 @@ def test_missing_target_is_refused(unsloth_module):
     vars(copy).update(vars(unsloth_module))
     del copy.UnslothEfficientGRPO
     with pytest.raises(ContractError, match="must define UnslothEfficientGRPO"):
-        check_contract(copy)
+        check_unsloth(copy)
 
 
 def test_a_loss_that_bypasses_the_guide_stops_after_one_step(make_trainer):

@@ -8,16 +8,13 @@ import pytest
 import torch
 from oracle import to_completion_layout, train_and_check
 
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.own_penalty import kernel_with
+from sage_unsloth.methods.penalties import KL_ESTIMATORS, NAIVE_KNEE, PENALTIES, SLOPE_MAX
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
-from sage_unsloth.objective.kl import (
-    KL_ESTIMATORS,
-    NAIVE_KNEE,
-    PENALTIES,
-    SLOPE_MAX,
-    UNSLOTH_K3_MAX,
-)
+from sage_unsloth.objective.kl import UNSLOTH_K3_MAX
 from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
-from sage_unsloth.patch import contract, unsloth_names
+from sage_unsloth.patch import trainer_names
 from sage_unsloth.patch.guided import guided_kl
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
@@ -135,7 +132,7 @@ def test_with_a_guide_the_k3_metrics_do_not_depend_on_the_penalty(make_trainer):
 @pytest.mark.parametrize("kl_estimator", KL_ESTIMATORS)
 def test_the_first_kl_is_zero(make_trainer, kl_estimator, exact_first_kl):
     trainer = estimator_trainer(make_trainer, kl_estimator, max_steps=1, lora_noise=0.0)
-    with guided_kl(trainer, kl_estimator=kl_estimator):
+    with with_methods(trainer, kl_estimator=kl_estimator):
         trainer.train()
     assert abs(trainer.state.log_history[0]["kl"]) <= exact_first_kl
 
@@ -177,7 +174,7 @@ def test_settings_of_the_policy_term_leave_the_penalty_alone(unsloth_module, los
     per token differ.
     """
     new, ref, old, sampling, mask, advantages = batch()
-    kernel = vars(unsloth_module)[unsloth_names.KERNEL]
+    kernel = vars(unsloth_module)[trainer_names.KERNEL]
     settings = {
         "loss_type": loss_type,
         "num_items_in_batch": 10,
@@ -191,7 +188,7 @@ def test_settings_of_the_policy_term_leave_the_penalty_alone(unsloth_module, los
         return result, torch.autograd.grad(result[0], x)[0]
 
     plain, plain_gradient = run(kernel, 0.0, ref)
-    result, gradient = run(contract.kernel_with(PENALTIES["k2"], kernel), beta, ref)
+    result, gradient = run(kernel_with(PENALTIES["k2"], kernel), beta, ref)
 
     # Unsloth's own k3, weighted to be k2 token by token, is linear in the weights: read them off
     # its gradient.
@@ -236,7 +233,7 @@ def test_every_scale_is_unsloths(
         return unsloth_module.UnslothEfficientGRPO.apply(new_logps, *arguments)
 
     trainer.compute_loss = accumulated_loss
-    with guided_kl(trainer, guide, kl_estimator=kl_estimator):
+    with with_methods(trainer, guide, kl_estimator=kl_estimator):
         for name, scale, upstream in (("plain", None, None), ("scaled", scaler, upstream_scale)):
             x = new.clone().requires_grad_()
             result = trainer.compute_loss(
@@ -257,7 +254,14 @@ def test_every_scale_is_unsloths(
             assert len(result) == 6
             gradients[name] = torch.autograd.grad(result[0], x, torch.tensor(grad_output))[0]
     x = new.clone().requires_grad_()
-    loss = grpo_loss(x, ref, mask, advantages, beta=trainer.beta, kl_estimator=kl_estimator)
+    loss = grpo_loss(
+        x,
+        ref,
+        mask,
+        advantages,
+        beta=trainer.beta,
+        kl_estimator=PENALTIES.get(kl_estimator, kl_estimator),
+    )
     expected = torch.autograd.grad(loss, x)[0]
     torch.testing.assert_close(gradients["plain"], expected, rtol=1e-5, atol=1e-7)
     factor = 1024 * (1 if upstream_scale is None else upstream_scale * grad_output)
@@ -275,7 +279,7 @@ def test_a_loss_that_keeps_its_entropies_is_refused(make_trainer, unsloth_module
     trainer.compute_loss = accumulated_loss
     with (
         guided_kl(trainer, BranchGuide(threshold=1.0)),
-        pytest.raises(unsloth_names.ContractError, match="must hand its entropies"),
+        pytest.raises(trainer_names.ContractError, match="must hand its entropies"),
     ):
         logps = (new.requires_grad_(), None, ref, None, None)
         trainer.compute_loss(*logps, mask, mask, advantages, trainer.beta, *settings)
@@ -284,7 +288,7 @@ def test_a_loss_that_keeps_its_entropies_is_refused(make_trainer, unsloth_module
 
 def test_masked_positions_do_not_matter(unsloth_module):
     new, ref, _, _, mask, advantages = batch()
-    kernel = contract.kernel_with(PENALTIES["k2"], vars(unsloth_module)[unsloth_names.KERNEL])
+    kernel = kernel_with(PENALTIES["k2"], vars(unsloth_module)[trainer_names.KERNEL])
     outside = mask == 0
     results = []
     for filling in (0.0, float("inf"), float("nan")):
@@ -306,7 +310,7 @@ def test_without_a_guide_unsloths_own_estimators_replace_nothing(
 ):
     trainer = estimator_trainer(make_trainer, kl_estimator)
     before, callbacks = dict(vars(unsloth_module)), list(trainer.callback_handler.callbacks)
-    with guided_kl(trainer, kl_estimator=kl_estimator):
+    with with_methods(trainer, kl_estimator=kl_estimator):
         assert dict(vars(unsloth_module)) == before
         # The last two compare checkpoints and look for nan and inf.
         assert trainer.callback_handler.callbacks[:-2] == callbacks
@@ -324,11 +328,11 @@ def test_undone_after_an_exception(make_trainer, unsloth_module):
 
     trainer.compute_loss = fail
     guide = BranchGuide(threshold=1.0)
-    with pytest.raises(KeyError), guided_kl(trainer, guide, kl_estimator="k2"):
+    with pytest.raises(KeyError), with_methods(trainer, guide, kl_estimator="k2"):
         assert dict(vars(unsloth_module)) == before
         trainer.train()
     changed = {name for name in before if during[name] is not before[name]}
-    assert changed == {unsloth_names.KERNEL, unsloth_names.FUNCTION}
+    assert changed == {trainer_names.KERNEL, trainer_names.FUNCTION}
     assert dict(vars(unsloth_module)) == before
     assert trainer.compute_loss is fail and trainer.args.top_entropy_quantile == quantile
 
@@ -337,7 +341,7 @@ def test_another_trainer_keeps_its_penalty(make_trainer):
     alone = make_trainer(max_steps=1)
     alone.train()
     beside = make_trainer(max_steps=1)
-    with guided_kl(make_trainer(), kl_estimator="k2"):
+    with with_methods(make_trainer(), kl_estimator="k2"):
         beside.train()
     for key in ("loss", "kl", "grad_norm"):
         assert alone.state.log_history[0][key] == beside.state.log_history[0][key]
@@ -347,8 +351,8 @@ def test_a_step_that_bypasses_the_penalty_stops_training(make_trainer):
     trainer = make_trainer()
     original = trainer.compute_loss
     with (
-        pytest.raises(unsloth_names.ContractError, match="step 1 did not"),
-        guided_kl(trainer, kl_estimator="k2"),
+        pytest.raises(trainer_names.ContractError, match="step 1 did not"),
+        with_methods(trainer, kl_estimator="k2"),
     ):
         trainer.compute_loss = original
         trainer.train()
@@ -357,8 +361,8 @@ def test_a_step_that_bypasses_the_penalty_stops_training(make_trainer):
 @pytest.mark.parametrize(
     ("kl_estimator", "ratio_inside", "remedy"),
     [
-        ("k3", True, r"use_bias_correction_kl=False\), or guided_kl\(..., kl_estimator='k3-is'"),
-        ("k3-is", False, r"use_bias_correction_kl=True\), or guided_kl\(..., kl_estimator='k3'"),
+        ("k3", True, r"use_bias_correction_kl=False\), or open kl_penalty\(trainer, 'k3-is'"),
+        ("k3-is", False, r"use_bias_correction_kl=True\), or open kl_penalty\(trainer, 'k3'"),
         ("k2", True, r"use_bias_correction_kl=False\)"),
     ],
 )
@@ -371,7 +375,7 @@ def test_settings_that_contradict_the_estimator_are_refused(
     )
     with (
         pytest.raises(ValueError, match=both + ".*" + remedy),
-        guided_kl(trainer, kl_estimator=kl_estimator),
+        with_methods(trainer, kl_estimator=kl_estimator),
     ):
         pass
 
@@ -379,21 +383,21 @@ def test_settings_that_contradict_the_estimator_are_refused(
 def test_estimators_without_an_effect_or_a_meaning_are_refused(make_trainer, monkeypatch):
     trainer = make_trainer()
     with pytest.raises(ValueError, match="kl_estimator must be one of"):
-        guided_kl(trainer, kl_estimator="k4").__enter__()
+        with_methods(trainer, kl_estimator="k4").__enter__()
     monkeypatch.setenv("UNSLOTH_GRPO_ROLLOUT_RS", "token_k1")
     with pytest.raises(ValueError, match=r"UNSLOTH_GRPO_ROLLOUT_RS must not .*'token_k1'; unset"):
-        guided_kl(trainer, kl_estimator="k2").__enter__()
+        with_methods(trainer, kl_estimator="k2").__enter__()
     monkeypatch.delenv("UNSLOTH_GRPO_ROLLOUT_RS")
     trainer.args.loss_type = "cispo"
     with pytest.raises(ValueError, match=r"loss_type must be one of .* got loss_type='cispo'"):
-        guided_kl(trainer, kl_estimator="k2").__enter__()
+        with_methods(trainer, kl_estimator="k2").__enter__()
     trainer.args.loss_type = "grpo"
     trainer.beta = 0.0
     with pytest.raises(ValueError, match=r"beta must not be 0 .*kl_estimator='k2'"):
-        guided_kl(trainer, kl_estimator="k2").__enter__()
+        with_methods(trainer, kl_estimator="k2").__enter__()
     with guided_kl(trainer):
         pass
 
 
 def test_a_version_is_tested_as_it_is_named():
-    assert importlib.metadata.version("unsloth") in unsloth_names.TESTED_VERSIONS
+    assert importlib.metadata.version("unsloth") in trainer_names.TESTED_VERSIONS

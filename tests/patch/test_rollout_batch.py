@@ -10,10 +10,11 @@ import torch
 from conftest import tiny_model
 from oracle import train_and_check
 
+from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.rollout_batch import rollout_signals
-from sage_unsloth.patch.unsloth_names import SCORERS, ContractError
+from sage_unsloth.patch.trainer_names import SCORERS, ContractError
 from sage_unsloth.patch.unsloth_scoring import (
     OF_LOGITS,
     Scored,
@@ -264,7 +265,7 @@ def test_groups_that_do_not_stand_side_by_side_are_refused(make_trainer):
     trainer._generate_and_score_completions = shuffled
     with (
         pytest.raises(ContractError, match="side by side"),
-        guided_kl(trainer, None, kl_estimator="k3-is", credit="sequence"),
+        with_methods(trainer, None, kl_estimator="k3-is", credit="sequence"),
     ):
         trainer.train()
 
@@ -283,7 +284,7 @@ def teacher_model():
 
 
 def test_a_teacher_of_its_own_scores_the_batch(make_trainer):
-    from sage_unsloth.objective.teacher_guide import TeacherGuide
+    from sage_unsloth.methods.teacher_guide import TeacherGuide
     from sage_unsloth.patch.loading import prepare_for_cpu
 
     model = teacher_model()
@@ -295,7 +296,7 @@ def test_a_teacher_of_its_own_scores_the_batch(make_trainer):
 
 
 def test_an_adapter_of_the_policy_scores_as_teacher(make_trainer):
-    from sage_unsloth.objective.teacher_guide import TeacherGuide
+    from sage_unsloth.methods.teacher_guide import TeacherGuide
 
     model = teacher_model()
     trainer = make_trainer(max_completion_length=24)
@@ -318,7 +319,7 @@ def test_a_checkpoint_holds_the_policys_adapter_alone(make_trainer, tmp_path):
     """With the teacher's beside it transformers would restore that one, and leave the policy as it
     was made.
     """
-    from sage_unsloth.objective.teacher_guide import TeacherGuide
+    from sage_unsloth.methods.teacher_guide import TeacherGuide
 
     trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1)
     policy = trainer.accelerator.unwrap_model(trainer.model)

@@ -9,13 +9,8 @@ import torch
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.rollout_weights import (
-    REQUEST,
-    ChangedWeightsError,
-    digest,
-    keep_trained_weights,
-)
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.rollout_weights import ChangedWeightsError, digest, keep_trained_weights
+from sage_unsloth.patch.trainer_names import LORA_REQUEST, ContractError
 
 
 def adapter(trainer, part="lora_B"):
@@ -149,9 +144,9 @@ def test_requests_that_are_made_in_another_way_are_refused(shared_engine, monkey
 
     trainer, _ = shared_engine
     for other in (None, lambda model, request_id: None):
-        monkeypatch.setattr(vllm_utils, REQUEST, other)
+        monkeypatch.setattr(vllm_utils, LORA_REQUEST, other)
         with (
-            pytest.raises(ContractError, match=f"adapter requests by {REQUEST}"),
+            pytest.raises(ContractError, match=f"adapter requests by {LORA_REQUEST}"),
             keep_trained_weights(trainer),
         ):
             pass

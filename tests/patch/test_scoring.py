@@ -14,10 +14,10 @@ from oracle import OLD
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch import guided as patch
 from sage_unsloth.patch import one_pass, scoring
-from sage_unsloth.patch.contract import check_contract
+from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.one_pass import OnePassScorers, one_pass_loss
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.unsloth_names import SCORER_WITH_ENTROPY, SCORERS, ContractError
+from sage_unsloth.patch.trainer_names import SCORER_WITH_ENTROPY, SCORERS, ContractError
 
 B, T, H, V = 3, 5, 8, 37
 TRANSFORMS = {
@@ -383,4 +383,4 @@ def test_another_scorer_of_unsloths_is_refused(unsloth_module, monkeypatch, drif
         other.__signature__ = inspect.Signature(kept)
         monkeypatch.setattr(zoo, name, other)
     with pytest.raises(ContractError, match=r"_recompute must have these parameters"):
-        check_contract(unsloth_module)
+        check_unsloth(unsloth_module)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from oracle import train_and_check
 
-from sage_unsloth.objective.covariance import clip_cov, kl_cov
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.covariance import clip_cov, kl_cov
+from sage_unsloth.methods.token_rules import check_token_rule, token_rule
 from sage_unsloth.objective.guides import RandomGuide
-from sage_unsloth.objective.token_rules import check_token_rule, token_rule
-from sage_unsloth.patch.guided import guided_kl
 
 
 def test_a_rule_by_name_has_its_settings():
@@ -45,7 +45,7 @@ def test_clip_cov_equals_the_oracle(make_trainer):
         dropped.append(((result == 0) & signals.mask.bool()).sum().item())
         return result
 
-    train_and_check(make_trainer(max_completion_length=24), shape_advantages=rule)
+    train_and_check(make_trainer(max_completion_length=24), token_advantages=rule)
     assert max(dropped) > 1
 
 
@@ -63,7 +63,7 @@ def test_kl_cov_acts_from_the_second_update_on(make_trainer):
         assert changed[-1] in (0, expected)
         return result
 
-    with guided_kl(trainer, shape_advantages=rule):
+    with with_methods(trainer, token_advantages=rule):
         trainer.train()
     # A rollout batch has two updates, in the first of which the ratio is 1. The first step of all
     # has the learning rate 0, so that its batch comes back as it was.
@@ -76,7 +76,7 @@ def test_kl_cov_acts_from_the_second_update_on(make_trainer):
 def test_kl_cov_with_one_update_a_batch_is_refused(make_trainer):
     with (
         pytest.raises(ValueError, match="needs several; got 1"),
-        guided_kl(make_trainer(), shape_advantages="kl-cov"),
+        with_methods(make_trainer(), token_advantages="kl-cov"),
     ):
         pass
 
@@ -85,7 +85,7 @@ def test_kl_cov_with_one_update_a_batch_is_refused(make_trainer):
 def test_draws_repeat_and_leave_the_guides_noise_as_it_is(make_trainer):
     def trained(rule):
         trainer = make_trainer(max_steps=2)
-        with guided_kl(trainer, RandomGuide(), shape_advantages=rule):
+        with with_methods(trainer, RandomGuide(), token_advantages=rule):
             trainer.train()
         return {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora" in n}
 

@@ -13,6 +13,7 @@ from conftest import build_trainer, tiny_model
 from oracle import completion_rows, credited_advantages, in_completion_layout, score, texts
 from trl_parity import REVERSE, RUNS, combinations, everything
 
+from sage_unsloth.methods.penalties import PENALTIES
 from sage_unsloth.objective.loss import grpo_loss
 
 TESTS = Path(__file__).parents[1]
@@ -110,7 +111,7 @@ def of_oracle(kept, name, scored):
         log_guide=log_guide,
         beta=beta,
         loss_type=loss_type,
-        kl_estimator=penalty,
+        kl_estimator=PENALTIES.get(penalty, penalty),
         max_completion_length=12,
     )
     gradients = torch.autograd.grad(loss, list(named.values()), retain_graph=True)

@@ -13,7 +13,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from sage_unsloth.patch import unsloth_names
+from sage_unsloth.patch import trainer_names
 
 pytestmark = [pytest.mark.usefixtures("unsloth_module"), pytest.mark.compiled]
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def test_an_upgrade_is_judged_by_its_bits(found):
 
 def test_every_tested_version_is_recorded():
     recorded = {record["versions"]["unsloth"] for record in golden_loss.read()}
-    assert recorded >= set(unsloth_names.TESTED_VERSIONS)
+    assert recorded >= set(trainer_names.TESTED_VERSIONS)
 
 
 def test_the_patch_holds_on_every_python_and_on_the_oldest_torch():
@@ -103,7 +103,7 @@ def test_the_patch_holds_on_every_python_and_on_the_oldest_torch():
     for row in rows:
         assert row["outcome"] == "holds" and row["passed"] > 0 and row["failed"] == 0, row
         assert SpecifierSet(project["requires-python"]).contains(row["python"])
-        assert row["versions"]["unsloth"] in unsloth_names.TESTED_VERSIONS
+        assert row["versions"]["unsloth"] in trainer_names.TESTED_VERSIONS
     (torch_range,) = (x for x in map(Requirement, project["dependencies"]) if x.name == "torch")
     versions = {row["versions"]["torch"].split("+")[0] for row in rows}
     assert all(torch_range.specifier.contains(version) for version in versions)
@@ -120,24 +120,24 @@ def test_the_committed_matrix_holds_or_refuses():
     of_trl = {
         row["versions"]["trl"]: row for row in rows.values() if "unsloth" not in row["versions"]
     }
-    assert set(of_trl) == set(unsloth_names.TESTED_TRL_VERSIONS)
+    assert set(of_trl) == set(trainer_names.TESTED_TRL_VERSIONS)
     assert all(row["outcome"] == "holds" for row in of_trl.values())
     rows = {name: row for name, row in rows.items() if "unsloth" in row["versions"]}
     outcomes = {row["versions"]["unsloth"]: row["outcome"] for row in rows.values()}
-    assert set(outcomes) >= set(unsloth_names.TESTED_VERSIONS)
+    assert set(outcomes) >= set(trainer_names.TESTED_VERSIONS)
     assert any(version.startswith("2026.9.") for version in outcomes)
     assert "newest of all" in rows
     for row in rows.values():
         assert row["outcome"] in ("holds", "refuses", "does not import"), row
         assert (row["outcome"] == "holds") is (row["failed"] == 0 and row["passed"] > 0), row
-        if row["versions"]["unsloth"] in unsloth_names.TESTED_VERSIONS and not row["beside"]:
+        if row["versions"]["unsloth"] in trainer_names.TESTED_VERSIONS and not row["beside"]:
             assert row["outcome"] == "holds" and not row.get("not_met")
 
 
 def test_the_measured_engine_changes_a_policy_and_the_guard_notices():
     """Measured by tests/engine_lora.py with a real vLLM: alpha / r is 2 there."""
     runs = json.loads((RESULTS / "engine_lora.json").read_text())
-    assert set(runs) >= set(unsloth_names.TESTED_VERSIONS)
+    assert set(runs) >= set(trainer_names.TESTED_VERSIONS)
     for version, run in runs.items():
         assert run["versions"]["unsloth_zoo"] == version
         assert run["loads"] == [2.0, 4.0]

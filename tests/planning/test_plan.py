@@ -277,6 +277,21 @@ def test_sum_by_hand():
     assert plan.rollouts_at_once == 8
 
 
+def test_activations_of_every_pass_are_held_where_none_wait_elsewhere():
+    """By hand for Qwen2.5-7B: the graphs of all passes live until the one backward pass, and the
+    gradients of one layer at a time.
+    """
+    few = Setup(architecture=SEVEN.architecture, micro_batch=2, gradient_checkpointing="none")
+    kept = 8 * 3584 + 2 * 3584 + 2 * 512 + 4 * 18944
+    gradients = 2 * 3584 + 2 * 18944
+    pass_, step = 2 * 2048, 8 * 2048
+    expected = 2 * (28 * kept * step + pass_ * (gradients + 4 * 3584))
+    assert item(memory_plan(few), "activations").bytes == expected
+    layers = memory_plan(replace(few, gradient_checkpointing="layers"))
+    expected = 2 * (28 * 3584 * step + pass_ * (kept + gradients + 4 * 3584))
+    assert item(layers, "activations").bytes == expected
+
+
 def test_full_finetuning_keeps_a_reference_when_beta_is_positive():
     setup = setup_for(MODELS["qwen2.5-3b-instruct"], CARDS["40"])
     with_kl, without = memory_plan(setup), memory_plan(replace(setup, beta=0.0))

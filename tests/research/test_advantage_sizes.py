@@ -5,7 +5,7 @@ import math
 import pytest
 
 from research.theory.advantage_sizes import push_on_log_rate, root_mean_square, table
-from sage_unsloth.objective.advantage_rules import RULES
+from sage_unsloth.methods.advantage_rules import RULES
 
 
 def test_of_two_completions_by_hand(p=0.3):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.benchmark.claims import CLAIMS, judge, verdict
+from research.benchmark.claims import CLAIMS, judge
 from research.benchmark.command import main
 from research.benchmark.design import BenchmarkConfig, Run, all_algorithms
 from research.benchmark.records import Records
@@ -16,6 +16,7 @@ from research.benchmark.tasks import TASKS, get_task
 from research.benchmark.text import markdown, readme_section
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.study.verdicts import verdict
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,7 +333,7 @@ def test_a_second_call_goes_on_and_others_are_refused(smoke, capsys):
 
 
 @pytest.mark.long
-def test_a_worker_that_fails_is_named(smoke, tmp_path, capsys):
+def test_a_run_that_fails_is_named(smoke, tmp_path, capsys):
     import shutil
 
     broken = tmp_path / "broken"
@@ -355,7 +356,7 @@ def test_a_worker_that_fails_is_named(smoke, tmp_path, capsys):
     ]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "worker-0.log" in error and "every line must be one JSON object" in error
+    assert "grpo_seed-1 stopped" in error and "every line must be one JSON object" in error
 
 
 @pytest.mark.long

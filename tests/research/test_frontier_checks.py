@@ -8,25 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.benchmark.power import crossed_interval
 from research.frontier.checks import make_checks
-from research.frontier.chord import Place, distance_to_chord, find_neighbours
-from research.frontier.dose import is_negligible, measure_dose, possible_change
-from research.frontier.family_curves import family_curves, family_parts, family_weights
-from research.frontier.guessing import (
-    blind_arithmetic,
-    blind_chances,
-    blind_countdown,
-    guess_bounds,
-    main_k,
-    says_something,
-)
+from research.frontier.guessing import blind_arithmetic, blind_chances, blind_countdown
 from research.frontier.line import resampled
-from research.frontier.mixture import bracketing_share, mixture_pass_at_k
-from research.frontier.registered import REGISTERED, holm, judge_registered, p_value
+from research.frontier.registered import REGISTERED, judge_registered
 from research.frontier.report import NO_DOSE, make_report
 from research.frontier.start_model import count_start_samples
 from sage_unsloth.evaluation.metrics import pass_at_k
+from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
+from sage_unsloth.study.corrections import holm, p_value
+from sage_unsloth.study.crossed import crossed_interval
+from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
+from sage_unsloth.study.families import family_curves, family_parts, family_weights
+from sage_unsloth.study.guessing import guess_bounds, main_k, says_something
+from sage_unsloth.study.mixture import bracketing_share, mixture_pass_at_k
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results" / "frontier"
 

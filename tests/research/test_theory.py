@@ -53,8 +53,9 @@ from research.theory.trees import (
     fork_tree,
     guide_table,
 )
+from sage_unsloth.methods.penalties import KL_ESTIMATORS, PENALTIES
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.kl import KL_ESTIMATORS, k3
+from sage_unsloth.objective.kl import k3
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.schedule import CosineSchedule
 
@@ -371,7 +372,7 @@ def test_the_expected_update_is_that_of_the_implemented_loss(kl_estimator, loss_
             beta=0.2,
             loss_type=loss_type,
             max_completion_length=1,
-            kl_estimator=kl_estimator,
+            kl_estimator=PENALTIES.get(kl_estimator, kl_estimator),
         )
         total = total - logps[row].sum().exp().detach() * loss
     expected = torch.autograd.grad(total, leaf)[0]

@@ -119,22 +119,23 @@ def test_what_another_process_was_asked_is_no_first_signal():
 
 
 @pytest.mark.long
-def test_a_benchmark_waits_for_the_step_in_flight_of_its_workers(tmp_path):
+def test_a_parent_waits_for_the_step_in_flight_of_its_children(tmp_path):
     """Longer than everything else has for its end."""
     program = (
         "import signal, time\nsignal.signal(15, lambda *_: (time.sleep(1.5), print('saved', "
         "flush=True), exit(0)))\nprint('ready', flush=True)\ntime.sleep(60)"
     )
     script = (
-        "import subprocess, sys, time\nfrom pathlib import Path\nfrom research.benchmark "
-        "import run, tasks; from sage_unsloth.runs import stopping\n"
+        "import subprocess, sys, time\nfrom pathlib import Path\n"
+        "from sage_unsloth.runs import children, stopping\n"
         "stopping.UNWINDING = 0.5\n"
         f"worker = subprocess.Popen([sys.executable, '-c', {program!r}], stdout=open('log', "
         f"'w'), start_new_session=True)\n"
         "while 'ready' not in Path('log').read_text(): time.sleep(0.05)\n"
         "print('go', flush=True)\n"
-        f"with stopping.ending(): run._watch(Path('.'), tasks.get_task('arithmetic', "
-        f"smoke=True), [], [(worker, Path('log'))])\n"
+        "with stopping.ending():\n"
+        "    try: time.sleep(60)\n"
+        "    except BaseException: children.end_children([worker]); raise\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script],

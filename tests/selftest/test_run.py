@@ -144,11 +144,17 @@ def test_doctor_runs_it_only_when_asked(monkeypatch, tmp_path, capsys):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "run", lambda: 0)
-    called = []
-    monkeypatch.setattr(run, "run_selftest", lambda file, again: called.append((file, again)) or 0)
+    called, real = [], run.run_selftest
+
+    def run_selftest(file, again):
+        called.append((file, again))
+        return real(file, checks=[planted("fine")], print_line=lambda line: None)
+
+    monkeypatch.setattr(run, "run_selftest", run_selftest)
     assert main(["doctor"]) == 0 and called == []
     assert main(["doctor", "--deep", "--again", "--out", "x.json"]) == 0
     assert called == [("x.json", True)]
+    assert "| fine | passed |" in capsys.readouterr().out, "the block for a report"
     assert main(["doctor", "--again"]) == 2
     assert "add --deep" in capsys.readouterr().err
     assert command.FILE == "selftest.json"

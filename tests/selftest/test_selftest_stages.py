@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.selftest import costs, stages
 from sage_unsloth.selftest.findings import FAILED, NOT_HERE, PASSED
 
 
 def test_the_contract_passes_and_its_error_ends_the_process(unsloth_module, tmp_path, monkeypatch):
     assert [f.status for f in stages.contract(tmp_path)] == [PASSED]
-    from sage_unsloth.patch import unsloth_names
+    from sage_unsloth.patch import trainer_names
 
-    monkeypatch.setitem(unsloth_names.EXPECTED_PARAMETERS, unsloth_names.LOSS, ("trainer", "ids"))
+    monkeypatch.setitem(trainer_names.EXPECTED_PARAMETERS, trainer_names.LOSS, ("trainer", "ids"))
     with pytest.raises(ContractError):
         list(stages.contract(tmp_path))
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.penalties import PENALTIES
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.objective.adaptive import AdaptiveGuide
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.kl import PENALTIES
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.unsloth_seam import UnslothHook
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import QuickstartConfig, smoke_config

@@ -14,6 +14,7 @@ from distributed_worker import CASES, STAGE, run
 from oracle import WHOLE_BATCH_LOSSES
 from safetensors.torch import load_file, save_file
 
+from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
@@ -184,9 +185,9 @@ def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
     )
     trainer.args.per_device_train_batch_size = 2
     with pytest.raises(ValueError, match="in one process, so per_device_train_batch_size"):
-        guided_kl(trainer, kl_estimator="k3-is", credit="sequence").__enter__()
+        with_methods(trainer, kl_estimator="k3-is", credit="sequence").__enter__()
     trainer.args.per_device_train_batch_size = 4
-    with guided_kl(trainer, kl_estimator="k3-is", credit="sequence"):
+    with with_methods(trainer, kl_estimator="k3-is", credit="sequence"):
         pass
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.objective.advantage_rules import advantage_rule
+from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.runs.record import refuse_other_settings
 from sage_unsloth.training import algorithms
 from sage_unsloth.training.algorithms import ALGORITHMS, get_algorithm, listing

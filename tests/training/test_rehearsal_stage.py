@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sage_unsloth.methods.rehearsal import METRIC, RehearsalRule
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.objective.rehearsal import RehearsalRule
-from sage_unsloth.patch.rehearsal import METRIC
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_jsonl

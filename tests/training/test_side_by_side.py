@@ -16,19 +16,24 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.runs.children import available_memory
 from sage_unsloth.training import side_by_side
-from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.side_by_side import (
     Job,
     SideBySideError,
     processes_for,
-    train_side_by_side,
+    run_side_by_side,
 )
 
 
 def jobs(folder, *names, guide=None):
-    config = RlvrConfig(max_steps=4)
     return [
-        Job(name=name, config=config, arguments={"folder": folder / name, "guide": guide})
+        Job(
+            name=name,
+            work="sage_unsloth.training.rlvr_stage:rlvr",
+            arguments={"guide": guide},
+            folder=folder / name,
+            result=folder / name / "adapter",
+            max_steps=4,
+        )
         for name in names
     ]
 
@@ -85,7 +90,7 @@ def test_as_many_as_cores_and_memory_allow(tmp_path, monkeypatch):
 
 def test_what_they_say_is_logged_by_name_and_nothing_is_left(child, tmp_path, caplog, capfd):
     caplog.set_level("INFO")
-    found = train_side_by_side(jobs(tmp_path, "a", "b", "c"), 2, tmp_path / "processes")
+    found = run_side_by_side(jobs(tmp_path, "a", "b", "c"), 2, tmp_path / "processes")
     assert found == {"a": 1.5, "b": 1.5, "c": 1.5}
     assert not (tmp_path / "processes").exists()
     lines, shown = [record.getMessage() for record in caplog.records], capfd.readouterr().err
@@ -100,7 +105,7 @@ def test_what_they_say_is_logged_by_name_and_nothing_is_left(child, tmp_path, ca
 def test_an_error_in_one_ends_the_others_with_their_step_and_names_it(child, tmp_path):
     started = time.monotonic()
     with pytest.raises(SideBySideError) as found:
-        train_side_by_side(jobs(tmp_path, "waits", "fails"), 2, tmp_path / "processes")
+        run_side_by_side(jobs(tmp_path, "waits", "fails"), 2, tmp_path / "processes")
     assert time.monotonic() - started < 30
     assert str(found.value).startswith("fails stopped: ValueError: the guide must be finite (exit")
     process = int((tmp_path / "waits" / "saved").read_text())
@@ -110,7 +115,7 @@ def test_an_error_in_one_ends_the_others_with_their_step_and_names_it(child, tmp
 
 def test_a_process_that_was_killed_says_what_it_wrote_last(child, tmp_path):
     with pytest.raises(SideBySideError, match=r"dies stopped: out of memory, as it .*code -9, log"):
-        train_side_by_side(jobs(tmp_path, "dies"), 2, tmp_path / "processes")
+        run_side_by_side(jobs(tmp_path, "dies"), 2, tmp_path / "processes")
     assert (tmp_path / "processes" / "dies" / "log.txt").is_file()
 
 
@@ -121,7 +126,7 @@ def test_a_signal_is_passed_on_and_what_they_save_is_waited_for(tmp_path):
         "from sage_unsloth.training import side_by_side\n"
         "side_by_side.WORKER = 'side_by_side_child'\nhere = Path(sys.argv[1])\n"
         "with ending():\n"
-        "    side_by_side.train_side_by_side(jobs(here, 'waits'), 2, here / 'processes')\n"
+        "    side_by_side.run_side_by_side(jobs(here, 'waits'), 2, here / 'processes')\n"
     )
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([*sys.path, str(tests), str(tests / "training")])

@@ -8,8 +8,8 @@ from conftest import tiny_model
 from oracle import train_and_check
 from trl_trainer import build_trl_trainer, letters
 
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.patch.guided import guided_kl
 
 GUIDES = {
@@ -57,7 +57,7 @@ def test_shaped_advantages_equal_the_oracle(make_trainer):
     def by_entropy(signals, advantages):
         return advantages.unsqueeze(1) * (1 + signals.entropies)
 
-    train_and_check(make_trainer(), GUIDES["token"], log_entropy=True, shape_advantages=by_entropy)
+    train_and_check(make_trainer(), GUIDES["token"], log_entropy=True, shape=by_entropy)
 
 
 @pytest.mark.parametrize("rule", ["grpo", "rs-grpo"])

@@ -18,14 +18,15 @@ from oracle import Recording
 from transformers import TrainerCallback
 from trl_trainer import build_trl_trainer, letters
 
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.own_penalty import PENALTY_HOOK, check_penalties
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.patch.bad_batch import reproduce
 from sage_unsloth.patch.finite import NotFiniteError
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.trl_contract import check_trl_contract
-from sage_unsloth.patch.trl_loss import PENALTY_HOOK
-from sage_unsloth.patch.unsloth_names import ContractError
+from sage_unsloth.patch.seam import check_contract
+from sage_unsloth.patch.trainer_names import ContractError
 
 BRANCH = BranchGuide(threshold=1.0)
 SAVES = dict(save_strategy="steps", save_steps=1)
@@ -58,7 +59,7 @@ def test_nothing_of_the_patch_imports_unsloth():
     assert done.stdout.strip() == "[]"
     import sage_unsloth.patch as patch
 
-    assert len(list(pkgutil.iter_modules(patch.__path__))) > 20
+    assert len(list(pkgutil.iter_modules(patch.__path__))) > 15
 
 
 # --- Refusals ---
@@ -69,7 +70,7 @@ def test_nothing_of_the_patch_imports_unsloth():
     [
         ({"beta": 0.0}, {"guide": BRANCH}, "beta must not be 0"),
         ({"use_bias_correction_kl": True}, {"guide": BRANCH}, "because the trainer's loss follows"),
-        ({}, {"kl_estimator": "k2", "k3_bounded": True}, "k3_bounded is of the estimators"),
+        ({}, {"kl_estimator": "k2", "k3_bounded": True}, "bounded is of the estimators"),
         ({}, {"guide": BranchGuide}, "a guide must be an instance"),
         ({}, {"kl_estimator": "k2", "credit": "sequence"}, "gradient_accumulation_steps and"),
         ({"rows": [{"text": "a"}] * 8}, {"guide": BRANCH}, "must have a column 'prompt'"),
@@ -80,7 +81,7 @@ def test_what_the_trainer_contradicts_is_refused(make_trainer, settings, options
     if "credit" in options:
         settings = {"gradient_accumulation_steps": 2}
     trainer = make_trainer(**settings)
-    with pytest.raises((ValueError, TypeError), match=message), guided_kl(trainer, **options):
+    with pytest.raises((ValueError, TypeError), match=message), with_methods(trainer, **options):
         pass
 
 
@@ -127,7 +128,7 @@ def test_everything_is_undone(make_trainer, kl_estimator):
 
     of_class, kernel = type(trainer)._compute_loss, utils._ChunkedLogProbFunction
     before, callbacks = set(vars(trainer)), list(trainer.callback_handler.callbacks)
-    with pytest.raises(KeyError), guided_kl(trainer, BRANCH, kl_estimator=kl_estimator):
+    with pytest.raises(KeyError), with_methods(trainer, BRANCH, kl_estimator=kl_estimator):
         assert "_compute_loss" in vars(trainer)
         raise KeyError
     assert set(vars(trainer)) == before and PENALTY_HOOK not in before
@@ -159,7 +160,7 @@ PENALTY = (
 )
 DRIFTS = {
     "nothing": ("# Compute the loss\n", "# Compute it\n", None),
-    "another penalty": (PENALTY, "(ref_per_token_logps - per_token_logps) ** 2", "must assign"),
+    "another penalty": (PENALTY, "(ref_per_token_logps - per_token_logps) ** 2", "must compute"),
     "the reference is read before the scoring": (
         'prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]\n',
         'prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]\n'
@@ -190,10 +191,18 @@ def test_drift_is_refused(drift):
     old, new, message = DRIFTS[drift]
     changed = drifted(old, new)
     if message is None:
-        check_trl_contract(changed)
+        check_contract(changed)
+        check_penalties(changed)
         return
     with pytest.raises(ContractError, match=message):
-        check_trl_contract(changed)
+        check_contract(changed)
+
+
+def test_a_penalty_that_is_written_otherwise_is_not_replaced():
+    changed = drifted(PENALTY, f"1.0 * ({PENALTY})")
+    check_contract(changed)
+    with pytest.raises(ContractError, match="must assign"):
+        check_penalties(changed)
 
 
 def test_a_loss_that_bypasses_the_guide_stops_after_one_step(make_trainer):
@@ -276,7 +285,7 @@ def test_an_all_masked_batch_changes_nothing(make_trainer):
 
     trainer._generate_and_score_completions = masked
     before = trained_weights(trainer)
-    with guided_kl(trainer, BRANCH, kl_estimator="k2"):
+    with with_methods(trainer, BRANCH, kl_estimator="k2"):
         trainer.train()
     assert equal(before, trained_weights(trainer))
 
@@ -333,7 +342,7 @@ def test_a_resumed_run_is_the_whole_one(make_trainer, tmp_path, reference):
 def test_other_settings_are_refused(make_trainer, tmp_path):
     def resume(options, **settings):
         trainer = make_trainer("ref", output_dir=str(tmp_path / "b"), **settings)
-        with guided_kl(trainer, **({"guide": BRANCH} | options)):
+        with with_methods(trainer, **({"guide": BRANCH} | options)):
             trainer.train(resume_from_checkpoint=checkpoint)
         return trainer
 
@@ -343,8 +352,8 @@ def test_other_settings_are_refused(make_trainer, tmp_path):
     checkpoint = str(tmp_path / "out" / "checkpoint-1")
     for options, settings, message in [
         ({"guide": RandomGuide()}, {}, "guide was BranchGuide"),
-        ({"kl_estimator": "k2"}, {}, "kl_estimator was k3 and is k2"),
-        ({"k3_bounded": True}, {}, "k3_bounded was False and is True"),
+        ({"kl_estimator": "k2"}, {}, "kl_estimator was the trainer's own and is k2"),
+        ({"k3_bounded": True}, {}, "kl_estimator was the trainer's own and is k3, bounded"),
         ({}, {"beta": 0.5}, r"beta was 0\.05 and is 0\.5"),
         ({}, {"lora_noise": 0.06}, "adapter ref was the adapter ref .* and is the adapter ref"),
     ]:
@@ -352,19 +361,19 @@ def test_other_settings_are_refused(make_trainer, tmp_path):
             resume(options, **settings)
     resume({})
     resume({"guide": RandomGuide(), "resume_with_changes": True})
-    # As of Unsloth's trainer before there was another: no name is recorded.
     path = Path(checkpoint) / "trainer_state.json"
     state = json.loads(path.read_text())
     record = state["stateful_callbacks"]["SageGuide"]["args"]
-    assert record.pop("trainer") == "trl" and record.pop("k3_bounded") is False
+    assert record["trainer"] == "trl"
+    record["trainer"] = "unsloth"
     path.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"trainer was unsloth and is trl; .*k3_bounded was True"):
+    with pytest.raises(ValueError, match="trainer was unsloth and is trl"):
         resume({})
 
 
 def test_a_trainer_beside_it_is_not_guided(make_trainer, tmp_path):
     """What is replaced is the trainer's own."""
     other = make_trainer(output_dir=str(tmp_path / "other"), rows=ROWS[:8])
-    with guided_kl(make_trainer(), BRANCH, kl_estimator="k2"):
+    with with_methods(make_trainer(), BRANCH, kl_estimator="k2"):
         other.train()
     assert all("sage/guide_mean" not in row for row in other.state.log_history)

@@ -11,7 +11,8 @@ import torch
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer import utils
 
-from sage_unsloth.patch.trl_without_gpu import CHOICE, _PlainHead, head_without_gpu
+from sage_unsloth.patch.trainer_names import HEAD_CHOICE
+from sage_unsloth.patch.trl_without_gpu import _PlainHead, head_without_gpu
 
 OUTPUTS = ("log_probs", "entropy")
 
@@ -40,7 +41,7 @@ def test_values_and_gradients_are_those_of_trls_kernel(temperature, scale, softc
 def test_it_is_there_while_open_where_trl_has_none():
     before = utils._ChunkedLogProbFunction
     with head_without_gpu():
-        assert (utils._ChunkedLogProbFunction is _PlainHead) is not hasattr(utils, CHOICE)
+        assert (utils._ChunkedLogProbFunction is _PlainHead) is not hasattr(utils, HEAD_CHOICE)
     assert utils._ChunkedLogProbFunction is before
 
 

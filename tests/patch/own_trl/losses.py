@@ -10,11 +10,11 @@ from oracle import train_and_check
 from transformers import TrainerCallback
 from trl_trainer import build_trl_trainer, letters
 
-from sage_unsloth.objective.adaptive import AdaptiveGuide
+from sage_unsloth.methods.adaptive import AdaptiveGuide
+from sage_unsloth.methods.composed import with_methods
+from sage_unsloth.methods.penalties import KL_ESTIMATORS
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
-from sage_unsloth.objective.kl import KL_ESTIMATORS
 from sage_unsloth.objective.loss import LOSS_TYPES
-from sage_unsloth.patch.guided import guided_kl
 
 GUIDES = {
     "none": None,
@@ -55,7 +55,7 @@ def trained(trainer, guide=None, **options):
             gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
 
     trainer.add_callback(Keep())
-    with guided_kl(trainer, guide, **options):
+    with with_methods(trainer, guide, **options):
         trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     weights = {n: p.detach() for n, p in trainer.model.named_parameters() if p.requires_grad}

@@ -6,7 +6,7 @@ import pytest
 from rehearsing import COEF, STORED, check_gradients, run
 from trl_trainer import build_trl_trainer, letters
 
-from sage_unsloth.patch.rehearsal import METRIC, rehearsed
+from sage_unsloth.methods.rehearsal import METRIC, rehearsed
 
 
 @pytest.fixture

@@ -1,0 +1,74 @@
+"""A run's plain settings as one context: `guided_kl` with the methods around it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from sage_unsloth.methods.advantage_rules import GRPO, Rule
+from sage_unsloth.methods.choices import check_places
+from sage_unsloth.methods.credit import credit_sequences
+from sage_unsloth.methods.group_rewards import advantages_by
+from sage_unsloth.methods.kl_reward import kl_in_reward
+from sage_unsloth.methods.own_penalty import kl_penalty
+from sage_unsloth.methods.rehearsal import RehearsalRule, Stored, rehearsal_rule, rehearsed
+from sage_unsloth.methods.resampling import dynamic_sampling
+from sage_unsloth.methods.token_rules import NONE, token_advantages_by
+from sage_unsloth.objective.advantages import ShapeAdvantages
+from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.patch.guided import guided_kl
+
+
+@contextmanager
+def with_methods(
+    trainer: Any,
+    guide: Guide | None = None,
+    *,
+    advantages: Rule = GRPO,
+    token_advantages: str | ShapeAdvantages | None = NONE,
+    kl_estimator: str = "k3",
+    k3_bounded: bool | None = None,
+    credit: str = "token",
+    kl_in: str = "loss",
+    rehearsal: str | RehearsalRule = RehearsalRule.divergence,
+    rehearsal_coef: float = 0.0,
+    stored: Sequence[Stored] = (),
+    max_resamples: int = 0,
+    **options: Any,
+) -> Iterator[None]:
+    """Within this context, the trainer trains as these settings say.
+
+        with with_methods(trainer, guide, advantages="pkpo,k=4", kl_estimator="k2"):
+            trainer.train()
+
+    Each setting at its default opens nothing.
+
+    Args:
+        trainer, guide: as for `guided_kl`.
+        advantages: as for `advantages_by`.
+        token_advantages: as for `token_advantages_by`.
+        kl_estimator, k3_bounded: as for `kl_penalty`.
+        credit: "token", or "sequence" (`credit_sequences`).
+        kl_in: "loss", or "reward" (`kl_in_reward`).
+        rehearsal, rehearsal_coef, stored: as for `rehearsed`.
+        max_resamples: as for `dynamic_sampling`.
+        options: as for `guided_kl`: teacher, shape, log_entropy, resume_with_changes.
+
+    Raises:
+        ValueError: an unknown setting, or settings that contradict each other or the trainer.
+        ContractError: see `guided_kl`.
+    """
+    rule = rehearsal_rule(rehearsal) if isinstance(rehearsal, str) else rehearsal
+    check_places(credit, kl_in)
+    with ExitStack() as stack:
+        for method in (
+            advantages_by(trainer, advantages),
+            token_advantages_by(trainer, token_advantages),
+            kl_penalty(trainer, kl_estimator, bounded=k3_bounded),
+            *([credit_sequences(trainer)] if credit == "sequence" else []),
+            *([kl_in_reward(trainer)] if kl_in == "reward" else []),
+            rehearsed(trainer, stored, coef=rehearsal_coef, rule=rule),
+            dynamic_sampling(trainer, max_resamples),
+            guided_kl(trainer, guide, **options),
+        ):
+            stack.enter_context(method)
+        yield

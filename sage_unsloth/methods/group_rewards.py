@@ -1,0 +1,296 @@
+"""Advantages by another rule than GRPO's, from the rewards of all processes.
+
+TRL centres and divides the rewards of a group inside `_generate_and_score_completions`, and a group
+of equal rewards has lost them by then. So the rewards are taken where `_calculate_rewards` returns
+them, gathered from every process, and the batch's `advantages` are replaced by the rule's for this
+process's rows. Before that, TRL's own advantages are computed once more from the same rewards and
+compared with the batch's: rows in another order, or rewards that something changed on the way, are
+a `ContractError`.
+
+With several reward functions the rule reads what TRL reads, the weighted sum. `scale_rewards` says
+how TRL's advantages are divided and has no effect on a rule's. Evaluation keeps TRL's.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.methods.advantage_rules import (
+    GRPO_RULE,
+    AdvantageRule,
+    Rule,
+    advantage_rule,
+    check_rule,
+)
+from sage_unsloth.methods.group_advantages import GRPO_EPSILON
+from sage_unsloth.methods.reference import reference_adapter
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.listening import listening
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.seam import seam_of
+from sage_unsloth.patch.switches import drops_equal_rewards
+from sage_unsloth.patch.trained_with import describe_function
+from sage_unsloth.patch.trainer_names import ContractError
+
+GROUPS = "_sage_unsloth_groups"
+"""Ours, on the trainer: what changes the advantages of its groups, while something does."""
+DEAD = "advantages/dead_groups"
+
+
+@contextmanager
+def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
+    """Within this context, the advantages of each rollout batch of training are the rule's.
+
+        with advantages_by(trainer, "pkpo,k=4"), guided_kl(trainer, guide):
+            trainer.train()
+
+    Logged for each batch as `advantages/dead_groups`: the share of groups whose advantages are all
+    0 under the rule. The trainer's `frac_reward_zero_std` stays the share of groups of equal
+    rewards, from which a rule may learn.
+
+    Args:
+        trainer: as for `guided_kl`.
+        rule: a name of `advantage_rules.RULES` with its settings, "module:function", or a function
+            of yours, (P, G) → (P, G). "grpo" is TRL's, and replaces nothing.
+
+    Raises:
+        ValueError: no such rule; from `guided_kl`, one that the trainer's settings contradict; in
+            training, a reward that the rule does not take.
+        ContractError: the batch's advantages are not those of its rewards.
+    """
+    rule = advantage_rule(rule)
+    if rule.is_grpo:
+        yield
+        return
+    method = Method(
+        name="advantages",
+        record=describe_rule(rule),
+        check=check_rewards_are_summed,
+        needs_hook=False,
+    )
+    with (
+        method_added(trainer, method),
+        groups_rewarded(trainer) as groups,
+        replaced(groups, rule=rule),
+    ):
+        yield
+
+
+def describe_rule(rule: AdvantageRule) -> str:
+    """A rule as it was named; of one of your own also its code."""
+    return rule.text if rule.is_ours else f"{rule.text}: {describe_function(rule.function)}"
+
+
+def rule_in_force(trainer: Any) -> AdvantageRule | None:
+    """The rule of the trainer's advantages; None where nothing changes them."""
+    groups: _Groups | None = vars(trainer).get(GROUPS)
+    return None if groups is None else groups.rule
+
+
+@contextmanager
+def groups_rewarded(trainer: Any) -> Iterator["_Groups"]:
+    """Within this context, the advantages of each rollout batch of training are those of the
+    groups' rule, for the rewards and the groups' further term.
+    """
+    groups: _Groups | None = vars(trainer).get(GROUPS)
+    if groups is not None:
+        yield groups
+        return
+    groups = _Groups(trainer)
+    listeners = {names.ROLLOUT: groups.roll_out, names.REWARDS: groups.grade}
+    with replaced(trainer, **{GROUPS: groups}), listening(trainer, "advantages", **listeners):
+        yield groups
+
+
+class _Groups:
+    """How the advantages of one trainer's groups are made."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.rule = GRPO_RULE
+        self.term: Callable[[dict[str, Any]], Tensor] | None = None
+        """Of a rollout batch: what is added to this process's rewards, (B,)."""
+        self.graded: list[Tensor] = []
+
+    def grade(self, proceed: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        rewards = proceed(*args, **kwargs)
+        self.graded.append(rewards)
+        return rewards
+
+    def roll_out(self, proceed: Callable[..., dict], inputs: Any) -> dict[str, Any]:
+        trainer = self.trainer
+        self.graded.clear()
+        batch = proceed(inputs)
+        if not trainer.model.training:
+            return batch
+        rewards = _checked_rewards(trainer, self.graded, batch)
+        if self.term is not None:
+            rewards = rewards + trainer.accelerator.gather(self.term(batch)).to(rewards)
+        advantages = _advantages(trainer, self.rule, rewards, batch)
+        first = trainer.accelerator.process_index * len(batch["advantages"])
+        own = advantages[first : first + len(batch["advantages"])]
+        batch["advantages"] = own.to(batch["advantages"])
+        _put_into_completions_table(trainer, advantages)
+        of_groups = (advantages.view(-1, trainer.num_generations) == 0).all(1)
+        names.metrics_of(trainer, "train")[DEAD].append(of_groups.float().mean().item())
+        return batch
+
+
+def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
+    """The rule reads the sum of the rewards, and groups of equal rewards too."""
+    rule = rule_in_force(trainer) or GRPO_RULE
+    in_reward = choice.recorded("kl_in", "loss") == "reward"
+    check_rule(rule, trainer.num_generations, any_reward=in_reward)
+    if trainer.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"advantages={rule.text!r} is a rule for the sum of the rewards, so "
+            "multi_objective_aggregation must be 'sum_then_normalize'; got "
+            f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo' "
+            "and kl_in at 'loss'"
+        )
+    if seam_of(trainer).name == "unsloth" and drops_equal_rewards():
+        raise ValueError(
+            f"advantages={rule.text!r} may learn from groups of equal rewards, which "
+            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo' "
+            "and kl_in at 'loss'"
+        )
+
+
+def total_rewards(trainer: Any, rewards: Tensor) -> Tensor:
+    """What advantages are taken of: the weighted sum of the functions' rewards, nan where none gave
+    one, (B,).
+
+    Args:
+        rewards: of each completion and function, (B, F).
+    """
+    totals = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
+    return torch.where(rewards.isnan().all(1), torch.nan, totals)
+
+
+def dead_groups(trainer: Any, rewards: Tensor) -> list[int]:
+    """The groups that teach nothing under the rule that is in force on the trainer, by number.
+
+    Args:
+        rewards: `total_rewards`, those of a prompt side by side, (B,).
+    """
+    rule = rule_in_force(trainer) or GRPO_RULE
+    state = trainer.state
+    taught = rule.teaches(
+        rewards.view(-1, trainer.num_generations),
+        step=state.global_step,
+        max_steps=max(state.max_steps, 1),
+    )
+    return (~taught).nonzero().flatten().tolist()
+
+
+def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) -> Tensor:
+    """The rewards of all processes that the batch's advantages were computed of, (B·processes,)."""
+    rows = len(batch["advantages"]) * trainer.accelerator.num_processes
+    expected = (rows, len(trainer.reward_funcs))
+    if [tuple(rewards.shape) for rewards in graded] != [expected]:
+        raise ContractError(
+            f"{names.ROLLOUT} must call {names.REWARDS} once, for the rewards of all processes",
+            found=[tuple(rewards.shape) for rewards in graded],
+            expected=[expected],
+        )
+    rewards = total_rewards(trainer, graded[0])
+    first = trainer.accelerator.process_index * len(batch["advantages"])
+    of_trl = _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
+    of_trl = of_trl[first : first + len(batch["advantages"])]
+    found = batch["advantages"]
+    if not torch.allclose(found.float(), of_trl.to(found.device).float(), rtol=1e-3, atol=1e-4):
+        raise ContractError(
+            f"the advantages of {names.ROLLOUT} must be those of the rewards of {names.REWARDS}, "
+            "in its order",
+            found=found.tolist(),
+            expected=of_trl.tolist(),
+        )
+    return rewards
+
+
+def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
+    """TRL's advantages of (B,) rewards."""
+    groups = rewards.view(-1, num_generations)
+    centred = groups - groups.nanmean(1, keepdim=True)
+    if scale != "none":
+        of = centred if scale == "group" else (rewards - rewards.nanmean()).unsqueeze(0)
+        count = (~of.isnan()).sum(1, keepdim=True)
+        deviation = (of.square().nansum(1, keepdim=True) / (count - 1)).sqrt()
+        centred = centred / (deviation + GRPO_EPSILON)
+    return centred.flatten().nan_to_num(nan=0.0)
+
+
+def _advantages(
+    trainer: Any, rule: AdvantageRule, rewards: Tensor, batch: dict[str, Any]
+) -> Tensor:
+    """The rule's, of all processes, (B·processes,)."""
+    signals: dict[str, Any] = {
+        "step": trainer.state.global_step,
+        "max_steps": max(trainer.state.max_steps, trainer.args.max_steps, 1),
+    }
+    shape = (-1, trainer.num_generations)
+    if rule.is_grpo:
+        return _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
+    if "mean_logps" in rule.needs:
+        lengths = token_mask(trainer, batch).sum(1)
+        own = drawn_logps(trainer, batch).sum(1) / lengths.clamp(min=1)
+        signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
+    return rule(rewards.view(shape), **signals).flatten()
+
+
+def token_mask(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """1 on the tokens of each completion, (B, T), of a truncated one too, whose row
+    `mask_truncated_completions` sets to 0 in the batch.
+    """
+    mask, ids = batch["completion_mask"], batch["completion_ids"]
+    # A truncated completion ends in neither EOS nor padding, so its last other token is its end.
+    is_token = (ids != trainer.processing_class.pad_token_id).to(mask.dtype)
+    up_to_the_last = is_token.flip(1).cummax(1).values.flip(1)
+    return torch.where(mask.any(1, keepdim=True), mask, up_to_the_last)
+
+
+def drawn_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside `token_mask`: what the
+    batch has, or one more scoring by the policy as it is, which has drawn the batch.
+    """
+    return _logps(trainer, batch, batch.get("old_per_token_logps"), trainer.model)
+
+
+def reference_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """log π_ref of the same tokens, (B, T)."""
+    scored = batch["ref_per_token_logps"]
+    if trainer.ref_model is not None:
+        return _logps(trainer, batch, scored, trainer.ref_model)
+    with reference_adapter(trainer):
+        return _logps(trainer, batch, scored, trainer.model)
+
+
+@torch.no_grad()
+def _logps(trainer: Any, batch: dict[str, Any], logps: Tensor | None, model: Any) -> Tensor:
+    """`logps` in the layout of the completions, or the model's where they are None or where the
+    batch hides a completion's tokens from the model.
+    """
+    mask = token_mask(trainer, batch)
+    if logps is None or not torch.equal(mask, batch["completion_mask"]):
+        score: Callable = getattr(trainer, names.SCORE)
+        scored: Tensor = score(
+            model,
+            torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+            torch.cat([batch["prompt_mask"], mask], 1),
+            mask.shape[1],
+            batch_size=trainer.args.per_device_train_batch_size,
+        )[0]
+        logps = scored
+    return seam_of(trainer).scoring.in_completion_layout(logps, batch | {"completion_mask": mask})
+
+
+def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:
+    """In the place of TRL's, which it has just appended."""
+    logged = getattr(trainer, names.TABLE)["advantages"]
+    for _ in range(min(len(advantages), len(logged))):
+        logged.pop()
+    logged.extend(advantages.tolist())

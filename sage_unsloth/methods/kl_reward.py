@@ -1,0 +1,81 @@
+"""The KL in the reward, in the place of a penalty in the loss."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.methods.choices import check_together
+from sage_unsloth.methods.group_rewards import (
+    check_rewards_are_summed,
+    drawn_logps,
+    groups_rewarded,
+    reference_logps,
+    token_mask,
+)
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.listening import listening
+from sage_unsloth.patch.replaced import replaced
+
+
+@contextmanager
+def kl_in_reward(trainer: Any) -> Iterator[None]:
+    """Within this context, β times the log-ratio of each whole completion to π_ref is taken from
+    its reward before advantages are made (`less_kl`), and the loss has no KL term.
+
+        with kl_in_reward(trainer), guided_kl(trainer):
+            trainer.train()
+
+    Args:
+        trainer: as for `guided_kl`, which takes no guide and no other penalty beside it.
+    """
+    method = Method(name="kl_in", record="reward", check=_check_trainer)
+    beta = trainer.beta
+
+    def term(batch: dict[str, Any]) -> Tensor:
+        scored = drawn_logps(trainer, batch), reference_logps(trainer, batch)
+        nothing = torch.zeros_like(batch["advantages"])
+        return less_kl(nothing, *scored, token_mask(trainer, batch), beta=beta)
+
+    def compute_loss(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with replaced(trainer, beta=0.0):  # it is in the advantages already
+            return proceed(*args, **kwargs)
+
+    with (
+        method_added(trainer, method),
+        groups_rewarded(trainer) as groups,
+        replaced(groups, term=term),
+        listening(trainer, "kl_in", **{names.COMPUTE_LOSS: compute_loss}),
+    ):
+        yield
+
+
+def _check_trainer(trainer: Any, choice: Choice) -> None:
+    check_together(trainer, choice)
+    check_rewards_are_summed(trainer, choice)
+
+
+def less_kl(
+    rewards: Tensor, logps: Tensor, ref_logps: Tensor, completion_mask: Tensor, *, beta: float
+) -> Tensor:
+    """r − β Σ_t (log π_old(y_t) − log π_ref(y_t)), the KL in the reward (k1, whole completions).
+
+    The log-ratio of a completion is an unbiased estimate of KL(π‖π_ref) over completions, and as a
+    reward it credits a token with the KL of those after it: with r − mean of the others as
+    advantage, the gradient is that of E[r] − β KL (RLHF's, arXiv 2203.02155; compared with a KL in
+    the loss in 2512.21852). Under a rule that divides, β is divided with the reward.
+
+    Args:
+        rewards: (B,).
+        logps, ref_logps: of the policy that drew and of the reference, nats, (B, T).
+        completion_mask: (B, T).
+        beta: β.
+
+    Returns:
+        (B,), in units of reward.
+    """
+    difference = torch.where(completion_mask.bool(), logps.float() - ref_logps.float(), 0.0)
+    return rewards - beta * difference.sum(1).to(rewards)

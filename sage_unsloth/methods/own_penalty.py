@@ -1,0 +1,301 @@
+"""Another KL penalty than the trainers' own, inside their losses.
+
+Unsloth's kernel is called twice: once without a KL term, and once for the penalty alone, which it
+reduces as it reduces its loss. TRL's takes a copy of `_compute_loss` in which the expression of its
+penalty is a call,
+
+    per_token_kl = torch.exp(ref − new) − (ref − new) − 1    ->  self.PENALTY_HOOK(new, ref)
+
+and what follows is TRL's: `use_bias_correction_kl`, the reduction, the `kl` that is logged. Both
+are checked on small numbers before anything is replaced.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.methods.choices import check_together
+from sage_unsloth.methods.penalties import PENALTIES, check_kl_estimator
+from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
+from sage_unsloth.objective.loss import LOSS_TYPES, Penalty
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.contract import check_numbers, run_of_trl, run_of_unsloth
+from sage_unsloth.patch.listening import Listener, listening
+from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.patch.seam import Seam, seam_of, seam_of_class
+from sage_unsloth.patch.switches import rollout_rejection
+from sage_unsloth.patch.trainer_names import ContractError
+
+PENALTY_HOOK = "_sage_unsloth_penalty"
+"""Ours, on TRL's trainer: what the rewritten loss calls."""
+
+
+@contextmanager
+def kl_penalty(
+    trainer: Any, kl_estimator: str = "k3", *, bounded: bool | None = None
+) -> Iterator[None]:
+    """Within this context, a `guided_kl` of the trainer has this KL penalty.
+
+        with kl_penalty(trainer, "forward-kl"), guided_kl(trainer, guide):
+            trainer.train()
+
+    Args:
+        trainer: as for `guided_kl`.
+        kl_estimator: one of `penalties.KL_ESTIMATORS`. "k3" and "k3-is" are the trainers' own: with
+            these alone, nothing is replaced.
+        bounded: whether a token's k3 is at most 10 nats, and without a gradient from there on: None
+            is as the trainer has it, bounded in Unsloth's and without a bound in TRL's; True bounds
+            TRL's too.
+
+    Raises:
+        ValueError: an unknown penalty, or a bound that it or the trainer does not take; from
+            `guided_kl` one that the trainer's settings contradict.
+        ContractError: the trainer's loss is not what was tested.
+    """
+    check_kl_estimator(kl_estimator)
+    seam = seam_of(trainer)
+    _check_bound(kl_estimator, bounded, seam.bounds_k3)
+    of_trainer = kl_estimator not in PENALTIES and bounded in (None, seam.bounds_k3)
+    if of_trainer and kl_estimator == "k3":
+        yield
+        return
+    method = Method(
+        name="kl_estimator",
+        record=kl_estimator if of_trainer or not bounded else f"{kl_estimator}, bounded",
+        check=partial(_check_trainer, seam),
+        needs_hook=not of_trainer,
+    )
+    with method_added(trainer, method):
+        if of_trainer:
+            yield
+            return
+        penalty = PENALTIES.get(kl_estimator) or partial(k3, k3_max=UNSLOTH_K3_MAX)
+        inside = _inside_unsloth if seam.name == "unsloth" else _inside_trl
+        with listening(trainer, "kl_penalty", **inside(seam, kl_estimator, penalty, trainer)):
+            yield
+
+
+def check_penalties(trainer_class: type) -> None:
+    """Check that every penalty can be put into the losses of such trainers.
+
+    Raises:
+        ContractError: one cannot.
+    """
+    seam = seam_of_class(trainer_class)
+    inside = _inside_unsloth if seam.name == "unsloth" else _inside_trl
+    for kl_estimator, penalty in PENALTIES.items():
+        inside(seam, kl_estimator, penalty)
+    if not seam.bounds_k3:
+        for kl_estimator in ("k3", "k3-is"):
+            inside(seam, kl_estimator, partial(k3, k3_max=UNSLOTH_K3_MAX))
+
+
+def _inside_unsloth(
+    seam: Any, kl_estimator: str, penalty: Penalty, trainer: Any = None
+) -> dict[str, Listener]:
+    kernel = getattr(seam.module, names.KERNEL)
+    check_switches(kernel)
+    # One function for all calls: compiled code is compiled anew for another one.
+    own = {names.KERNEL: kernel_with(penalty, kernel)}
+    check_numbers(names.KERNEL, run_of_unsloth(own[names.KERNEL]), penalty, k3_max=None)
+
+    def compute_loss(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with replaced(seam.module, **own):
+            return proceed(*args, **kwargs)
+
+    return {names.COMPUTE_LOSS: compute_loss}
+
+
+def _inside_trl(
+    seam: Any, kl_estimator: str, penalty: Penalty, trainer: Any = None
+) -> dict[str, Listener]:
+    from sage_unsloth.patch.trl_seam import consulted_loss
+
+    rewritten = rewritten_loss(getattr(seam.trainer_class, names.TRL_LOSS))
+    own: dict[str, Any] = {PENALTY_HOOK: penalty}
+    with_ratio, bounded = kl_estimator == "k3-is", kl_estimator not in PENALTIES
+    check_numbers(
+        names.TRL_LOSS,
+        run_of_trl(rewritten, consulted_loss, with_ratio=with_ratio, **own),
+        kl_estimator if bounded else penalty,
+        k3_max=UNSLOTH_K3_MAX if bounded else None,
+    )
+
+    def compute_loss(_: Callable[..., Any], model: Any, inputs: dict[str, Any]) -> Tensor:
+        with replaced(trainer, **own):
+            return rewritten(trainer, model, inputs)
+
+    return {names.TRL_LOSS: compute_loss}
+
+
+def _check_trainer(seam: Seam, trainer: Any, choice: Choice) -> None:
+    check_together(trainer, choice)
+    if seam.name == "unsloth":
+        _check_own_penalty(trainer, choice.recorded("kl_estimator", "k3"))
+
+
+def _check_bound(kl_estimator: str, bounded: bool | None, bounds_k3: bool) -> None:
+    if bounded is None:
+        return
+    if kl_estimator in PENALTIES:
+        raise ValueError(
+            "bounded is of the estimators 'k3' and 'k3-is', since the others have bounds of "
+            f"their own; got {bounded} and kl_estimator={kl_estimator!r}; leave it out"
+        )
+    if bounds_k3 and not bounded:
+        raise ValueError(
+            "bounded must be True or None with Unsloth's trainer, whose loss bounds k3; got "
+            "False; leave it out, or train with TRL's own trainer, without Unsloth"
+        )
+
+
+def _check_own_penalty(trainer: Any, kl_estimator: str) -> None:
+    """A penalty that Unsloth's loss does not have is reduced by it all the same."""
+    if kl_estimator not in PENALTIES:
+        return
+    if trainer.args.loss_type not in LOSS_TYPES:
+        raise ValueError(
+            f"loss_type must be one of {LOSS_TYPES} for kl_estimator={kl_estimator!r}, because the "
+            "penalty is reduced as these reduce the loss; got "
+            f"loss_type={trainer.args.loss_type!r}; change it, or use 'k3' or 'k3-is'"
+        )
+    if rejection := rollout_rejection():
+        raise ValueError(
+            f"UNSLOTH_GRPO_ROLLOUT_RS must not be set with kl_estimator={kl_estimator!r}, because "
+            "Unsloth's versions differ in whether a rejected token keeps its penalty; got "
+            f"{rejection!r}; unset it, or use 'k3' or 'k3-is'"
+        )
+
+
+def check_switches(kernel: Any) -> None:
+    """The kernel must read the settings that `kernel_with` switches off by these names: of its
+    `**kwargs` an unknown name is dropped without an error, and would switch nothing off.
+    """
+    read = {name for name in inspect.unwrap(kernel).__code__.co_consts if isinstance(name, str)}
+    if missing := sorted(POLICY_ONLY.keys() - read):
+        raise ContractError(
+            f"{names.KERNEL} must read these settings of the policy term",
+            found=f"none named {', '.join(missing)}",
+            expected=sorted(POLICY_ONLY),
+        )
+
+
+POLICY_ONLY = {
+    "delta": None,
+    "entropy_mask": None,
+    "off_policy_mask_threshold": None,
+    "use_vllm": False,
+}
+"""Settings of the policy term, switched off in the second call; the normaliser stays."""
+
+
+def kernel_with(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Callable[..., tuple]:
+    """Unsloth's loss kernel with another KL penalty: the same parameters, the same seven values.
+
+    It runs inside `torch.func.grad_and_value` and, compiled, as one graph, as Unsloth's own does.
+    """
+
+    def compute_loss(
+        ref: Tensor,
+        new: Tensor,
+        old: Tensor | None,
+        sampling_per_token_logps: Tensor | None,
+        input_ids: Tensor,
+        mask: Tensor,
+        beta: float,
+        advantages: Tensor,
+        **settings: Any,
+    ) -> tuple:
+        loss, length, _, delta, is_ratio, ratio, mask_out = kernel(
+            ref, new, old, sampling_per_token_logps, input_ids, mask, 0.0, advantages, **settings
+        )
+        # inf or nan in a masked position must not reach a product, where 0 · inf is nan.
+        valid = mask.bool()
+        values = penalty(torch.where(valid, new, 0.0), torch.where(valid, ref, 0.0))
+        # At ratio 1 the policy term of a token is −A, so A = −penalty reduces the penalty exactly
+        # as this loss_type reduces the loss.
+        at_ratio_one = torch.zeros_like(new)
+        reduced = kernel(
+            None,
+            at_ratio_one,
+            at_ratio_one,
+            None,
+            input_ids,
+            mask,
+            0.0,
+            -values,
+            **settings | POLICY_ONLY,
+        )[0]
+        # The logged kl, as Unsloth takes it of k3: mean over completions that have tokens of the
+        # token mean.
+        tokens = mask.sum(-1)
+        per_completion = (values.detach() * mask).sum(-1) / tokens.clamp(min=1)
+        mean = per_completion.sum() / (tokens > 0).sum().clamp(min=1)
+        return loss + beta * reduced, length, mean, delta, is_ratio, ratio, mask_out
+
+    return compute_loss
+
+
+class _PenaltyPlace(ast.NodeTransformer):
+    """Puts the call in the place of TRL's expression, and counts it."""
+
+    count = 0
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        target = node.targets[0]
+        found = isinstance(target, ast.Name) and target.id == names.PENALTY
+        if found and ast.unparse(node.value) == names.TRL_PENALTY:
+            call = f"self.{PENALTY_HOOK}(per_token_logps, ref_per_token_logps)"
+            node.value = ast.copy_location(ast.parse(call, mode="eval").body, node.value)
+            self.count += 1
+        return node
+
+
+def rewritten_loss(loss: types.FunctionType) -> types.FunctionType:
+    """`_compute_loss` with the call of `PENALTY_HOOK` in it.
+
+    Raises:
+        ContractError: TRL's penalty is missing, is there twice, or is written otherwise.
+    """
+    place = _PenaltyPlace()
+    rewritten = recompiled(sys.modules[loss.__module__], loss, place)
+    if place.count != 1:
+        raise ContractError(
+            f"{names.TRL_LOSS} must assign {names.PENALTY} = {names.TRL_PENALTY} once",
+            found=place.count,
+            expected=1,
+        )
+    return rewritten
+
+
+def recompiled(
+    module: types.ModuleType, original: Any, transformer: ast.NodeTransformer
+) -> types.FunctionType:
+    """A function with its source transformed, over the same globals, with the same line numbers."""
+    # A closure's cells would be lost, and a decorated function's source is not what is called.
+    if not isinstance(original, types.FunctionType) or original.__closure__:
+        raise ContractError(
+            "what is rewritten must be a plain function",
+            found=repr(original),
+            expected="a function",
+        )
+    tree = transformer.visit(ast.parse(textwrap.dedent(inspect.getsource(original))))
+    ast.increment_lineno(ast.fix_missing_locations(tree), original.__code__.co_firstlineno - 1)
+    compiled = compile(tree, original.__code__.co_filename, "exec")
+    # Only the definition is compiled, not run: its code is taken out of it.
+    name = original.__name__
+    (code,) = (c for c in compiled.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+    rewritten = types.FunctionType(code, vars(module), name, original.__defaults__)
+    rewritten.__kwdefaults__ = original.__kwdefaults__
+    rewritten.__module__ = original.__module__
+    return rewritten

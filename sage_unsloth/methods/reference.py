@@ -1,0 +1,20 @@
+"""π_ref of a trainer whose reference is its own model under another adapter, or under none."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sage_unsloth.patch.trainer_names import REFERENCE_ADAPTER
+
+
+@contextmanager
+def reference_adapter(trainer: Any) -> Iterator[None]:
+    """Within it, the trainer's model is π_ref as the trainer's own KL term has it: under the copy
+    `REFERENCE_ADAPTER` where there is one, else without an adapter.
+    """
+    from trl.trainer.utils import use_adapter
+
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    copied = REFERENCE_ADAPTER in getattr(model, "peft_config", {})
+    with use_adapter(model, adapter_name=REFERENCE_ADAPTER if copied else None):
+        yield

@@ -1,0 +1,339 @@
+"""Rehearsal: a divergence from π_ref on completions that π_ref itself drew, before training.
+
+GRPO's KL penalty is taken on what the policy draws now, so it says nothing of ways that the policy
+no longer takes. DPH-RL (arXiv 2509.07430) takes it on stored right completions of π_ref, and has no
+other KL term. With u_t = π(y_t | s_t) / π_ref(y_t | s_t) on a stored token:
+
+    forward-kl    u − 1 − log u                    gradient (u − 1) ∇log π
+    js            u log u − (u + 1) log((u + 1)/2)  gradient u log(2u/(u + 1)) ∇log π
+
+Both are 0, without a gradient, where π = π_ref. In expectation over π_ref's own completions the
+first is KL(π_ref ‖ π), the second twice the Jensen–Shannon divergence; over right ones alone they
+are neither, and hold the policy at π_ref where π_ref was right.
+
+As in its code: k3 with policy and reference exchanged is the first, and all tokens of a completion
+are taken. Other than there: log u is at most 10 and has no gradient beyond, so a slope can reach
+22,025, where theirs bounds the value at 10, which is u about 12.9; a problem is stored as soon as
+one completion is right (`solved=1` stores those that π_ref always solves, as the paper does), and
+it stays among those that RL trains on.
+
+In training, `rehearsed` gives the term a backward pass of its own after the trainer's, so its
+activations are never in memory together with those of the loss, and Unsloth's buffers for
+checkpointing serve one pass at a time.
+
+Shapes: B stored completions, T tokens.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sage_unsloth.methods.advantage_rules import rule_settings
+from sage_unsloth.methods.reference import reference_adapter
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.clock import Clock
+from sage_unsloth.patch.listening import listening
+from sage_unsloth.patch.scoring import logps_and_entropies
+from sage_unsloth.patch.trainer_names import ContractError
+
+MAX_LOG_RATIO = 10.0
+"""log u is at most this, in nats, and has no gradient above, so that one token cannot overflow."""
+
+METRIC = "rehearsal/divergence"
+CLOSE, CLOSE_IN_16_BITS = 1e-3, 0.05
+"""Nats by which the two ways to score a completion's tokens may differ in the mean: in 16 bits a
+logit of 20 is rounded by .06, while a missed scale or cap of the logits is worth tenths.
+"""
+
+
+def forward_kl(log_ratio: Tensor) -> Tensor:
+    """u − 1 − log u of log u."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def jensen_shannon(log_ratio: Tensor) -> Tensor:
+    """u log u − (u + 1) log((u + 1)/2) of log u."""
+    log_mean = torch.nn.functional.softplus(log_ratio) - math.log(2)
+    ratio = log_ratio.exp()
+    return ratio * log_ratio - (ratio + 1) * log_mean
+
+
+DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "forward-kl": forward_kl,
+    "js": jensen_shannon,
+}
+
+
+@dataclass(frozen=True)
+class RehearsalRule:
+    """What is stored, and how the policy is held to it.
+
+    Attributes:
+        divergence: a name of `DIVERGENCES`.
+        problems: training problems that are sampled before training, at even distances; all where
+            there are fewer.
+        samples: completions that π_ref draws of each; the right ones are stored.
+        batch: stored completions beside each micro-batch.
+        solved: share of a problem's samples that must be right for them to be stored.
+
+    Raises:
+        ValueError: an unknown divergence, or a number out of range.
+    """
+
+    divergence: str = "forward-kl"
+    problems: int = 256
+    samples: int = 8
+    batch: int = 8
+    solved: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(
+                f"rehearsal must be one of {', '.join(DIVERGENCES)}, with settings behind it "
+                f"(forward-kl,samples=16); got {self.divergence!r}"
+            )
+        for name in ("problems", "samples", "batch"):
+            value = getattr(self, name)
+            if value != int(value) or value < 1:
+                raise ValueError(f"{name} of a rehearsal must be a whole number >= 1; got {value}")
+            object.__setattr__(self, name, int(value))
+        if not 0 <= self.solved <= 1:
+            raise ValueError(
+                "solved of a rehearsal must be in [0, 1], because it is a share of a problem's "
+                f"samples; got {self.solved}"
+            )
+
+    def stores(self, num_correct: int) -> bool:
+        """Whether a problem of which so many samples are right is stored."""
+        return num_correct / self.samples >= self.solved
+
+
+def rehearsal_rule(text: str) -> RehearsalRule:
+    """The rule of `"forward-kl"`, or `"js,samples=16,batch=4"`.
+
+    Raises:
+        ValueError: see `RehearsalRule`; a setting that it does not have, or not NAME=VALUE.
+    """
+    name, *texts = (part.strip() for part in text.split(","))
+    known = [field.name for field in fields(RehearsalRule) if field.name != "divergence"]
+    return RehearsalRule(name, **rule_settings(texts, known, f"rehearsal={name!r}"))
+
+
+def rehearsal_loss(logps: Tensor, ref_logps: Tensor, mask: Tensor, divergence: str) -> Tensor:
+    """The divergence of stored completions: the mean over each one's tokens, then over all.
+
+    Args:
+        logps: log π(y_t | s_t), nats, (B, T), with gradient.
+        ref_logps: log π_ref(y_t | s_t), (B, T).
+        mask: (B, T), 1 on their tokens.
+        divergence: a name of `DIVERGENCES`.
+
+    Returns:
+        A number >= 0, nats.
+    """
+    log_ratio = torch.where(mask.bool(), logps - ref_logps, 0.0).clamp(max=MAX_LOG_RATIO)
+    values = DIVERGENCES[divergence](log_ratio) * mask
+    return (values.sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+class Stored(NamedTuple):
+    """A right completion of π_ref, as token ids; `problem` says which belong together."""
+
+    problem: int
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+
+
+@contextmanager
+def rehearsed(
+    trainer: Any,
+    stored: Sequence[Stored],
+    *,
+    coef: float,
+    rule: RehearsalRule | None = None,
+) -> Iterator[None]:
+    """Within this context, each training step adds `coef` times `rule`'s divergence
+    on stored completions to the trainer's loss, and logs it.
+
+        with rehearsed(trainer, stored, coef=0.1), guided_kl(trainer):
+            trainer.train()
+
+    `guided_kl` checks its gradient too. A micro-batch gets `rule.batch`
+    completions: a problem is drawn, each as often, then one of its completions; a resumed run draws
+    the same. π_ref is that of the trainer's KL: the model without its adapter, or under the copy
+    "ref" that TRL makes of an adapter which the model brought. It scores the same completions in
+    the same step; both are scored without dropout, so that the term is 0 where they are one model.
+
+    Args:
+        trainer: Unsloth's generated `GRPOTrainer`, or TRL's own.
+        stored: see `Stored`; completions with their EOS.
+        coef: weight of the term; 0 adds none.
+        rule: divergence and batch; by default the forward KL and 8. What it says of sampling is not
+            used here.
+
+    Raises:
+        ValueError: no completions, or an empty one; a negative weight; a model without an
+            adapter, or whose head is trained; several processes.
+        ContractError: the model's logits are not its head's product alone.
+    """
+    if coef == 0:
+        yield
+        return
+    if not 0 < coef < float("inf"):
+        raise ValueError(f"coef of a rehearsal must be >= 0; got {coef}")
+    term = _Term(trainer, stored, rule or RehearsalRule())
+
+    def step(proceed: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        loss = proceed(*args, **kwargs)
+        accelerator = trainer.accelerator
+        # Around the backward pass too, in which checkpointing computes the model again.
+        with without_dropout(trainer.model):
+            with trainer.compute_loss_context_manager():
+                divergence = term()
+            weighted = coef / trainer.current_gradient_accumulation_steps * divergence
+            # Which divides what it is given by this number, as the trainer has done already.
+            accelerator.backward(weighted * accelerator.gradient_accumulation_steps)
+        names.metrics_of(trainer, "train")[METRIC].append(divergence.item())
+        return loss + weighted.detach()
+
+    with listening(trainer, "rehearsal", **{names.STEP: step}):
+        yield
+
+
+@contextmanager
+def without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """Dropout is off, in an adapter and in attention, while the model is in training mode
+    otherwise: in evaluation mode it would checkpoint nothing.
+    """
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.training]
+    attentions: list[Any] = [
+        m for m in model.modules() if isinstance(vars(m).get("attention_dropout"), float)
+    ]
+    shares = [m.attention_dropout for m in attentions]
+    try:
+        for layer in layers:
+            layer.training = False
+        for attention in attentions:
+            attention.attention_dropout = 0.0
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
+        for attention, share in zip(attentions, shares, strict=True):
+            attention.attention_dropout = share
+
+
+class _Term:
+    """The divergence of the next micro-batch's stored completions."""
+
+    def __init__(self, trainer: Any, stored: Sequence[Stored], rule: RehearsalRule) -> None:
+        self.trainer, self.rule = trainer, rule
+        if not stored or not all(one.prompt_ids and one.completion_ids for one in stored):
+            raise ValueError(
+                "a rehearsal needs completions, each with at least one token behind its prompt; "
+                f"got {len(stored)}"
+            )
+        if trainer.accelerator.num_processes > 1:
+            raise ValueError(
+                "a rehearsal is not supported under several processes; got "
+                f"{trainer.accelerator.num_processes}; train in one, or leave it out"
+            )
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if not hasattr(model, "disable_adapter"):
+            raise ValueError(
+                "a rehearsal needs a model with an adapter, because π_ref is the model without it; "
+                f"got {type(model).__name__}; train an adapter, or leave the rehearsal out"
+            )
+        if model.get_output_embeddings().weight.requires_grad:
+            raise ValueError(
+                "a rehearsal needs a frozen output head; leave lm_head out of the adapter's "
+                "target modules and modules_to_save"
+            )
+        self.by_problem: dict[int, list[Stored]] = {}
+        for one in stored:
+            self.by_problem.setdefault(one.problem, []).append(one)
+        self.problems = sorted(self.by_problem)
+        self.clock, self.checked = Clock(trainer, "rehearsal"), False
+
+    def __call__(self) -> Tensor:
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        rows = self._drawn(self.clock.tick().generator)
+        with torch.no_grad(), reference_adapter(self.trainer):
+            reference, mask = completion_logps(model, rows, self.trainer.temperature)
+        logps, _ = completion_logps(model, rows, self.trainer.temperature)
+        if not self.checked:
+            _check_scoring(model, rows[0], logps[0], self.trainer.temperature)
+            self.checked = True
+        return rehearsal_loss(logps, reference, mask, self.rule.divergence)
+
+    def _drawn(self, generator: torch.Generator) -> list[Stored]:
+        numbers = torch.rand(self.rule.batch, 2, generator=generator, dtype=torch.float64).tolist()
+        drawn = []
+        for first, second in numbers:
+            own = self.by_problem[self.problems[int(first * len(self.problems))]]
+            drawn.append(own[int(second * len(own))])
+        return drawn
+
+
+def completion_logps(
+    model: Any, rows: Sequence[Stored], temperature: float
+) -> tuple[Tensor, Tensor]:
+    """log π(y_t | s_t) at the sampling temperature, nats, and the mask, each (B, T) float32; what
+    is outside the mask means nothing.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = base.get_output_embeddings()
+    device, width = head.weight.device, max(len(one.completion_ids) for one in rows)
+    longest = max(len(one.prompt_ids) + len(one.completion_ids) for one in rows)
+    ids, attention = torch.zeros(2, len(rows), longest, dtype=torch.long)
+    index, place = torch.zeros(2, len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width)
+    for number, one in enumerate(rows):  # padded on the right, where nothing looks at it
+        row, length = [*one.prompt_ids, *one.completion_ids], len(one.completion_ids)
+        ids[number, : len(row)] = torch.tensor(row)
+        attention[number, : len(row)] = 1
+        index[number, :length] = torch.tensor(one.completion_ids)
+        place[number, :length] = torch.arange(length) + len(one.prompt_ids) - 1
+        mask[number, :length] = 1.0
+    decoder, config = base.get_decoder(), base.config.get_text_config()
+    hidden = decoder(input_ids=ids.to(device), attention_mask=attention.to(device))[0]
+    places = place.to(hidden.device).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+    logps, _ = logps_and_entropies(
+        hidden.gather(1, places),
+        head.weight,
+        index.to(device),
+        temperature=temperature,
+        lm_head_bias=getattr(head, "bias", None),
+        logit_softcapping=_number(config, "final_logit_softcapping"),  # Gemma
+        logit_scale_multiply=_number(config, "logit_scale"),  # Cohere
+        logit_scale_divide=_number(config, "logits_scaling"),  # Granite
+    )
+    return logps, mask.to(logps.device)
+
+
+def _number(config: Any, name: str) -> float:
+    """A setting of the model; 0 where it has none."""
+    return float(getattr(config, name, None) or 0.0)
+
+
+@torch.no_grad()
+def _check_scoring(model: Any, row: Stored, logps: Tensor, temperature: float) -> None:
+    """The log-probs of one completion must be those of the model's own logits."""
+    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]], device=logps.device)
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    length = len(row.completion_ids)
+    scores = torch.log_softmax(logits[0, -length - 1 : -1].float() / temperature, -1)
+    own = scores.gather(-1, ids[0, -length:].unsqueeze(-1)).squeeze(-1)
+    apart = (own - logps[:length]).abs().mean().item()
+    allowed = CLOSE_IN_16_BITS if logits.dtype.itemsize == 2 else CLOSE
+    if not apart <= allowed:
+        raise ContractError(
+            "the log-probs of a rehearsal must be those of the model's logits",
+            found=f"{apart:.4g} nats apart in the mean",
+            expected=f"{allowed:g} at most",
+        )

@@ -1,0 +1,337 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476): prompts whose completions all got one reward are
+replaced.
+
+A group of completions with equal rewards has advantage 0 and teaches nothing; under another rule
+(`advantages_by`) it is the groups whose advantages that rule leaves at 0. While
+`dynamic_sampling` is open, the dead groups of a rollout batch are sampled again for other prompts
+of the training set, at most `max_resamples` times:
+
+    generate all groups, grade → dead groups → other prompts, generate and grade these groups alone
+    → dead groups → …
+
+Differs from DAPO: the batch keeps its size, and a group that is still dead after the last attempt
+stays in it, where DAPO samples until every group has a signal, however long that takes. A
+replacement prompt comes up again in its own turn: the data order of the steps stays what it was.
+
+It happens inside the trainer's own `_generate_and_score_completions`, before anything is scored:
+behind `_generate`, which returns lists of a value per completion, the replaced groups' values are
+put in, and the rows and prompts that rewards and logs are computed of are changed with them.
+Whatever is trained on, the reference scoring included, happens once, on the final batch.
+
+Cost: each attempt is one generation of the dead groups alone, as long as its longest completion. On
+a GPU generation time grows less than in proportion to the batch, so an attempt can take nearly as
+long as the first generation; up to 1 + `max_resamples` times the generation, plus the grading of
+what was drawn. The gradient pass costs what it did.
+"""
+
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from sage_unsloth.methods.batch_logs import RewardLogs, completion_lengths, put_in
+from sage_unsloth.methods.group_rewards import dead_groups, total_rewards
+from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.patch.listening import inside, listening
+from sage_unsloth.patch.trainer_names import ContractError
+
+EXPECTED_PARAMETERS = {
+    names.GENERATE: ("self", "prompts"),
+    names.REWARDS: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+}
+PER_COMPLETION = (0, 1, 3, 4)
+"""In what `_generate` returns: prompt ids, completion ids, completions, sampling log-probabilities
+(None without vLLM).
+"""
+EMPTY = (2, 5, 6, 7)
+"""Of tools, of a rollout function, and images: refused, so these must be None or empty."""
+IMAGE_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
+
+
+@contextmanager
+def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
+    """Within this context, groups without a signal are replaced by groups of other prompts, at most
+    `max_resamples` times a batch.
+
+        with dynamic_sampling(trainer, max_resamples=3), guided_kl(trainer, BranchGuide()):
+            trainer.train()
+
+    Nests with `guided_kl` in either order; evaluation is left alone. A replacement's prompt is none
+    that the batch has had, as long as the dataset has others. Which one it is depends on nothing
+    but `trainer.args.seed`, the optimizer step, the batch within the step, the attempt and the
+    batch's prompts, so a resumed run draws the same. Logged for each rollout batch, beside
+    the trainer's own:
+
+        sampling/resampled_groups   groups drawn in place of dead ones, all attempts together
+        sampling/dead_groups        share of groups that are dead in the batch that is trained on;
+                                    Unsloth's `frac_reward_zero_std`, unless that is of the whole
+                                    batch (scale_rewards="batch") or another rule is in force
+
+    Unsloth's `completions/*`, the counts of `SolutionReward` and columns that a reward logs
+    describe the completions that are trained on; `num_tokens` counts all that were generated, and a
+    scalar that a reward logs (`log_metric`) averages over all that were graded.
+
+    Args:
+        trainer: a GRPO trainer, as `guided_kl` takes it, in one process, without tools,
+            environments, rollout function or images.
+        max_resamples: attempts for a rollout batch; 0 replaces nothing.
+
+    Raises:
+        ValueError: `max_resamples` is negative, or the trainer or its dataset is not as said.
+        ContractError: the trainer's functions are not as expected, or another `dynamic_sampling` is
+            open on the trainer.
+    """
+    if max_resamples < 0:
+        raise ValueError(f"max_resamples must be >= 0; got {max_resamples}; 0 switches it off")
+    if max_resamples == 0:
+        yield
+        return
+    _check_trainer(trainer)
+    _check_functions(trainer)
+    batches = _Batches(trainer, max_resamples)
+    listeners = {
+        names.ROLLOUT: batches.score,
+        names.GENERATE: batches.generate,
+        names.REWARDS: batches.grade,
+    }
+    with listening(trainer, "resampling", **listeners):
+        yield
+
+
+class _Batches:
+    """What the three listeners share: the rollout batch that is being made."""
+
+    def __init__(self, trainer: Any, max_resamples: int) -> None:
+        self.trainer = trainer
+        self.max_resamples = max_resamples
+        self.rows: list[dict] | None = None
+        self.made: tuple[list, list, Tensor] | None = None
+        self._moment = -1
+        self._number = 0
+
+    def score(self, proceed: Callable[..., dict], inputs: list[dict]) -> dict[str, Any]:
+        """`_generate_and_score_completions` on rows that may be replaced while it runs."""
+        if not self.trainer.model.training:
+            return proceed(inputs)
+        step = self.trainer.state.global_step
+        self._number = self._number + 1 if self._moment == step else 0
+        self._moment = step
+        self.rows, self.made = list(inputs), None
+        try:
+            batch = proceed(self.rows)
+            if self.made is not None or self.rows is not None:
+                raise ContractError(
+                    f"{names.ROLLOUT} must call {names.GENERATE} and {names.REWARDS} once each",
+                    found="one of them was not called",
+                    expected="both",
+                )
+        finally:
+            self.rows = self.made = None
+        return batch
+
+    def generate(self, proceed: Callable[..., tuple], prompts: list) -> tuple:
+        """`_generate`, and again for the groups without a signal; changes `prompts` and the rows
+        with them.
+        """
+        if self.rows is None:
+            return proceed(prompts)
+        rows, metrics = self.rows, names.metrics_of(self.trainer, "train")
+        size = self.trainer.num_generations
+        self._check_groups(rows, prompts, size)
+        logged = {name: len(values) for name, values in metrics.items()}
+        result = self._generated(prompts)
+        self._check_lengths(result[1], logged)
+        rewards, graded = self._graded(rows, prompts, result)
+        seen, resampled = {repr(prompt) for prompt in prompts}, 0
+        dead = dead_groups(self.trainer, total_rewards(self.trainer, rewards))
+        for attempt in range(self.max_resamples):
+            drawn = self._draw(len(dead), attempt, seen)
+            if not drawn:
+                break
+            places = [p for g in dead[: len(drawn)] for p in range(g * size, (g + 1) * size)]
+            new_rows = [dict(row) for row in drawn for _ in range(size)]
+            new_prompts = [row["prompt"] for row in new_rows]
+            new = self._generated(new_prompts)
+            new_rewards, new_graded = self._graded(new_rows, new_prompts, new)
+            for i in PER_COMPLETION:
+                put_in(result[i], places, new[i])
+            put_in(rows, places, new_rows)
+            put_in(prompts, places, new_prompts)
+            graded.put(places, new_graded)
+            rewards[places] = new_rewards
+            resampled += len(drawn)
+            dead = dead_groups(self.trainer, total_rewards(self.trainer, rewards))
+        graded.keep()
+        if resampled:
+            for name, value in completion_lengths(self.trainer, result[1]).items():
+                metrics[name][logged.get(name, 0) :] = [value]
+        metrics["sampling/resampled_groups"].append(float(resampled))
+        metrics["sampling/dead_groups"].append(len(dead) * size / len(rows))
+        self.made = (prompts, result[3], rewards)
+        return tuple(result)
+
+    def grade(
+        self,
+        proceed: Callable[..., Tensor],
+        inputs: list,
+        prompts: list,
+        completions: list,
+        completion_ids: list,
+    ) -> Tensor:
+        """`_calculate_rewards`, whose result is known already for the batch that `generate`
+        made.
+        """
+        if self.made is None:
+            return proceed(inputs, prompts, completions, completion_ids)
+        made_prompts, made_completions, rewards = self.made
+        given = (inputs is self.rows, prompts is made_prompts, completions is made_completions)
+        if not all(given):
+            raise ContractError(
+                f"{names.ROLLOUT} must pass the rows, the prompts and the completions that it has "
+                f"on to {names.REWARDS}",
+                found=f"the same rows, prompts, completions: {given}",
+                expected="the same lists",
+            )
+        self.rows = self.made = None
+        return rewards
+
+    def _generated(self, prompts: list) -> list:
+        """What `_generate` returns, checked to be lists of a value per completion."""
+        result = list(inside(self.trainer, names.GENERATE, "resampling")(prompts))
+        sizes = {
+            i: None if result[i] is None else len(result[i])
+            for i in PER_COMPLETION
+            if i < len(result)
+        }
+        lists = all(isinstance(result[i], list) or result[i] is None for i in sizes)
+        if (
+            len(result) != 8
+            or not lists
+            or set(sizes.values()) - {len(prompts), None}
+            or any(result[i] for i in EMPTY)
+        ):
+            raise ContractError(
+                f"{names.GENERATE} must return prompt ids, completion ids, no tool mask, "
+                "completions, log-probabilities or None, no extra fields and no images, each a "
+                "list of a value per completion",
+                found=[type(value).__name__ for value in result] + [sizes],
+                expected=f"lists of {len(prompts)}",
+            )
+        return result
+
+    def _graded(self, rows: list, prompts: list, result: list) -> tuple[Tensor, RewardLogs]:
+        grade = inside(self.trainer, names.REWARDS, "resampling")
+        rewards = grade(rows, prompts, result[3], result[1])
+        if rewards.shape != (len(rows), len(self.trainer.reward_funcs)):
+            raise ContractError(
+                f"{names.REWARDS} must return a reward for each completion and function",
+                found=tuple(rewards.shape),
+                expected=(len(rows), len(self.trainer.reward_funcs)),
+            )
+        return rewards, RewardLogs(self.trainer)
+
+    def _draw(self, count: int, attempt: int, seen: set[str]) -> list[dict]:
+        """Rows of other prompts than `seen`, which gets theirs; others only when the dataset has no
+        more.
+        """
+        data, chosen, spare = self.trainer.train_dataset, [], []
+        if count == 0:
+            return []
+        key = (self.trainer.args.seed, self._moment, self._number, attempt)
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+        generator = random.Random(int.from_bytes(digest, "little"))
+        for index in generator.sample(range(len(data)), len(data)):
+            row = data[index]
+            prompt = repr(row["prompt"])
+            (spare if prompt in seen else chosen).append(row)
+            seen.add(prompt)
+            if len(chosen) == count:
+                break
+        return chosen + spare[: count - len(chosen)]
+
+    def _check_lengths(self, completion_ids: list, logged: dict[str, int]) -> None:
+        """What `completion_lengths` will write over is what Unsloth wrote of these completions."""
+        metrics = names.metrics_of(self.trainer, "train")
+        found = {
+            name: values[-1]
+            for name, values in metrics.items()
+            if name.startswith("completions/") and len(values) > logged.get(name, 0)
+        }
+        expected = completion_lengths(self.trainer, completion_ids)
+        if found.keys() != expected.keys() or any(
+            abs(found[name] - value) > 1e-4 * max(1.0, value) for name, value in expected.items()
+        ):
+            raise ContractError(
+                f"{names.GENERATE} must log the lengths of its completions as before",
+                found=found,
+                expected=expected,
+            )
+
+    def _check_groups(self, rows: list[dict], prompts: list, size: int) -> None:
+        same = [row["prompt"] == rows[i - i % size]["prompt"] for i, row in enumerate(rows)]
+        if (
+            len(rows) % size
+            or len(prompts) != len(rows)
+            or not all(same)
+            or prompts != [row["prompt"] for row in rows]
+        ):
+            raise ContractError(
+                "the completions of a prompt must be side by side in the rollout batch, and "
+                "prompts must be the rows' own",
+                found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
+                expected=f"blocks of {size} rows with one prompt",
+            )
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Raises ValueError where a batch is more than lists of a value per completion."""
+    processes = trainer.accelerator.num_processes
+    if processes != 1:
+        raise ValueError(
+            f"dynamic_sampling works in one process, since groups may be split between several; "
+            f"got {processes}; start "
+            "training without torchrun, or without dynamic_sampling"
+        )
+    if trainer.tools or trainer.environment_factories or trainer.rollout_func:
+        raise ValueError(
+            "dynamic_sampling samples replacements by the trainer's own generation, without "
+            "tools, environments or a rollout "
+            f"function; got tools={trainer.tools}, environments={trainer.environment_factories}, "
+            f"rollout_func={trainer.rollout_func}; leave these out, or dynamic_sampling"
+        )
+    data = trainer.train_dataset
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ValueError(
+            "dynamic_sampling draws rows of the training dataset by number, so it must have a "
+            "length and rows; got "
+            f"{type(data).__name__}; load it as a datasets.Dataset"
+        )
+    images = IMAGE_COLUMNS & set(getattr(data, "column_names", None) or ())
+    if images:
+        raise ValueError(
+            f"dynamic_sampling is for text alone; the training dataset has {sorted(images)}; "
+            f"remove these columns"
+        )
+    if trainer.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            "dynamic_sampling finds groups without a signal by the sum of their rewards, so "
+            "multi_objective_aggregation must be "
+            f"'sum_then_normalize'; got {trainer.multi_objective_aggregation!r}; change it"
+        )
+
+
+def _check_functions(trainer: Any) -> None:
+    """Raises ContractError; what the batch's function does with the two others is checked when it
+    has run.
+    """
+    for name, expected in EXPECTED_PARAMETERS.items():
+        function = getattr(type(trainer), name, None)
+        found = None if function is None else tuple(inspect.signature(function).parameters)
+        if found != expected:
+            raise ContractError(
+                f"{name} of the trainer must have these parameters", found=found, expected=expected
+            )

@@ -1,0 +1,112 @@
+"""Rules for the advantages of single tokens by name: `"clip-cov,share=0.001"`, or
+`"module:function"` for one of your own.
+
+A rule is a function (signals, advantages) -> advantages, as `shape` of `guided_kl` takes it.
+"""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sage_unsloth.methods import covariance
+from sage_unsloth.methods.advantage_rules import rule_settings
+from sage_unsloth.objective.advantages import OFFERED, ShapeAdvantages
+from sage_unsloth.own_code import named_function
+from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.trained_with import describe_function
+
+NONE = "none"
+TOKEN_RULES: dict[str, ShapeAdvantages] = {
+    "clip-cov": covariance.clip_cov,
+    "kl-cov": covariance.kl_cov,
+}
+
+
+@contextmanager
+def token_advantages_by(trainer: Any, rule: str | ShapeAdvantages | None) -> Iterator[None]:
+    """Within this context, a rule changes the advantages of single tokens in a `guided_kl` of the
+    trainer, after its `shape`.
+
+        with token_advantages_by(trainer, "kl-cov,share=0.002"), guided_kl(trainer):
+            trainer.train()
+
+    Args:
+        trainer: as for `guided_kl`.
+        rule: as `token_rule` takes it; "none" changes nothing.
+
+    Raises:
+        ValueError: see `token_rule`; from `guided_kl`, a rule that changes nothing there.
+    """
+    function = token_rule(rule)
+    if function is None:
+        yield
+        return
+
+    def check(trainer: Any, choice: Choice) -> None:
+        check_updates(function, updates_of_batch(trainer))
+
+    record = describe_function(function)
+    method = Method(name="token_advantages", record=record, check=check, shape=function)
+    with method_added(trainer, method):
+        yield
+
+
+def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
+    """The rule of that name, with the settings behind it; None for "none". A function stays.
+
+    Args:
+        text: `"clip-cov"`, `"clip-cov,share=0.001"`, or `"module:function,setting=1"`.
+
+    Raises:
+        ValueError: no rule of that name, a setting that it does not have, or not NAME=VALUE.
+    """
+    if text == NONE:
+        return None
+    if not isinstance(text, str):
+        return text
+    name, *texts = (part.strip() for part in text.split(","))
+    if name in TOKEN_RULES:
+        function: Any = TOKEN_RULES[name]
+    elif ":" in name:
+        function = named_function(name, "a rule for the advantages of tokens").function
+    else:
+        raise ValueError(
+            f"token_advantages must be one of {NONE}, {', '.join(TOKEN_RULES)}, or module:function "
+            f"for a rule of your own; got {text!r}"
+        )
+    known = [*inspect.signature(function).parameters][2:]
+    known = [parameter for parameter in known if parameter not in OFFERED]
+    settings = rule_settings(texts, known, f"token_advantages={name!r}")
+    return functools.partial(function, **settings) if settings else function
+
+
+def check_token_rule(text: str) -> None:
+    """Raise where `rlvr` cannot train with the rule of that name.
+
+    Raises:
+        ValueError: see `token_rule`; or "kl-cov", which changes nothing there.
+    """
+    check_updates(token_rule(text), 1)
+
+
+def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
+    """Raise where a rule changes nothing because each rollout batch has one update.
+
+    Raises:
+        ValueError: it is "kl-cov", and `updates` is 1.
+    """
+    if getattr(rule, "func", rule) is covariance.kl_cov and updates <= 1:
+        raise ValueError(
+            "'kl-cov' changes nothing in the first update of a rollout batch, so it needs several; "
+            f"got {updates}; use a GRPOConfig of your own with num_iterations above 1, in "
+            "token_advantages_by(trainer, 'kl-cov')"
+        )
+
+
+def updates_of_batch(trainer: Any) -> int:
+    """Optimizer steps that a rollout batch is used for."""
+    args = trainer.args
+    per_pass = args.steps_per_generation // args.gradient_accumulation_steps
+    return trainer.num_iterations * max(per_pass, 1)

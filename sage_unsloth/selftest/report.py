@@ -1,0 +1,111 @@
+"""The record of a self-test as Markdown: to paste into a report, or as a row of a table."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from sage_unsloth.selftest.findings import FAILED, STATUSES
+
+SHOWN = ("torch", "unsloth", "unsloth_zoo", "trl", "transformers", "bitsandbytes", "vllm")
+"""Packages whose versions a report begins with."""
+GPU_COLUMNS = (
+    "GPU",
+    "versions",
+    "checks",
+    "guided step, time",
+    "guided step, memory",
+    "update: measured of planned",
+    "commit",
+)
+
+
+def markdown_report(report: dict[str, Any]) -> str:
+    """The block that `doctor --deep` prints.
+
+    Args:
+        report: as `selftest.json` has it.
+    """
+    of = report["environment"]
+    lines = [
+        "### Self-test",
+        "",
+        f"- GPU: {describe_gpu(report['machine'])}",
+        f"- Python {of['python']}, {_versions(of)}",
+        f"- commit {of.get('commit') or 'none (installed as a package)'}, {of.get('date')}",
+        f"- {_counts(report)}",
+        "",
+        *markdown_table(
+            ("", "result", "seconds", "found"),
+            (
+                (
+                    row["name"],
+                    row["status"],
+                    "" if row["seconds"] is None else f"{row['seconds']:.0f}",
+                    row["found"],
+                )
+                for row in report["findings"]
+            ),
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def describe_gpu(machine: dict[str, Any]) -> str:
+    """Name, memory and driver of the device that a self-test ran on."""
+    if "compute_capability" not in machine:
+        return f"none ({machine['device']})"
+    return (
+        f"{machine['cards']} x {machine['device']}, {machine['memory_gib']:.1f} GiB, compute "
+        f"capability {machine['compute_capability']}, CUDA {machine['cuda']}"
+    )
+
+
+def gpu_row(report: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of `GPU_COLUMNS`; a dash where the self-test has no such row."""
+    rows = {row["name"]: row for row in report["findings"]}
+
+    def figure(name: str, text: str) -> str:
+        figures = rows.get(name, {}).get("figures") or {}
+        return text.format(**figures) if figures else "–"
+
+    gib = {
+        key: value / 2**30
+        for key, value in (
+            rows.get("plan, activations and logits", {}).get("figures") or {}
+        ).items()
+    }
+    update = "–"
+    if gib:
+        update = f"{gib['measured_bytes']:.2f} of {gib['planned_bytes']:.2f} GiB"
+    return (
+        describe_gpu(report["machine"]),
+        _versions(report["environment"]),
+        _counts(report),
+        figure("guided step, time", "{ratio:.2f} × {plain:.3g} {unit}"),
+        figure("guided step, memory", "{ratio:.2f} × {plain:.0f} {unit}"),
+        update,
+        (report["environment"].get("commit") or "–")[:7],
+    )
+
+
+def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """The lines of a table; a bar in a cell is written so that it ends no cell."""
+    header = list(header)
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(map(_cell, line))} |" for line in lines]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _versions(environment: dict[str, Any]) -> str:
+    packages = environment["packages"]
+    return ", ".join(f"{name} {packages[name]}" for name in SHOWN if packages.get(name))
+
+
+def _counts(report: dict[str, Any]) -> str:
+    counts = Counter(row["status"] for row in report["findings"])
+    text = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    failed = [row["name"] for row in report["findings"] if row["status"] == FAILED]
+    return f"{text} ({', '.join(failed)})" if failed else text

@@ -1,0 +1,167 @@
+"""The command `study`."""
+
+import argparse
+from typing import Any
+
+from sage_unsloth.grading.command import add_verifier
+from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
+
+
+def add_study(commands: Any) -> None:
+    """Adds the parser of `study`."""
+    parser = commands.add_parser(
+        "study",
+        help="is one method better than another on your task: methods x strengths x training "
+        "seeds, each with pass@k, and what the differences say",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=[],
+        metavar="NAME[=VALUES][:SETTING=VALUES]",
+        help="rows of train --list or module:name of your own, with values of their strength or "
+        "of any numeric setting, several with commas between: grpo=0.05 pkpo:k=4 "
+        "sage-branch:threshold=.8:ratio=.1; the first point is the baseline",
+    )
+    parser.add_argument("--seeds", type=int, metavar="COUNT", help="training seeds of each point")
+    parser.add_argument(
+        "--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--claims",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A>B@K",
+        help="the comparisons that the study is run for, in quotes: 'maxrl>grpo@K'; name "
+        "them before the first run, because Holm's correction is over these",
+    )
+    parser.add_argument(
+        "--from",
+        default="runs/sft",
+        dest="start",
+        help="what RL starts from, as in train (default: %(default)s)",
+    )
+    parser.add_argument("--data", help="training rows, as in train")
+    parser.add_argument(
+        "--benchmarks",
+        nargs="+",
+        default=[],
+        metavar="NAME[=FILE]",
+        help="problems that every model answers, as in evaluate; the first is the main one",
+    )
+    parser.add_argument(
+        "--task",
+        help="in place of --from, --data and --benchmarks: arithmetic, the embedded task, or "
+        "module:name of a function that returns a Task",
+    )
+    parser.add_argument(
+        "--reward",
+        action="append",
+        metavar="REWARD[=WEIGHT]",
+        dest="rewards",
+        help="as in train (default: answer)",
+    )
+    add_verifier(parser)
+    add_columns(parser)
+    add_prompt(parser)
+    parser.add_argument(
+        "--group", metavar="COLUMN", help="column of the benchmarks that is reported by its values"
+    )
+    parser.add_argument(
+        "--guess",
+        help="the chance of a blind attempt: a number, a column of the benchmarks, or answers: the "
+        "answer of a training row, drawn at random (default: answers)",
+    )
+    parser.add_argument(
+        "--n", type=int, help="samples of each problem; pass@k is reported up to half of it"
+    )
+    parser.add_argument("--temperature", type=float, help="of the evaluation (default: training's)")
+    parser.add_argument(
+        "--free",
+        nargs="*",
+        metavar="LINE",
+        help="lines of the baseline that cost sampling and no training: early, scale, temperature "
+        "(default: all; the mixture with the start model costs nothing and is always there)",
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="settings",
+        help="settings of every run, as in train",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="runs at a time (default: as many as cores and memory allow)",
+    )
+    parser.add_argument(
+        "--out",
+        default="runs/study",
+        help="folder; the same command resumes, and takes more methods and seeds "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="only report on the seeds that are complete"
+    )
+    parser.add_argument(
+        "--reduced", action="store_true", help="fewer methods and seeds where none are given"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a size that only shows that everything works"
+    )
+    parser.set_defaults(act=_act)
+
+
+def _act(options: argparse.Namespace) -> int:
+    from sage_unsloth.grading.verifiers import get_verifier
+    from sage_unsloth.study.plan import FREE
+    from sage_unsloth.study.runner import study
+    from sage_unsloth.training.command import naming_options, parse_settings
+    from sage_unsloth.training.rlvr_config import RlvrConfig
+
+    own: dict[str, Any] = {}
+    with naming_options(RlvrConfig()):
+        settings = parse_settings(options.settings, RlvrConfig())
+    if options.task is None:
+        if options.data is None or not options.benchmarks:
+            raise ValueError("a study needs --data and --benchmarks, or --task; got neither")
+        sampling = {"num_samples": options.n, "temperature": options.temperature}
+        own = {
+            "start": options.start,
+            "data": options.data,
+            "benchmarks": options.benchmarks,
+            "columns": columns_of(options),
+            "rewards": options.rewards,
+            "group": options.group,
+            "guess": options.guess or "answers",
+            "prompt": prompt_of(options),
+            "template": options.template,
+            "sampling": {name: value for name, value in sampling.items() if value is not None},
+        }
+        if options.verifier is not None:
+            confined = {"allow_unconfined": options.allow_unconfined}
+            own["verifier"] = get_verifier(options.verifier, **confined)
+    else:
+        own = {"data": options.data, "rewards": options.rewards, "group": options.group}
+        own |= {"benchmarks": options.benchmarks or None, "n": options.n}
+    study(
+        options.out,
+        methods=options.methods,
+        task=options.task,
+        seeds=options.seeds,
+        first_seed=options.first_seed,
+        claims=options.claims,
+        free=FREE if options.free is None else options.free,
+        processes=options.processes,
+        reduced=options.reduced,
+        smoke=options.smoke,
+        report_only=options.report,
+        **own,
+        **settings,
+    )
+    return 0

@@ -1,0 +1,225 @@
+"""Every process of a study: what it does, where its result goes, what it costs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.planning.plan import duration
+from sage_unsloth.runs.files import read_json
+from sage_unsloth.study.points import START, Claim, Point
+from sage_unsloth.study.tasks import Task
+from sage_unsloth.training.quickstart_plan import SECONDS
+from sage_unsloth.training.side_by_side import Job
+
+SERIES = {
+    "reward": "reward",
+    "kl": "kl/ref_k3",
+    "entropy": "sage/entropy",
+    "grad_norm": "grad_norm",
+    "guide_mean": "sage/guide_mean",
+    "log_guide_mean": "sage/log_guide_mean",
+    "share_touched": "sage/share_touched",
+    "mean_length": "completions/mean_length",
+    "dead_groups": "frac_reward_zero_std",
+}
+"""Columns of a run's training series, and what the trainer calls them."""
+EARLY, SCALE, TEMPERATURE = "early", "scale", "temperature"
+FREE = (EARLY, SCALE, TEMPERATURE)
+"""Variants of the baseline's runs that cost sampling and no training."""
+SCALES, TEMPERATURES, PARTS = (0.75, 0.5, 0.25), (1.3,), (0.5, 0.25)
+"""Of the LoRA, times the evaluation's temperature, and of the steps."""
+MORE = 4
+"""The start model is sampled so many times as often as the others: its noise is in every
+difference to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a study runs.
+
+    Attributes:
+        task: what is trained and asked.
+        out: folder.
+        points: the first one is the baseline.
+        seeds: training seeds of every point.
+        claims: named before the runs.
+        free: of `FREE`.
+    """
+
+    task: Task
+    out: Path
+    points: tuple[Point, ...]
+    seeds: tuple[int, ...]
+    claims: tuple[Claim, ...] = ()
+    free: tuple[str, ...] = FREE
+
+    @property
+    def baseline(self) -> Point:
+        return self.points[0]
+
+    @property
+    def ks(self) -> list[int]:
+        """1, 4, 8, 16 and so on, as far as n >= 2k."""
+        n = self.task.sampling.num_samples
+        return [1, *(k for k in (2**power for power in range(2, 20)) if 2 * k <= n)]
+
+    def run_name(self, point: Point, seed: int) -> str:
+        return f"{point.file_name}_seed-{seed}"
+
+    def result(self, name: str) -> Path:
+        return self.out / "results" / f"{name}.json"
+
+    def steps_of(self, point: Point) -> int:
+        return point.configure(self.task.rlvr, self.task.common)[0].max_steps
+
+    def early_steps(self) -> list[int]:
+        """Of the baseline's runs, after which the adapter is copied."""
+        config = self.baseline.configure(self.task.rlvr, self.task.common)[0]
+        if EARLY not in self.free or config.full_finetuning:
+            return []
+        return sorted({round(part * config.max_steps) for part in PARTS} - {0, config.max_steps})
+
+    def variants(self) -> list[tuple[str, float]]:
+        """The free variants of a baseline's run, (kind, value)."""
+        config = self.baseline.configure(self.task.rlvr, self.task.common)[0]
+        values: list[tuple[str, float]] = [(EARLY, float(step)) for step in self.early_steps()]
+        if SCALE in self.free and not config.full_finetuning:
+            values += [(SCALE, scale) for scale in SCALES]
+        if TEMPERATURE in self.free and not config.full_finetuning:
+            temperature = self.task.sampling.temperature
+            values += [(TEMPERATURE, round(temperature * t, 4)) for t in TEMPERATURES]
+        return values
+
+    def sft_job(self) -> Job:
+        assert self.task.sft is not None
+        return self._job(
+            "sft",
+            "prepare_start",
+            {},
+            folder=self.out / "sft",
+            result=self.out / "sft" / "model",
+            max_steps=self.task.sft.max_steps,
+        )
+
+    def run_jobs(self) -> list[Job]:
+        """Seed by seed, so that the complete seeds always make a whole study; the start first."""
+        start = {"num_samples": MORE * self.task.sampling.num_samples}
+        jobs = [self._job(START, "sample_start", start)]
+        for seed in self.seeds:
+            for point in self.points:
+                name = self.run_name(point, seed)
+                early = self.early_steps() if point == self.baseline else []
+                jobs.append(
+                    self._job(
+                        name,
+                        "train_run",
+                        {"point": point, "seed": seed, "early": early},
+                        folder=self.out / "runs" / name,
+                        max_steps=self.steps_of(point),
+                    )
+                )
+        return jobs
+
+    def variant_jobs(self) -> list[Job]:
+        """Evaluations of the baseline's variants, a process for each of its runs."""
+        jobs = []
+        for seed in self.seeds:
+            run = self.run_name(self.baseline, seed)
+            trained = self.result(run).exists()
+            variants = []
+            for kind, value in self.variants():
+                copy = self.out / "runs" / run / EARLY / f"{value:g}"
+                if kind != EARLY or not trained or copy.is_dir():
+                    variants.append((kind, value))  # else an earlier call made no copies
+            if variants:
+                arguments = {"run": run, "seed": seed, "variants": variants}
+                jobs.append(self._job(f"{run}_free-lines", "sample_variants", arguments))
+        return jobs
+
+    def _job(
+        self,
+        name: str,
+        function: str,
+        arguments: dict[str, Any],
+        folder: Path | None = None,
+        result: Path | None = None,
+        max_steps: int = 0,
+    ) -> Job:
+        shared: dict[str, Any] = {"task": self.task, "out": self.out}
+        if result is None:
+            result = self.result(name)
+            shared["result"] = result
+        return Job(
+            name=name,
+            work=f"sage_unsloth.study.worker:{function}",
+            arguments=shared | arguments,
+            folder=folder or self.out / "evaluation" / name,
+            result=result,
+            max_steps=max_steps,
+            backend=self.task.rlvr.backend,
+            is_small=self.task.is_small,
+        )
+
+    def amount(self, jobs: Sequence[Job]) -> tuple[int, int]:
+        """Optimizer steps and completions of an evaluation that jobs are of."""
+        usual, samples = self.task.sampling.num_samples, 0
+        for job in jobs:
+            if job.name != "sft":
+                models = len(job.arguments.get("variants", (None,)))
+                samples += models * job.arguments.get("num_samples", usual)
+        return sum(job.max_steps for job in jobs), samples * self.task.num_problems
+
+
+def measured_pace(plan: Plan) -> dict[str, Any]:
+    """Seconds of a `step` and of a `completion`, of the runs that are complete; else the task's."""
+    for path, result in completed_runs(plan):
+        steps = plan.steps_of(next(p for p in plan.points if p.name == result["point"]))
+        completions = plan.task.num_problems * plan.task.sampling.num_samples
+        if result["seconds"]["train"] > 1:  # else it only looked at a run that was complete
+            return {
+                "step": result["seconds"]["train"] / steps,
+                "completion": result["seconds"]["evaluate"] / completions,
+                "run": path.stem,
+            }
+    return dict(plan.task.seconds)
+
+
+def completed_runs(plan: Plan) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The results of the trained runs that are complete."""
+    for seed in plan.seeds:
+        for point in plan.points:
+            path = plan.result(plan.run_name(point, seed))
+            if path.exists():
+                yield path, read_json(path)
+
+
+def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
+    """What is left to do and, where the pace is known, how long it takes."""
+    steps, completions = plan.amount(jobs)
+    text = f"{len(jobs)} processes left: {steps:,} steps and {completions:,} completions to grade"
+    pace = measured_pace(plan)
+    if not pace:
+        return f"{text}; how long that takes is known after the first run."
+    seconds = steps * pace["step"] + completions * pace["completion"]
+    seconds = (seconds + len(jobs) * SECONDS["start"]) / count
+    whose = f"the pace of {pace['run']}" if "run" in pace else "the pace of an idle core"
+    return f"{text}; about {duration(seconds)}, {count} at a time, at {whose}."
+
+
+def plan_text(plan: Plan, count: int, why: str) -> str:
+    """What will be done."""
+    task, config = plan.task, plan.task.rlvr
+    asked = ", ".join(f"{len(one.rows)} of {one.name}" for one in task.benchmarks)
+    free = ", ".join(f"{kind} {value:g}" for kind, value in plan.variants()) or "none"
+    lines = [
+        f"Study -> {plan.out}  ({task.title})",
+        f"  {len(plan.points)} points x {len(plan.seeds)} training seeds: "
+        + ", ".join(point.name for point in plan.points),
+        f"  each: {config.max_steps} steps of {config.completions_per_step} completions, then "
+        f"{task.sampling.num_samples} samples of {asked}; the start model {MORE} times as many",
+        f"  free lines of {plan.baseline.name}: mixture with the start model, {free}",
+        f"  claims named before the runs: {', '.join(c.text for c in plan.claims) or 'none'}",
+        f"  {count} at a time: {why}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""What a study compares: points, each a method with settings, and the claims about them.
+
+grpo=0.05,0.4                                two points: GRPO at two values of β
+pkpo:k=2,4                                   two values of its rule's own setting
+sage-branch:threshold=.8,1.2:ratio=.1,.3     four points: every combination
+maxrl=0.05:rehearsal_coef=0.3                one point with two settings
+mine:rule=0.2                                `rule` of your mine.py, at β .2
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from sage_unsloth.methods.advantage_rules import advantage_rule
+from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
+START = "start"
+"""The name of the model that every run begins with."""
+STRENGTHS = {
+    "dph-rl": "rehearsal_coef",
+    "grpo-entropy": "entropy_coef",
+    "pkpo": "k",
+    "pass-at-k": "k",
+}
+"""The setting that NAME=VALUES means; β where an algorithm has no entry."""
+FORM = "NAME, NAME=VALUES or NAME:SETTING=VALUES, as in grpo=0.05,0.2 or pkpo:k=2,4"
+_CLAIM = re.compile(r"(.+?)\s*>\s*(.+?)@(\d+)")
+
+
+@dataclass(frozen=True)
+class Point:
+    """An algorithm and the settings in which this point differs from it."""
+
+    algorithm: str
+    settings: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`grpo beta=0.4`; without settings the algorithm's name alone."""
+        return " ".join([self.algorithm, *(f"{name}={value:g}" for name, value in self.settings)])
+
+    @property
+    def file_name(self) -> str:
+        return self.name.replace(" ", "_").replace("=", "-").replace(":", ".")
+
+    def configure(
+        self, config: RlvrConfig, common: Mapping[str, Any] | None = None
+    ) -> tuple[RlvrConfig, Guide | None]:
+        """The settings and the guide of a run of this point.
+
+        Args:
+            config: what all runs share.
+            common: settings that replace those of every algorithm, as `train --set` does.
+
+        Raises:
+            ValueError: a setting does not exist, is not a number, or does not suit the algorithm.
+        """
+        row, changes = get_algorithm(self.algorithm), dict(common or {})
+        for name, value in self.settings:
+            row, change = _apply(row, name, value)
+            changes |= change
+        row = row.with_settings(changes)
+        others = {name: value for name, value in changes.items() if name not in SETTINGS}
+        return replace(row.configure(config), **others), row.guide
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`better > worse` at pass@k, named before the runs."""
+
+    better: str
+    worse: str
+    k: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.better}>{self.worse}@{self.k}"
+
+
+def parse_methods(texts: Sequence[str]) -> tuple[Point, ...]:
+    """The points of all methods, in their order.
+
+    Raises:
+        ValueError: another form, an unknown algorithm or setting, or a point named twice.
+    """
+    points = [point for text in texts for point in _parse_method(text)]
+    names = [point.name for point in points]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"every point must be named once; got {twice[0]!r} twice")
+    if not points:
+        raise ValueError("a study needs a method; got none; give --methods grpo=0.05 maxrl=0.05")
+    return tuple(points)
+
+
+def _parse_method(text: str) -> list[Point]:
+    name, *parts = text.split(":")
+    if parts and "=" not in name and not re.fullmatch(r"[A-Za-z_]\w*=.+", parts[0]):
+        name = f"{name}:{parts.pop(0)}"  # module:name
+    elif parts and "=" not in name and re.fullmatch(r"[\w.]+", name) and name not in _names():
+        name = f"{name}:{parts.pop(0)}"  # module:name=VALUES
+    name, equals, values = name.partition("=")
+    row = get_algorithm(name)
+    if row.guide is not None and "teacher_logps" in row.guide.needs:
+        raise ValueError(f"a study has no teacher, which {name} needs; leave it out")
+    choices = [(STRENGTHS.get(name, "beta"), values)] if equals else []
+    for part in parts:
+        setting, _, values = part.partition("=")
+        choices.append((setting, values))
+    try:
+        grid = [[(s, float(v)) for v in values.split(",")] for s, values in choices]
+    except ValueError as error:
+        raise ValueError(f"a method must be {FORM}, with numbers; got {text!r}") from error
+    points = [Point(name, combination) for combination in itertools.product(*grid)]
+    for point in points:
+        point.configure(RlvrConfig())
+    return points
+
+
+def _names() -> frozenset[str]:
+    from sage_unsloth.training.algorithms import ALGORITHMS
+
+    return frozenset(ALGORITHMS)
+
+
+def _apply(row: Algorithm, name: str, value: float) -> tuple[Algorithm, dict[str, Any]]:
+    """The algorithm with one setting, which is the run's, its guide's or its rule's."""
+    kinds = {field.name: field.type for field in fields(RlvrConfig)}
+    numbers = [n for n, kind in kinds.items() if kind in (int, float) and n != "seed"]
+    guide = row.guide
+    if name in numbers:
+        if kinds[name] is int and value != int(value):
+            raise ValueError(f"{name} must be a whole number; got {value:g}")
+        return row, {name: int(value) if kinds[name] is int else value}
+    if is_dataclass(guide) and name in {field.name for field in fields(guide)}:
+        return replace(row, guide=replace(guide, **{name: value})), {}  # pyright: ignore
+    rule = advantage_rule(row.advantages)
+    if rule.is_grpo or name in kinds:
+        raise ValueError(
+            f"a point's setting must be a number among the settings of RLVR ({', '.join(numbers)}),"
+            f" of the algorithm's guide or of its rule for advantages; got {name!r}"
+        )
+    number = int(value) if value == int(value) else value
+    return replace(row, advantages=f"{rule.text},{name}={number}"), {}
+
+
+def parse_claims(texts: Sequence[str], points: Sequence[Point], ks: Sequence[int]) -> list[Claim]:
+    """Claims of the form `a>b@k`, of points (or `start`) at a k that is reported.
+
+    Raises:
+        ValueError: another form, an unknown point, or a k that is not reported.
+    """
+    known, claims = {point.name for point in points} | {START}, []
+    for text in texts:
+        match = _CLAIM.fullmatch(text.strip())
+        if not match:
+            raise ValueError(f"a claim must be A>B@K, as in 'maxrl>grpo@8'; got {text!r}")
+        better, worse = (_point_name(side, known) for side in match.group(1, 2))
+        if int(match[3]) not in ks:
+            raise ValueError(f"a claim's k must be one of {list(ks)}; got {text!r}")
+        claims.append(Claim(better, worse, int(match[3])))
+    return claims
+
+
+def _point_name(text: str, known: set[str]) -> str:
+    """A point by its name, or as `--methods` has it."""
+    if text in known:
+        return text
+    (name, *more) = [point.name for point in _parse_method(text)]
+    if more or name not in known:
+        raise ValueError(
+            f"a claim must be about the study's points ({sorted(known)}); got {text!r}"
+        )
+    return name
+
+
+def find_twin(point: Point, points: Sequence[Point], common: Mapping[str, Any]) -> str | None:
+    """The point with the same settings as a guided one but without a guide, if there is one."""
+    config, guide = point.configure(RlvrConfig(), common)
+    if guide is None:
+        return None
+    for other in points:
+        settings, other_guide = other.configure(RlvrConfig(), common)
+        if other_guide is None and settings == config:
+            return other.name
+    return None
+
+
+def strengths_of(point: Point, points: Sequence[Point]) -> list[Point]:
+    """The points that differ from this one in their first setting alone, by ascending value."""
+    if not point.settings:
+        return [point]
+    (name, _), *rest = point.settings
+    line = [
+        other
+        for other in points
+        if other.algorithm == point.algorithm
+        and other.settings
+        and other.settings[0][0] == name
+        and list(other.settings[1:]) == rest
+    ]
+    return sorted(line, key=lambda other: other.settings[0][1])

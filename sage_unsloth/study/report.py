@@ -1,0 +1,268 @@
+"""From the counts of a study to its report: levels, differences, free lines, claims, doses.
+
+Shapes: S seeds, P problems, U units.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sage_unsloth.study.corrections import ALPHA, holm, p_value
+from sage_unsloth.study.crossed import (
+    CrossedEstimate,
+    components,
+    crossed_interval,
+    detectable_difference,
+)
+from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
+from sage_unsloth.study.families import family_curves, family_parts, family_weights
+from sage_unsloth.study.free_lines import above_lines, envelope, free_lines, means_of
+from sage_unsloth.study.guessing import guess_bounds, main_k, says_something
+from sage_unsloth.study.points import START, Point, strengths_of
+from sage_unsloth.study.records import Tables, by_unit
+from sage_unsloth.study.verdicts import MATTERS, verdict
+
+LEAST_DOSE = 0.01
+"""Nats of Σ log q a completion: a guide that did less was not on."""
+GUESSING, NO_DOSE, ONE_SEED = "none: guessing", "none: dose near 0", "none: one seed"
+EQUAL = "none: every count is equal"
+"""What stands where no verdict is given."""
+
+
+def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that `report.json` holds, from what `records.json` holds."""
+    first = next(iter(data["sets"]))
+    sets = {name: _set_report(data, Tables(data, name)) for name in data["sets"]}
+    main = Tables(data, first)
+    doses = _doses(data, main, sets[first]["k"])
+    off = {row["point"] for row in doses if row["no_verdict"]}
+    for one in sets.values():
+        _give_verdicts(one, off, len(main.seeds))
+    return {
+        "title": data["title"],
+        "baseline": data["baseline"],
+        "points": data["points"],
+        "seeds": main.seeds,
+        "settings": data["settings"],
+        "environment": data["environment"],
+        "sets": sets,
+        "dose": doses,
+        "claims": _claims(data, main, sets[first]["ks"], off),
+        "comparisons": sum(_count(one) for one in sets.values()),
+    }
+
+
+def as_dict(estimate: CrossedEstimate) -> dict[str, float]:
+    return {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}
+
+
+def _level(values_SU: np.ndarray, *, once: bool) -> dict[str, float]:
+    """The interval of shares, which lie in [0, 1]; `once`: the rows are one and the same model."""
+    values_SU = values_SU[:1] if once else values_SU
+    if values_SU.size < 2:
+        return dict.fromkeys(("mean", "low", "high"), float(values_SU.mean()))
+    found = as_dict(crossed_interval(values_SU))
+    return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
+
+
+def _set_report(data: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+    """All of one benchmark but the verdicts."""
+    ks = _ks(tables)
+    values = {(p, k): tables.values(p, k) for p in (START, *tables.points) for k in tables.ks}
+    lines = {k: free_lines(tables, k, _strengths(data)) for k in tables.ks if k > 1}
+    points: dict[str, Any] = {}
+    for point in (START, *tables.points):
+        row: dict[str, Any] = {"level": {}, "to_start": {}, "to_baseline": {}, "to_lines": {}}
+        for k in tables.ks:
+            row["level"][str(k)] = _level(values[point, k], once=point == START)
+            for to, other in (("to_start", START), ("to_baseline", tables.baseline)):
+                if point not in (START, other):
+                    difference = crossed_interval(values[point, k] - values[other, k])
+                    row[to][str(k)] = as_dict(difference)
+            if k > 1 and point not in (START, tables.baseline):
+                row["to_lines"][str(k)] = _beside_lines(tables, point, lines[k], k)
+        points[point] = row
+    k = main_k(ks)
+    return {
+        "k": k,
+        "ks": ks,
+        "num_problems": len(tables.set["problems"]),
+        "num_units": len(set(tables.units)),
+        "num_samples": {p: tables.correct(p)[0] for p in (START, tables.baseline)},
+        "points": points,
+        "lines": {name: means_of(nodes) for name, nodes in lines.get(k, {}).items()},
+        "groups": _groups(tables),
+        "detectable": _detectable(tables, values, k),
+    }
+
+
+def _ks(tables: Tables) -> dict[str, dict[str, Any]]:
+    """k -> the start model's and the baseline's pass@k, the bound of guessing, whether a verdict
+    is given there.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for k in tables.ks:
+        start = float(tables.values(START, k).mean())
+        row: dict[str, Any] = {START: start, "guess": None, "usable": True}
+        row["baseline"] = float(tables.values(tables.baseline, k).mean())
+        if "guess" in tables.set:
+            bounds_P = guess_bounds(np.array(tables.set["guess"], float), [k])[k]
+            row["guess"] = float(by_unit(bounds_P[None], tables.units).mean())
+            row["usable"] = not row["guess"] or says_something(row["guess"], start)
+        rows[str(k)] = row
+    return rows
+
+
+def _strengths(data: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """The baseline's line over its own strength: (value, point)."""
+    points = points_of(data)
+    line = strengths_of(points[data["baseline"]], list(points.values()))
+    return [(point.settings[0][1], point.name) for point in line if point.settings]
+
+
+def points_of(data: Mapping[str, Any]) -> dict[str, Point]:
+    trained = {run["point"] for run in data["runs"]}
+    return {
+        name: Point(one["algorithm"], tuple(one["settings"].items()))
+        for name, one in data["points"].items()
+        if name in trained
+    }
+
+
+def _beside_lines(tables: Tables, point: str, lines: Mapping, k: int) -> dict[str, Any]:
+    """A point beside the upper envelope of the free lines, and beside each of them."""
+    distances = above_lines(tables, point, dict(lines), k)
+    highest = envelope(distances)
+    if highest is None:
+        return {"why": "no free line has this pass@1"}
+    each = {name: as_dict(one) for name, one in distances.items()}
+    return {"line": highest[0], **as_dict(highest[1]), "each": each}
+
+
+def _groups(tables: Tables) -> dict[str, Any] | None:
+    """Curves within each group of problems, and what each adds to the change of the mean."""
+    if len(set(tables.families)) < 2:
+        return None
+    weights = family_weights(tables.families, tables.units)
+    curves = {
+        point: family_curves({k: tables.by_problem(point, k) for k in tables.ks}, tables.families)
+        for point in (START, *tables.points)
+    }
+    parts = {point: family_parts(curves[START], curves[point], weights) for point in tables.points}
+    return {"weights": weights, "curves": curves, "parts": parts}
+
+
+def _detectable(tables: Tables, values: Mapping, k: int) -> dict[str, float] | None:
+    """The true difference to the baseline that this design finds 4 times in 5, at 1 and k."""
+    sizes = len(tables.seeds), len(set(tables.units))
+    others = [point for point in tables.points if point != tables.baseline]
+    if min(sizes) < 2 or not others:
+        return None
+    found = {}
+    for at in dict.fromkeys((1, k)):
+        tables_of = [values[point, at] - values[tables.baseline, at] for point in others]
+        each = [detectable_difference(components(table), *sizes) for table in tables_of]
+        found[str(at)] = max(each)
+    return found
+
+
+def _doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any]]:
+    """What each guide did in training, and what that could change of pass@k."""
+    points, rows = points_of(data), []
+    for point in points.values():
+        dose = measure_dose(tables.of(point.name))
+        if dose is None:
+            continue
+        row: dict[str, Any] = {"point": point.name} | dose
+        total = abs(dose.get("log_guide_sum", dose.get("log_guide_sum_at_most", 0.0)))
+        row["no_verdict"] = total < LEAST_DOSE
+        twin = points.get(data["points"][point.name]["twin"])
+        if twin is not None:
+            line = strengths_of(twin, list(points.values()))
+            difference = tables.values(point.name, k) - tables.values(twin.name, k)
+            detectable = None
+            if min(difference.shape) > 1:
+                detectable = detectable_difference(components(difference), *difference.shape)
+            possible = None
+            if len(line) > 1 and twin.settings[0][0] == "beta":
+                many = [float(tables.values(one.name, k).mean()) for one in line]
+                strengths = [one.settings[0][1] for one in line]
+                possible = possible_change(dose["guide_mean"], line.index(twin), many, strengths)
+            row |= {"twin": twin.name, "difference": as_dict(crossed_interval(difference))}
+            row |= {"detectable": detectable, "possible": possible}
+            row["no_verdict"] = row["no_verdict"] or is_negligible(possible, detectable)
+        rows.append(row)
+    return rows
+
+
+def _give_verdicts(one: dict[str, Any], off: set[str], seeds: int) -> None:
+    """What each difference says: a word for each, or why there is none."""
+    for point, row in one["points"].items():
+        if point == START:
+            continue
+        row["verdicts"] = {}
+        for to in ("to_start", "to_baseline", "to_lines"):
+            for k, found in row[to].items():
+                if "mean" not in found:
+                    continue
+                word = judge_difference(found["low"], found["high"])
+                if not one["ks"][k]["usable"]:
+                    word = GUESSING
+                elif seeds < 2:
+                    word = ONE_SEED
+                elif point in off and to != "to_start":
+                    word = NO_DOSE
+                elif found["low"] == found["high"]:
+                    word = EQUAL  # nothing was measured of how much a problem could differ
+                row["verdicts"][f"{to}@{k}"] = word
+
+
+def judge_difference(low: float, high: float) -> str:
+    """ "higher", "lower", "equal within .03", or "undecided"."""
+    if low > 0:
+        return "higher"
+    if high < 0:
+        return "lower"
+    same = verdict("no loss", low, high) == "supported" and high < MATTERS
+    return f"equal within {MATTERS:g}" if same else "undecided"
+
+
+def _claims(
+    data: Mapping[str, Any], tables: Tables, ks: Mapping[str, Any], off: set[str]
+) -> list[dict[str, Any]]:
+    """Each named claim after Holm; one without a value or a verdict counts with p = 1."""
+    rows = []
+    known = {START, *tables.points}
+    for text, claim in data["claims"].items():
+        row: dict[str, Any] = {"claim": text} | dict(claim)
+        sides = (claim["better"], claim["worse"])
+        why = None
+        if not set(sides) <= known:
+            why = "not run"
+        elif not ks[str(claim["k"])]["usable"]:
+            why = GUESSING
+        elif len(tables.seeds) < 2:
+            why = ONE_SEED
+        elif off & set(sides):
+            why = NO_DOSE
+        row["p"] = 1.0
+        if set(sides) <= known:
+            a, b = (tables.values(side, claim["k"]) for side in sides)
+            estimate = crossed_interval(a - b)
+            row |= as_dict(estimate)
+            row["p"] = 1.0 if why else p_value(estimate, 0.0)
+        rows.append(row | {"why": why})
+    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row |= {"p_holm": adjusted, "holds": adjusted < ALPHA}
+    return rows
+
+
+def _count(one: Mapping[str, Any]) -> int:
+    """How many differences a benchmark's report has, each with its own interval."""
+    return sum(
+        "mean" in found
+        for row in one["points"].values()
+        for to in ("to_start", "to_baseline", "to_lines")
+        for found in row[to].values()
+    )

@@ -1,0 +1,190 @@
+"""A study: points over training seeds, each run a process, and one report.
+
+report = study("runs/study", start="runs/sft", data="mine.jsonl",
+               benchmarks=["own=held_out.jsonl"], methods=["grpo=0.05,0.2", "maxrl=0.05"])
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.models.device import has_gpu
+from sage_unsloth.models.weights import model_identity
+from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.record import open_run
+from sage_unsloth.study.plan import FREE, Plan, completed_runs, cost_text, plan_text
+from sage_unsloth.study.points import Claim, find_twin, parse_claims, parse_methods
+from sage_unsloth.study.publish import publish
+from sage_unsloth.study.tasks import Task, get_task, own_task, shrink
+from sage_unsloth.training.rlvr_job import recorded_guide
+from sage_unsloth.training.side_by_side import MEMORY, Job, processes_for, run_side_by_side
+from sage_unsloth.training.stage import digest_of
+
+DESIGN = "design.json"
+"""The file of a study's folder that says what was asked, and which claims were named when."""
+METHODS = ("grpo=0.05,0.1,0.2,0.4", "maxrl=0.05,0.1,0.2", "dph-rl=0.3,1", "sage-branch=0.05,0.2")
+REDUCED = ("grpo=0.05,0.2,0.4", "maxrl=0.05", "dph-rl=0.3", "sage-branch=0.2")
+SEEDS, REDUCED_SEEDS = 8, 5
+
+logger = logging.getLogger(__name__)
+
+
+def study(
+    out: str | Path,
+    *,
+    methods: Sequence[str] = (),
+    task: str | Task | None = None,
+    seeds: int | None = None,
+    first_seed: int = 1,
+    claims: Sequence[str] = (),
+    free: Sequence[str] = FREE,
+    processes: int | None = None,
+    reduced: bool = False,
+    smoke: bool = False,
+    report_only: bool = False,
+    show: Callable[[str], object] = print,
+    **own: Any,
+) -> dict[str, Any]:
+    """Run or resume a study in the folder `out`, and return its report as data.
+
+    Leaves `records.json` (every count), `report.json`, `report.md`, figures with their tables, and
+    under `runs/` the folder of each run, as `train` leaves it.
+
+    Args:
+        out: folder; a later call may add methods, seeds and claims.
+        methods: see `points`; the first point is the baseline.
+        task: an embedded task, `module:name`, or a `Task`; None for data of your own.
+        seeds: training seeds of every point.
+        first_seed: the seeds count from here.
+        claims: `A>B@K`, the comparisons for which the study is run.
+        free: variants of the baseline that cost no training, of `plan.FREE`.
+        processes: runs at a time; None for as many as cores and memory allow.
+        reduced: fewer methods and seeds by default.
+        smoke: a size that only shows that everything works.
+        report_only: report on the seeds that are complete.
+        show: is given each text for the terminal.
+        own: arguments of `tasks.own_task`, for data of your own.
+
+    Raises:
+        ValueError: bad input, named before anything is trained; another study's folder.
+        SideBySideError: a run failed; what was finished is kept, and the next call resumes.
+    """
+    if unknown := set(free) - set(FREE):
+        raise ValueError(f"--free must be of {', '.join(FREE)}; got {', '.join(sorted(unknown))}")
+    count = seeds if seeds is not None else REDUCED_SEEDS if reduced else SEEDS
+    if count < 1:
+        raise ValueError(f"--seeds must be >= 1; got {count}")
+    points = parse_methods(methods or (REDUCED if reduced else METHODS))
+    if isinstance(task, str):
+        task = get_task(task)
+    if task is None:
+        task = own_task(smoke=smoke, show=show, **own)
+    elif given := [name for name, value in own.items() if value is not None]:
+        raise ValueError(f"a task has its own data and settings; got {', '.join(given)} with it")
+    elif smoke:
+        task = shrink(task)
+    plan = Plan(
+        task=task,
+        out=Path(out),
+        points=points,
+        seeds=tuple(range(first_seed, first_seed + count)),
+        free=tuple(free),
+    )
+    for point in points:
+        point.configure(task.rlvr, task.common)
+    plan = replace(plan, claims=tuple(parse_claims(claims, points, plan.ks)))
+    with locked(plan.out):
+        open_run(plan.out, settings_of(task))
+        plan = name_claims(plan)
+        if not report_only:
+            run_jobs(plan, processes, show)
+        return publish(plan, show)
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """What must be equal for a study to be resumed, whatever is compared."""
+    rlvr = asdict(task.rlvr)
+    del rlvr["seed"]  # each run's own
+    return {
+        "command": "study",
+        "task": task.name,
+        "model": model_identity(task.model, task.adapter),
+        "rlvr": rlvr,
+        "common": {name: repr(value) for name, value in task.common.items()},
+        "sampling": asdict(task.sampling),
+        "sft": task.sft and asdict(task.sft),
+        "rows": digest_of(task.rows),
+        "benchmarks": {one.name: digest_of(one.rows) for one in task.benchmarks},
+        "verifier": task.verifier.label,
+        "rewards": list(task.rewards or ()),
+    }
+
+
+def name_claims(plan: Plan) -> Plan:
+    """The plan with every claim that was ever named here; each is recorded with when it was.
+
+    A claim that was named cannot be taken back: Holm's correction counts it.
+    """
+    file = plan.out / DESIGN
+    named = read_json(file)["claims"] if file.exists() else {}
+    complete = len(list(completed_runs(plan)))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    for claim in plan.claims:
+        named.setdefault(claim.text, asdict(claim) | {"named": now, "runs_complete": complete})
+    points = {
+        point.name: {
+            "algorithm": point.algorithm,
+            "settings": dict(point.settings),
+            "guide": recorded_guide(point.configure(plan.task.rlvr, plan.task.common)[1]),
+            "twin": find_twin(point, plan.points, plan.task.common),
+        }
+        for point in plan.points
+    }
+    write_json(file, {"points": points, "seeds": list(plan.seeds), "claims": named})
+    all_claims = [Claim(one["better"], one["worse"], one["k"]) for one in named.values()]
+    return replace(plan, claims=tuple(all_claims))
+
+
+def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -> None:
+    """Everything that is not complete, each in a process of its own."""
+    plan.result("").parent.mkdir(exist_ok=True)
+    memory = MEMORY if plan.task.is_small else MEMORY + 6 * _size_of(plan.task.model)
+    everything = plan.run_jobs() + plan.variant_jobs()
+    if plan.task.sft is not None:
+        everything.insert(0, plan.sft_job())
+    left = [job for job in everything if not job.is_complete]
+    count, why = processes_for(left, processes, long=True, memory=memory)
+    if not left:
+        return
+    show(plan_text(plan, count, why))
+    show(cost_text(plan, left, count))
+    show("Stop it whenever you like: the same command resumes it.\n")
+    cores = len(os.sched_getaffinity(0))
+    threads = 1 if plan.task.is_small or has_gpu() else max(1, cores // count)
+    said: list[str] = []
+
+    def tell_pace(job: Job, seconds: float) -> None:
+        rest = [one for one in left if not one.is_complete]
+        if rest and not said and job.max_steps and job.name != "sft":
+            said.append(job.name)
+            show(f"{job.name} took {seconds:.0f} s. {cost_text(plan, rest, count)}")
+
+    folder = plan.out / "processes"
+    stages: list[list[Job]] = [plan.run_jobs(), plan.variant_jobs()]
+    if plan.task.sft is not None:
+        stages.insert(0, [plan.sft_job()])
+    for jobs in stages:
+        if todo := [job for job in jobs if not job.is_complete]:
+            run_side_by_side(todo, count, folder, threads=threads, ended=tell_pace)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier call that failed
+
+
+def _size_of(model: str) -> int:
+    """Bytes of a model's weights; a hub id's are not known here."""
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))

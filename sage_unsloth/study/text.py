@@ -1,0 +1,254 @@
+"""A study's report as text: what each method buys and loses first, then the tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sage_unsloth.figures import table_text
+from sage_unsloth.study.chord import LARGEST_STEP
+from sage_unsloth.study.free_lines import TITLES
+from sage_unsloth.study.guessing import LARGEST_SHARE
+from sage_unsloth.study.points import START
+from sage_unsloth.study.verdicts import MATTERS
+
+NO_VALUE = "–"
+
+
+def cell(found: Mapping[str, float] | None, sign: bool = True) -> str:
+    """`+.031 [+.011, +.054]`."""
+    if found is None or "mean" not in found:
+        return NO_VALUE
+    mean, low, high = (_number(found[name], sign) for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def _number(value: float, sign: bool = False) -> str:
+    return (f"{value:+.3f}" if sign else f"{value:.3f}").replace("0.", ".", 1)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def conditions(report: Mapping[str, Any]) -> str:
+    """One sentence that says what the numbers are of."""
+    seeds, environment = report["seeds"], report["environment"]
+    rlvr, packages = report["settings"]["rlvr"], environment["packages"]
+    code = environment["commit"] or environment["code_tree"]
+    return (
+        f"{report['title']}; {len(seeds)} training seed{'s' * (len(seeds) > 1)} "
+        f"({', '.join(map(str, seeds))}) of each point, {rlvr['max_steps']} steps of "
+        f"{rlvr['prompts_per_step']} x {rlvr['num_generations']} completions; sampled at T = "
+        f"{report['settings']['sampling']['temperature']:g}; sage_unsloth "
+        f"{packages['sage_unsloth']} ({code[:12]}), unsloth {packages['unsloth']}, torch "
+        f"{packages['torch']}, {environment['date'][:10]}"
+    )
+
+
+def answer_lines(report: Mapping[str, Any]) -> list[str]:
+    """What each method buys and loses, a paragraph each; for the first benchmark."""
+    name, one = next(iter(report["sets"].items()))
+    baseline, k = report["baseline"], str(one["k"])
+    lines = [
+        f"On {name}, {one['num_problems']} problems; k = {k} is the largest with n >= 2k that "
+        "guessing does not reach."
+    ]
+    for point, row in one["points"].items():
+        if point == START:
+            continue
+        parts = [_against("the start model", row, "to_start", k)]
+        if point != baseline:
+            parts.append(_against(f"`{baseline}`", row, "to_baseline", k))
+            beside = row["to_lines"].get(k)
+            if beside and "line" in beside:
+                parts.append(
+                    f"beside what costs no training ({TITLES[beside['line']]}, the highest line at "
+                    f"its pass@1) pass@{k} {cell(beside)}: {row['verdicts'][f'to_lines@{k}']}"
+                )
+            elif beside:
+                parts.append(f"beside what costs no training: {beside['why']}")
+        lines.append(f"**`{point}`**: " + "; ".join(parts) + ".")
+    return lines
+
+
+def _against(name: str, row: Mapping[str, Any], to: str, k: str) -> str:
+    ks = list(dict.fromkeys(("1", k)))
+    texts = [f"pass@{at} {cell(row[to][at])}, {row['verdicts'][f'{to}@{at}']}" for at in ks]
+    return f"against {name} " + ", ".join(texts)
+
+
+def claim_lines(report: Mapping[str, Any]) -> list[str]:
+    """Which of the named comparisons survive, and how many differences there are besides."""
+    claims = report["claims"]
+    others = (
+        f"{report['comparisons']} differences have an interval here, each 95 % by itself: one in "
+        "twenty misses by chance."
+    )
+    if not claims:
+        return [f"No comparison was named (`--claims`), so none is confirmed. {others}"]
+    which = ", ".join(f"`{row['claim']}`" for row in claims if row["holds"]) or "none"
+    late = [row["claim"] for row in claims if row["runs_complete"]]
+    texts = [f"Of {len(claims)} named, these hold after Holm's correction: {which}. {others}"]
+    if late:
+        texts.append(f"Named when runs were complete already: {', '.join(late)}.")
+    return texts
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """`report.md`."""
+    seeds = "training seeds and problems at once" if len(report["seeds"]) > 1 else "problems alone"
+    parts = [
+        f"# Study: {report['title']}",
+        "\n\n".join(answer_lines(report)),
+        "\n\n".join(claim_lines(report)),
+        "![frontier](frontier.png)",
+        f"{conditions(report)}.",
+        f"[ ]: 95 % over {seeds}; differences are paired by both. The start model was not trained, "
+        f"so its interval is over problems alone. A difference below {MATTERS:g} counts as none.",
+    ]
+    if report["claims"]:
+        parts += ["## Named comparisons, after Holm", markdown_table(claims_table(report))]
+    for name, one in report["sets"].items():
+        parts += [f"## {name}", *_set_parts(report, one)]
+    if report["dose"]:
+        parts += ["## Dose of the guides", *_dose_parts(report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def claims_table(report: Mapping[str, Any]) -> list[list[str]]:
+    rows = [["claim", "difference", "p", "p after Holm", "holds"]]
+    for row in report["claims"]:
+        holds = row["why"] or ("yes" if row["holds"] else "no")
+        numbers = [f"{row[name]:.4f}" for name in ("p", "p_holm")]
+        rows.append([row["claim"], cell(row), *numbers, holds])
+    return rows
+
+
+def level_table(one: Mapping[str, Any]) -> list[list[str]]:
+    return [["", *_headers(one)]] + [
+        [point, *(cell(found, sign=False) for found in row["level"].values())]
+        for point, row in one["points"].items()
+    ]
+
+
+def difference_table(one: Mapping[str, Any], to: str) -> list[list[str]]:
+    return [["", *_headers(one)]] + [
+        [point, *(cell(found) for found in row[to].values())]
+        for point, row in one["points"].items()
+        if row[to]
+    ]
+
+
+def _headers(one: Mapping[str, Any]) -> list[str]:
+    return [f"pass@{k}" + ("" if row["usable"] else " (guessing)") for k, row in one["ks"].items()]
+
+
+def _set_parts(report: Mapping[str, Any], one: Mapping[str, Any]) -> list[str]:
+    samples = one["num_samples"]
+    parts = [
+        f"{one['num_problems']} problems"
+        + (f" in {one['num_units']} units" if one["num_units"] != one["num_problems"] else "")
+        + f", {samples[report['baseline']]} samples of each, of the start model {samples[START]}.",
+        markdown_table(level_table(one)),
+        "Minus the start model:",
+        markdown_table(difference_table(one, "to_start")),
+    ]
+    if len(one["points"]) > 2:
+        parts += [
+            f"Minus `{report['baseline']}`:",
+            markdown_table(difference_table(one, "to_baseline")),
+            *_line_parts(one),
+        ]
+    parts += _guess_parts(one)
+    if one["groups"] is not None:
+        parts += _group_parts(one)
+    if one["detectable"] and any(one["detectable"].values()):
+        found = ", ".join(f"pass@{k} {value:.3f}" for k, value in one["detectable"].items())
+        parts.append(
+            f"A true difference to the baseline that this design finds 4 times in 5: {found}."
+        )
+    return parts
+
+
+def _line_parts(one: Mapping[str, Any]) -> list[str]:
+    ks = [k for k in one["ks"] if k != "1"]
+    rows = [["", "highest line", *(f"pass@{k}" for k in ks)]]
+    for point, row in one["points"].items():
+        if not row["to_lines"]:
+            continue
+        names = dict.fromkeys(row["to_lines"][k].get("line", "none has its pass@1") for k in ks)
+        rows.append([point, ", ".join(names), *(cell(row["to_lines"][k]) for k in ks)])
+    return [
+        "Minus the highest of the lines that cost no training, at the point's own pass@1: "
+        + ", ".join(f"{name} ({TITLES[name]})" for name in one["lines"])
+        + f". Lines are interpolated between neighbours at most a factor {LARGEST_STEP:g} apart "
+        "and have no value beyond their ends.",
+        markdown_table(rows),
+    ]
+
+
+def _guess_parts(one: Mapping[str, Any]) -> list[str]:
+    if all(row["guess"] is None for row in one["ks"].values()):
+        return []
+    rows = [["k", "blind guessing", START, "baseline", "verdict"]] + [
+        [
+            k,
+            *(_number(row[name]) for name in ("guess", START, "baseline")),
+            "given" if row["usable"] else "none",
+        ]
+        for k, row in one["ks"].items()
+    ]
+    return [
+        "pass@k of attempts that never look at the problem. Where they have "
+        f"{LARGEST_SHARE:.0%} of the start model's pass@k or more, no verdict is given.",
+        markdown_table(rows),
+    ]
+
+
+def _group_parts(one: Mapping[str, Any]) -> list[str]:
+    found, k = one["groups"], str(one["k"])
+    names = list(found["weights"])
+    cells = [["pass@1; pass@" + k, *names]]
+    cells += [
+        [point, *(f"{_number(curve[n]['1'])}; {_number(curve[n][k])}" for n in names)]
+        for point, curve in found["curves"].items()
+    ]
+    adds = [[f"adds to the change of pass@1; pass@{k}", *names]]
+    adds += [
+        [point, *(f"{_number(part[n]['1'], True)}; {_number(part[n][k], True)}" for n in names)]
+        for point, part in found["parts"].items()
+    ]
+    return ["By group of problems:", markdown_table(cells), markdown_table(adds)]
+
+
+def _dose_parts(report: Mapping[str, Any]) -> list[str]:
+    rows = [["point", "tokens touched", "mean q", "Σ log q a completion, nats", "could change"]]
+    for row in report["dose"]:
+        total, at_most = row.get("log_guide_sum"), row.get("log_guide_sum_at_most", 0.0)
+        rows.append(
+            [
+                row["point"],
+                f"{row['touched']:.2%}",
+                f"{row['guide_mean']:.5f}",
+                f"<= {at_most:.3f}" if total is None else f"{total:+.3f}",
+                NO_VALUE if row.get("possible") is None else f"{row['possible']:+.4f}",
+            ]
+        )
+    off = [f"`{row['point']}`" for row in report["dose"] if row["no_verdict"]]
+    return [
+        "What each guide did in training, means over seeds and steps. What that could change "
+        "follows from the slope of the same method's line over β without the guide.",
+        markdown_table(rows),
+        *([f"No verdict on {', '.join(off)}: the guide did nearly nothing."] if off else []),
+    ]
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """For a terminal: the answer, and the levels."""
+    texts = [line.replace("**", "").replace("`", "") for line in answer_lines(report)]
+    texts += [line.replace("`", "") for line in claim_lines(report)]
+    one = next(iter(report["sets"].values()))
+    rows = level_table(one)
+    rows[0][0] = "model"
+    table = table_text([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
+    return "\n".join([*texts, "", table])

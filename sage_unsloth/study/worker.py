@@ -1,0 +1,225 @@
+"""What a process of a study does: train a run and evaluate it, or evaluate a model.
+
+Each function leaves one file in `results/`, whole or not at all, and can be called again after a
+kill at any moment.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from sage_unsloth.evaluation.evaluator import choose_engine, sample_models
+from sage_unsloth.evaluation.loading import ModelSpec
+from sage_unsloth.evaluation.record_tables import RecordSet
+from sage_unsloth.models.device import frees_models, release_memory
+from sage_unsloth.models.trained import trained_in_4bit
+from sage_unsloth.runs.files import read_json, whole_folder, write_json
+from sage_unsloth.runs.record import environment
+from sage_unsloth.study.plan import EARLY, SCALE, SERIES
+from sage_unsloth.study.points import Point
+from sage_unsloth.study.tasks import Task
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
+from sage_unsloth.training.stage import read_metrics
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_start(task: Task, out: Path) -> None:
+    """SFT, for a task that has one, in `out/sft`."""
+    assert task.sft is not None
+    sft(task.sft, task.model, list(task.sft_rows), out / "sft")
+
+
+def start_model(task: Task, out: Path) -> tuple[str, str | None]:
+    """The model that RL begins with, and the adapter on it."""
+    return (task.model, task.adapter) if task.sft is None else (str(out / "sft" / "model"), None)
+
+
+@frees_models
+def train_run(
+    task: Task, out: Path, point: Point, seed: int, result: Path, early: Sequence[int] = ()
+) -> None:
+    """Train a run in `out/runs/NAME` as `train` does, evaluate it, and write its result.
+
+    Args:
+        task, out: of the study.
+        point, seed: of the run.
+        result: the file to write.
+        early: steps after which the adapter is copied to `early/STEP` in the run's folder.
+    """
+    name = result.stem
+    config, guide = point.configure(task.rlvr, task.common)
+    model, adapter = start_model(task, out)
+    folder, began = out / "runs" / name, time.perf_counter()
+    trained = rlvr(
+        replace(config, seed=seed),
+        model,
+        list(task.rows),
+        folder,
+        guide,
+        name,
+        adapter=adapter,
+        callbacks=[CopiesAdapter(folder, early)] if early else [],
+        force=task.smoke,
+        verifier=task.verifier,
+        rewards=task.rewards,
+        data=task.data,
+    )
+    seconds = {"train": time.perf_counter() - began}
+    series = {
+        column: [_round(row.get(source)) for row in read_metrics(folder)]
+        for column, source in SERIES.items()
+    }
+    release_memory()
+    paths = (str(trained), None) if config.full_finetuning else (model, str(trained))
+    sets, seconds["evaluate"] = sample_model(task, out, name, *paths)
+    write_json(
+        result,
+        {
+            "point": point.name,
+            "algorithm": point.algorithm,
+            "settings": dict(point.settings),
+            "seed": seed,
+            "sets": sets,
+            "training": series,
+            "seconds": seconds,
+            "environment": environment(),
+        },
+    )
+
+
+@frees_models
+def sample_start(task: Task, out: Path, num_samples: int, result: Path) -> None:
+    """Evaluate the model that every run begins with."""
+    task = replace(task, sampling=replace(task.sampling, num_samples=num_samples))
+    sets, seconds = sample_model(task, out, result.stem, *start_model(task, out))
+    write_json(
+        result,
+        {
+            "point": result.stem,
+            "seed": None,
+            "sets": sets,
+            "seconds": {"evaluate": seconds},
+            "environment": environment(),
+        },
+    )
+
+
+@frees_models
+def sample_variants(
+    task: Task,
+    out: Path,
+    run: str,
+    seed: int,
+    variants: Sequence[tuple[str, float]],
+    result: Path,
+) -> None:
+    """Evaluate variants of a trained run that cost no training.
+
+    Args:
+        task, out: of the study.
+        run: name of the trained run.
+        seed: of its training.
+        variants: (kind, value): EARLY, after `value` steps; SCALE, the LoRA times `value`;
+            TEMPERATURE, at `value`.
+        result: the file to write.
+    """
+    model, _ = start_model(task, out)
+    folder, rows, total = out / "runs" / run, [], 0.0
+    for kind, value in variants:
+        adapter, asked = folder / "adapter", task
+        if kind == EARLY:
+            adapter = folder / EARLY / f"{value:g}"
+        elif kind == SCALE:
+            adapter = scale_adapter(adapter, value, folder / "scaled" / f"{value:g}")
+        else:
+            asked = replace(task, sampling=replace(task.sampling, temperature=value))
+        release_memory()
+        name = f"{run}_{kind}-{value:g}"
+        sets, seconds = sample_model(asked, out, name, model, str(adapter))
+        rows.append({"run": run, "seed": seed, "kind": kind, "value": value, "sets": sets})
+        total += seconds
+    record = {"variants": rows, "seconds": {"evaluate": total}, "environment": environment()}
+    write_json(result, record)
+
+
+def scale_adapter(adapter: Path, scale: float, folder: Path) -> Path:
+    """A copy of a LoRA adapter whose change of the weights is `scale` times as large."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(exist_ok=True)
+    with whole_folder(folder) as partial:
+        shutil.copytree(adapter, partial, dirs_exist_ok=True)
+        config = read_json(partial / "adapter_config.json")
+        # The change of a weight is lora_alpha / r (or / √r) times B A.
+        config["lora_alpha"] = config["lora_alpha"] * scale
+        write_json(partial / "adapter_config.json", config)
+    return folder
+
+
+class CopiesAdapter(TrainerCallback):
+    """Copies the adapter after some steps; it changes nothing of the training."""
+
+    def __init__(self, folder: Path, steps: Sequence[int]):
+        self.folder, self.steps = folder, steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = self.folder / EARLY / str(state.global_step)
+        if state.global_step in self.steps and not folder.exists():
+            folder.parent.mkdir(exist_ok=True)
+            with whole_folder(folder) as partial:
+                kwargs["model"].save_pretrained(partial)
+
+
+def sample_model(
+    task: Task, out: Path, name: str, model: str, adapter: str | None
+) -> tuple[dict[str, Any], float]:
+    """The counts of a model on every benchmark, sampled as `evaluate` does, and the seconds."""
+    began = time.perf_counter()
+    spec = ModelSpec(
+        name=name,
+        path=model,
+        adapter=adapter,
+        template=task.template,
+        prompt=task.prompt,
+        load_in_4bit=adapter is not None and trained_in_4bit(adapter),
+    )
+    sets = sample_models(
+        [spec],
+        task.benchmarks,
+        out / "evaluation" / name,
+        task.sampling,
+        engine=choose_engine(load_in_4bit=spec.load_in_4bit),
+        show=logger.debug,
+    )
+    counts = {
+        benchmark.name: count_correct(record_set, benchmark.rows)
+        for benchmark, record_set in zip(task.benchmarks, sets, strict=True)
+    }
+    return counts, time.perf_counter() - began
+
+
+def count_correct(record_set: RecordSet, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The correct completions of each problem in the order of the rows, and the mean length."""
+    by_problem = dict(
+        zip(record_set.problems, record_set.correct.sum(axis=1).tolist(), strict=True)
+    )
+    lengths = [record["num_tokens"] for record in record_set.records]
+    return {
+        "num_samples": record_set.correct.shape[1],
+        "correct": [by_problem[row["id"]] for row in rows],
+        "mean_tokens": _round(float(np.mean(lengths))),
+    }
+
+
+def _round(value: float | None) -> float | None:
+    """Five significant digits: what the series are good for."""
+    return None if value is None else float(f"{value:.5g}")
