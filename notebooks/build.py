@@ -2,8 +2,9 @@
 
 python notebooks/build.py                    # execute at full size; the outputs are committed
 python notebooks/build.py --check            # fail where a notebook is not what its source gives
-python notebooks/build.py --smoke --to DIR   # execute at smoke size into DIR, twice: the second
-                                             # time it resumes
+python notebooks/build.py --smoke --to DIR   # execute at smoke size, each in a folder of its own in
+                                             # DIR, twice: the second time it resumes
+python notebooks/build.py 00 03              # execute only these, at full size
 
 A notebook is checked for its cells, and for the outputs of those that are tagged `reproduced`:
 cells that need no cell before them, and print what code alone decides. `--smoke` also compares the
@@ -11,6 +12,7 @@ outputs of those that are tagged `outline`, but for their numbers.
 """
 
 import argparse
+import copy
 import re
 import sys
 from pathlib import Path
@@ -25,29 +27,25 @@ SOURCES = sorted((HERE / "src").glob("*.py"))
 
 NUMBER = r"[-+]?\d[\d,]*\.?\d*"
 
-# What each notebook is given at smoke size; they run in one folder, in order, as a user would run
-# them.
+# What each notebook is given at smoke size. Each runs alone, in a folder of its own.
 SMOKE = {
-    "00_quickstart": "SMOKE = True\nOUT = '00_quickstart'",
-    "01_sft": f"""from pathlib import Path
-OUT = Path('01_sft')
-DATA, DATA_FILE = 'openmath', {str(DATA / "openmathreasoning-mini.jsonl")!r}
+    "00_quickstart": "SMOKE = True",
+    "01_sft": f"""DATA, DATA_FILE = 'openmath', {str(DATA / "openmathreasoning-mini.jsonl")!r}
 MAX_STEPS, BATCH_SIZE, SAVE_STEPS, HELD_OUT = 2, 4, 1, 4""",
-    "02_rlvr": f"""from pathlib import Path
-MODEL = Path('01_sft/model')
-OUT = Path('02_rlvr')
-DATA, DATA_FILE = 'dapo', {str(DATA / "dapo-math-17k.jsonl")!r}
+    "02_rlvr": f"""DATA, DATA_FILE = 'dapo', {str(DATA / "dapo-math-17k.jsonl")!r}
 MAX_STEPS, PROMPTS_PER_STEP, NUM_GENERATIONS, MICRO_BATCH, SAVE_STEPS = 2, 2, 4, 4, 1""",
-    "03_pass_at_k": """from pathlib import Path
-SMOKE = True
-TRAINED = Path('00_quickstart')
-OUT = Path('03_pass_at_k')
-SAMPLES, PROBLEMS = 4, 4""",
-    "04_analysis": """from pathlib import Path
-SMOKE = True
-TRAINED = Path('00_quickstart')
-OUT = Path('04_analysis')""",
-    "05_theory": "OUT = '05_theory'\nTREES, DRAWS, RUNS, STEPS = 50, 40, 20, 20",
+    "03_pass_at_k": "SMOKE = True\nSAMPLES, PROBLEMS = 4, 4",
+    "04_analysis": "SMOKE = True",
+    "05_theory": "TREES, DRAWS, RUNS, STEPS = 50, 40, 20, 20",
+    "06_your_own_questions": """SFT_STEPS, STEPS, PROMPTS_PER_STEP, NUM_GENERATIONS = 2, 2, 2, 4
+SAMPLES, HELD_OUT, SHOW_EVERY = 4, 4, 1""",
+}
+GPU = ("01_sft", "02_rlvr", "06_your_own_questions")
+"""Notebooks whose badge asks Colab and Kaggle for a GPU."""
+ACCELERATOR = {
+    "accelerator": "GPU",
+    "colab": {"gpuType": "T4", "provenance": []},
+    "kaggle": {"accelerator": "nvidiaTeslaT4", "isGpuEnabled": True, "isInternetEnabled": True},
 }
 
 
@@ -57,6 +55,8 @@ def from_source(source: Path) -> nbformat.NotebookNode:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
     notebook.metadata.pop("jupytext", None)
+    if source.stem in GPU:
+        notebook.metadata.update(copy.deepcopy(ACCELERATOR))
     return notebook
 
 
@@ -105,7 +105,11 @@ def outline(cell: nbformat.NotebookNode) -> set[str]:
         "text" if output.output_type == "stream" else ", ".join(sorted(output.data))
         for output in cell.outputs
     }
-    text = "".join(o.text for o in cell.outputs if o.output_type == "stream")
+    text = "\n".join(
+        o.text if o.output_type == "stream" else o.data["text/plain"]
+        for o in cell.outputs
+        if o.output_type == "stream" or "text/html" in o.data  # a table
+    )
     lines = (" ".join(re.sub(NUMBER, "#", line).split()) for line in text.splitlines())
     return kinds | {line for line in lines if re.search("[a-z]", line)}
 
@@ -171,17 +175,21 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--to", type=Path, default=HERE.parent)
+    parser.add_argument("names", nargs="*", help="how their names begin (default: all)")
     options = parser.parse_args()
     stale = []
     for source in SOURCES:
+        if options.names and not source.stem.startswith(tuple(options.names)):
+            continue
         if options.check:
             if is_stale(source):
                 stale.append(f"{source.stem}.ipynb")
         elif options.smoke:
-            options.to.mkdir(parents=True, exist_ok=True)
+            folder = options.to / source.stem
+            folder.mkdir(parents=True, exist_ok=True)
             for attempt in ("first", "second"):
                 notebook = with_parameters(from_source(source), SMOKE[source.stem])
-                execute(notebook, options.to)
+                execute(notebook, folder)
                 nbformat.write(notebook, options.to / f"{source.stem}-{attempt}.ipynb")
                 print(f"{source.stem}: executed ({attempt} time)")
                 if attempt == "first":

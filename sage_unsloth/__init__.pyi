@@ -1,11 +1,15 @@
 from .evaluation import pass_at_k as pass_at_k
 from .figures import show_table as show_table
+from .front import ask as ask
 from .front import compare as compare
 from .front import evaluate as evaluate
 from .front import grpo_config as grpo_config
 from .front import load_dataset as load_dataset
+from .front import plan_for_card as plan_for_card
 from .front import preview as preview
+from .front import record_run as record_run
 from .front import rewards as rewards
+from .front import save as save
 from .front import train as train
 from .grading import Grade as Grade
 from .grading import Grader as Grader
@@ -51,6 +55,7 @@ __all__ = [
     "TokenGuide",
     "TokenSignals",
     "__version__",
+    "ask",
     "choose_rollouts",
     "compare",
     "dynamic_sampling",
@@ -68,8 +73,11 @@ __all__ = [
     "load_unsloth",
     "one_pass_loss",
     "pass_at_k",
+    "plan_for_card",
     "preview",
+    "record_run",
     "rewards",
+    "save",
     "show_table",
     "train",
 ]

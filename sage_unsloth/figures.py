@@ -6,10 +6,12 @@ Colours are Okabe and Ito's, told apart by colour-blind readers; line styles dif
 import csv
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sage_unsloth.runs.progress import in_notebook
 from sage_unsloth.runs.text import printable
 
 if TYPE_CHECKING:
@@ -161,8 +163,28 @@ def _parts(texts: list[str]) -> list[str]:
     return [word for text in texts for word in text.split() or [""]]
 
 
+def table_html(rows: Sequence[Mapping]) -> str:
+    """Rows of one shape as an HTML table, for a notebook."""
+
+    def line(tag: str, cells: Iterable[Any]) -> str:
+        parts = (
+            f'<{tag} style="text-align: left">{escape(printable(str(cell)))}</{tag}>'
+            for cell in cells
+        )
+        return f"<tr>{''.join(parts)}</tr>"
+
+    head = line("th", rows[0])
+    body = "".join(line("td", (row[name] for name in rows[0])) for row in rows)
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
 def show_table(rows: Sequence[Mapping], title: str = "") -> None:
-    """Print `table_text`, below its title."""
+    """Print `table_text` below its title; in a notebook show `table_html`."""
     if title:
         print(f"\n{title}")
-    print(table_text(rows))
+    if not in_notebook():
+        print(table_text(rows))
+        return
+    from IPython.display import display
+
+    display({"text/html": table_html(rows), "text/plain": table_text(rows)}, raw=True)

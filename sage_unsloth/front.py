@@ -14,15 +14,15 @@
 The commands `sft` and `train` do the same, and also plan, refuse what cannot fit, and record a run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sage_unsloth.figures import table_text
+from sage_unsloth.figures import table_html, table_text
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
@@ -36,12 +36,13 @@ from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
 
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
+    from sage_unsloth.training.card_plan import CardPlan
 
 SAMPLING = ("temperature", "top_p", "max_completion_length", "seed")
 """What a preview takes from a trainer's arguments under the same name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingData:
     """Rows that passed the filters.
 
@@ -74,9 +75,18 @@ class TrainingData:
         return Dataset.from_list([trainer_row(row) for row in self.rows])
 
     def __str__(self) -> str:
-        counts = [{"filter": name, "rows left": f"{n:,}"} for name, n in self.counts.items()]
-        held_out = f"\n{len(self.rows):,} rows to train on, {len(self.held_out)} held out"
-        return table_text(counts) + held_out * bool(self.held_out)
+        return table_text(self._counted()) + f"\n{self._split()}" * bool(self.held_out)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return table_html(self._counted()) + self._split() * bool(self.held_out)
+
+    def _counted(self) -> list[dict[str, str]]:
+        return [{"filter": name, "rows left": f"{n:,}"} for name, n in self.counts.items()]
+
+    def _split(self) -> str:
+        return f"{len(self.rows):,} rows to train on, {len(self.held_out)} held out"
 
 
 def load_dataset(
@@ -87,6 +97,7 @@ def load_dataset(
     max_tokens: int | None = None,
     path: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
+    answer_pattern: str | None = None,
     limit: int | None = None,
     held_out: int = 0,
     prompt: PromptFormat = PROJECT_PROMPT,
@@ -104,6 +115,7 @@ def load_dataset(
         path: a local copy of a known data set, with the hub's columns.
         columns: of a file of your own: `{"problem": "question", "answer": "total"}`; others are
             passed to rewards.
+        answer_pattern: takes the answer out of its column: a regular expression with one group.
         limit: rows to use; None uses all.
         held_out: rows to keep from training, at most a quarter.
         prompt: the tags that solutions are taught with.
@@ -115,10 +127,11 @@ def load_dataset(
     if stage not in ("rl", "sft"):
         raise ValueError(f"stage must be 'rl' or 'sft'; got {stage!r}")
     checker = None if verifier is None else get_verifier(verifier)
+    own = Columns(names=dict(columns or {}), answer_pattern=answer_pattern)
     source: dict[str, Any] = {
         "data": data,
         "path": path,
-        "columns": Columns(names=dict(columns)) if columns else None,
+        "columns": own if own != Columns() else None,
         "verifier": checker,
     }
     if stage == "sft":
@@ -154,7 +167,7 @@ def rewards(
     return TotalReward(get_rewards(names), grader, seconds)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preview:
     """Completions of the model as it is, graded.
 
@@ -172,7 +185,15 @@ class Preview:
     log_guides: np.ndarray
 
     def __str__(self) -> str:
-        return table_text([{name: f"{share:.2f}" for name, share in self.shares.items()}])
+        return table_text(self._row())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return table_html(self._row())
+
+    def _row(self) -> list[dict[str, str]]:
+        return [{name: f"{share:.2f}" for name, share in self.shares.items()}]
 
 
 def preview(
@@ -257,7 +278,12 @@ def _where_it_acts(
 
 
 def grpo_config(
-    folder: str | Path, tokenizer: Any, *, rollouts: str = "transformers", **given: Any
+    folder: str | Path,
+    tokenizer: Any,
+    *,
+    rollouts: str = "transformers",
+    recompute_logits: bool = False,
+    **given: Any,
 ) -> Any:
     """TRL's `GRPOConfig`, as Unsloth generates it, without the defaults that would quietly train
     something else; `training.grpo_arguments.QUIET_DEFAULTS` lists these, and why.
@@ -266,38 +292,48 @@ def grpo_config(
         folder: of the run; checkpoints go to `checkpoints/` in it.
         tokenizer: whose pad token is never drawn.
         rollouts: "transformers" or "vllm".
+        recompute_logits: Unsloth's loss computes its logits twice instead of keeping them: less
+            memory, the same result. It holds for the process.
         given: any field of `GRPOConfig`, which takes the place of the one set here.
     """
+    from sage_unsloth.patch import switches
     from sage_unsloth.training.grpo_arguments import grpo_arguments
 
+    switches.recompute_logits(recompute_logits)
     return grpo_arguments(Path(folder), tokenizer.pad_token_id, rollouts=rollouts, **given)
 
 
-def train(
-    trainer: Any,
-    folder: str | Path,
-    *,
-    name: str = "GRPO",
-    reward: TotalReward | None = None,
-    merge_with: Any = None,
-) -> list[dict]:
-    """`trainer.train()` that can be stopped: it resumes from the newest whole checkpoint, has each
-    step's metrics on disk before the next, and saves before an interrupt ends it.
+@dataclass(frozen=True)
+class Recording:
+    """What `record_run` found in the folder.
 
-    A finished folder is not trained again.
+    Attributes:
+        checkpoint: the newest complete one, for `trainer.train(resume_from_checkpoint=...)`; None
+            at the start.
+        finished: nothing is left to train.
+    """
+
+    checkpoint: str | None
+    finished: bool
+
+
+@contextmanager
+def record_run(
+    trainer: Any, folder: str | Path, *, name: str = "GRPO", reward: TotalReward | None = None
+) -> Iterator[Recording]:
+    """Within this context `trainer.train()` can be stopped: each step's metrics are on disk before
+    the next, an interrupt saves first, and `checkpoint` is what training resumes from.
+
+        with guided_kl(trainer, guide), record_run(trainer, folder, reward=reward) as run:
+            if not run.finished:
+                trainer.train(resume_from_checkpoint=run.checkpoint)
 
     Args:
         trainer: TRL's or Unsloth's, of either stage; its checkpoints go to `folder/checkpoints`.
         folder: gets `metrics.jsonl`, `completions.jsonl` with rewards, and `adapter/` at the end.
         name: on the progress bar.
         reward: of `rewards`, whose grades are counted at each step.
-        merge_with: the tokenizer, untouched by the trainer: also writes `model/`, the model with
-            its adapter merged, for RL to start from.
-
-    Returns:
-        The rows of `metrics.jsonl`, one an optimizer step.
     """
-    from sage_unsloth.models.merging import save_merged
     from sage_unsloth.patch.finite import finite_only
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
     from sage_unsloth.runs.files import whole_folder
@@ -310,16 +346,49 @@ def train(
     trained = trained_adapter(folder, resume)
     if trained is None:
         trainer.add_callback(LivePlot())
-        extra = {} if reward is None else {"extra": log_grades(folder, reward, sample_steps=25)}
+        extra: dict[str, Any] = {}
+        if reward is not None:
+            extra = {"extra": log_grades(folder, reward, sample_steps=25)}
         # In RL `guided_kl` stops at a number that is not finite.
-        with finite_only(trainer) if reward is None else nullcontext():
-            stage.train(trainer, folder, name, resume=resume, **extra)
+        checks = finite_only(trainer) if reward is None else nullcontext()
+        with checks, stage.log_steps(trainer, folder, name, resume=resume, **extra):
+            yield Recording(None if resume is None else str(resume), finished=False)
+    else:
+        yield Recording(None, finished=True)
     if not (folder / "adapter").exists():
         with whole_folder(folder / "adapter") as partial:
             if trained is None:
                 trainer.model.save_pretrained(partial)
             else:
                 copy_result(trained, partial)
+
+
+def train(
+    trainer: Any,
+    folder: str | Path,
+    *,
+    name: str = "GRPO",
+    reward: TotalReward | None = None,
+    merge_with: Any = None,
+) -> list[dict]:
+    """`trainer.train()` inside `record_run`, resumed where it stopped. A finished folder is not
+    trained again.
+
+    Args:
+        trainer, folder, name, reward: see `record_run`.
+        merge_with: the tokenizer, untouched by the trainer: also writes `model/`, the model with
+            its adapter merged, for RL to start from.
+
+    Returns:
+        The rows of `metrics.jsonl`, one an optimizer step.
+    """
+    from sage_unsloth.models.merging import save_merged
+    from sage_unsloth.training import stage
+
+    folder = Path(folder)
+    with record_run(trainer, folder, name=name, reward=reward) as run:
+        if not run.finished:
+            trainer.train(resume_from_checkpoint=run.checkpoint)
     if merge_with is not None and not (folder / "model").exists():
         save_merged(trainer.model, merge_with, folder / "model")
     return stage.read_metrics(folder)
@@ -390,3 +459,67 @@ def compare(
     from sage_unsloth.evaluation import report
 
     return Report(report.compare([str(path) for path in sets], folder, against))
+
+
+def plan_for_card(*models: str | Path, memory: float | None = None) -> "CardPlan":
+    """The settings with which the first of these models fits the card that is there.
+
+    Args:
+        models: presets, hub ids, or a `Path` that another notebook may have left; preferred first.
+        memory: of the card, GiB; None asks this machine.
+
+    Raises:
+        ValueError: no model fits.
+    """
+    from sage_unsloth.training import card_plan
+
+    return card_plan.plan_for_card(*models, memory=memory)
+
+
+def ask(
+    model: str | Path,
+    question: str,
+    *,
+    n: int = 1,
+    temperature: float | None = None,
+    max_tokens: int = 512,
+    seed: int = 3407,
+) -> list[str]:
+    """`n` answers of a model to a question, in the prompt format that it was trained with.
+
+    Args:
+        model: a run, a folder, a preset or a hub id, or "MODEL+ADAPTER".
+        question: a user's turn.
+        n: answers; several need a temperature.
+        temperature: None answers greedily.
+        max_tokens: of an answer.
+        seed: of the first answer.
+
+    Raises:
+        ValueError: several greedy answers, or an unknown model.
+    """
+    from sage_unsloth.evaluation import ask as asking
+    from sage_unsloth.evaluation.named_models import parse_model
+
+    config = asking.sampling_of(n, temperature, max_tokens)
+    spec = parse_model(f"model={model}")
+    with asking.open_model(spec, asking.LONGEST_PROMPT + max_tokens) as (engine, _):
+        return [completion.text for completion in asking.ask(engine, question, config, seed)]
+
+
+def save(run: str | Path, to: str, out: str | Path, **options: Any) -> Path:
+    """Writes what a run trained for use elsewhere, with a model card, and checks it.
+
+    Args:
+        run: folder of an SFT or RL run.
+        to: "adapter", "merged" or "gguf".
+        out: new folder.
+        options: of `export.export`, such as `quantization="q8_0"`.
+
+    Raises:
+        ValueError: `out` exists, the run is not complete, or a check failed.
+    """
+    from sage_unsloth.export import export
+    from sage_unsloth.models.trained import read_run
+
+    return export(read_run(run), to, out, **options)

@@ -36,11 +36,18 @@ CUDA_13_DRIVER = 580
 logger = logging.getLogger(__name__)
 
 
-class InstallError(RuntimeError):
+class InWordsError(RuntimeError):
+    """Ends a notebook's run in words: IPython shows the message alone, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class InstallError(InWordsError):
     """The notebook's machine, or what pip said, does not allow the package to run."""
 
 
-class RestartNeededError(RuntimeError):
+class RestartNeededError(InWordsError):
     """A package that this process has loaded was replaced on the disk."""
 
 
@@ -117,9 +124,9 @@ def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
     replaced = _replaced()
     if replaced:
         raise RestartNeededError(
-            "the kernel must not mix two versions of a package; replaced after it was loaded: "
-            f"{', '.join(replaced)}; restart it (Colab: Runtime > Restart session; Kaggle: Run > "
-            "Restart & clear cell outputs), then run all cells again"
+            "Installed. Please restart the kernel once, then run all cells again (Colab: Runtime > "
+            "Restart session and run all; Kaggle: Run > Restart & clear cell outputs, then Run "
+            f"All). It had loaded packages that have new versions now: {', '.join(replaced)}."
         )
     if lacking:
         say("Installed; nothing that was loaded has changed, so no restart is needed.")

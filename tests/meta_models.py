@@ -41,7 +41,11 @@ SMALL = dict(
     vocab_size=31,
     max_position_embeddings=64,
 )
-SHAPES = {name: ("qwen2", preset.architecture) for name, preset in MODELS.items()} | {
+FAMILY = {"qwen3": "qwen3", "llama": "llama"}  # by how a preset's name begins
+SHAPES = {
+    name: (FAMILY.get(name.partition("-")[0], "qwen2"), preset.architecture)
+    for name, preset in MODELS.items()
+} | {
     "llama": ("llama", Architecture(**SMALL, head_dim=4, tied_embeddings=False, qkv_bias=False)),
     "qwen3, heads of their own size": (
         "qwen3",

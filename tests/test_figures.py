@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from sage_unsloth.figures import COLUMNS, show_table, table_text
+from sage_unsloth.figures import COLUMNS, show_table, table_html, table_text
 
 INTERVAL = "0.1234 [0.1234, 0.1234]"
 
@@ -72,3 +72,8 @@ def test_a_terminal_says_how_wide_it_is(monkeypatch):
         monkeypatch.setattr("sys.stdout", shown)
         show_table(rows)
         assert len(shown.getvalue().splitlines()) == lines
+
+
+def test_a_table_for_a_notebook_is_escaped():
+    page = table_html([{"model": "<b>", "pass@1": 0.5}])
+    assert "<td" in page and "&lt;b&gt;" in page and "<b>" not in page and ">0.5</td>" in page

@@ -15,7 +15,8 @@ from sage_unsloth.models.embedded import located
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
 ROOMS = {
-    "analysis", "doctor", "evaluation", "hosted", "prompts", "quickstart", "study", "training"
+    "analysis", "doctor", "evaluation", "export", "hosted", "prompts", "quickstart", "study",
+    "training",
 }  # fmt: skip
 """Rooms and modules that a notebook may take whole."""
 MOST = 18  # names of this package in one notebook
@@ -120,3 +121,29 @@ def test_reports_print_as_tables(tmp_path):
     assert "base" in str(report) and report["table"]
     compared = front.compare([tmp_path], tmp_path / "again")
     assert compared["table"] == report["table"] and str(compared) == str(report)
+
+
+def test_a_question_is_answered(unsloth_module):
+    base = located("arithmetic-base")
+    (greedy,) = sage_unsloth.ask(base, "64*6=?", max_tokens=48)
+    assert "<SOLUTION>" in greedy and sage_unsloth.ask(base, "64*6=?", max_tokens=48) == [greedy]
+    assert len(sage_unsloth.ask(base, "64*6=?", n=3, temperature=1.0, max_tokens=8)) == 3
+    with pytest.raises(ValueError, match="greedy answers are all the same; got n=2"):
+        sage_unsloth.ask(base, "64*6=?", n=2)
+
+
+def test_completions_are_printed_once(tmp_path, capsys):
+    from types import SimpleNamespace
+
+    from sage_unsloth.runs.files import append_jsonl
+    from sage_unsloth.training import ShowCompletions
+
+    row = {"step": 1, "grade": "wrong", "answer": "12", "completion": "6+6\n=13"}
+    file, state = tmp_path / "completions.jsonl", SimpleNamespace(is_world_process_zero=True)
+    append_jsonl(file, [row | {"completion": "of an earlier part"}])
+    callback = ShowCompletions(tmp_path)
+    callback.on_train_begin(None, state, None)
+    append_jsonl(file, [row, row, row])
+    for _ in range(2):
+        callback.on_log(None, state, None)
+    assert capsys.readouterr().out == "step 1, wrong (answer 12): 6+6 =13\n" * 2

@@ -5,6 +5,7 @@ for a restart.
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import sage_unsloth
 from sage_unsloth import hosted
 from sage_unsloth.models import device
 from sage_unsloth.models.device import drives
@@ -219,6 +221,7 @@ def pip(image, *arguments):
 
 INSTALL = """
 {loads}
+import sage_unsloth
 from sage_unsloth import hosted
 for attempt in (1, 2):
     try:
@@ -245,7 +248,7 @@ def test_a_restart_is_asked_for_only_where_a_loaded_package_changed(image):
     said = run_cell(image, INSTALL.format(loads="import loaded"), "missing>=3", "loaded>=2")
     asked = [line for line in said.splitlines() if line.startswith("RestartNeededError")]
     assert len(asked) == 2, "and again until it is restarted"
-    assert "loaded 1.0 -> 2.0;" in asked[0]
+    assert asked[0].endswith("new versions now: loaded 1.0 -> 2.0.")
 
     older = image[0] / "older"  # as Ubuntu's own packages, behind those of the image
     (older / "loaded-0.5.dist-info").mkdir(parents=True)
@@ -254,7 +257,36 @@ def test_a_restart_is_asked_for_only_where_a_loaded_package_changed(image):
     assert run_cell(image, INSTALL.format(loads="import loaded"), "missing>=3", "loaded>=2") == ""
 
 
+def test_a_notebook_shows_the_request_in_words():
+    """A kernel shows an error of an expected event as its sentence, and stops the run."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    code = "from sage_unsloth import hosted\nraise hosted.RestartNeededError('Please restart.')"
+    cells = [nbformat.v4.new_code_cell(text) for text in (code, "print('not run')")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    with pytest.raises(Exception, match="Please restart"):
+        NotebookClient(notebook, kernel_name="python3").execute()
+    (output,) = notebook.cells[0].outputs
+    assert output.traceback == ["Please restart."]
+    assert notebook.cells[1].outputs == []
+
+
 def test_what_cannot_be_installed_is_said(image):
     said = run_cell(image, INSTALL.format(loads=""), "nowhere>=1")
     assert said.count("InstallError pip must succeed") == 2
     assert "No matching distribution found for nowhere>=1" in said
+
+
+def test_the_page_names_only_what_exists():
+    """docs/hosted.md once told of a `SETTINGS` that no notebook had."""
+    page = (ROOT / "docs" / "hosted.md").read_text()
+    code = "\n".join(file.read_text() for file in (ROOT / "notebooks" / "src").glob("*.py"))
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
+    parameters = {found[1] for text in inline if (found := re.match(r"([A-Z][A-Z_]+)\b", text))}
+    variables = {"CUDA_VISIBLE_DEVICES"}
+    unknown = {name for name in parameters - variables if not re.search(rf"\b{name}\b.* = ", code)}
+    assert parameters and not unknown
+    numbers = set(re.findall(r"\b0\d\b", page))
+    assert numbers <= {file.name[:2] for file in (ROOT / "notebooks" / "src").glob("*.py")}
+    assert "plan_for_card" in sage_unsloth.__all__ and "`plan_for_card`" in page

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import csv
 import importlib.util
 import re
 import subprocess
@@ -93,32 +94,140 @@ def test_code_is_plain(source):
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
 
 
+LINK = r"github(?:\.com)?/([\w.-]+/[\w.-]+)/blob/main/([\w./-]*\w)"
+
+
+def test_links_are_absolute_and_lead_to_files(source):
+    """On Colab a relative link leads nowhere."""
+    text = "\n".join(
+        cell.source for cell in build.from_source(source).cells if cell.cell_type == "markdown"
+    )
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert target.startswith("https://"), target
+    for _, file in re.findall(LINK, text):
+        assert (ROOT / file).exists() or file == f"notebooks/{source.stem}.ipynb", file
+
+
+def test_formulas_become_mathml(source):
+    """The site shows them without a script; an unknown command would stop its build."""
+    from docutils.utils.math.latex2mathml import tex2mathml
+
+    for cell in build.from_source(source).cells:
+        if cell.cell_type == "markdown":
+            for display, inline in re.findall(
+                r"\$\$(.+?)\$\$|\$([^$]+?)\$", cell.source, re.DOTALL
+            ):
+                tex2mathml(display or inline)
+
+
+def test_no_picture_of_one_run_without_the_eight_seeds(source):
+    """Bold, with the figures of the committed table, in every notebook that shows pass@k."""
+    text = " ".join(re.sub(r"^# ?", "", source.read_text(), flags=re.MULTILINE).split())
+    if "pass_at_k.png" not in text and "plot_dynamics" not in text:
+        return
+    table = ROOT / "data/results/benchmark/arithmetic/differences.csv"
+    with table.open() as file:
+        rows = {
+            row["k"]: row for row in csv.DictReader(file) if row["pair"] == "sage-branch - grpo"
+        }
+    for k in ("1", "32"):
+        mean, low, high = (f"{float(rows[k][name]):+.3f}" for name in ("mean", "low", "high"))
+        shown = f"{mean} [{low}, {high}]".replace("0.", ".").replace("-", "−")
+        assert f"{shown} at pass@{k}" in text
+    assert re.search(r"\*\*(This is one run|One run, one training seed)", text)
+    assert "blob/main/data/results/benchmark/arithmetic/report.md" in text
+
+
+def test_badges_ask_for_a_gpu_where_one_is_used(source):
+    committed = nbformat.read(build.HERE / f"{source.stem}.ipynb", 4)
+    asks = committed.metadata.get("accelerator") == "GPU"
+    assert asks == ("plan_for_card" in source.read_text())
+    if asks:
+        assert committed.metadata["colab"]["gpuType"] == "T4"
+        assert committed.metadata["kaggle"]["isGpuEnabled"]
+
+
+INSTALL = """
+import importlib.util
+{check}
+    print("installs")
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "installs"),
+    [
+        ((), True),
+        (("sage_unsloth/pyproject.toml", "sage_unsloth/sage_unsloth/__init__.py"), True),  # a clone
+        (("sage_unsloth/__pycache__/front.pyc",), True),  # after an uninstall
+        (("sage_unsloth/__init__.py",), False),
+    ],
+)
+def test_the_install_cell_takes_no_bare_folder_for_the_package(tmp_path, source, files, installs):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    check = re.search(r"^(spec = .*)\n(if spec[^#]*:)", source.read_text(), flags=re.MULTILINE)
+    code = INSTALL.format(check="\n".join(check.groups()))
+    # -S: without the packages of this environment, ours among them.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "installs" * installs
+
+
+BESIDE = {  # what else lies in the folder in which a notebook runs
+    "00_quickstart": ("sage_unsloth/pyproject.toml", "sage_unsloth/sage_unsloth/__init__.py"),
+    "06_your_own_questions": ("sage_unsloth/__pycache__/front.pyc",),
+}
+
+
+@pytest.mark.long
+def test_a_notebook_runs_alone(tmp_path, source):
+    """From a folder of its own, in its own process: in an empty one, beside a clone of the
+    repository, or beside what an uninstall has left.
+    """
+    for name in BESIDE.get(source.stem, ()):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    notebook = build.with_parameters(build.from_source(source), build.SMOKE[source.stem])
+    build.execute(notebook, tmp_path)
+    committed = nbformat.read(build.HERE / f"{source.stem}.ipynb", 4)
+    assert build.differing_outlines(notebook, committed) == []
+
+
 def test_badges_point_at_this_file(source):
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     repository = urls["Repository"].removeprefix("https://github.com/")
     text = source.read_text()
-    links = re.findall(r"github(?:\.com)?/([\w.-]+/[\w.-]+)/blob/main/(notebooks/[\w.-]+)", text)
+    badges = [line for line in text.splitlines() if line.startswith("# [![")]
+    links = re.findall(LINK, "\n".join(badges))
     assert links == [(repository, f"notebooks/{source.stem}.ipynb")] * 2
     assert f"git+https://github.com/{repository}" in text
 
 
-def parameters(stem, gpu):
-    """What the cell of parameters sets on a machine with a GPU, or without one."""
-    (cell,) = (
-        cell.source
-        for cell in build.from_source(build.HERE / "src" / f"{stem}.py").cells
-        if "parameters" in cell.metadata.get("tags", [])
-    )
-    names = {}
-    exec(cell.replace("GPU = torch.cuda.is_available()", f"GPU = {gpu}"), names)
-    assert names["GPU"] is gpu
+def parameters(stem, memory, monkeypatch):
+    """What the cells of the card and of the parameters set on a machine with this card, or none."""
+    from sage_unsloth import hosted
+    from sage_unsloth.training import card_plan
+
+    monkeypatch.setattr(card_plan, "memory_of_card", lambda given: memory)
+    monkeypatch.setattr(card_plan, "why_not_chosen", lambda **run: None)
+    cells = [cell.source for cell in build.from_source(build.HERE / "src" / f"{stem}.py").cells]
+    names = {"hosted": hosted}
+    for cell in cells:
+        if "plan_for_card(" in cell or ("GPU = card.gpu" in cell):
+            exec(cell, names)
+    assert names["GPU"] is (memory is not None)
     return SimpleNamespace(**names)
 
 
-@pytest.mark.parametrize("gpu", (True, False))
-def test_the_parameters_are_those_of_the_commands(gpu):
-    preset = model_preset("qwen2.5-math-7b" if gpu else "arithmetic-base")
-    given, config = parameters("01_sft", gpu), sft_config(preset)
+@pytest.mark.parametrize("memory", (22.0, 39.4, None))
+def test_the_parameters_are_those_of_the_commands(memory, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = parameters("01_sft", memory, monkeypatch)
+    preset = model_preset("qwen2.5-math-7b" if memory else "arithmetic-base")
+    config = sft_config(preset)
     assert model_path(preset) == located(given.MODEL)
     assert (
         config.max_length, config.max_steps, config.epochs, config.batch_size,
@@ -126,12 +235,16 @@ def test_the_parameters_are_those_of_the_commands(gpu):
     assert (
         config.learning_rate, config.save_steps, config.seed,
     ) == (given.LEARNING_RATE, given.SAVE_STEPS, given.SEED)  # fmt: skip
-    given, config = parameters("02_rlvr", gpu), rlvr_config(preset)
+    given = parameters("02_rlvr", memory, monkeypatch)
+    preset = model_preset("llama-3.2-1b-instruct" if memory else "arithmetic-base")
+    config = rlvr_config(preset, memory)
+    assert model_path(preset) == located(given.MODEL)
     assert (
         config.max_prompt_length, config.max_completion_length, config.max_steps,
     ) == (given.MAX_PROMPT, given.MAX_COMPLETION, given.MAX_STEPS)  # fmt: skip
     assert (
-        config.prompts_per_step, config.num_generations, config.completions_per_step,
+        config.prompts_per_step, config.num_generations,
+        config.micro_batch_size or config.completions_per_step,
     ) == (given.PROMPTS_PER_STEP, given.NUM_GENERATIONS, given.MICRO_BATCH)  # fmt: skip
     assert (
         config.learning_rate, config.min_p, config.beta, config.save_steps, config.seed,

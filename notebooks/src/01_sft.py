@@ -20,22 +20,23 @@
 # `<SOLUTION>` and end there, a table of how many completions are in that format before and after,
 # and the command of the next stage.
 #
-# **Cost.** Qwen2.5-Math-7B on OpenMathReasoning-mini, one GPU of 24 GB or more (16 GB in 4 bit, by
-# arithmetic): time and memory **not measured**, no GPU has run this yet. The run in this file is
-# the embedded model on a CPU: the time is printed below.
+# **Cost.** The card decides what is trained: Qwen2.5-Math-7B on 24 GB or more, Qwen3-1.7B on a T4,
+# the embedded model without a GPU. Time and memory on a GPU are **not measured**, no GPU has run
+# this yet. The run in this file is the embedded model on a CPU: the time is printed below.
 #
 # If the runtime disconnects, run all cells again: training resumes from the last checkpoint.
 
 # %% [markdown]
 # ## Install
-# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
-# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
-# package that the kernel had loaded.
+# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
+# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
+# kernel had loaded, it asks you to restart once and run all cells again.
 
 # %%
 import importlib.util
 
-if importlib.util.find_spec("sage_unsloth") is None:
+spec = importlib.util.find_spec("sage_unsloth")
+if spec is None or spec.origin is None:  # a bare folder of that name is not the package
     # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
 
@@ -49,27 +50,36 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
+# ## What this card trains
+# The memory plan of the card that is there chooses the model, its bits and its lengths: the first
+# of these models that fits in 16 bits, else in 4.
+
+# %%
+from sage_unsloth import plan_for_card
+
+card = plan_for_card("qwen2.5-math-7b", "qwen3-1.7b")
+card
+
+# %% [markdown]
 # ## Parameters
-# One cell decides everything below: the settings of Table 7 where there is a GPU, and those of the
-# embedded model, which trains in a minute, where there is none. `RUNS` is the place that this
-# machine keeps: Google Drive on Colab once you mount it (`from google.colab import drive;
+# One cell decides everything below: the settings of Table 7 with a GPU, and without one those of
+# the embedded model, which trains in a minute. `RUNS` is the place that this machine keeps: Google
+# Drive on Colab once you mount it (`from google.colab import drive;
 # drive.mount("/content/drive")`), `/kaggle/working` on Kaggle, `runs` elsewhere.
 
 # %% tags=["parameters"]
-import torch
-
 from sage_unsloth import hosted, prompts
 
-GPU = torch.cuda.is_available()
+GPU = card.gpu
 RUNS = hosted.runs_folder()
 OUT = RUNS / "sft"  # run all cells again with the same folder: training resumes, or is only shown
-MODEL = "Qwen/Qwen2.5-Math-7B" if GPU else "arithmetic-base"  # a hub id, or a folder
-LOAD_IN_4BIT = False  # True on a GPU of 16 GB
+MODEL = card.model  # or another hub id, or a folder
+LOAD_IN_4BIT = card.load_in_4bit
 PROMPT = prompts.prompt_format(tags=["project"])  # "think-answer", "boxed", your own four
 DATA = "openmath" if GPU else "arithmetic"
 DATA_FILE = None  # a local copy of OpenMathReasoning-mini where the hub is out of reach
 HELD_OUT = 32  # rows for the comparison before and after
-MAX_LENGTH = 2048 if GPU else 160  # tokens of a row: prompt, working, answer, EOS
+MAX_LENGTH = card.sft_length  # tokens of a row: prompt, working, answer, EOS
 MAX_STEPS, EPOCHS = (-1, 2) if GPU else (40, 2)  # -1: as many as the epochs take
 BATCH_SIZE = 1 if GPU else 16
 LEARNING_RATE = 2e-4 if GPU else 5e-4
@@ -79,10 +89,10 @@ SEED = 3407
 # %% [markdown]
 # ## Model
 # On a GPU `load_policy` is Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
-# without one, transformers and peft. Either way the tokenizer gets the chat template of
-# `docs/prompts.md`, and a pad token that is not its EOS: Unsloth finds the end of a completion by
-# the pad token. Change `targets` to put the adapter elsewhere. After a finished run the cell loads
-# what was trained.
+# without one, transformers and peft. Either way the tokenizer gets the [project's chat template](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/prompts.md),
+# and a pad token that is not its EOS: Unsloth finds the end of a completion by the pad token.
+# Change `targets` to put the adapter elsewhere. After a finished run the cell loads what was
+# trained.
 
 # %%
 from sage_unsloth import LoraSettings, load_policy, load_unsloth
@@ -109,7 +119,7 @@ model.print_trainable_parameters()
 # A row is kept where its answer is a number, its prompt takes at most half of `MAX_LENGTH`, and all
 # of it fits, its end-of-sequence token included: a model that never saw the end of a solution never
 # ends one. The table counts what each filter leaves. A file of your own has `columns=`
-# (`docs/own_data.md`).
+# ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md)).
 
 # %%
 from sage_unsloth import load_dataset
@@ -123,7 +133,7 @@ data = load_dataset(
     held_out=HELD_OUT,
     prompt=PROMPT,
 )
-print(data)
+data
 
 # %% [markdown]
 # The system prompt names the tags of working and answer, and the solution is written so. TRL's
@@ -287,4 +297,5 @@ print(*sorted(path.name for path in (OUT / "model").iterdir()))
 # that `train --from runs/sft` and `export` know where the model is from.
 #
 # ## Next
-# `02_rlvr.ipynb` trains on from here by reinforcement learning.
+# [notebook 02](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
+# trains on from here by reinforcement learning.

@@ -19,23 +19,28 @@
 # **At the end you have** a trained adapter, every step's metrics, samples of graded completions,
 # and have seen each part that you may want to change: model, data, reward, guide, configuration.
 #
-# **Cost.** 1,000 steps of 8 completions with Qwen2.5-Math-7B on one GPU: **not measured**, no GPU
-# has run this yet; the first step tells the time. The run in this file is the embedded model on a
-# CPU, about four minutes. It needs what `01_sft` left.
+# **Cost.** On a GPU **not measured**, no GPU has run this yet; the first step tells the time. The
+# run in this file is the embedded model on a CPU, about four minutes.
+#
+# **It needs no other notebook.** It starts from the model that notebook 01 left in the runs
+# folder. Where there is none (every Colab tab is its own machine), it starts from
+# Llama-3.2-1B-Instruct, or, without a GPU, it first teaches the embedded model the format, half a
+# minute.
 #
 # If the runtime disconnects, run all cells again: training resumes from the last checkpoint, with
 # the same guide, data order and random state.
 
 # %% [markdown]
 # ## Install
-# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
-# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
-# package that the kernel had loaded.
+# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
+# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
+# kernel had loaded, it asks you to restart once and run all cells again.
 
 # %%
 import importlib.util
 
-if importlib.util.find_spec("sage_unsloth") is None:
+spec = importlib.util.find_spec("sage_unsloth")
+if spec is None or spec.origin is None:  # a bare folder of that name is not the package
     # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
 
@@ -49,30 +54,39 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
+# ## What this card trains
+# The memory plan of the card that is there chooses the model, its bits, the engine of the rollouts
+# and the sizes.
+
+# %%
+from sage_unsloth import plan_for_card
+
+RUNS = hosted.runs_folder()  # Google Drive once mounted, /kaggle/working, or "runs"
+card = plan_for_card(RUNS / "sft" / "model", "llama-3.2-1b-instruct")
+card
+
+# %% [markdown]
 # ## Parameters
-# One cell decides everything below: Table 8 where there is a GPU, and the settings of the embedded
-# model, which trains in four minutes, where there is none. Change a guide, a reward or any field
-# of TRL's `GRPOConfig` in its own cell further down.
+# One cell decides everything below: Table 8 with a GPU, and without one the settings of the
+# embedded model, which trains in four minutes. Change a guide, a reward or any field of TRL's
+# `GRPOConfig` in its own cell further down.
 
 # %% tags=["parameters"]
-import torch
+from sage_unsloth import prompts
 
-from sage_unsloth import hosted, prompts
-
-GPU = torch.cuda.is_available()
-RUNS = hosted.runs_folder()  # Google Drive, /kaggle/working or "runs"
-MODEL = RUNS / "sft" / "model"  # what 01_sft left; or a hub id, or a folder
+GPU = card.gpu
+MODEL = card.model  # or another hub id, or a folder
 OUT = RUNS / "sage-branch"  # run all cells again: training resumes, or is only shown
-LOAD_IN_4BIT = False  # True on a GPU of 16 GB
-ROLLOUTS = "auto"  # "vllm" where it runs, else "transformers"
+LOAD_IN_4BIT = card.load_in_4bit
+ROLLOUTS = card.rollouts  # "vllm" or "transformers"
 PROMPT = prompts.prompt_format(tags=["project"])  # as in 01_sft
 DATA = "dapo" if GPU else "arithmetic"  # or a file of your own, "mine.jsonl"
 DATA_FILE = None  # a local copy of DAPO-Math-17k-Processed where the hub is out of reach
 COLUMNS = None  # of a file of your own: {"problem": "question", "answer": "total", "hard": "hard"}
-MAX_PROMPT, MAX_COMPLETION = (1024, 1024) if GPU else (64, 48)  # tokens
-MAX_STEPS = 1000 if GPU else 100
-PROMPTS_PER_STEP, NUM_GENERATIONS = (1, 8) if GPU else (8, 8)  # problems, completions of each
-MICRO_BATCH = 8 if GPU else 64  # completions in the loss at a time: fewer take less memory
+MAX_PROMPT, MAX_COMPLETION = card.max_prompt, card.max_completion  # tokens
+MAX_STEPS = card.steps
+PROMPTS_PER_STEP, NUM_GENERATIONS = card.prompts_per_step, card.num_generations
+MICRO_BATCH = card.micro_batch  # completions in the loss at a time: fewer take less memory
 LEARNING_RATE = 5e-6 if GPU else 2e-3
 MIN_P = 0.01 if GPU else 0.0
 BETA = 0.05  # of the KL term
@@ -83,16 +97,27 @@ SEED = 3407
 # What a run of this size needs of a card's memory, and what to change where it does not fit:
 # `python -m sage_unsloth plan --model qwen2.5-math-7b`.
 #
+# ## A model that knows the format
+# RL can only reward an answer that it finds. The embedded base model rarely writes the tags, so it
+# first learns them from worked solutions; an instruct model follows the system prompt.
+
+# %%
+from sage_unsloth import load_unsloth, training
+
+load_unsloth(standby=ROLLOUTS == "vllm")  # before trl, transformers and peft
+if MODEL == "arithmetic-base":
+    training.run_sft(RUNS / "small-sft", model=MODEL, held_out=0)
+    MODEL = RUNS / "small-sft" / "model"
+
+# %% [markdown]
 # ## Model
 # On a GPU `load_policy` is Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
 # without one, transformers and peft. The reference π_ref of the KL is this model with the adapter
 # off, so the policy starts as π_ref. After a finished run the cell loads what was trained.
 
 # %%
-from sage_unsloth import LoraSettings, choose_rollouts, load_policy, load_unsloth
+from sage_unsloth import LoraSettings, load_policy
 
-rollouts = choose_rollouts(ROLLOUTS, load_in_4bit=LOAD_IN_4BIT)
-load_unsloth(standby=rollouts == "vllm")  # before trl, transformers and peft
 done = OUT / "adapter"  # of an earlier run of this notebook, if it came to its end
 model, tokenizer = load_policy(
     MODEL,
@@ -104,7 +129,8 @@ model, tokenizer = load_policy(
     adapter=done if done.exists() else None,
     max_length=MAX_PROMPT + MAX_COMPLETION,
     load_in_4bit=LOAD_IN_4BIT,
-    use_vllm=rollouts == "vllm",
+    use_vllm=ROLLOUTS == "vllm",
+    gpu_memory_utilization=card.gpu_memory_utilization,
     seed=SEED,
     prompt=PROMPT,
 )
@@ -113,9 +139,8 @@ model, tokenizer = load_policy(
 # ## Data
 # Problems whose answer can be graded and whose prompt fits. TRL wants a column `prompt`; every
 # other column is passed to the rewards by its name. A file of your own needs nothing here: name it
-# in `DATA`, and in `COLUMNS` what its columns are for, those that your rewards read among them
-# (`docs/own_data.md`). Rows that you make yourself are `{"problem": "…", "answer": "…"}`, the
-# answer as text.
+# in `DATA`, and in `COLUMNS` what its columns are for, those that your rewards read among them ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md)).
+# Rows that you make yourself are `{"problem": "…", "answer": "…"}`, the answer as text.
 
 # %% tags=["outline"]
 from sage_unsloth import load_dataset
@@ -130,10 +155,10 @@ print(prompts.render_prompt(tokenizer, dataset[0]["prompt"]))
 # %% [markdown]
 # ## Reward
 # `"answer"` is 1 for a right answer between the tags of the solution, else 0, graded in worker
-# processes that can be killed (`docs/grading.md`). A reward of your own is a function with TRL's
-# signature; `brief` is one, and is not used until you put it into the list. It pays for right
-# answers alone: where all answers of a group are wrong, any other reward would be all that is
-# learned from, at any weight (`docs/own_reward.md`).
+# processes that can be killed ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/grading.md)).
+# A reward of your own is a function with TRL's signature; `brief` is one, and is not used until
+# you put it into the list. It pays for right answers alone: where all answers of a group are
+# wrong, any other reward would be all that is learned from, at any weight ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_reward.md)).
 
 # %%
 from sage_unsloth import Reward, extract_answer, rewards
@@ -157,6 +182,47 @@ for answer in (rows[0]["answer"], "7", "no idea"):
     print(answer, [function([""], turns, **given) for function in reward.functions])
 
 # %% [markdown]
+# ## What one step does
+# **Group.** For each problem the model writes several completions: a group. Each gets a reward.
+#
+# **Advantage.** A completion's advantage is its reward minus the mean of its group, divided by
+# their standard deviation. Better than its group: more probable from now on. Worse: less. A group
+# whose rewards are all equal has zero advantage everywhere, so nothing is learned from it: a *dead
+# group*.
+#
+# **Clip.** The policy may be updated several times with the same completions. The ratio of new to
+# old probability of a token counts at most $1 \pm \epsilon$ (0.2) in the direction of the
+# advantage, so that one batch cannot move it far.
+#
+# **KL.** A term of weight β = 0.05 pulls each token back to the reference model
+# $\pi_\mathrm{ref}$, the model that RL started from. With $d = \log \pi_\mathrm{ref} - \log \pi$
+# it is $k_3 = e^d - d - 1$: zero where the two agree, and growing either way.
+#
+# **Guide.** SAGE multiplies $\pi_\mathrm{ref}$ by a guide $q$ before it is compared:
+# $d = \log q + \log \pi_\mathrm{ref} - \log \pi$. Where $q > 1$ the pull is stronger.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+figure, axes = plt.subplots(1, 4, figsize=(12, 2.6), layout="constrained")
+group = np.array([1, 0, 0, 1, 0, 0, 0, 0])  # rewards of one group: two of eight are right
+axes[0].bar(range(8), (group - group.mean()) / group.std(ddof=1), color="#0072B2")
+axes[0].set(title="advantages of a group", xlabel="completion")
+ratio = np.linspace(0.5, 1.6, 100)
+axes[1].plot(ratio, np.minimum(ratio, 1.2), color="#0072B2", label="advantage +1")
+axes[1].plot(ratio, np.minimum(-ratio, -np.maximum(ratio, 0.8)), "--", color="#D55E00", label="−1")
+axes[1].set(title="clip", xlabel="new / old probability", ylabel="objective")
+axes[1].legend(frameon=False, fontsize=8)
+d = np.linspace(-2, 1.5, 100)
+axes[2].plot(d, np.exp(d) - d - 1, color="#0072B2")
+axes[2].set(title="KL term k3", xlabel="log π_ref − log π")
+entropy = np.linspace(0, 3, 100)
+axes[3].set(title="guide q (Branch)", xlabel="entropy before the token (nats)")
+axes[3].plot(entropy, np.clip(1 + 0.3 * np.maximum(0, entropy - 1.2), 1, 1.4), color="#0072B2")
+plt.show()
+
+# %% [markdown]
 # ## Guide
 # The KL anchor is q·π_ref. `BranchGuide` has q_t = 1 + ratio · max(0, H_t − threshold), at most
 # 1.4: a stronger pull to π_ref where the policy is undecided. `TokenGuide()`, `RandomGuide()` and
@@ -170,9 +236,9 @@ guide = BranchGuide(ratio=0.3, threshold=1.2)
 # %% [markdown]
 # ## Look before you train
 # Completions as training will sample them, with your rewards. Groups whose completions all get one
-# total teach nothing (`dead_groups`); many of them call for easier problems, more SFT or more
+# total have zero advantage (`dead_groups`); many of them call for easier problems, more SFT or more
 # completions of a prompt. A small `format_rate` calls for SFT, or for marks that the model writes
-# of itself (`docs/prompts.md`).
+# of itself ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/prompts.md)).
 
 # %%
 from sage_unsloth import preview
@@ -201,9 +267,6 @@ print(look)
 # that the guide gives it. To the left of the threshold q is 1, and the KL is GRPO's own.
 
 # %% tags=["outline"]
-import matplotlib.pyplot as plt
-import numpy as np
-
 q = np.exp(look.log_guides)
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
 axis.scatter(look.entropies, q, s=8, alpha=0.4, color="#0072B2", linewidths=0)
@@ -229,7 +292,8 @@ completions_per_step = PROMPTS_PER_STEP * NUM_GENERATIONS
 args = grpo_config(
     OUT,
     tokenizer,
-    rollouts=rollouts,
+    rollouts=ROLLOUTS,
+    recompute_logits=card.recompute_logits,
     max_steps=MAX_STEPS,
     per_device_train_batch_size=MICRO_BATCH,
     gradient_accumulation_steps=completions_per_step // MICRO_BATCH,  # ! Unsloth: 2
@@ -270,30 +334,37 @@ trainer = GRPOTrainer(
 assert "ref" not in model.peft_config, "π_ref must be the model with the adapter off"
 
 # %% [markdown]
-# ## Train
-# `guided_kl` puts the guide into Unsloth's loss while it is open. `train` is `trainer.train()` with
-# every step's metrics in `metrics.jsonl` before the next one, and an end that saves first when you
-# interrupt the kernel. The plot grows while it runs. If the runtime disconnects, run all cells
-# again: guide, data order and random state resume as they were.
+# ## Predict, then train
+# Before you run the next cell, guess: does the reward rise at once or after a while? Does the KL
+# start at 0, and how far does it go? Does the entropy rise or fall? Write your guess down, and look
+# at the curves while they grow.
+#
+# `guided_kl` puts the guide into Unsloth's loss while it is open. `record_run` keeps every step's
+# metrics in `metrics.jsonl` and saves first when you interrupt the kernel. If the runtime
+# disconnects, run all cells again: guide, data order and random state resume as they were.
 
 # %%
-from sage_unsloth import guided_kl, train
+from sage_unsloth import guided_kl, record_run
 
-with guided_kl(trainer, guide):
-    metrics = train(trainer, OUT, name="SAGE-Branch", reward=reward)
+with guided_kl(trainer, guide), record_run(trainer, OUT, name="SAGE-Branch", reward=reward) as run:
+    if not run.finished:
+        trainer.train(resume_from_checkpoint=run.checkpoint)
+metrics = training.read_metrics(OUT)
 assert abs(metrics[0]["kl/ref_k3"]) < 1e-3, "policy and π_ref were not one model at the start"
 
 # %% [markdown]
 # ## See that it worked
+# Compare with your guess.
 # - The reward climbs. Flat? Look at *dead groups*.
-# - The KL starts at 0 and grows slowly. A jump means that the learning rate is too high.
+# - The KL starts at 0, since policy and reference are one model, and grows slowly. A jump means
+#   that the learning rate is too high.
 # - The loss says nothing: it starts near 0 and stays there, since advantages of a group sum to 0.
 # - Entropy that falls to 0 means the policy has stopped exploring; the guide is there to slow that.
 
 # %%
 from IPython.display import Image
 
-from sage_unsloth import show_table, training
+from sage_unsloth import show_table
 
 show_table(training.course(metrics))
 Image(training.plot_training({"SAGE-Branch": metrics}, OUT / "training.png", f"seed {SEED}"))
@@ -321,7 +392,7 @@ for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
 # | `completions/clipped_ratio` high | cut completions count as wrong: raise `MAX_COMPLETION` |
 # | `kl/ref_k3` jumps, reward falls | a smaller `LEARNING_RATE`, or a larger `BETA` |
 # | `sage/share_touched` is 0 | a lower threshold of the guide (see the plot above) |
-# | out of memory | a smaller `MICRO_BATCH`, `LOAD_IN_4BIT = True`; restart the kernel |
+# | out of memory | a smaller `MICRO_BATCH`, `LOAD_IN_4BIT = True`, restart the kernel |
 # | `ContractError` | not a tested Unsloth: `python -m sage_unsloth doctor` |
 #
 # ## The same as one command
@@ -329,14 +400,16 @@ for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
 # python -m sage_unsloth train --algorithm sage-branch --from runs/sft --out runs/sage-branch
 # ```
 # trains the same weights, and also plans, refuses what cannot fit, samples a preflight, writes
-# completions and `run.json`. Its other algorithms (`train --list`):
+# completions and `run.json`. Its other algorithms, each with its settings on
+# [a page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/algorithms.md):
 
 # %% tags=["reproduced"]
 from sage_unsloth import training
 
-print(training.listing())
+print(*training.ALGORITHMS, sep=", ")
 
 # %% [markdown]
 # ## Next
 # Run this notebook again with `guide = None` and another `OUT`, and compare the two on held-out
-# problems in `03_pass_at_k.ipynb`: training reward alone cannot show what was lost.
+# problems in [notebook 03](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb):
+# training reward alone cannot show what was lost. Your own questions: [notebook 06](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/06_your_own_questions.ipynb).

@@ -21,19 +21,20 @@
 # does not say.
 #
 # **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file is printed
-# below; on a GPU it has not been measured. It needs a finished quickstart (notebook 00); without
-# one it trains that first.
+# below; on a GPU it has not been measured. It reads what notebook 00 left in the runs folder;
+# without that it trains the same small models first, about six minutes.
 
 # %% [markdown]
 # ## Install
-# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
-# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
-# package that the kernel had loaded.
+# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
+# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
+# kernel had loaded, it asks you to restart once and run all cells again.
 
 # %%
 import importlib.util
 
-if importlib.util.find_spec("sage_unsloth") is None:
+spec = importlib.util.find_spec("sage_unsloth")
+if spec is None or spec.origin is None:  # a bare folder of that name is not the package
     # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
 
@@ -224,6 +225,10 @@ show_table(
 # favours the first model. All of it is about these two trained models: another training seed is
 # another model. To compare methods, train several seeds of each and give them one name, `--models
 # grpo=… grpo=… sage=… sage=…`; the intervals then hold for other seeds too.
+#
+# **One run, one training seed. Over eight seeds SAGE-Branch and GRPO do not differ: +.000 [−.002,
+# +.002] at pass@1 and −.001 [−.014, +.012] at pass@32 ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
+# What one run shows beyond that is luck.**
 
 # %%
 Image(OUT / "differences.png")

@@ -22,19 +22,21 @@
 # at a token and read what the guide made of it.
 #
 # **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file, on one of
-# two CPU cores, is printed at its end; on a GPU it has not been measured. It needs a finished
-# quickstart (notebook 00); without one it trains that first.
+# two CPU cores, is printed at its end; on a GPU it has not been measured. It reads what
+# notebook 00 left in the runs folder; without that it trains the same small models first, about six
+# minutes.
 
 # %% [markdown]
 # ## Install
-# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
-# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
-# package that the kernel had loaded.
+# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
+# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
+# kernel had loaded, it asks you to restart once and run all cells again.
 
 # %%
 import importlib.util
 
-if importlib.util.find_spec("sage_unsloth") is None:
+spec = importlib.util.find_spec("sage_unsloth")
+if spec is None or spec.origin is None:  # a bare folder of that name is not the package
     # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
 
@@ -126,7 +128,7 @@ show_table(
 # ## The course of training
 # Thirds of the optimizer steps, each with a 95 % interval from blocks of neighbouring steps. It
 # says how well the mean of *this* run's steps is known, and nothing about another seed. A *dead
-# group* is one whose completions all got the same reward: it teaches nothing, and with it the
+# group* is one whose completions all got the same reward: its advantages are zero, and with it the
 # gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
 
 # %%
@@ -141,6 +143,10 @@ curves = analysis.pass_at_k_curves("arithmetic", samples)
 Image(analysis.plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 
 # %% [markdown]
+# **One run, one training seed. Over eight seeds SAGE-Branch and GRPO do not differ: +.000 [−.002,
+# +.002] at pass@1 and −.001 [−.014, +.012] at pass@32 ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
+# What one run shows beyond that is luck.**
+#
 # Training reward is pass@1 on the training problems. It says nothing about pass@k: compare the
 # first two panels.
 #
@@ -231,18 +237,21 @@ show_table(
 # inside a product. There the anchor holds the policy closer to the reference, and per token that is
 # all that Branch does: its q does not depend on which token comes next.
 #
-# The completion of the case studies that the guide changes most, as a figure:
+# The completion that the guide changes most, of all problems, as a figure. Bars below are log q:
+# where there is none, q is 1 and the KL is GRPO's own.
 
 # %%
-shown = traces[: len(cases)]
-most = max(shown, key=lambda trace: sum(map(abs, trace.log_guides)))
+most = max(traces, key=lambda trace: sum(map(abs, trace.log_guides)))
+touched = sum(q != 0 for q in most.log_guides)
+print(f"{most.problem} the guide touches {touched} of its {len(most.tokens)} tokens")
 Image(analysis.plot_trace(most, OUT / "tokens.png", repr(guide), guide.threshold))
 
 # %% [markdown]
-# And all of them as a page to point at, `tokens.html` in the folder: one file that loads nothing
-# and follows your system's dark or light.
+# And this one with those of the case studies as a page to point at, `tokens.html` in the folder:
+# one file that loads nothing and follows your system's dark or light.
 
 # %%
+shown = [most, *(trace for trace in traces[: len(cases)] if trace is not most)]
 page = analysis.trace_page(shown, "Where the guide acts, token by token")
 print("written,", (OUT / "tokens.html").write_text(page, encoding="utf-8"), "characters")
 

@@ -24,23 +24,25 @@
 # **Cost.** No GPU, no model, no account; torch and matplotlib alone. The time of the run in this
 # file, beside other work, is printed at the end.
 #
-# Notation: policy π, reference π_ref, reward r, KL coefficient β, guide q = Π_t q_t, anchor
-# q·π_ref, entropy H in nats. Equation numbers are the paper's (arXiv 2605.18864). A tree's policy
-# has a logit for every token at every state (prefix), and expectations are sums over all
-# completions, in float64. What follows from that and what does not is said at the end.
+# Notation: policy $\pi$, reference $\pi_\mathrm{ref}$, reward $r$, KL coefficient $\beta$, guide
+# $q = \prod_t q_t$, anchor $q\,\pi_\mathrm{ref}$, entropy $H$ in nats. Equation numbers are the
+# paper's (arXiv 2605.18864). A tree's policy has a logit for every token at every state (prefix),
+# and expectations are sums over all completions, in float64. What follows from that and what does
+# not is said at the end.
 
 # %% [markdown]
 # ## Install
-# Nothing is done where all is there. Elsewhere this looks at the card and at what the image brings,
-# says what it keeps and why, and installs the rest; it asks for a restart only where it replaced a
-# package that the kernel had loaded. The theory is not in the installed package: outside a clone
-# this cell makes one.
+# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
+# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
+# kernel had loaded, it asks you to restart once and run all cells again. The theory is not in the
+# installed package: outside a clone this cell makes one.
 
 # %%
 import importlib.util
 import sys
 
-if importlib.util.find_spec("sage_unsloth") is None:
+spec = importlib.util.find_spec("sage_unsloth")
+if spec is None or spec.origin is None:  # a bare folder of that name is not the package
     # %pip install -q --no-deps "lazy_loader>=0.5" "sage_unsloth @ git+https://github.com/sage-unsloth/sage_unsloth"
     pass
 if importlib.util.find_spec("research") is None:
@@ -78,8 +80,8 @@ OUT.mkdir(parents=True, exist_ok=True)
 # %% [markdown]
 # ## A tree
 # The tree of this notebook: *a* is the usual way and nearly always right; *b* is rare, leads to a
-# state of eight equal tokens (H = log 8 = 2.08 nats), and one of them is right, y\* = `b0`.
-# `BranchGuide` sees that state and gives its tokens q = 1 + 0.3 · (2.08 − 1.2).
+# state of eight equal tokens ($H = \log 8 = 2.08$ nats), and one of them is right, $y^*$ = `b0`.
+# `BranchGuide` sees that state and gives its tokens $q = 1 + 0.3 \cdot (2.08 - 1.2)$.
 
 # %%
 from research.theory.support import tree_example
@@ -103,15 +105,18 @@ show_table(rows)
 # ## 1. What the objectives want
 # **Theorem.** Over distributions on completions,
 #
-# | maximise | optimum | |
-# |---|---|---|
-# | E_π[r] − β KL(π‖π_ref) | π ∝ π_ref exp(r/β) | Eq. 2 |
-# | E_π[r] − β E_π[log π/(q π_ref)], q held | π ∝ q π_ref exp(r/β) | Eq. 4 |
-# | Eq. 1's objective + α H(π) | π ∝ π_ref^(β/(α+β)) exp(r/(α+β)) | Eq. 21 |
-# | E_π[r] − β KL(π_ref‖π) | π = β π_ref/(λ − r) | Eq. 27 |
+# - Eq. 2: $E_\pi[r] - \beta\,\mathrm{KL}(\pi \parallel \pi_\mathrm{ref})$ has its maximum at
+#   $\pi \propto \pi_\mathrm{ref}\, e^{r/\beta}$.
+# - Eq. 4: $E_\pi[r] - \beta\,E_\pi[\log \frac{\pi}{q\,\pi_\mathrm{ref}}]$ with $q$ held, at
+#   $\pi \propto q\,\pi_\mathrm{ref}\, e^{r/\beta}$.
+# - Eq. 21: the objective of Eq. 2 $+\, \alpha H(\pi)$, at
+#   $\pi \propto \pi_\mathrm{ref}^{\beta/(\alpha+\beta)}\, e^{r/(\alpha+\beta)}$.
+# - Eq. 27: $E_\pi[r] - \beta\,\mathrm{KL}(\pi_\mathrm{ref} \parallel \pi)$, at
+#   $\pi = \beta\,\pi_\mathrm{ref}/(\lambda - r)$.
 #
-# *Why.* The first two are −β KL(π‖π\*) + const with π\* as named, the third the same with α + β. In
-# the fourth, r + β π_ref/π = λ for all y.
+# *Why.* The first two are $-\beta\,\mathrm{KL}(\pi \parallel \pi^*)$ + const with $\pi^*$ as named,
+# the third the same with $\alpha + \beta$. In the fourth,
+# $r + \beta\,\pi_\mathrm{ref}/\pi = \lambda$ for all $y$.
 #
 # **Check.** The objective's gradient vanishes there (all four are concave, so that is the maximum),
 # and it does not at π_ref.
@@ -182,19 +187,20 @@ Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 
 # %% [markdown]
 # ## 2. Which gradient is which
-# **Theorem.** On-policy, for d = log f − log π with an anchor f held constant and Σ over the next
-# token:
-# - k3 *differentiated as a loss* has the expected gradient −Σ f ∇log π: a **forward**-KL pull to f,
-#   though k3's value is the reverse KL.
-# - with the ratio π/π_old inside (`k3-is`), or as k2, it has the **reverse** KL's; k1 as a loss has
-#   none, in the reward it has the reverse KL's.
-# - k3 in the reward has reverse − forward, which vanishes to first order around π = f: hardly a
+# **Theorem.** On-policy, for $d = \log f - \log \pi$ with an anchor $f$ held constant and $\sum$
+# over the next token:
+# - k3 *differentiated as a loss* has the expected gradient $-\sum f\, \nabla \log \pi$: a
+#   **forward**-KL pull to $f$, though k3's value is the reverse KL.
+# - with the ratio $\pi/\pi_\mathrm{old}$ inside (`k3-is`), or as k2, it has the **reverse** KL's;
+#   k1 as a loss has none, in the reward it has the reverse KL's.
+# - k3 in the reward has reverse − forward, which vanishes to first order around $\pi = f$: hardly a
 #   penalty.
-# - −sg[r] log π, r = f/π (`forward-kl`) has the forward KL's; r log r − (r − 1) differentiated
-#   through π has neither.
+# - $-\mathrm{sg}[r] \log \pi$, $r = f/\pi$ (`forward-kl`) has the forward KL's; $r \log r - (r -
+#   1)$ differentiated through $\pi$ has neither.
 #
-# *Why.* ∇k3 = (1 − e^d) ∇log π, with E_π[∇log π] = 0 and E_π[e^d ∇log π] = Σ f ∇log π. With the
-# ratio inside, on each single sample, ∇(ρ k3) = (k3 + 1 − e^d) ∇log π = −d ∇log π.
+# *Why.* $\nabla k_3 = (1 - e^d)\, \nabla \log \pi$, with $E_\pi[\nabla \log \pi] = 0$ and
+# $E_\pi[e^d\, \nabla \log \pi] = \sum f\, \nabla \log \pi$. With the ratio inside, on each single
+# sample, $\nabla(\rho\, k_3) = (k_3 + 1 - e^d)\, \nabla \log \pi = -d\, \nabla \log \pi$.
 #
 # **Check**, on a tree with completions of different length. Per token, a loss has that of the
 # states' KLs, at the visits as they are ("per state"): how a token moves the later states is in no
@@ -222,9 +228,10 @@ show_table(rows)
 
 # %% [markdown]
 # ## 3. What the guide does to a token
-# **Theorem (Branch).** q_t depends on the prefix alone, so per token Branch multiplies the pull:
-# the gradient is Σ_s d(s) q(s) ∇KL(π_ref‖π)(s). The anchor's shape at a state does not change.
-# **Random** has E[q] = 1 whatever the token: GRPO plus noise. Only **Token** reshapes.
+# **Theorem (Branch).** $q_t$ depends on the prefix alone, so per token Branch multiplies the pull:
+# the gradient is $\sum_s d(s)\, q(s)\, \nabla \mathrm{KL}(\pi_\mathrm{ref} \parallel \pi)(s)$, with
+# $d(s)$ the visits of a state. The anchor's shape at a state does not change.
+# **Random** has $E[q] = 1$ whatever the token: GRPO plus noise. Only **Token** reshapes.
 #
 # *Why.* The k3 gradient is linear in q: a q(s) comes before the sum over tokens, an independent one
 # enters by its mean.
@@ -260,9 +267,10 @@ show_table(rows)
 # %% [markdown]
 # Random's shift goes to 0 with more draws, Branch has none, Token's stays.
 #
-# **Theorem.** q·π_ref does not sum to 1, so the mean of k3 to it is the *generalised* KL,
-# D̃(π‖qπ_ref) + Σ_s d(s) (Σ_v q π_ref − 1). It is no KL and cannot be compared with a run without a
-# guide: hence two metrics, `kl/ref_k3` and `kl/anchor_k3`.
+# **Theorem.** $q\,\pi_\mathrm{ref}$ does not sum to 1, so the mean of k3 to it is the
+# *generalised* KL, $\tilde D(\pi \parallel q\,\pi_\mathrm{ref}) + \sum_s d(s)\, (\sum_v
+# q\,\pi_\mathrm{ref} - 1)$. It is no KL and cannot be compared with a run without a guide: hence
+# two metrics, `kl/ref_k3` and `kl/anchor_k3`.
 
 # %%
 from research.theory.kl_gradients import k3_mean
@@ -297,13 +305,15 @@ Image(plot_anchors(panels, OUT / "anchors.png", note))
 # **Theorem.** A per-token penalty without credit for later tokens rests, state by state from the
 # leaves, at
 #
-# - π(a|s) = β q π_ref/(λ_s − Q(s,a)) for k3 (Eq. 27 with β q(s) in the place of β),
-# - π(a|s) ∝ q π_ref exp(Q(s,a)/β) for `k3-is` and k2, where q(s) cancels: **there Branch does
-#   nothing at all**,
+# - $\pi(a|s) = \beta\, q\,\pi_\mathrm{ref}/(\lambda_s - Q(s,a))$ for k3 (Eq. 27 with $\beta\, q(s)$
+#   instead of $\beta$),
+# - $\pi(a|s) \propto q\,\pi_\mathrm{ref}\, e^{Q(s,a)/\beta}$ for `k3-is` and k2, where $q(s)$
+#   cancels: **there Branch does nothing at all**,
 #
-# with Q the expected reward alone. *Why.* At rest π(a|s) (Q − V) = β q (π − π_ref), or π(a|s) (Q −
-# β log π/(q π_ref)) = const · π. Neither is Eq. 4, because there the KL and the guide of later
-# tokens count for earlier ones.
+# with $Q$ the expected reward alone. *Why.* At rest $\pi(a|s)\,(Q - V) = \beta\, q\,(\pi -
+# \pi_\mathrm{ref})$, or $\pi(a|s)\,(Q - \beta \log \frac{\pi}{q\,\pi_\mathrm{ref}}) =
+# \mathrm{const} \cdot \pi$. Neither is Eq. 4, because there the KL and the guide of later tokens
+# count for earlier ones.
 #
 # **Check.** The expected update of the loss, followed until it rests, against the closed form; and
 # the distance (total variation) to Eq. 4.
@@ -343,12 +353,19 @@ print(f"\nEq. 2 names {optima['Eq. 2'][0][star]:.6f}, Eq. 4 {eq4[star]:.6f}")
 
 # %% [markdown]
 # ## 6. Sequence credit
-# **Theorem.** The gradient of Eq. 6, J_q = E_π[r − β Σ_t (log π − log π_ref − log q_t)] with q
-# held, is that of the `k3-is` loss plus a credit for later tokens: β b_t ∇log π(y_t), b_t =
-# Σ_{t'>t} (log q_t' − k3_t') with k3 to π_ref. (π_ref sums to 1, so the mean of k3 is that of log π
-# − log π_ref; to q·π_ref it would not be.) So training with it rests at Eq. 4. *Why.* The score
-# function gives E[Σ_t ∇log π(y_t) Σ_{t'≥t} cost_t']; the k3-is loss is the term t' = t, sample by
-# sample (section 2).
+# **Theorem.** The gradient of Eq. 6,
+#
+# $$J_q = E_\pi[r - \beta \sum_t (\log \pi - \log \pi_\mathrm{ref} - \log q_t)]$$
+#
+# with $q$ held, is that of the `k3-is` loss plus a credit for later tokens,
+#
+# $$\beta\, b_t\, \nabla \log \pi(y_t), \qquad b_t = \sum_{t' > t} (\log q_{t'} - k_{3,t'})$$
+#
+# with k3 to $\pi_\mathrm{ref}$. ($\pi_\mathrm{ref}$ sums to 1, so the mean of k3 is that of
+# $\log \pi - \log \pi_\mathrm{ref}$; to $q\,\pi_\mathrm{ref}$ it would not be.) So training with it
+# rests at Eq. 4. *Why.* The score function gives
+# $E[\sum_t \nabla \log \pi(y_t) \sum_{t' \ge t} c_{t'}]$ with the cost $c$ of each token; the k3-is
+# loss is the term $t' = t$, sample by sample (section 2).
 #
 # A condition that is easy to miss: this needs a q_t that is known when y_t is. `TokenGuide` ranks a
 # token among *all* tokens of its completion, later ones included, so a token also moves the guide
@@ -446,11 +463,11 @@ show_table(rows)
 # %% [markdown]
 # The shortest right answer (`ba`) gains what the longer ones lose.
 #
-# **Length.** Branch has q_t ≥ 1, so Π_t q_t grows with the number of uncertain tokens, and the
-# objective of Eq. 6 pays for length. Centring, log q_t − m with m the mean log q of a token over
-# the prompt's other completions, takes that away. Between completions of equal length it changes
-# nothing in Eq. 4. Below, every token is as uncertain as every other (log 5 nats), so that a guide
-# has nothing to say: only the length differs.
+# **Length.** Branch has $q_t \ge 1$, so $\prod_t q_t$ grows with the number of uncertain tokens,
+# and the objective of Eq. 6 pays for length. Centring, $\log q_t - m$ with $m$ the mean $\log q$
+# of a token over the prompt's other completions, takes that away. Between completions of equal
+# length it changes nothing in Eq. 4. Below, every token is as uncertain as every other (log 5
+# nats), so that a guide has nothing to say: only the length differs.
 
 # %%
 from research.theory.trees import centred_guide, chain_tree
@@ -482,9 +499,10 @@ Image(plot_curves([panel], OUT / "length.png", note))
 # %% [markdown]
 # ## 7. The strength of the penalty moves
 # **Theorem.** GRPO divides advantages by the group's standard deviation. In a large group the
-# update is then 1/sd(r) times that of Eq. 6 at **β·sd(r)**: as the policy gets better (or
-# hopeless), the KL and the guide fade beside the reward. (In small groups sd is an estimate, and
-# the division biased.) The paper's β = 0.05 is a name for a strength that each prompt sets anew.
+# update is then $1/\mathrm{sd}(r)$ times that of Eq. 6 at $\beta \cdot \mathrm{sd}(r)$: as the
+# policy gets better (or hopeless), the KL and the guide fade beside the reward. (In small groups
+# sd is an estimate, and the division biased.) The paper's β = 0.05 is a name for a strength that
+# each prompt sets anew.
 #
 # **Check** the identity at policies that solve the prompt more and more often.
 
@@ -508,8 +526,11 @@ show_table(rows)
 
 # %% [markdown]
 # ## 8. Theorem 4.3
-# **Theorem.** If q(y\*)/E_RLVR[q] ≥ δ/π_RLVR(y\*), then π_SAGE(y\*) ≥ δ. It is an equivalence:
-# π_SAGE(y\*) = π_RLVR(y\*) · q(y\*)/E_RLVR[q].
+# **Theorem.** If
+# $\frac{q(y^*)}{E_\mathrm{RLVR}[q]} \ge \frac{\delta}{\pi_\mathrm{RLVR}(y^*)}$, then
+# $\pi_\mathrm{SAGE}(y^*) \ge \delta$. It is an equivalence, because
+#
+# $$\pi_\mathrm{SAGE}(y^*) = \pi_\mathrm{RLVR}(y^*) \cdot \frac{q(y^*)}{E_\mathrm{RLVR}[q]}.$$
 #
 # **Check.** Two worked examples. A takes entropies as given that no tree can have (the first
 # token's must be equal for both answers); B is the tree above.
@@ -653,10 +674,10 @@ Image(plot_curves([panel], OUT / "gaussians.png", note))
 
 # %% [markdown]
 # ## 10. What is never drawn
-# **Theorem.** Until y\* is drawn, no update depends on its reward or its guide: a run with r(y\*) =
-# 1, q(y\*) = 1.4 and one with r(y\*) = 0, q = 1 are the same run, because an update is a function
-# of what was drawn. If π(y\*) stayed at p, n rollouts a step would miss it for S steps with
-# probability (1 − p)^(nS).
+# **Theorem.** Until $y^*$ is drawn, no update depends on its reward or its guide: a run with
+# $r(y^*) = 1$, $q(y^*) = 1.4$ and one with $r(y^*) = 0$, $q = 1$ are the same run, because an
+# update is a function of what was drawn. If $\pi(y^*)$ stayed at $p$, $n$ rollouts a step would
+# miss it for $S$ steps with probability $(1 - p)^{nS}$.
 #
 # **Check.** Trainings that draw with the same random numbers; those that never met y\* must agree
 # bitwise.

@@ -80,6 +80,25 @@ def ask(
     return engine.draw([ids] * config.num_samples, list(seeds), config)
 
 
+def sampling_of(n: int, temperature: float | None, max_tokens: int) -> SamplingConfig:
+    """How answers are sampled; without a temperature, greedily.
+
+    Raises:
+        ValueError: several greedy answers.
+    """
+    if temperature is None and n > 1:
+        raise ValueError(
+            f"greedy answers are all the same; got n={n}; add a temperature (--temperature 1)"
+        )
+    return SamplingConfig(
+        num_samples=n,
+        temperature=1.0 if temperature is None else temperature,
+        top_k=1 if temperature is None else -1,
+        min_p=0.0,
+        max_completion_length=max_tokens,
+    )
+
+
 def add_ask(commands: argparse._SubParsersAction) -> None:
     """Adds the parser of `ask`."""
     parser = commands.add_parser(
@@ -112,18 +131,7 @@ def add_ask(commands: argparse._SubParsersAction) -> None:
 def _ask(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation.named_models import parse_model
 
-    greedy = options.temperature is None
-    if greedy and options.n > 1:
-        raise ValueError(
-            f"greedy answers are all the same; got --n {options.n}; add --temperature 1"
-        )
-    config = SamplingConfig(
-        num_samples=options.n,
-        temperature=1.0 if options.temperature is None else options.temperature,
-        top_k=1 if greedy else -1,
-        min_p=0.0,
-        max_completion_length=options.max_tokens,
-    )
+    config = sampling_of(options.n, options.temperature, options.max_tokens)
     spec = parse_model(f"model={options.model}", options.template, prompt_of(options))
     with open_model(spec, LONGEST_PROMPT + options.max_tokens) as (engine, prompt):
         for question in _questions(options.question):

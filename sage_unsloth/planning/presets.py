@@ -102,6 +102,33 @@ _QWEN_3B: dict[str, Any] = dict(
     vocab_size=151936,
     tied_embeddings=True,
 )
+_QWEN3: dict[str, Any] = dict(
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    tied_embeddings=True,
+    qkv_bias=False,
+    qk_norm=True,
+    max_position_embeddings=40960,
+)
+_LLAMA_1B: dict[str, Any] = dict(
+    num_layers=16,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    vocab_size=128256,
+    tied_embeddings=True,
+    qkv_bias=False,
+    max_position_embeddings=131072,
+)
+# Lengths of the small models: short enough that a T4 samples a step in about a minute.
+_SMALL: dict[str, Any] = dict(
+    max_prompt_length=512, max_completion_length=512, sft_max_length=1024, rl_steps=200
+)
 _ARITHMETIC: dict[str, Any] = dict(
     num_layers=4,
     hidden_size=128,
@@ -146,6 +173,29 @@ _MODELS = (
         license="qwen-research",
         architecture=Architecture(**_QWEN_3B, max_position_embeddings=32768),
         full_finetuning=True,
+    ),
+    # Small models that an adapter trains on a free T4 (notebook 06).
+    ModelPreset(
+        name="qwen3-1.7b",
+        hub_id="Qwen/Qwen3-1.7B",
+        license="apache-2.0",
+        architecture=Architecture(**_QWEN3, hidden_size=2048, intermediate_size=6144),
+        **_SMALL,
+    ),
+    ModelPreset(
+        name="qwen3-0.6b",
+        hub_id="Qwen/Qwen3-0.6B",
+        license="apache-2.0",
+        architecture=Architecture(**_QWEN3, hidden_size=1024, intermediate_size=3072),
+        **_SMALL,
+    ),
+    # Unsloth's copy: Meta's own asks for an account that has accepted its licence.
+    ModelPreset(
+        name="llama-3.2-1b-instruct",
+        hub_id="unsloth/Llama-3.2-1B-Instruct",
+        license="llama3.2",
+        architecture=Architecture(**_LLAMA_1B),
+        **_SMALL,
     ),
     ModelPreset(
         name="arithmetic-base",

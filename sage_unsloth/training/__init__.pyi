@@ -12,6 +12,7 @@ from .rlvr_stage import rlvr as rlvr
 from .sft_stage import SftConfig as SftConfig
 from .sft_stage import sft as sft
 from .sft_stage import sft_trainer_class as sft_trainer_class
+from .show_completions import ShowCompletions as ShowCompletions
 from .stage import read_metrics as read_metrics
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LivePlot",
     "RlvrConfig",
     "SftConfig",
+    "ShowCompletions",
     "course",
     "get_algorithm",
     "listing",

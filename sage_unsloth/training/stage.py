@@ -3,8 +3,8 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -289,7 +289,14 @@ def common_arguments(folder: Path, save_steps: int, precision: str = "auto") -> 
     return arguments | common_trl_arguments()
 
 
-def train(
+def train(trainer: Any, folder: Path, name: str, *, resume: Path | None, **logging: Any) -> None:
+    """Run `trainer.train()` inside `log_steps`, whose arguments these are."""
+    with log_steps(trainer, folder, name, resume=resume, **logging):
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+
+
+@contextmanager
+def log_steps(
     trainer: Any,
     folder: Path,
     name: str,
@@ -299,8 +306,8 @@ def train(
     held_out: "HeldOut | None" = None,
     report_to: str = "none",
     extra: Callable[[int, dict], dict] = lambda step, logs: {},
-) -> None:
-    """Run `trainer.train()`, with every step's metrics on disk before the next step.
+) -> Iterator[None]:
+    """Within this context `trainer.train()` has every step's metrics on disk before the next step.
 
     SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint
     (`stopping.finishing`). Of several processes the first writes, and all end once one of them is
@@ -310,7 +317,7 @@ def train(
         trainer: of either stage.
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
-        resume: checkpoint to resume from.
+        resume: checkpoint that training resumes from.
         callbacks: the caller's own, told of each step once its row is on disk.
         held_out: evaluates between the steps, and may end the run before its last one.
         report_to: a tracker, one of `TRACKERS`.
@@ -345,7 +352,7 @@ def train(
         if held_out is not None:
             trainer.add_callback(EvaluatesFirst(log, held_out, trainer))
         with suppress(NothingLeftError):
-            trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+            yield
         # A process that was asked while the last checkpoint was written must not leave the others
         # waiting.
         log.agree()

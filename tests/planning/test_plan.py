@@ -378,6 +378,7 @@ def test_refusal_names_changes_in_order_with_what_they_save():
         "2. rollouts by transformers instead of vLLM",
         "3. 4-bit weights",
         "4. completions of 3,072 tokens instead of 6,144",
+        "Or a smaller model",
     ]
     assert lines[0].endswith("not enough") and lines[1].endswith(": enough")
     needed = memory_plan(setup, 22.0).needed

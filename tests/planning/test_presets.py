@@ -46,6 +46,9 @@ def test_published_sizes():
     assert sizes["qwen2.5-math-7b"] == sizes["r1-distill-qwen-7b"] == 7.62
     assert sizes["qwen2.5-math-1.5b-instruct"] == 1.54
     assert sizes["qwen2.5-3b-instruct"] == 3.09
+    assert sizes["llama-3.2-1b-instruct"] == 1.24
+    # Qwen rounds to 1.7 and 0.6 and counts the tied embeddings once.
+    assert (sizes["qwen3-1.7b"], sizes["qwen3-0.6b"]) == (1.72, 0.6)
 
 
 def test_the_embedded_model_is_the_one_on_disk():

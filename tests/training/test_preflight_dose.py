@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sage_unsloth.methods.teacher_guide import TeacherGuide
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.objective.teacher_guide import TeacherGuide
 from sage_unsloth.training.guide_dose import guide_dose
 
 ROWS = [{"id": "a", "problem": "17*6=?", "answer": "102"}]
