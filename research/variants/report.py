@@ -20,17 +20,19 @@ import numpy as np
 from research.benchmark.design import SFT
 from research.benchmark.records import gather, result_path
 from research.data import DATA
-from research.frontier.records import START, by_unit
+from research.frontier.records import START
 from research.variants.design import PLAIN_START, RESULTS, load_variant, queue_runs
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
 from sage_unsloth.study.corrections import holm, p_value
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
+from sage_unsloth.study.records import by_unit
+from sage_unsloth.study.verdicts import MATTERS
 
 QUEUE = RESULTS / "queue.txt"
 FRESH = DATA / "results" / "frontier" / "arithmetic" / "fresh"
 KS = (1, 8, 16, 32)
-MATTERS = 0.03
 UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "variant": ""}
 
 
@@ -108,6 +110,10 @@ SKEWED = ("skewed", "grpo", 0.05)
 ROW_POINTS = [(rows, rule, 0.05) for rows in ("balanced", "by-rate") for rule in ("grpo", "maxrl")]
 
 
+LINE = (0.05, 0.2, 0.4)
+"""The β of `grpo` on skewed rows that were published."""
+
+
 def _joined(records: VariantRecords, published: VariantRecords) -> VariantRecords:
     for point, runs in published.runs.items():
         if point[0] == "skewed":
@@ -134,10 +140,34 @@ def report_rows(records: VariantRecords) -> dict[str, Any]:
             row[f"pass@{k} - sft"] = _estimate(crossed_interval(values - start_U[k]))
             if point != SKEWED:
                 row[f"pass@{k} - skewed grpo"] = _estimate(crossed_interval(values - base))
+        if beside := beside_line(records, point):
+            row["pass@32 beside grpo's line"] = _estimate(beside)
         row["families"] = {f"pass@{k}": records.by_family(point, seeds, k) for k in (1, 32)}
         points.append(row)
     sft = {f"pass@{k}": float(start_U[k].mean()) for k in KS}
     return {"sft": sft, "points": points, "claims": judge_rows(records)}
+
+
+def beside_line(
+    records: VariantRecords, point: tuple[str, str, float | None]
+) -> CrossedEstimate | None:
+    """pass@32 of a point beside GRPO's line through its β on skewed rows, at the same seeds; None
+    of the line's own points, and where the line is not interpolated (`frontier.chord`).
+    """
+    line = [("skewed", "grpo", beta) for beta in LINE]
+    seeds = records.seeds(point, *line)
+    if point in line or not seeds:
+        return None
+    places = [
+        Place(records.pass_at(one, seeds, 1), records.pass_at(one, seeds, 32))
+        for one in (point, *line)
+    ]
+    levels = [float(place.first.mean()) for place in places]
+    neighbours = find_neighbours(levels[0], levels[1:], LINE)
+    if isinstance(neighbours, str):
+        return None
+    left, right = (places[1 + place] for place in neighbours)
+    return distance_to_chord(places[0], left, right)
 
 
 def judge_rows(records: VariantRecords) -> list[dict[str, Any]]:
@@ -259,14 +289,15 @@ def level_table(rows: Mapping[str, Any]) -> list[str]:
     """The levels of D4 and their differences, as lines of Markdown."""
     lines = [
         "| rows | algorithm | seeds | pass@1 | pass@8 | pass@32 | pass@1 − GRPO on skewed rows "
-        "| pass@32 − the same | pass@32 − SFT |",
-        "|" + "---|" * 9,
+        "| pass@32 − the same | pass@32 − SFT | pass@32 beside GRPO's line |",
+        "|" + "---|" * 10,
     ]
     for row in rows["points"]:
         differences = [row.get(f"pass@{k} - skewed grpo") for k in (1, 32)]
         cells = [row["rows"], f"`{row['algorithm']}`", str(len(row["seeds"]))]
         cells += [f"{row[f'pass@{k}']:.3f}" for k in (1, 8, 32)]
         cells += [_signed(estimate) for estimate in (*differences, row["pass@32 - sft"])]
+        cells.append(_signed(row.get("pass@32 beside grpo's line")))
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

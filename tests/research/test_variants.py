@@ -209,8 +209,13 @@ def test_the_page_says_what_the_records_say():
 
     assert f"{signed(balanced['pass@32 - skewed grpo'])} of pass@32" in page
     assert f"{signed(by_rate['pass@32 - skewed grpo'])} of pass@32" in page
+    both = points["balanced", "maxrl"]
+    assert signed(both["pass@32 beside grpo's line"]) + " beside GRPO's line" in page
+    assert f"has {both['pass@32']:.3f} of pass@32".replace("0.", ".") in page
     rare = balanced["families"]["pass@32"]["rare"]
     assert f"pass@32 of `rare` is {rare:.3f}".replace("0.", ".") in page
+    last = report["claims"][-1]
+    assert f"is not smaller on them ({signed(last)})" in page
     first = next(claim for claim in report["claims"] if claim["claim"] == "1")
     assert f"Holm's correction (p = {first['p_holm']:.2g})".replace("0.", ".") in page
     pushes = [[push_on_log_rate(rule, p, 8) for p in (0.065, 0.42, 0.93)] for rule in RULES]
