@@ -30,18 +30,27 @@ from research.variants.report import level_table
 from sage_unsloth import quickstart
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.planning.plan import what_fits
+from sage_unsloth.runs import settings
 from sage_unsloth.selftest import report as gpu_report
 from sage_unsloth.training import algorithms
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft_config import SftConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "docs" / "tables"
 RESULTS = Path("data", "results")
+STAGES = {"train": RlvrConfig, "sft": SftConfig}
 NOTE = "<!-- Generated: python docs/tables.py -->"
 
 
 def from_algorithms() -> str:
     """What each algorithm changes against plain GRPO."""
     return algorithms.markdown_table()
+
+
+def from_settings(command: str) -> str:
+    """Settings of a command."""
+    return settings.markdown_table(STAGES[command])
 
 
 def from_advantages() -> str:
@@ -424,6 +433,8 @@ SOURCES: dict[str, Callable[[], str]] = {
     "python": from_pythons,
     "hosted": from_hosted,
     "selftest": from_selftest,
+    "settings-train": partial(from_settings, "train"),
+    "settings-sft": partial(from_settings, "sft"),
     "gpus": from_gpus,
     "gpu-lines": from_gpu_lines,
     "memory-count": from_memory_count,

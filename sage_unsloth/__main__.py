@@ -5,14 +5,38 @@ for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where the reader of the output 
 """
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
+import re
 import shlex
 import sys
 
 from sage_unsloth.runs.stopping import Terminated, ending
 from sage_unsloth.runs.text import log_to_terminal, printable, without_secrets
+
+OTHER_WORDS = {
+    "--model": "--from",
+    "--from": "--model",
+    "--dataset": "--data",
+    "--output-dir": "--out",
+    "--lr": "--learning-rate",
+    "--optimizer": "--optim",
+    "--steps": "--max-steps",
+    "--warmup-steps": "--warmup-ratio",
+    "--num-train-epochs": "--epochs",
+    "--gradient-accumulation-steps": "--micro-batch-size",
+    "--per-device-train-batch-size": "--micro-batch-size",
+    "--group-size": "--num-generations",
+    "--max-tokens": "--max-completion-length",
+    "--max-new-tokens": "--max-completion-length",
+    "--max-completion-length": "--max-tokens",
+    "--kl-coef": "--beta",
+    "--lora-rank": "--lora.rank",
+    "--lora-alpha": "--lora.alpha",
+}
+"""Options as other commands and libraries call them -> what they are here."""
 
 # In the order of `--help`. Each function adds a command's parser, whose `act` takes the options
 # and returns the exit code. These modules load nothing heavy: what a command needs, its `act`
@@ -33,6 +57,8 @@ COMMANDS = (
     ("doctor", "add_doctor"),
 )
 
+WITH_CONFIG = ("sft", "train")
+"""Commands whose options a file may hold."""
 IN_A_CLONE = ("benchmark", "cost", "frontier")
 """Commands of `research/`, which is not installed."""
 
@@ -51,12 +77,51 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    return run_command(make_parser(), words)
+    known = dict.fromkeys(name for _, name in COMMANDS)
+    only = f"add_{words[0]}" if words and f"add_{words[0]}" in known else None
+    try:
+        words = _expanded([_dashed(word) for word in words])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return run_command(make_parser(only), words)
+
+
+def _dashed(word: str) -> str:
+    """`--max_steps` as `--max-steps`."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _expanded(words: list[str]) -> list[str]:
+    """The words with the options of a file (`--config`) in its place."""
+    if not words or words[0] not in WITH_CONFIG:
+        return words
+    from sage_unsloth.training.setting_options import expand_config
+
+    return expand_config(words)
+
+
+def _did_you_mean(unknown: list[str], parser: argparse.ArgumentParser) -> str:
+    """What may have been meant by words that a command does not know; empty for nothing near."""
+    known = re.findall(r"--[a-z][\w.-]*", parser.format_help())
+    for word in unknown:
+        other = OTHER_WORDS.get(word.partition("=")[0])
+        near = [other] if other in known else difflib.get_close_matches(word, known, 1)
+        if word.startswith("--") and near:
+            return f"; did you mean {near[0]}?"
+    return ""
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = None) -> int:
     """Parse, call the parser's `act`, and return the exit code; None takes the process's words."""
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen = parser
+        if hasattr(options, "parsers"):
+            chosen = options.parsers[options.command]
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(unknown, chosen)}")
+    options.words = sys.argv[1:] if arguments is None else arguments
     log_to_terminal()
     for name in ("sage_unsloth", "research"):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -86,8 +151,8 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
         return 2
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, or of one, by the name of the function that adds it."""
     parser = argparse.ArgumentParser(
         prog="python -m sage_unsloth",
         description="SAGE inside Unsloth's GRPO loss: train, evaluate, compare, export.",
@@ -97,7 +162,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module, add in COMMANDS:
+        if only not in (None, add):
+            continue  # its module need not be loaded
         getattr(importlib.import_module(f"sage_unsloth.{module}"), add)(commands)
+    parser.set_defaults(parsers=commands.choices)
     return parser
 
 

@@ -116,7 +116,7 @@ def load_dataset(
         columns: of a file of your own: `{"problem": "question", "answer": "total"}`; others are
             passed to rewards.
         answer_pattern: takes the answer out of its column: a regular expression with one group.
-        limit: rows to use; None uses all.
+        limit: rows of the data to read; None reads all, of dapo the paper's 2,000.
         held_out: rows to keep from training, at most a quarter.
         prompt: the tags that solutions are taught with.
         verifier: what makes an answer correct; None takes that of the data.
@@ -135,11 +135,9 @@ def load_dataset(
         "verifier": checker,
     }
     if stage == "sft":
-        corpus = sft_rows(**source, prompt=prompt)
+        corpus = sft_rows(**source, limit=limit, prompt=prompt)
         if tokenizer is not None:
-            corpus = sft_corpus(
-                tokenizer, max_tokens or 2048, limit=limit, found=corpus, prompt=prompt
-            )
+            corpus = sft_corpus(tokenizer, max_tokens or 2048, found=corpus, prompt=prompt)
     else:
         corpus = rl_rows(**source, limit=limit)
         if tokenizer is not None:

@@ -73,10 +73,11 @@ def add_quickstart(commands: Any) -> None:
 
 
 def _act(options: argparse.Namespace) -> int:
-    from sage_unsloth.training.command import naming_options, parse_settings
+    from sage_unsloth.runs.settings import parse_settings
+    from sage_unsloth.training.setting_options import naming_options
 
     config = smoke_config() if options.smoke else QuickstartConfig()
-    with naming_options(config.rlvr):
+    with naming_options(config.rlvr, by_set=True):
         settings = parse_settings(options.settings, config.rlvr)
         run(options.out, config, options.algorithms, processes=options.processes, **settings)
     return 0

@@ -1,8 +1,11 @@
-"""What the page on the architecture says of the way from a guide to the gradient."""
+"""What the page on the architecture says of the way to the gradient, and of the walk of a run."""
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 
+from sage_unsloth.__main__ import COMMANDS
 from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.listening import ORDER
 
@@ -42,6 +45,27 @@ def test_what_the_page_says_is_replaced_is():
     code = section().split("```text\n")[1].split("```")[0].splitlines()
     assert sum("# replaced" in line for line in code) == 3
     assert 8 <= len(code) <= 12
+
+
+MOST_HOPS, MOST_MODULES = 15, 10
+
+
+def test_the_walk_of_a_run_is_short_and_as_the_page_tells_it():
+    """Each function is there, and one before it, or its module, calls it."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = page.split("## From the command to the loss\n")[1].split("\n## ")[0]
+    walk = re.findall(r"^\| `([\w.]+)\.(\w+)` \|", told, re.MULTILINE)
+    assert 10 <= len(walk) <= MOST_HOPS
+    assert len({module for module, _ in walk}) <= MOST_MODULES
+    assert ("training.command", "add_train") in COMMANDS  # by which __main__ finds the command
+    command = importlib.import_module("sage_unsloth.training.command")
+    above = inspect.getsource(command.add_train)
+    for module, name in walk:
+        whole = importlib.import_module(f"sage_unsloth.{module}")
+        start = module == "__main__" and name == "main"
+        assert start or re.search(rf"\b{name}\(|act={name}\)", above), f"{module}.{name}"
+        assert callable(getattr(whole, name))
+        above += inspect.getsource(whole)
 
 
 def test_the_listeners_of_the_page_are_those_of_the_table():

@@ -37,7 +37,7 @@ class Run:
         """What is trained; `beta` replaces the algorithm's own, where that is not 0."""
         algorithm = get_algorithm(self.algorithm)
         if beta is not None and algorithm.beta:
-            algorithm = replace(algorithm, beta=beta)
+            algorithm = replace(algorithm, settings={**algorithm.settings, "beta": beta})
         if self.threshold is None or self.ratio is None:
             return algorithm
         return replace(algorithm, guide=BranchGuide(threshold=self.threshold, ratio=self.ratio))

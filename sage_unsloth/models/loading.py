@@ -6,12 +6,13 @@ that carries the chat template of its prompts. Adapters are plain peft folders e
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
 from sage_unsloth.models.embedded import located
+from sage_unsloth.models.lora import LORA_TARGETS as LORA_TARGETS
+from sage_unsloth.models.lora import LoraSettings as LoraSettings
 from sage_unsloth.models.quantised import (
     four_bit_config,
     keep_exact_products,
@@ -24,33 +25,6 @@ from sage_unsloth.patch import switches
 from sage_unsloth.patch.backends import TRL, backend, load_backend
 from sage_unsloth.patch.loading import prepare_for_cpu
 from sage_unsloth.prompts import PromptFormat
-
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    """The adapter of both training stages (Tables 7 and 8).
-
-    Attributes:
-        rank: r.
-        alpha: the adapter is scaled by alpha / r.
-        dropout: probability.
-        targets: names of the linear layers that get one.
-    """
-
-    rank: int = 8
-    alpha: int = 16
-    dropout: float = 0.0
-    targets: tuple[str, ...] = LORA_TARGETS
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or not self.targets:
-            raise ValueError(
-                "rank must be >= 1, alpha > 0, dropout in [0, 1) and targets not empty; got "
-                f"rank={self.rank}, alpha={self.alpha}, dropout={self.dropout}, "
-                f"targets={self.targets}"
-            )
 
 
 def load_policy(

@@ -100,7 +100,7 @@ def read_run(folder: str | Path, model_path: str | Path | None = None, which: st
         if not best.is_dir():
             raise ValueError(
                 "best/ is left by a run of `train` with evaluations on held-out rows; there is "
-                f"none in {folder}; train with --set eval_steps=50, or take the last step's"
+                f"none in {folder}; train with --eval-steps 50, or take the last step's"
             )
         whole = record["settings"].get("full_finetuning", False)
         adapter, merged = (None, best) if whole else (best, None)

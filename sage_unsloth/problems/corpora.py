@@ -18,7 +18,7 @@ from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH, normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
-from sage_unsloth.problems.corpus import Corpus, Filters, check_limit, limited
+from sage_unsloth.problems.corpus import Corpus, Filters, check_limit, corpus_of
 from sage_unsloth.problems.gradable import gradable, references_are_answers
 from sage_unsloth.problems.gradable import gradable_answers as gradable_answers
 from sage_unsloth.problems.gym import PREFIX, training_rows
@@ -54,7 +54,6 @@ def sft_corpus(
     *,
     data: str = "openmath",
     path: str | Path | None = None,
-    limit: int | None = None,
     found: Corpus | None = None,
     prompt: PromptFormat = PROJECT_PROMPT,
 ) -> Corpus:
@@ -70,7 +69,6 @@ def sft_corpus(
         max_length: tokens of prompt and solution together.
         data: "openmath" or "arithmetic".
         path: a local copy of OpenMathReasoning-mini.
-        limit: keep the first so many of the rows that pass; None keeps all.
         found: what `sft_rows` gave for `data` and `path`; None calls it.
         prompt: the tags that the solutions are taught with.
 
@@ -87,13 +85,14 @@ def sft_corpus(
     texts = [render_solution(tokenizer, turns_of(row), prompt.taught(row)) for row in rows]
     fits = [length <= max_length for length in _lengths(tokenizer, texts)]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
-    return replace(limited(rows, filters, found.provenance, limit), columns=found.columns)
+    return replace(corpus_of(rows, filters, found.provenance), columns=found.columns)
 
 
 def sft_rows(
     *,
     data: str = "openmath",
     path: str | Path | None = None,
+    limit: int | None = None,
     columns: Columns | None = None,
     prompt: PromptFormat = PROJECT_PROMPT,
     verifier: Checker | None = None,
@@ -104,6 +103,7 @@ def sft_rows(
         data: a name of `SFT_DATA`; or a file, or OWNER/NAME[:CONFIG] of the hub, of one's own, with
             worked solutions and, where they have them, answers.
         path: a local copy of OpenMathReasoning-mini; with `columns`, a file of one's own.
+        limit: read the first N rows of the source; None reads all.
         columns: how a data set of one's own is read.
         prompt: whose tags a solution gets, if there is an answer to put between them.
         verifier: what will make an answer right; None is mathematics. Where its references are not
@@ -113,6 +113,7 @@ def sft_rows(
         ValueError: unknown `data`, an unreadable source, a missing column, answers that mathematics
             cannot grade with no other verifier given, or no row is left.
     """
+    check_limit(limit)
     data, path, columns = _asked_for(data, path, columns, SFT_DATA)
     if data.startswith(PREFIX):
         raise ValueError(
@@ -120,13 +121,15 @@ def sft_rows(
             "it to train, or a file with a column `solution` to sft"
         )
     if data not in SFT_DATA:
-        return _own_sft_rows(data, columns, prompt, verifier)
+        return _own_sft_rows(data, columns, prompt, verifier, limit)
     if data == "arithmetic":
         rows, provenance = arithmetic.problems("sft"), {"embedded": "arithmetic, split sft"}
         filters = Filters({"rows": len(rows)}, {})
+        rows = filters.first(rows, limit)
     else:
         rows, provenance = read_source(OPEN_MATH_REASONING, path)
         filters = Filters({"rows": len(rows)}, {})
+        rows = filters.first(rows, limit)
         filtered = ("generated_solution", "expected_answer")  # empty ones are left out below
         check_columns(rows, ("problem", *filtered), may_be_empty=filtered)
         rows = [
@@ -139,7 +142,7 @@ def sft_rows(
         ]
         good = [_is_number(row["answer"]) and bool(row["solution"]) for row in rows]
         rows = filters.keep(rows, good, "numeric answer, some working")
-    return limited(rows, filters, provenance, None)
+    return corpus_of(rows, filters, provenance)
 
 
 def rl_corpus(
@@ -148,19 +151,19 @@ def rl_corpus(
     *,
     data: str = "dapo",
     path: str | Path | None = None,
-    limit: int | None = RL_ROWS,
+    limit: int | None = None,
     found: Corpus | None = None,
 ) -> Corpus:
     """Problems with an answer that can be verified.
 
-    Of the first `limit` rows of the source, those whose answer can be graded and whose prompt fits.
+    Of the rows of the source those whose answer can be graded and whose prompt fits.
 
     Args:
         tokenizer: counts the tokens.
         max_prompt_length: tokens.
         data: "dapo" or "arithmetic".
         path: a local copy of DAPO-Math-17k-Processed.
-        limit: how many rows of the source are looked at; None looks at all.
+        limit: read the first N rows of the source; None reads all, of dapo the paper's `RL_ROWS`.
         found: what `rl_rows` gave for `data`, `path` and `limit`; None calls it.
 
     Raises:
@@ -173,7 +176,7 @@ def rl_corpus(
     lengths = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [length <= max_prompt_length for length in lengths]
     rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
-    corpus = limited(rows, filters, found.provenance, None)
+    corpus = corpus_of(rows, filters, found.provenance)
     return replace(corpus, checker=found.checker, columns=found.columns)
 
 
@@ -181,7 +184,7 @@ def rl_rows(
     *,
     data: str = "dapo",
     path: str | Path | None = None,
-    limit: int | None = RL_ROWS,
+    limit: int | None = None,
     columns: Columns | None = None,
     verifier: Checker | None = None,
     answered: bool = True,
@@ -192,7 +195,7 @@ def rl_rows(
         data: a name of `RL_DATA`, `reasoning-gym:TASK`; or a file, or OWNER/NAME[:CONFIG] of the
             hub, of one's own.
         path: a local copy of DAPO-Math-17k-Processed; with `columns`, a file of one's own.
-        limit: how many rows of the source are looked at; None looks at all.
+        limit: see `rl_corpus`.
         columns: how a data set of one's own is read.
         verifier: what will make an answer right; None takes that of the data: reasoning-gym's own
             scorer for its tasks, mathematics for all others.
@@ -209,6 +212,7 @@ def rl_rows(
         rows, provenance = arithmetic.problems("train"), {"embedded": "arithmetic, split train"}
     elif data == "dapo":
         rows, provenance = read_source(DAPO_MATH, path)
+        limit = limit or RL_ROWS
         check_columns(rows, ("prompt", "solution"))
         rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
     elif data.startswith(PREFIX):
@@ -220,11 +224,8 @@ def rl_rows(
         rows, kept, provenance, read = own.rows, own.kept, own.provenance, own.columns
     checker = verifier or MATH
     filters = Filters({"rows": len(rows)}, {})
-    if limit is not None:
-        rows = rows[:limit]
-        kept = {name: good[:limit] for name, good in kept.items()}
-        filters.counts[f"first {limit:,}"] = len(rows)
-    rows = filters.keep_by(rows, kept)
+    rows = filters.first(rows, limit)
+    rows = filters.keep_by(rows, {name: good[:limit] for name, good in kept.items()})
     if answered:
         good = gradable(rows, checker)
         if rows and not any(good):
@@ -235,7 +236,7 @@ def rl_rows(
                 "choose another column or verifier"
             )
         rows = filters.keep(rows, good, "answer can be graded")
-    return replace(limited(rows, filters, provenance, None), checker=checker, columns=read)
+    return replace(corpus_of(rows, filters, provenance), checker=checker, columns=read)
 
 
 def _asked_for(
@@ -268,7 +269,11 @@ def _asked_for(
 
 
 def _own_sft_rows(
-    data: str, columns: Columns, prompt: PromptFormat, verifier: Checker | None
+    data: str,
+    columns: Columns,
+    prompt: PromptFormat,
+    verifier: Checker | None,
+    limit: int | None,
 ) -> Corpus:
     """Rows with a worked solution and, if the data set has answers, the answer of each.
 
@@ -277,7 +282,8 @@ def _own_sft_rows(
     """
     found = read_own(data, columns, ("solution",), optional=("answer",), split="train")
     filters = Filters({"rows": len(found.rows)}, {})
-    rows = filters.keep_by(found.rows, found.kept)
+    kept = {name: good[:limit] for name, good in found.kept.items()}
+    rows = filters.keep_by(filters.first(found.rows, limit), kept)
     if any("answer" in row for row in rows):
         rows = filters.keep(rows, [bool(row["answer"]) for row in rows], "has an answer")
         if not _teaches_answers(rows, data, verifier):
@@ -286,7 +292,7 @@ def _own_sft_rows(
         rows = [row | {"solution": without_think_tags(row["solution"])} for row in rows]
         read = [extract_answer(prompt.taught(row), prompt=prompt) == row["answer"] for row in rows]
         rows = filters.keep(rows, read, "the answer is read from the taught text")
-    return replace(limited(rows, filters, found.provenance, None), columns=found.columns)
+    return replace(corpus_of(rows, filters, found.provenance), columns=found.columns)
 
 
 def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) -> bool:

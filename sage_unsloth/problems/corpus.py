@@ -81,6 +81,13 @@ class Filters:
     counts: dict[str, int]
     left_out: dict[str, list[str]]
 
+    def first(self, rows: list[dict], limit: int | None) -> list[dict]:
+        """The first `limit` rows, counted; all of them for None."""
+        if limit is None:
+            return rows
+        self.counts[f"first {limit:,}"] = len(rows[:limit])
+        return rows[:limit]
+
     def keep_by(self, rows: list[dict], kept: Mapping[str, Sequence[bool]]) -> list[dict]:
         """The rows that pass every filter of `kept`, which has a list over all rows for each."""
         left = list(range(len(rows)))
@@ -105,20 +112,16 @@ def check_limit(limit: int | None) -> None:
         raise ValueError(f"limit must be >= 1; got {limit}; leave --limit out, or give more")
 
 
-def limited(rows: list[dict], filters: Filters, provenance: dict, limit: int | None) -> Corpus:
-    """The corpus of the first `limit` rows; ValueError if there are none."""
+def corpus_of(rows: list[dict], filters: Filters, provenance: dict) -> Corpus:
+    """The corpus of these rows; ValueError if there are none."""
     counts = filters.counts
-    check_limit(limit)
-    if limit is not None:
-        rows = rows[:limit]
-        counts[f"first {limit:,}"] = len(rows)
     if not rows:
         left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
         last = next((name for name, count in counts.items() if not count), "rows")
         remedy = f"see what {last!r} asks, name another column (--columns), or give other data"
         if last.endswith(" tokens"):
             remedy = (
-                "raise the length limit (--set max_length=… of sft, max_prompt_length=… of "
+                "raise the length limit (--max-length of sft, --max-prompt-length of "
                 "train), or give other data"
             )
         raise ValueError(f"at least one row must pass every filter; got none ({left}); {remedy}")

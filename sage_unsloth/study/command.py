@@ -119,14 +119,15 @@ def add_study(commands: Any) -> None:
 
 def _act(options: argparse.Namespace) -> int:
     from sage_unsloth.grading.verifiers import get_verifier
+    from sage_unsloth.runs.settings import parse_settings
     from sage_unsloth.study.plan import FREE
     from sage_unsloth.study.runner import study
-    from sage_unsloth.training.command import naming_options, parse_settings
     from sage_unsloth.training.rlvr_config import RlvrConfig
+    from sage_unsloth.training.setting_options import naming_options
 
     own: dict[str, Any] = {}
-    with naming_options(RlvrConfig()):
-        settings = parse_settings(options.settings, RlvrConfig())
+    with naming_options(RlvrConfig, by_set=True):
+        settings = parse_settings(options.settings, RlvrConfig)
     if options.task is None:
         if options.data is None or not options.benchmarks:
             raise ValueError("a study needs --data and --benchmarks, or --task; got neither")

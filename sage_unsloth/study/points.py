@@ -144,7 +144,8 @@ def _apply(row: Algorithm, name: str, value: float) -> tuple[Algorithm, dict[str
             f" of the algorithm's guide or of its rule for advantages; got {name!r}"
         )
     number = int(value) if value == int(value) else value
-    return replace(row, advantages=f"{rule.text},{name}={number}"), {}
+    settings = {**row.settings, "advantages": f"{rule.text},{name}={number}"}
+    return replace(row, settings=settings), {}
 
 
 def parse_claims(texts: Sequence[str], points: Sequence[Point], ks: Sequence[int]) -> list[Claim]:

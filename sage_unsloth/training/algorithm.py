@@ -1,7 +1,7 @@
 """What an algorithm is: a row of settings and a guide."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from sage_unsloth.methods.advantage_rules import advantage_rule
@@ -26,7 +26,7 @@ SETTINGS = (
     "credit",
     "kl_in",
 )
-"""The fields of an algorithm that are settings of `RlvrConfig`; its guide is the other choice."""
+"""Settings by which algorithms differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,58 +34,48 @@ class Algorithm:
     """What one algorithm sets; everything else of a run (data, seeds, sampling, learning rate) is
     the run's own.
 
+    A setting is read as an attribute, `algorithm.beta`: what a run of it has.
+
     Attributes:
         name: as given to `--algorithm`.
         description: one line: which gradient it has, or what a comparison with it isolates.
-        paper_row: its row in the paper's tables; None where they have none.
-        loss_type: how token losses are reduced.
-        scale_rewards: what advantages are divided by ("group": the standard deviation of the
-            prompt's rewards; "none").
-        advantages: the rule that makes advantages of a group's rewards
-            (`sage_unsloth.methods.advantage_rules`).
-        token_advantages: the rule that changes those of single tokens
-            (`sage_unsloth.methods.token_rules`).
-        entropy_coef: weight of an entropy bonus.
-        rehearsal_coef, rehearsal: weight and kind of a divergence from π_ref on its own completions
-            (`sage_unsloth.methods.rehearsal`).
-        epsilon_high: upper clip of the importance ratio.
-        beta: KL coefficient β; 0 drops the KL term.
-        kl_estimator: the KL penalty, one of `sage_unsloth.methods.penalties.KL_ESTIMATORS`.
-        credit: "token", the paper's loss, or "sequence", the gradient of Eq. 6
-            (`sage_unsloth.methods.credit.sequence_credit`).
-        kl_in: "loss", the paper's, or "reward", the KL of whole completions in the reward.
+        settings: fields of `RlvrConfig` -> values; one of `SETTINGS` that is not here has its
+            default, and any other stays as the run has it.
         guide: shapes the KL anchor; None is q = 1.
+        group: the part of the table that it is in.
+        paper_row: its row in the paper's tables; None where they have none.
 
     Raises:
-        ValueError: an unknown loss type, rule, estimator or credit, or a guide, penalty or credit
-            of ours without its KL term.
+        ValueError: an unknown setting, loss type, rule, estimator or credit, or a guide, penalty or
+            credit of ours without its KL term.
         TypeError: `guide` is not a guide.
     """
 
     name: str
     description: str
-    paper_row: str | None = None
-    loss_type: str = RlvrConfig.loss_type
-    scale_rewards: str = RlvrConfig.scale_rewards
-    advantages: str = RlvrConfig.advantages
-    token_advantages: str = RlvrConfig.token_advantages
-    entropy_coef: float = RlvrConfig.entropy_coef
-    rehearsal_coef: float = RlvrConfig.rehearsal_coef
-    rehearsal: str = RlvrConfig.rehearsal
-    epsilon_high: float = RlvrConfig.epsilon_high
-    beta: float = RlvrConfig.beta
-    kl_estimator: str = RlvrConfig.kl_estimator
-    credit: str = RlvrConfig.credit
-    kl_in: str = RlvrConfig.kl_in
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     guide: Guide | None = None
+    group: str = "your own"
+    paper_row: str | None = None
 
     def __post_init__(self) -> None:
+        known = {one.name for one in fields(RlvrConfig)}
+        if unknown := [name for name in self.settings if name not in known]:
+            raise ValueError(
+                "an algorithm's settings must be fields of RlvrConfig; got "
+                f"{', '.join(map(repr, unknown))} for {self.name!r}"
+            )
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
         advantage_rule(self.advantages)
         check_token_rule(self.token_advantages)
         rehearsal_rule(self.rehearsal)
         self._check_choices()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SETTINGS:
+            raise AttributeError(f"an Algorithm has no attribute {name!r}")
+        return self.settings.get(name, getattr(RlvrConfig, name))
 
     def _check_choices(self, teacher: Any = UNDECIDED) -> None:
         check_choices(
@@ -101,15 +91,15 @@ class Algorithm:
         """This algorithm under settings of a run, judged before data, plan or model are loaded.
 
         Args:
-            settings: fields of `RlvrConfig`. Those in `SETTINGS` take the place of the algorithm's
-                own, `teacher` must suit its guide, and all others are the run's affair.
+            settings: fields of `RlvrConfig`, in place of the algorithm's own; `teacher` must suit
+                its guide.
 
         Raises:
-            ValueError: they contradict each other, the guide, the teacher, or what the algorithm
-                is named for.
+            ValueError: they contradict each other, the guide or the teacher.
         """
-        own = {name: value for name, value in settings.items() if name in SETTINGS}
-        changed = replace(self, **own)
+        decided = self.decided()
+        own = {name: value for name, value in settings.items() if name in decided}
+        changed = replace(self, settings={**self.settings, **own})
         changed._check_choices(teacher=settings.get("teacher") or None)
         return changed
 
@@ -122,7 +112,7 @@ class Algorithm:
             ValueError: a setting contradicts the name.
         """
         for name in (name for name in SETTINGS if name in settings):
-            mine, usual = (_kind(getattr(row, name)) for row in (self, Algorithm))
+            mine, usual = _kind(getattr(self, name)), _kind(getattr(RlvrConfig, name))
             if mine != usual and _kind(settings[name]) != mine:
                 raise ValueError(
                     f"{self.name} is named for {name}={getattr(self, name)}; got "
@@ -132,7 +122,11 @@ class Algorithm:
 
     def configure(self, config: RlvrConfig) -> RlvrConfig:
         """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""
-        return replace(config, **{name: getattr(self, name) for name in SETTINGS})
+        return replace(config, **self.decided())
+
+    def decided(self) -> dict[str, Any]:
+        """Every setting that the algorithm decides: its own, and the defaults of `SETTINGS`."""
+        return {name: getattr(RlvrConfig, name) for name in SETTINGS} | dict(self.settings)
 
 
 def _kind(value: Any) -> Any:

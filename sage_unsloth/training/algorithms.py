@@ -20,6 +20,7 @@ from sage_unsloth.training.algorithm import SETTINGS as SETTINGS
 from sage_unsloth.training.algorithm import Algorithm as Algorithm
 from sage_unsloth.training.algorithm_rows import ALGORITHMS as ALGORITHMS
 from sage_unsloth.training.own_algorithms import Brought, brought_algorithms, named_algorithm
+from sage_unsloth.training.rlvr_config import RlvrConfig
 
 
 def get_algorithm(name: str) -> Algorithm:
@@ -51,11 +52,13 @@ def get_algorithm(name: str) -> Algorithm:
 
 def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[str, Any]:
     """The settings and the guide in which `algorithm` differs from `base`, with its values."""
-    return {
-        name: getattr(algorithm, name)
-        for name in (*SETTINGS, "guide")
-        if getattr(algorithm, name) != getattr(base, name)
+    values, others = algorithm.decided(), base.decided()
+    changed = {
+        name: value
+        for name, value in values.items()
+        if value != others.get(name, getattr(RlvrConfig, name))
     }
+    return changed | ({} if algorithm.guide == base.guide else {"guide": algorithm.guide})
 
 
 def listing() -> str:
@@ -92,10 +95,10 @@ def markdown_table() -> str:
     """All algorithms as a Markdown table."""
     what = "which gradient, or what it isolates"
     rows = [
-        ("algorithm", "changes against grpo", what, "row of the paper"),
-        ("---",) * 4,
+        ("algorithm", "changes against grpo", what, "group", "row of the paper"),
+        ("---",) * 5,
         *(
-            (f"`{name}`", _changes_text(row), row.description, row.paper_row or "none")
+            (f"`{name}`", _changes_text(row), row.description, row.group, row.paper_row or "none")
             for name, row in ALGORITHMS.items()
         ),
     ]

@@ -84,7 +84,6 @@ def common_trl_arguments() -> dict[str, Any]:
     """Arguments of TRL's trainers in the place of Unsloth's."""
     sixteen = sixteen_bit_dtype() if has_gpu() else None
     return {
-        "optim": "adamw_torch",
         "bf16": sixteen == "bfloat16",
         "fp16": sixteen == "float16",
         "gradient_checkpointing": has_gpu(),

@@ -1,45 +1,50 @@
-"""The commands `sft` and `train`: both stages, with their settings given by name."""
+"""The commands `sft` and `train`: both stages, with an option for each of their settings."""
 
 import argparse
-import ast
-import difflib
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields, replace
 from typing import Any
 
 from sage_unsloth.grading.command import add_verifier
 from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
+from sage_unsloth.runs.settings import DATA, EVALUATION, MODEL, OBJECTIVE, SAVING, parse_settings
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.setting_options import (
+    add_groups,
+    add_settings,
+    naming_options,
+    recorded_command,
+)
+from sage_unsloth.training.sft_config import SftConfig
+
+EPILOG = (
+    "Defaults are the paper's. A model's preset and the GPU may set others, and an algorithm its "
+    "own; what you give wins."
+)
 
 
 def add_sft(commands: Any) -> None:
-    parser = _add_stage(
+    parser, groups = _add_stage(
         commands, "sft", "stage 1: fine-tune on worked solutions", "runs/sft", "openmath"
     )
-    parser.add_argument(
+    groups[MODEL].add_argument(
         "--model",
         default="qwen2.5-math-7b",
         help="a preset, a folder or a hub id (default: %(default)s)",
     )
-    parser.add_argument(
-        "--limit", type=int, help="rows to keep, the first of those that pass the filters"
-    )
-    parser.add_argument(
+    groups[EVALUATION].add_argument(
         "--held-out",
         type=int,
         default=32,
         help="rows for the comparison before and after; 0 for none (default: %(default)s)",
     )
-    add_verifier(parser)
+    add_settings(groups, SftConfig)
     parser.set_defaults(act=_sft)
 
 
 def _sft(options: argparse.Namespace) -> int:
-    from sage_unsloth.training.recipes import run_sft
-    from sage_unsloth.training.sft_stage import SftConfig
+    with naming_options(SftConfig):
+        settings = _settings(options, SftConfig)
+        from sage_unsloth.training.recipes import run_sft
 
-    with naming_options(SftConfig()):
         run_sft(
             options.out,
             model=options.model,
@@ -51,56 +56,46 @@ def _sft(options: argparse.Namespace) -> int:
             verifier=options.verifier,
             allow_unconfined=options.allow_unconfined,
             smoke=options.smoke,
-            **_settings(options, SftConfig()),
+            command=recorded_command(options.words),
+            **settings,
         )
     return 0
 
 
 def add_train(commands: Any) -> None:
-    parser = _add_stage(
+    parser, groups = _add_stage(
         commands,
         "train",
         "stage 2: RL with verifiable rewards, by any algorithm",
         "runs/train",
         "dapo",
     )
-    parser.add_argument("--list", action="store_true", help="print the algorithms and exit")
-    parser.add_argument(
+    groups[OBJECTIVE].add_argument(
         "--algorithm",
         default="sage-branch",
         help="a row of --list, or module:name of your own (default: %(default)s)",
     )
-    parser.add_argument(
+    parser.add_argument("--list", action="store_true", help="print the algorithms and exit")
+    groups[MODEL].add_argument(
         "--from",
         default="runs/sft",
         dest="start",
+        metavar="MODEL",
         help="folder of an SFT run or, for a second stage, of an RL run; or a preset, a model "
         "folder or a hub id (default: %(default)s)",
     )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        default=2000,
-        help="rows of the data to read, before the filters (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--backend",
-        choices=("unsloth", "trl"),
-        help="who trains: Unsloth on one GPU (default), or TRL's own trainer, which accelerate "
-        "spreads over many",
-    )
-    parser.add_argument(
+    groups[MODEL].add_argument(
         "--memory",
         type=float,
         metavar="GIB",
-        help="memory of the card to plan for (default: this machine's)",
+        help="memory of the GPU to plan for (default: this machine's)",
     )
     parser.add_argument(
         "--force",
         action="store_true",
         help="train also where every group of the preflight got one and the same reward",
     )
-    parser.add_argument(
+    groups[OBJECTIVE].add_argument(
         "--reward",
         action="append",
         metavar="REWARD[=WEIGHT]",
@@ -108,13 +103,13 @@ def add_train(commands: Any) -> None:
         help="module:function of your own in TRL's form, or `answer`, the checked one; several may "
         "be given, and then the rewards are exactly those (default: answer)",
     )
-    add_verifier(parser)
-    parser.add_argument(
+    groups[EVALUATION].add_argument(
         "--eval-file",
         metavar="FILE",
-        help="rows for the held-out curve (--set eval_steps=), in the columns of --path; without "
-        "it, rows of the data are held out",
+        help="rows for the held-out curve (--eval-steps), in the columns of --path; without it, "
+        "rows of the data are held out",
     )
+    add_settings(groups, RlvrConfig)
     parser.set_defaults(act=_train)
 
 
@@ -124,55 +119,78 @@ def _train(options: argparse.Namespace) -> int:
 
         print(listing())
         return 0
-    from sage_unsloth.runs.processes import first_process_speaks
-    from sage_unsloth.training.recipes import run_rlvr
-    from sage_unsloth.training.rlvr_config import RlvrConfig
+    with naming_options(RlvrConfig):
+        settings = _settings(options, RlvrConfig)
+        from sage_unsloth.runs.processes import first_process_speaks
+        from sage_unsloth.training.recipes import run_rlvr
 
-    with first_process_speaks(), naming_options(RlvrConfig()):
-        run_rlvr(
-            options.out,
-            algorithm=options.algorithm,
-            start=options.start,
-            data=options.data,
-            path=options.path,
-            columns=columns_of(options),
-            limit=options.limit,
-            memory=options.memory,
-            force=options.force,
-            eval_file=options.eval_file,
-            rewards=options.rewards,
-            verifier=options.verifier,
-            allow_unconfined=options.allow_unconfined,
-            smoke=options.smoke,
-            **_settings(options, RlvrConfig()),
-        )
+        with first_process_speaks():
+            run_rlvr(
+                options.out,
+                algorithm=options.algorithm,
+                start=options.start,
+                data=options.data,
+                path=options.path,
+                columns=columns_of(options),
+                limit=options.limit,
+                memory=options.memory,
+                force=options.force,
+                eval_file=options.eval_file,
+                rewards=options.rewards,
+                verifier=options.verifier,
+                allow_unconfined=options.allow_unconfined,
+                smoke=options.smoke,
+                command=recorded_command(options.words),
+                **settings,
+            )
     return 0
 
 
 def _add_stage(
     commands: Any, name: str, description: str, out: str, corpus: str
-) -> argparse.ArgumentParser:
-    """A parser with the options that both stages have."""
-    parser = commands.add_parser(name, help=description)
-    parser.add_argument(
+) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
+    """A parser with the options that both stages have, and the groups of its help."""
+    parser = commands.add_parser(
+        name,
+        help=description,
+        description=f"{description[0].upper()}{description[1:]}.",
+        usage=f"%(prog)s {'--model' if name == 'sft' else '--from'} MODEL [options]",
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    groups = add_groups(parser)
+    groups[SAVING].add_argument(
         "--out",
         default=out,
         help="folder of the run; the same command resumes it (default: %(default)s)",
     )
-    parser.add_argument(
+    groups[DATA].add_argument(
         "--data",
         help=f"{corpus}, arithmetic, a FILE of your own (.jsonl, .json, .parquet), "
         "OWNER/NAME[:CONFIG] of the hub, or reasoning-gym:TASK "
         f"(default: {corpus}; the embedded model has its own)",
     )
-    parser.add_argument(
+    groups[DATA].add_argument(
         "--path",
         metavar="FILE",
         help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns, or with "
         "--columns",
     )
-    add_columns(parser)
-    add_prompt(parser)
+    groups[DATA].add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="rows of the data to read, the first ones, before the filters (default: all; of dapo "
+        "the paper's 2,000)",
+    )
+    add_columns(groups[DATA])
+    add_prompt(groups[DATA])
+    add_verifier(groups[DATA])
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="options from a file, .yaml or .toml, or a run's run.json, which repeats that run",
+    )
     parser.add_argument(
         "--set",
         nargs="+",
@@ -180,77 +198,18 @@ def _add_stage(
         default=[],
         metavar="NAME=VALUE",
         dest="settings",
-        help="settings in place of the preset's, such as max_steps=200 learning_rate=1e-5 "
-        "lora.rank=16",
+        help="settings by name: NAME=VALUE is --NAME VALUE",
     )
     parser.add_argument(
         "--smoke",
         action="store_true",
         help="a run of half a minute that only shows that everything works",
     )
-    return parser
+    return parser, groups
 
 
-def _settings(options: argparse.Namespace, defaults: Any) -> dict[str, Any]:
-    """The settings that were given, by `--set` and by an option of their own."""
+def _settings(options: argparse.Namespace, stage: type) -> dict[str, Any]:
+    """The settings that were given, by options of their own or by `--set`."""
     given = {"template": options.template, "prompt": prompt_of(options)}
-    given["backend"] = getattr(options, "backend", None)
     given = {name: value for name, value in given.items() if value is not None}
-    return parse_settings(options.settings, defaults) | given
-
-
-@contextmanager
-def naming_options(defaults: Any) -> Iterator[None]:
-    """Inside, what an error says to set ("; set beta=0.05, or …") is written as the option."""
-    names = "|".join(field.name for field in fields(defaults))
-    try:
-        yield
-    except ValueError as error:
-        rule, semicolon, remedy = str(error).rpartition("; ")
-        remedy = re.sub(rf"(?<![\w.-])(?<!--columns )(set )?({names})=", r"--set \2=", remedy)
-        if semicolon and len(error.args) == 1:
-            error.args = (f"{rule}; {remedy}",)
-        raise
-
-
-def parse_settings(texts: list[str], defaults: Any) -> dict[str, Any]:
-    """`["max_steps=200", "lora.rank=16"]` as fields of a config, each of the type of its default.
-
-    Raises:
-        ValueError: not NAME=VALUE, an unknown name (with the names that there are), or a value of
-            another type.
-    """
-    known = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
-    known |= {
-        f"lora.{field.name}": getattr(defaults.lora, field.name) for field in fields(defaults.lora)
-    }
-    del known["lora"], known["prompt"]  # the latter has options of its own
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"--set takes NAME=VALUE; got {text!r}")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"--set takes one of {', '.join(known)}; got {name!r}{meant}")
-        found[name] = _parse_value(name, value, known[name])
-    lora = {name.removeprefix("lora."): found.pop(name) for name in list(found) if "." in name}
-    return found | ({"lora": replace(defaults.lora, **lora)} if lora else {})
-
-
-def _parse_value(name: str, text: str, default: Any) -> Any:
-    """The text as a value of its default's type; where that is None, None or a whole number."""
-    if isinstance(default, tuple):  # names with commas between, in quotes and brackets or without
-        names = [name.strip("()'\" ") for name in text.split(",")]
-        return tuple(name for name in names if name)
-    try:
-        value = text if isinstance(default, str) else ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        raise ValueError(f"{name} must be a value like {default!r}; got {text!r}") from None
-    if isinstance(default, float) and type(value) is int:
-        value = float(value)
-    optional = default is None and (value is None or type(value) is int)
-    if type(value) is not type(default) and not optional:
-        raise ValueError(f"{name} must be a value like {default!r}; got {value!r}")
-    return value
+    return parse_settings(options.settings, stage) | given

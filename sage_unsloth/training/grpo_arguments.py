@@ -27,6 +27,8 @@ EXPLICIT: dict[str, Any] = {
     "epsilon": 0.2,
     "epsilon_high": 0.2,
     "num_iterations": 1,
+    "lr_scheduler_type": "linear",
+    "max_grad_norm": 1.0,
     "scale_rewards": "group",
     "mask_truncated_completions": False,
     "temperature": 1.0,
@@ -43,6 +45,7 @@ def grpo_arguments(
     rollouts: str = "transformers",
     save_steps: int = 50,
     precision: str = "auto",
+    optim: str = "auto",
     **given: Any,
 ) -> Any:
     """The `GRPOConfig` of a run in `folder`, with `given` in place of what is set here.
@@ -52,7 +55,7 @@ def grpo_arguments(
         pad_token_id: the token that is never drawn.
         rollouts: "transformers", "vllm" or "server".
         save_steps: optimizer steps between checkpoints.
-        precision: see `RlvrConfig`.
+        precision, optim: see `RlvrConfig`.
         given: fields of `GRPOConfig`.
     """
     import trl
@@ -64,5 +67,5 @@ def grpo_arguments(
         "use_vllm": by_vllm,
         "generation_kwargs": generation_arguments("vllm" if by_vllm else rollouts, pad_token_id),
     }
-    arguments |= common_arguments(folder, save_steps, precision)
+    arguments |= common_arguments(folder, save_steps, precision, optim)
     return generated.GRPOConfig(**(arguments | given))

@@ -211,7 +211,7 @@ def training_command(
     words += verifier
     if config.max_length != max_length:
         half = config.max_length // 2
-        words += ["--set", f"max_prompt_length={half}", f"max_completion_length={half}"]
+        words += ["--max-prompt-length", f"{half}", "--max-completion-length", f"{half}"]
     return f"python -m sage_unsloth {shlex.join(words)}"
 
 
@@ -229,7 +229,7 @@ def out_of_format(table: Sequence[Mapping[str, str]]) -> str:
         return ""
     return (
         "No completion after SFT is in format, and RL learns from correct answers alone: train SFT "
-        "for more steps, with another --out and --set max_steps=… (held-out/after.jsonl shows what "
+        "for more steps, with another --out and --max-steps … (held-out/after.jsonl shows what "
         "was written)."
     )
 

@@ -17,7 +17,7 @@ from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
-from sage_unsloth.patch.backends import check_backend, load_backend
+from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report
 from sage_unsloth.planning.presets import ModelPreset, model_preset
@@ -35,8 +35,7 @@ from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.text import log_to_terminal
-from sage_unsloth.training.algorithms import ALGORITHMS, SETTINGS, Algorithm, get_algorithm
-from sage_unsloth.training.by_trl import check_trl
+from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.held_out_rows import check_evaluations
 from sage_unsloth.training.outcomes import (
@@ -52,10 +51,10 @@ from sage_unsloth.training.outcomes import (
     verifier_options,
 )
 from sage_unsloth.training.own_algorithms import own_code
-from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_processes
+from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_request
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_job import recorded_guide
-from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.rlvr_stage import resolve, run_job
 from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import (
     check_folder,
@@ -89,6 +88,7 @@ def run_sft(
     smoke: bool = False,
     verifier: Checker | str | Callable[[str, str], Any] | None = None,
     allow_unconfined: bool = False,
+    command: Sequence[str] = (),
     **settings: Any,
 ) -> list[dict]:
     """Stage 1: filter the rows, train, and compare the model before and after on held-out rows.
@@ -101,6 +101,7 @@ def run_sft(
         smoke: a run of seconds that only shows that everything works.
         verifier, allow_unconfined: as for `run_rlvr`; where its references are not answers, such as
             tests of a program, solutions are taught as they are.
+        command: the words that started it, for `run.json`.
         settings: fields of `SftConfig`, in place of the preset's.
 
     Returns:
@@ -123,15 +124,20 @@ def run_sft(
     checker = None
     if verifier is not None:
         checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
-    found = sft_rows(data=data, path=path, columns=columns, prompt=config.prompt, verifier=checker)
+    found = sft_rows(
+        data=data,
+        path=path,
+        limit=limit,
+        columns=columns,
+        prompt=config.prompt,
+        verifier=checker,
+    )
     check_folder(out, known_settings("sft", config, start))
     _load_libraries(preset)
     template = template_for(start, settings.get("template"), prompt=config.prompt)
     config = replace(config, template=template.template)
     tokenizer = load_tokenizer(start, config.template, prompt=config.prompt)
-    corpus = sft_corpus(
-        tokenizer, config.max_length, limit=limit, found=found, prompt=config.prompt
-    )
+    corpus = sft_corpus(tokenizer, config.max_length, found=found, prompt=config.prompt)
     # Without answers there is nothing to compare.
     answered = all("answer" in row for row in corpus.rows)
     training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
@@ -152,7 +158,7 @@ def run_sft(
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
         + ungraded_text(ungraded, checker or MATH)
     )
-    merged = sft(config, start, training, out, data=corpus.record(path or data))
+    merged = sft(config, start, training, out, data=corpus.record(path or data), command=command)
     rollouts = rlvr_config(preset)
     table = (
         before_and_after(config, start, merged, kept, out, checker or MATH, rollouts)
@@ -190,7 +196,7 @@ def run_rlvr(
     data: str | None = None,
     path: str | Path | None = None,
     columns: Columns | None = None,
-    limit: int | None = 2000,
+    limit: int | None = None,
     memory: float | None = None,
     smoke: bool = False,
     force: bool = False,
@@ -199,6 +205,7 @@ def run_rlvr(
     allow_unconfined: bool = False,
     callbacks: Sequence[Any] = (),
     eval_file: str | Path | None = None,
+    command: Sequence[str] = (),
     **settings: Any,
 ) -> list[dict]:
     """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
@@ -219,6 +226,7 @@ def run_rlvr(
             data out.
         verifier, allow_unconfined: what makes an answer right, as `verifiers.get_verifier` takes
             them; None for that of the data, `math` but for tasks of reasoning-gym.
+        command: the words that started it, for `run.json`.
         settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
 
     Returns:
@@ -240,15 +248,11 @@ def run_rlvr(
     algorithm = algorithm.with_settings(settings)
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
     gib = memory_of_card(memory)
-    of_algorithm = {name: getattr(algorithm, name) for name in SETTINGS}
-    changes = (SMOKE["rlvr"] if smoke else {}) | settings | of_algorithm
+    changes = (SMOKE["rlvr"] if smoke else {}) | settings | algorithm.decided()
     config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
     prompt = choose_format(point.model, settings.get("prompt"), point.adapter)
     config = replace(config, prompt=prompt)
-    check_tracker(config.report_to)
-    check_backend(config.backend)
-    check_trl(config)
-    check_processes(config)
+    check_request(config)
     setup = setup_of(point.preset, config, gib)
     _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     done = result_of(out, "rlvr")
@@ -288,19 +292,19 @@ def run_rlvr(
     config = replace(config, template=template.template)
     _show(f"{point}\n{template}\n{found.origin()}\n")
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
-    corpus = rl_corpus(tokenizer, config.max_prompt_length, limit=limit, found=found)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=found)
     _show(corpus.table())
     if corpus.left_out:
         _show(corpus.named())
     held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
-        kept = rl_corpus(tokenizer, config.max_prompt_length, limit=None, found=for_curve)
+        kept = rl_corpus(tokenizer, config.max_prompt_length, found=for_curve)
         held_out, origin["held_out"] = kept.rows, kept.record(eval_file)
         _show(f"\nHeld-out rows, of {eval_file}:\n")
         _show(kept.table())
     if done is None:
         _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
-    trained = rlvr(
+    job = resolve(
         config,
         point.model,
         corpus.rows,
@@ -314,7 +318,10 @@ def run_rlvr(
         rewards=asked,
         verifier=corpus.checker,
         data=origin,
+        command=command,
+        judged=True,
     )
+    trained = run_job(job)
     metrics = read_metrics(out)
     if rank() == 0:
         note = f"{point.preset.name}, seed {config.seed}"

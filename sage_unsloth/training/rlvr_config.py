@@ -1,23 +1,24 @@
 """The settings of stage 2 (Table 8)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
-from sage_unsloth.methods.advantage_rules import GRPO, check_rule
-from sage_unsloth.methods.choices import check_choices
-from sage_unsloth.methods.rehearsal import rehearsal_rule
-from sage_unsloth.methods.token_rules import NONE, check_token_rule
-from sage_unsloth.models.loading import LoraSettings
-from sage_unsloth.objective.loss import LOSS_TYPES
-from sage_unsloth.patch.backends import BACKENDS
+from sage_unsloth.models.lora import LoraSettings
 from sage_unsloth.planning.presets import PAPER_BETA
-from sage_unsloth.prompts import PROJECT_PROMPT, TEMPLATES, PromptFormat
-from sage_unsloth.sampling.engine_arguments import parse_arguments
-from sage_unsloth.sampling.engine_choice import ROLLOUTS
-from sage_unsloth.training.number_formats import check_precision
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
+from sage_unsloth.runs.settings import (
+    DATA,
+    EVALUATION,
+    MODEL,
+    OBJECTIVE,
+    OPTIMISER,
+    ROLLOUTS,
+    SAVING,
+    check_settings,
+    documented,
+    setting,
+)
 
-REFERENCES = ("sft", "base")
-SCALE_REWARDS = ("group", "batch", "none")
-BEST_BY = ("pass@1", "pass@k")
 UNUSED_WITHOUT = (
     ("rehearsal", "rehearsal_coef", 0, "rehearsal_coef=0.1"),
     ("eval_samples", "eval_steps", 0, "eval_steps=50"),
@@ -27,170 +28,288 @@ UNUSED_WITHOUT = (
 """Settings that have no effect while another has this value, and what to set instead."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RlvrConfig:
-    """Stage 2 (Table 8); the values are the paper's where it gives one.
+    """Stage 2 (Table 8); the values are the paper's where it gives one."""
 
-    Attributes:
-        max_steps: optimizer steps.
-        prompts_per_step: different problems in a step, over all processes.
-        num_generations: completions sampled for each problem.
-        micro_batch_size: completions that go through the loss together in one process; None takes
-            all that a step gives it. Smaller needs less memory.
-        max_completion_length: tokens.
-        max_prompt_length: tokens; longer prompts are refused.
-        learning_rate: peak; linear decay after `warmup_ratio` of the steps.
-        weight_decay: of AdamW.
-        beta: KL coefficient β.
-        kl_estimator: the KL penalty, one of `penalties.KL_ESTIMATORS`; "k3" is the paper's.
-        credit: "token", the paper's, or "sequence": each token is credited with the guide and the
-            KL of those after it, so that the update follows Eq. 6 (`credit.sequence_credit`). All
-            completions of a step then go through the loss together, and `micro_batch_size` says how
-            many of them at a time have their logits computed.
-        kl_in: "loss", the paper's, or "reward": β times a completion's log-ratio to π_ref is taken
-            from its reward, and the loss has no KL term.
-        teacher: for a guide that reads one: an adapter's folder (on the same base), or a model's
-            folder or hub id (with the same tokenizer); empty for none. A model takes its own
-            memory, which the plan does not count.
-        reference: what π_ref is: "sft", the model that RL starts from, or "base", the model below
-            the adapter that it starts from.
-        loss_type: how token losses are reduced ("grpo", "bnpo", "dr_grpo", "dapo").
-        scale_rewards: what the advantages r − mean(r) are divided by: the standard deviation of the
-            prompt's rewards ("group", as in the paper), of the step's ("batch"), or nothing
-            ("none").
-        advantages: what makes advantages of a group's rewards: "grpo", the trainer's own, another
-            rule of `methods.advantage_rules` with its settings ("pkpo,k=4"), or
-            "module:function" for one of your own; with another than "grpo", `scale_rewards` has no
-            effect.
-        token_advantages: what changes the advantages of single tokens: "none", a rule of
-            `methods.token_rules` with its settings ("clip-cov,share=0.001"), or "module:function"
-            for one of your own.
-        entropy_coef: weight c of an entropy bonus: the loss is lowered by c times the mean entropy
-            of the policy's tokens, nats (TRL's `entropy_coef`); 0 for none.
-        rehearsal_coef: weight of a divergence from π_ref on right completions that π_ref drew of
-            the training rows before the first step (`methods.rehearsal`); 0 for none.
-        rehearsal: which divergence, "forward-kl" or "js", with its settings
-            ("forward-kl,problems=512,samples=16,batch=4,solved=1").
-        epsilon, epsilon_high: clip range of the importance ratio.
-        max_resamples: times that a rollout batch's groups without a signal are sampled again for
-            other prompts (`dynamic_sampling`, with the cost of each); 0 never does.
-        top_entropy_quantile: the policy term is kept at this share of the tokens, those before
-            which the policy's entropy is highest, and the KL term at every token (TRL's entropy
-            mask); 1 masks nothing.
-        temperature, top_p, min_p: sampling; top-k is off.
-        backend: "unsloth", or "trl": TRL's own trainer, without Unsloth (`docs/several_gpus.md`).
-        rollouts: "vllm", "transformers", or "auto": vLLM on a GPU that it runs on; with
-            backend="trl" also "server", and "auto" is transformers.
-        vllm_server: address of the server (`trl vllm-serve`) that draws rollouts="server".
-        recompute_logits: the loss computes its logits a second time in the backward pass instead of
-            keeping them: less memory, the same result.
-        gpu_memory_utilization: share of the card's memory for vLLM, weights included.
-        engine_arguments: further arguments of vLLM's engine, "NAME=VALUE" each, such as
-            "enforce_eager=true"; on a GPU those that Unsloth's loader passes on.
-        vllm_importance_sampling_correction: weigh each token by trainer's over vLLM's probability,
-            at most 2 (as TRL 0.23, which the authors ran); vLLM's is that after min-p, so the
-            weight is the share of probability that min-p kept.
-        full_finetuning: train every weight instead of an adapter.
-        load_in_4bit: quantise the frozen weights of the linear layers.
-        precision: format of the frozen weights and of the products, one of
-            `number_formats.PRECISIONS`; "auto" is float32 on a CPU and what the card computes in on
-            a GPU. The adapter is trained in float32 in any case.
-        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
-        prompt: what the prompts say, and the tags by which an answer is found.
-        preflight_prompts: prompts sampled before training to see whether there is anything to learn
-            from; 0 skips it.
-        log_entropy: log the policy's entropy also without a guide that needs it, so that runs can
-            be compared; in full fine-tuning on Unsloth 2026.10.7 this costs time.
-        save_steps: optimizer steps between checkpoints.
-        sample_steps: optimizer steps between samples of completions in `completions.jsonl`; 0
-            writes none.
-        eval_steps: optimizer steps between evaluations on held-out rows, beside those before the
-            first and after the last step; 0 makes none.
-        eval_samples: completions of each held-out row, sampled as in training.
-        eval_rows: rows held out of those to train on, with every other row of the same problem;
-            refused where held-out rows are given, all of which are evaluated.
-        best_by: "pass@1" or "pass@k", at k = eval_samples: by which of them `best/` is chosen.
-        patience: training ends after so many evaluations in a row without a better one; 0 never.
-        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
-            case.
-        grade_seconds: time limit for grading one answer.
-        reward_seconds: time limit of one call of a reward function of your own.
-        lora: the adapter.
-        seed: of adapter, data order, the guide's noise, and of rollouts by transformers; vLLM's
-            stream has a seed of its own, which Unsloth sets to 0 at every start.
-    """
-
-    max_steps: int = 1000
-    prompts_per_step: int = 1
-    num_generations: int = 8
-    micro_batch_size: int | None = None
-    max_completion_length: int = 1024
-    max_prompt_length: int = 1024
-    learning_rate: float = 5e-6
-    warmup_ratio: float = 0.1
-    weight_decay: float = 0.01
-    beta: float = PAPER_BETA
-    kl_estimator: str = "k3"
-    credit: str = "token"
-    kl_in: str = "loss"
-    reference: str = "sft"
-    teacher: str = ""
-    loss_type: str = "grpo"
-    scale_rewards: str = "group"
-    advantages: str = GRPO
-    token_advantages: str = NONE
-    entropy_coef: float = 0.0
-    rehearsal_coef: float = 0.0
-    rehearsal: str = "forward-kl"
-    epsilon: float = 0.2
-    epsilon_high: float = 0.2
-    max_resamples: int = 0
-    top_entropy_quantile: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.01
-    backend: str = "unsloth"
-    rollouts: str = "auto"
-    vllm_server: str = "http://127.0.0.1:8000"
-    recompute_logits: bool = False
-    gpu_memory_utilization: float = 0.5
-    engine_arguments: tuple[str, ...] = ()
-    vllm_importance_sampling_correction: bool = True
-    full_finetuning: bool = False
-    load_in_4bit: bool = False
-    precision: str = "auto"
-    template: str = "project"
-    prompt: PromptFormat = PROJECT_PROMPT
-    preflight_prompts: int = 32
-    log_entropy: bool = True
-    save_steps: int = 50
-    sample_steps: int = 25
-    eval_steps: int = 0
-    eval_samples: int = 4
-    eval_rows: int = 64
-    best_by: str = "pass@1"
-    patience: int = 0
-    report_to: str = "none"
-    grade_seconds: float = 5.0
-    reward_seconds: float = 60.0
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    seed: int = 3407
+    max_steps: int = setting(1000, "optimizer steps", OPTIMISER, above=0, trainer=True)
+    prompts_per_step: int = setting(
+        1, "different problems in a step, over all processes", ROLLOUTS, above=0
+    )
+    num_generations: int = setting(
+        8,
+        "completions sampled for each problem",
+        ROLLOUTS,
+        low=2,
+        why="because a completion's advantage is relative to its group",
+        trainer=True,
+    )
+    micro_batch_size: int | None = setting(
+        None,
+        "completions that go through the loss together in one process, none: all of a step; fewer "
+        "need less memory, and gradients are accumulated",
+        OPTIMISER,
+    )
+    max_completion_length: int = setting(
+        1024, "tokens of a completion", ROLLOUTS, above=0, trainer=True
+    )
+    max_prompt_length: int = setting(
+        1024, "tokens of a prompt; longer ones are left out", DATA, above=0
+    )
+    learning_rate: float = setting(5e-6, "peak learning rate", OPTIMISER, above=0, trainer=True)
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr"
+    ] = setting("linear", "how the learning rate falls after its peak", OPTIMISER, trainer=True)
+    warmup_ratio: float = setting(
+        0.1, "share of the steps in which the learning rate rises", OPTIMISER, low=0, high=1
+    )
+    optim: str = setting(
+        "auto",
+        "optimizer, as transformers names it; auto: adamw_8bit on a GPU, else adamw_torch",
+        OPTIMISER,
+    )
+    weight_decay: float = setting(0.01, "weight decay of AdamW", OPTIMISER, low=0, trainer=True)
+    max_grad_norm: float = setting(
+        1.0, "gradients are clipped to this norm; 0 never", OPTIMISER, low=0, trainer=True
+    )
+    num_iterations: int = setting(
+        1, "times that each batch of completions is trained on", OPTIMISER, low=1, trainer=True
+    )
+    beta: float = setting(PAPER_BETA, "KL coefficient β", OBJECTIVE, low=0, trainer=True)
+    kl_estimator: Literal["k3", "k3-is", "k2", "forward-kl", "forward-kl-naive"] = setting(
+        "k3", "KL penalty; k3 is the paper's", OBJECTIVE
+    )
+    credit: Literal["token", "sequence"] = setting(
+        "token",
+        "sequence: each token is credited with guide and KL of those after it, as in Eq. 6",
+        OBJECTIVE,
+    )
+    kl_in: Literal["loss", "reward"] = setting(
+        "loss",
+        "where the KL is; reward: β times a completion's log-ratio to π_ref is taken from its "
+        "reward",
+        OBJECTIVE,
+    )
+    teacher: str = setting(
+        "",
+        "adapter or model (folder or hub id, same tokenizer) for a guide that reads one; takes its "
+        "own memory, which the plan does not count",
+        OBJECTIVE,
+    )
+    reference: Literal["sft", "base"] = setting(
+        "sft",
+        "π_ref: the model that RL starts from, or the model below the adapter that it starts from",
+        OBJECTIVE,
+    )
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = setting(
+        "grpo", "how token losses are reduced", OBJECTIVE, trainer=True
+    )
+    scale_rewards: Literal["group", "batch", "none"] = setting(
+        "group",
+        "advantages are divided by the standard deviation of the prompt's rewards, of the step's, "
+        "or not",
+        OBJECTIVE,
+        trainer=True,
+    )
+    advantages: str = setting(
+        "grpo",
+        "what makes advantages of a group's rewards: grpo, another rule with its settings "
+        "(pkpo,k=4), or module:function of your own",
+        OBJECTIVE,
+    )
+    token_advantages: str = setting(
+        "none",
+        "what changes advantages of single tokens: a rule (clip-cov,share=0.001), or "
+        "module:function of your own",
+        OBJECTIVE,
+    )
+    entropy_coef: float = setting(
+        0.0, "weight of an entropy bonus, per nat of the mean entropy", OBJECTIVE, low=0,
+        trainer=True,
+    )  # fmt: skip
+    rehearsal_coef: float = setting(
+        0.0,
+        "weight of a divergence from π_ref on correct completions that π_ref drew before training",
+        OBJECTIVE,
+        low=0,
+    )
+    rehearsal: str = setting(
+        "forward-kl",
+        "which divergence, forward-kl or js, with its settings "
+        "(forward-kl,problems=512,samples=16,batch=4,solved=1)",
+        OBJECTIVE,
+    )
+    epsilon: float = setting(
+        0.2, "clip of the importance ratio, below 1", OBJECTIVE, low=0, high=1, trainer=True
+    )
+    epsilon_high: float = setting(
+        0.2, "clip of the importance ratio, above 1", OBJECTIVE, low=0, high=10, trainer=True
+    )
+    max_resamples: int = setting(
+        0, "times that groups without a signal are sampled again for other prompts", ROLLOUTS, low=0
+    )
+    top_entropy_quantile: float = setting(
+        1.0,
+        "share of the tokens, those of highest entropy, that keep the policy term",
+        OBJECTIVE,
+        above=0,
+        high=1,
+        why="because it is a share of the tokens, and 1 is all of them",
+        trainer=True,
+    )
+    temperature: float = setting(1.0, "of sampling; top-k is off", ROLLOUTS, above=0, trainer=True)
+    top_p: float = setting(
+        1.0, "nucleus: the most probable tokens of this share", ROLLOUTS, low=0, high=1,
+        trainer=True,
+    )  # fmt: skip
+    min_p: float = setting(
+        0.01, "tokens below this share of the most probable one are not sampled", ROLLOUTS,
+        low=0, high=1,
+    )  # fmt: skip
+    backend: Literal["unsloth", "trl"] = setting(
+        "unsloth",
+        "who trains: Unsloth on one GPU, or TRL's own trainer, which accelerate spreads over many",
+        MODEL,
+    )
+    rollouts: Literal["auto", "vllm", "transformers", "server"] = setting(
+        "auto",
+        "what samples; auto: vllm on a GPU that it runs on; server is for --backend trl",
+        ROLLOUTS,
+    )
+    vllm_server: str = setting(
+        "http://127.0.0.1:8000",
+        "address of the server (trl vllm-serve) of --rollouts server",
+        ROLLOUTS,
+        free=True,
+    )
+    recompute_logits: bool = setting(
+        False,
+        "compute logits again in the backward pass: less memory, the same result",
+        MODEL,
+        free=True,
+    )
+    gpu_memory_utilization: float = setting(
+        0.5,
+        "share of the GPU's memory for vLLM, weights included",
+        ROLLOUTS,
+        low=0,
+        high=1,
+        free=True,
+    )
+    engine_arguments: tuple[str, ...] = setting(
+        (), "further arguments of vLLM's engine, NAME=VALUE with commas between", ROLLOUTS
+    )
+    vllm_importance_sampling_correction: bool = setting(
+        True,
+        "weigh each token by the trainer's over vLLM's probability, at most 2",
+        ROLLOUTS,
+        trainer=True,
+    )
+    full_finetuning: bool = setting(False, "train every weight instead of an adapter", MODEL)
+    load_in_4bit: bool = setting(False, "quantise the frozen weights of the linear layers", MODEL)
+    precision: Literal["auto", "bfloat16", "float16"] = setting(
+        "auto",
+        "format of frozen weights and products; auto: float32 on a CPU, the GPU's own on one; the "
+        "adapter is float32",
+        MODEL,
+    )
+    template: Literal["project", "model"] = setting(
+        "project", "whose chat template makes the prompts", DATA, option=False
+    )
+    prompt: PromptFormat = setting(
+        PROJECT_PROMPT, "what prompts say, and the tags of an answer", DATA, option=False
+    )
+    preflight_prompts: int = setting(
+        32,
+        "prompts sampled before training to see whether there is anything to learn; 0: none",
+        EVALUATION,
+        low=0,
+        free=True,
+    )
+    log_entropy: bool = setting(
+        True,
+        "log the policy's entropy also without a guide that needs it; costs time in full "
+        "fine-tuning",
+        EVALUATION,
+    )
+    save_steps: int = setting(
+        50, "optimizer steps between checkpoints", SAVING, above=0, free=True, trainer=True
+    )
+    sample_steps: int = setting(
+        25,
+        "optimizer steps between samples of completions in completions.jsonl; 0 writes none",
+        SAVING,
+        low=0,
+        free=True,
+    )
+    eval_steps: int = setting(
+        0,
+        "optimizer steps between evaluations on held-out rows; 0 makes none",
+        EVALUATION,
+        low=0,
+    )
+    eval_samples: int = setting(
+        4, "completions of each held-out row, sampled as in training", EVALUATION, above=0
+    )
+    eval_rows: int = setting(
+        64, "rows held out of those to train on, with all others of their problems", EVALUATION,
+        above=0,
+    )  # fmt: skip
+    best_by: Literal["pass@1", "pass@k"] = setting(
+        "pass@1", "by which of them best/ is chosen; k is eval_samples", EVALUATION
+    )
+    patience: int = setting(
+        0, "training ends after this many evaluations without a better one; 0 never", EVALUATION,
+        low=0,
+    )  # fmt: skip
+    report_to: Literal["none", "tensorboard", "trackio", "wandb"] = setting(
+        "none", "a tracker beside metrics.jsonl", SAVING, free=True
+    )
+    grade_seconds: float = setting(
+        5.0, "time limit for grading one answer, seconds", EVALUATION, above=0, free=True
+    )
+    reward_seconds: float = setting(
+        60.0, "time limit of one call of a reward function of your own, seconds", EVALUATION,
+        above=0, free=True,
+    )  # fmt: skip
+    lora: LoraSettings = setting(LoraSettings(), "the adapter", MODEL)
+    seed: int = setting(
+        3407,
+        "of adapter, data order, the guide's noise, and rollouts by transformers (vLLM has its "
+        "own, which Unsloth sets to 0 at every start)",
+        OPTIMISER,
+        trainer=True,
+    )
 
     def __post_init__(self) -> None:
-        self._check_ranges()
-        for name, allowed in (
-            ("loss_type", LOSS_TYPES),
-            ("backend", BACKENDS),
-            ("rollouts", (*ROLLOUTS, "server")),
-            ("scale_rewards", SCALE_REWARDS),
-            ("reference", REFERENCES),
-            ("template", TEMPLATES),
-            ("best_by", BEST_BY),
+        check_settings(self)
+        if self.patience and not self.eval_steps:
+            raise ValueError(
+                "patience counts evaluations, of which eval_steps=0 makes none; got "
+                f"patience={self.patience}; set eval_steps=50, say, or patience=0"
+            )
+        self._check_objective()
+        self._check_used()
+        if self.micro_batch_size is not None and (
+            self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
         ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}"
-                )
+            raise ValueError(
+                f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} "
+                f"prompts x {self.num_generations} = {self.completions_per_step}); got "
+                f"{self.micro_batch_size}"
+            )
+
+    def _check_objective(self) -> None:
+        """Raise where parts of the objective contradict each other, or a rule is not known."""
+        # Imported here: they load PyTorch, which the command line's help does without.
+        from sage_unsloth.methods.advantage_rules import check_rule
+        from sage_unsloth.methods.choices import check_choices
+        from sage_unsloth.methods.rehearsal import rehearsal_rule
+        from sage_unsloth.methods.token_rules import check_token_rule
+        from sage_unsloth.sampling.engine_arguments import parse_arguments
+        from sage_unsloth.training.number_formats import check_precision
+
         check_precision(self.precision, full_finetuning=self.full_finetuning, backend=self.backend)
         check_choices(
             guide=None,
@@ -204,70 +323,6 @@ class RlvrConfig:
         check_token_rule(self.token_advantages)
         rehearsal_rule(self.rehearsal)
         parse_arguments(self.engine_arguments)
-        self._check_used()
-        if self.micro_batch_size is not None and (
-            self.micro_batch_size < 1 or self.completions_per_step % self.micro_batch_size
-        ):
-            raise ValueError(
-                f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} "
-                f"prompts x {self.num_generations} = {self.completions_per_step}); got "
-                f"{self.micro_batch_size}"
-            )
-
-    def _check_ranges(self) -> None:
-        for name in (
-            "max_steps",
-            "prompts_per_step",
-            "max_completion_length",
-            "max_prompt_length",
-            "learning_rate",
-            "temperature",
-            "save_steps",
-            "eval_samples",
-            "eval_rows",
-            "grade_seconds",
-            "reward_seconds",
-        ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
-        for name in (
-            "beta",
-            "entropy_coef",
-            "rehearsal_coef",
-            "preflight_prompts",
-            "sample_steps",
-            "weight_decay",
-            "max_resamples",
-            "eval_steps",
-            "patience",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0; got {getattr(self, name)}")
-        for name, low, high in (
-            ("epsilon", 0, 1),
-            ("epsilon_high", 0, 10),
-            ("min_p", 0, 1),
-            ("top_p", 0, 1),
-            ("warmup_ratio", 0, 1),
-            ("gpu_memory_utilization", 0, 1),
-        ):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} must be in [{low}, {high}]; got {getattr(self, name)}")
-        if not 0 < self.top_entropy_quantile <= 1:
-            raise ValueError(
-                "top_entropy_quantile must be in (0, 1] because it is a share of the tokens, and 1 "
-                f"is all of them; got {self.top_entropy_quantile}"
-            )
-        if self.patience and not self.eval_steps:
-            raise ValueError(
-                "patience counts evaluations, of which eval_steps=0 makes none; got "
-                f"patience={self.patience}; set eval_steps=50, say, or patience=0"
-            )
-        if self.num_generations < 2:
-            raise ValueError(
-                "num_generations must be >= 2 because a completion's advantage is relative to its "
-                f"group; got {self.num_generations}"
-            )
 
     def _check_used(self) -> None:
         """Raise where a setting was changed that nothing reads."""

@@ -1,6 +1,6 @@
 """What stage 2 is asked for, and what of it must be equal for a run to be resumed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sage_unsloth.training.stage import digest_of, run_settings
 
 @dataclass(frozen=True)
 class RlvrJob:
-    """The arguments of `rlvr`, and the engine that was chosen for the rollouts."""
+    """The arguments of `resolve`, judged, and the engine that was chosen for the rollouts."""
 
     config: RlvrConfig
     model_path: str | Path
@@ -33,6 +33,9 @@ class RlvrJob:
     force: bool
     verifier: Checker
     rewards: tuple[Reward, ...]
+    data: Mapping[str, Any] | None = None
+    command: tuple[str, ...] = ()
+    judged: bool = False
 
     @property
     def max_length(self) -> int:

@@ -34,13 +34,12 @@ from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch import switches
-from sage_unsloth.patch.backends import TRL, check_backend, load_backend
+from sage_unsloth.patch.backends import TRL, load_backend
 from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all
-from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.guide_dose import report_dose
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows
@@ -52,9 +51,9 @@ from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
     check_golds,
     check_judges,
-    check_processes,
     check_prompt_lengths,
     check_rehearsal,
+    check_request,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_job import RlvrJob, resumed_by
@@ -75,7 +74,6 @@ from sage_unsloth.training.stage import (
     begin,
     check_checkpoints,
     check_rows,
-    check_tracker,
     check_trained,
     set_aside_after,
     train,
@@ -84,8 +82,26 @@ from sage_unsloth.training.stage import (
 logger = logging.getLogger(__name__)
 
 
-@frees_models
 def rlvr(
+    config: RlvrConfig,
+    model_path: str | Path,
+    rows: Sequence[dict],
+    folder: str | Path,
+    guide: Guide | None = None,
+    name: str = "GRPO",
+    adapter: str | Path | None = None,
+    **others: Any,
+) -> Path:
+    """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model:
+    `resolve`, which has the arguments, then `run_job`.
+
+    Under torchrun every process calls this; they share each step's completions, and the first one
+    writes.
+    """
+    return run_job(resolve(config, model_path, rows, folder, guide, name, adapter, **others))
+
+
+def resolve(
     config: RlvrConfig,
     model_path: str | Path,
     rows: Sequence[dict],
@@ -100,11 +116,10 @@ def rlvr(
     verifier: Checker | str | Callable[[str, str], Any] = MATH,
     rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
     data: Mapping[str, Any] | None = None,
-) -> Path:
-    """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model.
-
-    Under torchrun every process calls this; they share each step's completions, and the first one
-    writes.
+    command: Sequence[str] = (),
+    judged: bool = False,
+) -> RlvrJob:
+    """Judge what stage 2 is asked for, before Unsloth or a model is loaded.
 
     Args:
         config: settings.
@@ -127,6 +142,9 @@ def rlvr(
         rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
             for the checked answer alone. Where they lack it, rows need no `answer`.
         data: where the rows are from, for `run.json`, as `Corpus.record` has it.
+        command: the words that started it, for `run.json`.
+        judged: settings, processes and rewards were judged already (`check_request`), and the
+            prompts are known to fit.
 
     Raises:
         ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
@@ -144,9 +162,8 @@ def rlvr(
         kl_in=config.kl_in,
         teacher=config.teacher or None,
     )
-    check_tracker(config.report_to)
-    check_backend(config.backend)
-    check_trl(config)
+    if not judged:
+        check_request(config)
     asked, verifier = get_rewards(rewards), get_verifier(verifier)
     if all(reward.function is not None for reward in asked):
         verifier = UNGRADED
@@ -159,12 +176,12 @@ def rlvr(
         )
     rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *kept], verifier)
-    check_judges(asked, verifier, rows, config.reward_seconds)
+    if not judged:
+        check_judges(asked, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
     check_rehearsal(config, graded=verifier is not UNGRADED)
-    check_processes(config)
     rollouts = choose_engine(config)
-    job = RlvrJob(
+    return RlvrJob(
         config=config,
         model_path=model_path,
         rows=rows,
@@ -178,16 +195,24 @@ def rlvr(
         force=force,
         verifier=verifier,
         rewards=asked,
+        data=data,
+        command=tuple(command),
+        judged=judged,
     )
+
+
+@frees_models
+def run_job(job: RlvrJob) -> Path:
+    """Train what `resolve` gave: open the folder for it, then train there, or return its result."""
     settings = resumed_by(job)
-    with locked(folder) if rank() == 0 else nullcontext():
+    with locked(job.folder) if rank() == 0 else nullcontext():
         if rank() == 0:
-            begin(folder, settings, config, model_path, data)
+            begin(job.folder, settings, job.config, job.model_path, job.data, job.command)
         return _rlvr(job)
 
 
 def _rlvr(job: RlvrJob) -> Path:
-    """`rlvr` once its arguments are checked and the folder is this process's own."""
+    """`run_job` once the folder is this process's own."""
     config = job.config
     checkpoints = job.folder / "checkpoints"
     trained = job.folder / ("model" if config.full_finetuning else "adapter")
@@ -203,8 +228,9 @@ def _rlvr(job: RlvrJob) -> Path:
     with_vllm = config.backend != TRL and job.rollouts == "vllm"
     load_backend(config.backend, standby=job.rollouts == "vllm" and has_gpu())
     wait_for_all()  # until the first process has checked that the folder is this run's
-    tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
-    check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
+    if not job.judged:
+        tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
+        check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
     model, tokenizer = load_policy(
         job.model_path,
         lora=None if config.full_finetuning else config.lora,

@@ -25,7 +25,7 @@ from sage_unsloth.training.grpo_arguments import grpo_arguments
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sharded import let_generation_wait
 from sage_unsloth.training.stage import COMPLETIONS
-from sage_unsloth.training.trainer_settings import check_trainer, scale_rewards_argument
+from sage_unsloth.training.trainer_settings import check_trainer, trainer_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -75,30 +75,15 @@ def make_trainer(
             folder,
             tokenizer.pad_token_id,
             rollouts=rollouts,
-            save_steps=config.save_steps,
             precision=config.precision,
-            max_steps=config.max_steps,
+            optim=config.optim,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=batch // micro_batch,
-            num_generations=config.num_generations,
-            max_completion_length=config.max_completion_length,
-            learning_rate=config.learning_rate,
             warmup_steps=round(config.warmup_ratio * config.max_steps),
-            weight_decay=config.weight_decay,
-            beta=config.beta,
             reward_weights=reward.weights,
-            loss_type=config.loss_type,
-            epsilon=config.epsilon,
-            epsilon_high=config.epsilon_high,
-            scale_rewards=scale_rewards_argument(config, unsloth=not by_trl),
-            entropy_coef=config.entropy_coef,
             use_bias_correction_kl=config.kl_estimator == "k3-is",
-            top_entropy_quantile=config.top_entropy_quantile,
-            temperature=config.temperature,
-            top_p=config.top_p,
             min_p=config.min_p or None,
-            vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
-            seed=config.seed,
+            **trainer_arguments(config, unsloth=not by_trl),
             **own_arguments,
         ),
     )

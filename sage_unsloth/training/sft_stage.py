@@ -8,24 +8,24 @@ import copy
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import frees_models, has_gpu, release_memory
-from sage_unsloth.models.loading import LoraSettings, load_policy
+from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.models.quantised import is_quantised
-from sage_unsloth.models.templates import check_teaches, check_template, turn_end
+from sage_unsloth.models.templates import check_teaches, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.patch.finite import finite_only
 from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
+from sage_unsloth.prompts import PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
-from sage_unsloth.training.number_formats import check_precision, dtype_of_weights
+from sage_unsloth.training.number_formats import dtype_of_weights
+from sage_unsloth.training.sft_config import SftConfig as SftConfig
 from sage_unsloth.training.stage import (
     begin,
     check_checkpoints,
@@ -40,62 +40,6 @@ from sage_unsloth.training.stage import (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SftConfig:
-    """Stage 1 (Table 7); the values are the paper's where it gives one.
-
-    Attributes:
-        max_steps: optimizer steps; -1 trains `epochs` epochs.
-        epochs: passes over the rows.
-        batch_size: rows in an optimizer step.
-        learning_rate: peak; linear decay.
-        warmup_steps: optimizer steps.
-        weight_decay: of AdamW.
-        max_length: tokens of prompt and solution together.
-        completion_only_loss: learn working out, solution tag and EOS alone; False also learns the
-            prompt, as the authors' code does.
-        load_in_4bit: quantise the frozen weights of the linear layers.
-        precision: format of the frozen weights and of the products, one of
-            `number_formats.PRECISIONS`; "auto" is float32 on a CPU and what the card computes in on
-            a GPU. The adapter is trained in float32 in any case.
-        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`.
-        prompt: what the prompts say, and the tags.
-        save_steps: optimizer steps between checkpoints.
-        report_to: "none", "tensorboard", "trackio" or "wandb"; `metrics.jsonl` is written in any
-            case.
-        lora: the adapter.
-        seed: of adapter and data order.
-    """
-
-    max_steps: int = -1
-    epochs: int = 2
-    batch_size: int = 1
-    learning_rate: float = 2e-4
-    warmup_steps: int = 5
-    weight_decay: float = 0.01
-    max_length: int = 2048
-    completion_only_loss: bool = True
-    load_in_4bit: bool = False
-    precision: str = "auto"
-    template: str = "project"
-    prompt: PromptFormat = PROJECT_PROMPT
-    save_steps: int = 100
-    report_to: str = "none"
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    seed: int = 3407
-
-    def __post_init__(self) -> None:
-        if self.max_steps != -1 and self.max_steps < 1:
-            raise ValueError(
-                f"max_steps must be >= 1, or -1 to train by epochs; got {self.max_steps}"
-            )
-        for name in ("epochs", "batch_size", "learning_rate", "max_length", "save_steps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0; got {getattr(self, name)}")
-        check_precision(self.precision)
-        check_template(self.template)
-
-
 @frees_models
 def sft(
     config: SftConfig,
@@ -104,6 +48,7 @@ def sft(
     folder: str | Path,
     *,
     data: Mapping[str, Any] | None = None,
+    command: Sequence[str] = (),
 ) -> Path:
     """Fine-tune on worked solutions and return the folder of the merged model.
 
@@ -120,6 +65,7 @@ def sft(
         folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and
             `checkpoints/` while training.
         data: where the rows are from, for `run.json`, as `Corpus.record` has it.
+        command: the words that started it, for `run.json`.
 
     Raises:
         ValueError: a row lacks a column or a value, or does not fit; the folder is of another run;
@@ -131,7 +77,7 @@ def sft(
     check_tracker(config.report_to)
     settings = run_settings("sft", config, model_path, rows)
     with locked(folder):
-        begin(folder, settings, config, model_path, data)
+        begin(folder, settings, config, model_path, data, command)
         return _sft(config, model_path, rows, Path(folder))
 
 
@@ -211,6 +157,7 @@ def _trainer(
 
     generated: Any = trl  # on a GPU its classes are Unsloth's
     data = Dataset.from_list([taught_row(row, config.prompt) for row in rows])
+    micro_batch = config.micro_batch_size or config.batch_size
     trainer = sft_trainer_class()(
         model=model,
         processing_class=tokenizer,
@@ -218,16 +165,18 @@ def _trainer(
         args=generated.SFTConfig(
             max_steps=config.max_steps,
             num_train_epochs=config.epochs,
-            per_device_train_batch_size=config.batch_size,
-            gradient_accumulation_steps=1,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=config.batch_size // micro_batch,
             learning_rate=config.learning_rate,
+            lr_scheduler_type=config.lr_scheduler_type,
+            max_grad_norm=config.max_grad_norm,
             warmup_steps=config.warmup_steps,
             weight_decay=config.weight_decay,
             max_length=config.max_length,
             completion_only_loss=config.completion_only_loss,
             packing=False,
             seed=config.seed,
-            **common_arguments(folder, config.save_steps, config.precision),
+            **common_arguments(folder, config.save_steps, config.precision, config.optim),
         ),
     )
     _assert_eos_is_learned(trainer, tokenizer, len(rows))

@@ -24,6 +24,7 @@ from sage_unsloth.runs.processes import (
     world_size,
 )
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
+from sage_unsloth.runs.settings import names_where
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
@@ -36,18 +37,6 @@ COMPLETIONS = "completions.jsonl"
 REPLACED = ".replaced.jsonl"
 """Ends the name of a file of rows whose steps were trained again."""
 TRACKERS = ("none", *OPENED)
-# What may change when a run is resumed, because no result depends on it.
-FREE_SETTINGS = (
-    "save_steps",
-    "sample_steps",
-    "report_to",
-    "recompute_logits",
-    "gpu_memory_utilization",
-    "vllm_server",
-    "grade_seconds",
-    "reward_seconds",
-    "preflight_prompts",
-)
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +55,8 @@ def run_settings(
             f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun "
             "(RL supports several)"
         )
-    settings = {key: value for key, value in asdict(config).items() if key not in FREE_SETTINGS}
+    free = names_where(type(config), "free")
+    settings = {key: value for key, value in asdict(config).items() if key not in free}
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
     if world_size() > 1:  # each process draws from a random stream of its own
         settings["processes"] = world_size()
@@ -121,6 +111,7 @@ def begin(
     config: Any,
     model_path: str | Path,
     data: Mapping[str, Any] | None = None,
+    command: Sequence[str] = (),
 ) -> None:
     """Open the folder of a stage, whose settings are fixed from its first optimizer step on.
 
@@ -129,6 +120,7 @@ def begin(
 
     Args:
         data: where the rows are from, kept beside the settings; `settings` have the rows' digest.
+        command: the words that started it, by which `--config run.json` repeats it.
 
     Raises:
         ValueError: see `record.open_run`.
@@ -149,10 +141,13 @@ def begin(
         )
         for file in folder.glob("preflight.*"):
             file.unlink()
-    free = {key: value for key, value in asdict(config).items() if key in FREE_SETTINGS}
+    names = names_where(type(config), "free")
+    free = {key: value for key, value in asdict(config).items() if key in names}
     notes: dict[str, Any] = {"model_path": str(model_path), "free_settings": free}
     if data:
         notes["data"] = dict(data)
+    if command:
+        notes["command"] = list(command)
     open_run(folder, settings, begun=begun, **notes)
 
 
@@ -263,8 +258,11 @@ def check_tracker(report_to: str) -> None:
         )
 
 
-def common_arguments(folder: Path, save_steps: int, precision: str = "auto") -> dict[str, Any]:
+def common_arguments(
+    folder: Path, save_steps: int, precision: str = "auto", optim: str = "auto"
+) -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
+    usual = "adamw_8bit" if has_gpu() and backend() != TRL else "adamw_torch"
     arguments = {
         "output_dir": str(folder / "checkpoints"),
         "logging_steps": 1,
@@ -273,8 +271,7 @@ def common_arguments(folder: Path, save_steps: int, precision: str = "auto") -> 
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": None,  # `checkpoints.keep_newest` deletes
-        "lr_scheduler_type": "linear",
-        "optim": "adamw_8bit" if has_gpu() else "adamw_torch",
+        "optim": usual if optim == "auto" else optim,
         "use_cpu": not has_gpu(),
         "disable_tqdm": True,
         "gradient_checkpointing": False,  # on a GPU Unsloth's own is in the model

@@ -8,28 +8,9 @@ that was trained so is not the run that its record describes.
 from typing import Any
 
 from sage_unsloth.runs.processes import world_size
+from sage_unsloth.runs.settings import names_where
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
-SAME_NAME = (
-    "max_steps",
-    "num_generations",
-    "max_completion_length",
-    "learning_rate",
-    "weight_decay",
-    "beta",
-    "loss_type",
-    "scale_rewards",
-    "entropy_coef",
-    "epsilon",
-    "epsilon_high",
-    "top_entropy_quantile",
-    "temperature",
-    "top_p",
-    "vllm_importance_sampling_correction",
-    "save_steps",
-    "seed",
-)
-"""Fields of `RlvrConfig` that the trainer's arguments have under the same name."""
 COPIED = (
     "beta",
     "num_generations",
@@ -43,59 +24,19 @@ COPIED = (
     "top_p",
     "vllm_importance_sampling_correction",
 )
-"""Of these, what the trainer copies at construction and reads from the copy."""
-DERIVED = (
-    "prompts_per_step",
-    "micro_batch_size",
-    "warmup_ratio",
-    "min_p",
-    "kl_estimator",
-    "rollouts",
-    "vllm_server",
-    "precision",
-    "full_finetuning",
-    "lora",
-)
-"""Fields that the trainer, or its model, has in another form."""
-NOT_OF_THE_TRAINER = (
-    "max_prompt_length",
-    "credit",
-    "kl_in",
-    "teacher",
-    "reference",
-    "advantages",
-    "token_advantages",
-    "rehearsal_coef",
-    "rehearsal",
-    "max_resamples",
-    "backend",
-    "recompute_logits",
-    "gpu_memory_utilization",
-    "engine_arguments",
-    "load_in_4bit",
-    "template",
-    "prompt",
-    "preflight_prompts",
-    "log_entropy",
-    "sample_steps",
-    "eval_steps",
-    "eval_samples",
-    "eval_rows",
-    "best_by",
-    "patience",
-    "report_to",
-    "grade_seconds",
-    "reward_seconds",
-)
-"""Fields that are carried out by this package, or by the loader of the model."""
+"""What the trainer copies from its config at construction and reads from the copy."""
 
 
-def scale_rewards_argument(config: RlvrConfig, *, unsloth: bool) -> str | None:
-    """`scale_rewards` as the trainer's config takes it: for "dr_grpo" Unsloth's keeps the division
-    by the group's deviation only if it is given None.
+def trainer_arguments(config: RlvrConfig, *, unsloth: bool) -> dict[str, Any]:
+    """The settings that the trainer's config has under the same name (`trainer=True`).
+
+    `scale_rewards` is an exception: for "dr_grpo" Unsloth's keeps the division by the group's
+    deviation only if it is given None.
     """
-    keeps_group = config.loss_type == "dr_grpo" and config.scale_rewards == "group"
-    return None if unsloth and keeps_group else config.scale_rewards
+    arguments = {name: getattr(config, name) for name in names_where(RlvrConfig, "trainer")}
+    if unsloth and config.loss_type == "dr_grpo" and config.scale_rewards == "group":
+        arguments["scale_rewards"] = None
+    return arguments
 
 
 def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
@@ -121,7 +62,8 @@ def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
 def _compared(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple[Any, Any]]:
     """(expected, actual) of each setting."""
     args = trainer.args
-    pairs = {name: (getattr(config, name), getattr(args, name)) for name in SAME_NAME}
+    names = names_where(RlvrConfig, "trainer")
+    pairs = {name: (getattr(config, name), getattr(args, name)) for name in names}
     pairs |= {f"trainer.{name}": (getattr(config, name), getattr(trainer, name)) for name in COPIED}
     share = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or share

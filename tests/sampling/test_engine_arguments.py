@@ -13,6 +13,7 @@ from sage_unsloth.evaluation.complete_sets import identities_of
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.models.dtypes import chosen_dtype, own_dtype
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.runs.settings import parse_settings
 from sage_unsloth.sampling.engine_arguments import (
     check_temperature,
     engine_arguments,
@@ -22,7 +23,6 @@ from sage_unsloth.sampling.engine_arguments import (
 from sage_unsloth.sampling.engine_errors import EngineError, engine_errors
 from sage_unsloth.sampling.record_files import read_settings
 from sage_unsloth.sampling.record_sets import sample_and_grade
-from sage_unsloth.training.command import parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 BASE = data_folder() / BASE_MODEL

@@ -173,7 +173,9 @@ def test_an_unknown_name_is_answered_with_the_names():
 
 
 def test_an_algorithm_of_ones_own():
-    mine = replace(ALGORITHMS["sage-branch"], name="mine", guide=BranchGuide(ratio=0.5), beta=0.1)
+    mine = replace(
+        ALGORITHMS["sage-branch"], name="mine", guide=BranchGuide(ratio=0.5), settings={"beta": 0.1}
+    )
     assert changes(mine) == {"guide": BranchGuide(ratio=0.5), "beta": 0.1}
     assert changes(mine, ALGORITHMS["sage-branch"]) == changes(mine)
 
@@ -194,8 +196,20 @@ def test_an_algorithm_of_ones_own():
     ],
 )
 def test_rows_that_cannot_be_are_refused(settings, error, message):
+    settings = dict(settings)
+    guide = settings.pop("guide", None)
     with pytest.raises(error, match=message):
-        Algorithm(name="mine", description="", **settings)
+        Algorithm(name="mine", description="", guide=guide, settings=settings)
+
+
+def test_an_algorithm_sets_fields_of_the_config_alone():
+    with pytest.raises(ValueError, match="must be fields of RlvrConfig; got 'betta' for 'mine'"):
+        Algorithm(name="mine", description="", settings={"betta": 0.1})
+    row = Algorithm(name="mine", description="", settings={"beta": 0.2, "learning_rate": 1e-3})
+    config = row.configure(RlvrConfig(epsilon=0.3))
+    assert (config.beta, config.learning_rate, config.epsilon) == (0.2, 1e-3, 0.3)
+    assert (row.beta, row.loss_type) == (0.2, "grpo")
+    assert row.with_settings({"beta": 0.3, "seed": 1}).settings["beta"] == 0.3
 
 
 def test_the_listing_names_every_row_and_what_it_changes():

@@ -303,7 +303,7 @@ def test_dead_groups_are_those_of_the_rule():
 
 
 def test_an_algorithm_of_ones_own(sft_run, tmp_path):
-    own = replace(get_algorithm("grpo"), name="mine", beta=0.1)
+    own = replace(get_algorithm("grpo"), name="mine", settings={"beta": 0.1})
     run_rlvr(tmp_path / "run", algorithm=own, start=sft_run, smoke=True, preflight_prompts=0)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["beta"] == 0.1
 

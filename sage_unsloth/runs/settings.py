@@ -1,0 +1,241 @@
+"""What a setting is: a field of a stage's dataclass with its default, its range and one line of
+text. The command line, `--help`, the documentation's tables and `run.json` follow from it.
+
+    beta: float = setting(0.05, "KL coefficient β", OBJECTIVE, low=0, trainer=True)
+"""
+
+import ast
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+Stage = TypeVar("Stage")
+
+MODEL, DATA, ROLLOUTS = "model and LoRA", "data", "rollouts"
+OBJECTIVE, OPTIMISER = "loss and guide", "optimiser"
+EVALUATION, SAVING = "evaluation", "saving"
+GROUPS = (MODEL, DATA, ROLLOUTS, OBJECTIVE, OPTIMISER, EVALUATION, SAVING)
+"""In the order of `--help`."""
+
+
+def setting(
+    default: Any,
+    text: str,
+    group: str,
+    *,
+    above: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    why: str = "",
+    free: bool = False,
+    trainer: bool = False,
+    option: bool = True,
+) -> Any:
+    """A field of a stage's dataclass.
+
+    Args:
+        default: the paper's value where it gives one.
+        text: what it is, with its unit, on a line.
+        group: one of `GROUPS`.
+        above, low, high: it must be > `above`, >= `low`, <= `high`.
+        why: the reason for the range, behind it in the error.
+        free: may change when a run is resumed, because no result depends on it.
+        trainer: the trainer's arguments have it under the same name.
+        option: False for what has options of its own on the command line.
+    """
+    metadata = {"text": text, "group": group, "above": above, "low": low, "high": high}
+    metadata |= {"why": why, "free": free, "trainer": trainer, "option": option}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as a person gives it.
+
+    Attributes:
+        name: "beta", or "lora.rank" of a dataclass within.
+        default: its default.
+        type: its annotation.
+        text, group: see `setting`.
+        free, trainer: see `setting`.
+        limits: "> 0", "in [0, 1]", or empty.
+    """
+
+    name: str
+    default: Any
+    type: Any
+    text: str
+    group: str
+    free: bool
+    trainer: bool
+    limits: str
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Of a `Literal`; else empty."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def default_text(self) -> str:
+        """The default, as it is given on the command line."""
+        if isinstance(self.default, tuple):
+            return ",".join(self.default) or "none"
+        if isinstance(self.default, float):
+            return f"{self.default:g}"
+        return "none" if self.default in (None, "") else str(self.default)
+
+
+def settings_of(config: Any) -> dict[str, Setting]:
+    """The settings of a stage's dataclass, or of an instance, by name, those of `lora` among them.
+
+    Fields that have options of their own (`option=False`) are left out.
+    """
+    stage = config if isinstance(config, type) else type(config)
+    hints, result = get_type_hints(stage), {}
+    for one in fields(stage):
+        if not one.metadata["option"]:
+            continue
+        default = getattr(config, one.name)
+        if hasattr(default, "__dataclass_fields__"):
+            within = settings_of(default)
+            result |= {
+                f"{one.name}.{name}": replace(inner, name=f"{one.name}.{name}")
+                for name, inner in within.items()
+            }
+            continue
+        known = {name: one.metadata[name] for name in ("text", "group", "free", "trainer")}
+        limits = _limits(one.metadata)
+        result[one.name] = Setting(one.name, default, hints[one.name], limits=limits, **known)
+    return result
+
+
+def names_where(stage: type, mark: str) -> tuple[str, ...]:
+    """Names of the fields that are marked `free` or `trainer`."""
+    return tuple(one.name for one in fields(stage) if one.metadata[mark])
+
+
+def check_settings(config: Any) -> None:
+    """Check ranges and choices of every field, in their order.
+
+    Raises:
+        ValueError: with the rule and the value.
+    """
+    hints = get_type_hints(type(config))
+    for one in fields(config):
+        value, rule = getattr(config, one.name), one.metadata
+        if get_origin(hints[one.name]) is Literal and value not in get_args(hints[one.name]):
+            choices = ", ".join(map(str, get_args(hints[one.name])))
+            raise ValueError(f"{one.name} must be one of {choices}; got {value!r}")
+        if value is None or not (limits := _limits(rule)):
+            continue
+        inside = rule["above"] is None or value > rule["above"]
+        inside &= rule["low"] is None or value >= rule["low"]
+        inside &= rule["high"] is None or value <= rule["high"]
+        if not inside:
+            because = f" {rule['why']}" if rule["why"] else ""
+            raise ValueError(f"{one.name} must be {limits}{because}; got {value}")
+
+
+def _limits(rule: Any) -> str:
+    """The range of a field in words, such as "> 0" or "in [0, 1]"; empty without one."""
+    above, low, high = rule["above"], rule["low"], rule["high"]
+    if high is None:
+        return f"> {above}" if above is not None else f">= {low}" if low is not None else ""
+    return f"in {f'({above}' if above is not None else f'[{low}'}, {high}]"
+
+
+def parse_settings(texts: Iterable[str], defaults: Any) -> dict[str, Any]:
+    """`["max_steps=200", "lora.rank=16"]` as fields of a config, each of the type of its default.
+
+    Args:
+        texts: NAME=VALUE each.
+        defaults: a stage's dataclass, or an instance; `lora.rank` changes its `lora`.
+
+    Raises:
+        ValueError: not NAME=VALUE, an unknown name (with the nearest), or a value of another type.
+    """
+    known = settings_of(defaults)
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes NAME=VALUE; got {text!r}")
+        name = name.replace("-", "_")
+        if name not in known:
+            raise ValueError(
+                f"--set takes one of {', '.join(known)}; got {name!r}{did_you_mean(name, known)}"
+            )
+        given[name] = _parse_value(known[name], value)
+    lora = {name.removeprefix("lora."): given.pop(name) for name in list(given) if "." in name}
+    return given | ({"lora": replace(defaults.lora, **lora)} if lora else {})
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean …?" where a known name is near, else an empty text."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _parse_value(one: Setting, text: str) -> Any:
+    """The text as a value of the setting's type."""
+    if isinstance(one.default, tuple):  # names with commas between, in quotes and brackets or not
+        names = [name.strip("()'\" ") for name in text.split(",")]
+        return tuple(name for name in names if name)
+    types = get_args(one.type) or (one.type,)
+    try:
+        value = text if str in types or one.choices else ast.literal_eval(_as_python(text))
+    except (ValueError, SyntaxError):
+        raise ValueError(f"{one.name} must be a value like {one.default!r}; got {text!r}") from None
+    if one.choices:
+        if value not in one.choices:
+            raise ValueError(
+                f"{one.name} must be one of {', '.join(one.choices)}; got {value!r}"
+                f"{did_you_mean(value, one.choices)}"
+            )
+        return value
+    if float in types and type(value) is int:
+        value = float(value)
+    if type(value) not in types and not (value is None and NoneType in types):
+        raise ValueError(f"{one.name} must be a value like {one.default!r}; got {value!r}")
+    return value
+
+
+def _as_python(text: str) -> str:
+    """`true`, `false` and `none` as Python writes them."""
+    return {"true": "True", "false": "False", "none": "None"}.get(text.lower(), text)
+
+
+def attributes_text(stage: type) -> str:
+    """The `Attributes:` of a stage's docstring."""
+    lines = ["", "    Attributes:"]
+    for one in fields(stage):
+        limits = _limits(one.metadata)
+        shown = f" ({limits})" if limits else ""
+        lines.append(f"        {one.name}: {one.metadata['text']}{shown}.")
+    return "\n".join([*lines, ""])
+
+
+def documented(stage: type[Stage]) -> type[Stage]:
+    """The dataclass, its settings listed in its docstring."""
+    stage.__doc__ = f"{stage.__doc__}\n{attributes_text(stage)}"
+    return stage
+
+
+def markdown_table(stage: type) -> str:
+    """Every setting of a stage as Markdown tables, one a group."""
+    parts: list[str] = []
+    for group in GROUPS:
+        rows = [one for one in settings_of(stage).values() if one.group == group]
+        if rows:
+            parts += [f"## {group[0].upper()}{group[1:]}", "", "| option | default | what it is |"]
+            parts += ["|---|---|---|", *(_row(one) for one in rows), ""]
+    return "\n".join(parts).rstrip()
+
+
+def _row(one: Setting) -> str:
+    values: Sequence[str] = one.choices or ([one.limits] if one.limits else [])
+    text = one.text + (f" ({', '.join(values)})" if values else "")
+    name = one.name.replace("_", "-")
+    return f"| `--{name}` | `{one.default_text}` | {text} |".replace("|V|", "\\|V\\|")

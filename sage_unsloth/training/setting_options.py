@@ -1,0 +1,199 @@
+"""Settings on the command line: an option for each, a file of them, and words that others use."""
+
+import argparse
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.runs.files import read_json
+from sage_unsloth.runs.settings import GROUPS, Setting, settings_of
+
+CONFIG = "--config"
+
+
+class SettingAction(argparse.Action):
+    """Adds NAME=VALUE to `settings`, the list of `--set`, so that the last one given wins."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        negated = option_string is not None and option_string.startswith("--no-")
+        value = "False" if negated else values
+        namespace.settings = [*(namespace.settings or ()), f"{self.dest}={value}"]
+
+
+def add_groups(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The groups of `--help`, by name."""
+    return {group: parser.add_argument_group(group) for group in GROUPS}
+
+
+def add_settings(groups: Mapping[str, Any], stage: type) -> None:
+    """An option for each setting of a stage's dataclass, in its group."""
+    for one in settings_of(stage).values():
+        option = f"--{one.name.replace('_', '-')}"
+        keywords: dict[str, Any] = {"metavar": _metavar(one), "help": _help(one)}
+        options = [option]
+        if one.type is bool:  # --x, --no-x, --x false
+            options.append(f"--no-{option[2:]}")
+            keywords |= {"nargs": "?", "const": "True", "metavar": "BOOL"}
+        groups[one.group].add_argument(
+            *options, action=SettingAction, dest=one.name, default=argparse.SUPPRESS, **keywords
+        )
+
+
+def _metavar(one: Setting) -> str:
+    if one.choices:
+        return "{" + ",".join(one.choices) + "}"
+    kinds = {int: "N", float: "X", str: "TEXT"}
+    return kinds.get(type(one.default), "N" if one.default is None else "A,B")
+
+
+def _help(one: Setting) -> str:
+    limits = f", {one.limits}" if one.limits else ""
+    return f"{one.text} (default: {one.default_text}{limits})".replace("%", "%%")
+
+
+def expand_config(words: Sequence[str]) -> list[str]:
+    """The words of a command, `--config FILE` replaced by the options that the file holds; what is
+    on the command line itself wins.
+
+    Raises:
+        ValueError: the file cannot be read, or is the record of another command.
+    """
+    command, *rest = words
+    options: list[str] = []
+    others: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        name, equals, file = word.partition("=")
+        if name != CONFIG:
+            others.append(word)
+        elif not equals and not rest:
+            raise ValueError(f"{CONFIG} needs a FILE of settings, .yaml, .toml or a run's run.json")
+        else:
+            options += _options_in(Path(file if equals else rest.pop(0)), command)
+    return [command, *options, *others]
+
+
+def _options_in(file: Path, command: str) -> list[str]:
+    """The options that a file of settings, or a run's record, holds."""
+    if not file.is_file():
+        raise ValueError(f"{CONFIG} must name a file; there is no {file}; check the path")
+    content = _read(file)
+    if "settings" not in content or "environment" not in content:
+        return _as_options(content)
+    words = content.get("command")
+    if not words:
+        raise ValueError(
+            f"a run is repeated from the command that began it; {file} was not written by one; "
+            f"give its settings by a file of your own"
+        )
+    if words[0] != command:
+        raise ValueError(
+            f"{file} is the record of `{words[0]}`; got it for `{command}`; run `{words[0]} "
+            f"{CONFIG} {file}`"
+        )
+    stage = _stage(command)
+    recorded = content["settings"] | content["free_settings"]
+    known = {one.name for one in fields(stage) if one.metadata["option"]}
+    return [*words[1:], *_as_options({k: v for k, v in recorded.items() if k in known and v != []})]
+
+
+def _stage(command: str) -> type:
+    from sage_unsloth.training.rlvr_config import RlvrConfig
+    from sage_unsloth.training.sft_config import SftConfig
+
+    return {"train": RlvrConfig, "sft": SftConfig}[command]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a file.
+
+    Raises:
+        ValueError: it is not one of names and values.
+    """
+    if file.suffix == ".json":
+        return read_json(file)
+    text = file.read_text(encoding="utf-8")
+    try:
+        if file.suffix == ".toml":
+            return tomllib.loads(text)
+        import yaml
+
+        content = yaml.safe_load(text)
+    except Exception as error:  # each library has errors of its own
+        raise ValueError(f"{file} must be YAML, TOML or JSON by its suffix; got {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold names and values; got {content!r:.100}")
+    return content
+
+
+def _as_options(content: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Names and values as options: `{"lora": {"rank": 16}}` is `--lora.rank 16`."""
+    words: list[str] = []
+    for name, value in content.items():
+        option = f"--{prefix}{name.replace('_', '-')}"
+        if name == "columns" and isinstance(value, Mapping):
+            words += [option, *(f"{role}={column}" for role, column in value.items())]
+        elif isinstance(value, Mapping):
+            words += _as_options(value, f"{name}.")
+        elif name == "reward":
+            words += [word for reward in _listed(value) for word in (option, reward)]
+        elif name in ("columns", "tags"):
+            words += [option, *_listed(value)]
+        elif value is True and name in ("smoke", "force", "allow-unconfined", "allow_unconfined"):
+            words.append(option)
+        elif value is not False or name not in ("smoke", "force"):
+            words += [option, ",".join(value) if isinstance(value, list) else f"{value}"]
+    return words
+
+
+def _listed(value: Any) -> list[str]:
+    return [f"{item}" for item in value] if isinstance(value, list) else [f"{value}"]
+
+
+def recorded_command(words: Sequence[str]) -> list[str]:
+    """The words of a command without its folder, as `run.json` keeps them for `--config`."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == "--out":
+            skip = True
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return json.loads(json.dumps(kept))
+
+
+@contextmanager
+def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
+    """Inside, what an error says to set ("; set beta=0.05, or …") is written as the option.
+
+    Args:
+        stage: a stage's dataclass, or an instance.
+        by_set: the command has `--set` alone.
+    """
+    names = "|".join([one.name for one in fields(stage)] + [r"lora\.\w+"])
+    try:
+        yield
+    except ValueError as error:
+        rule, semicolon, remedy = str(error).rpartition("; ")
+        pattern = rf"(?<![\w.-])(?<!--columns )(?:set )?({names})=('[^']*'|[^\s,;)]+)"
+        remedy = re.sub(pattern, r"--set \1=\2" if by_set else _as_option, remedy)
+        if semicolon and len(error.args) == 1:
+            error.args = (f"{rule}; {remedy}",)
+        raise
+
+
+def _as_option(match: re.Match[str]) -> str:
+    name, value = match[1].replace("_", "-"), match[2].strip("'")
+    return f"--{name} {value}"
