@@ -243,7 +243,7 @@ show_table(
 # %%
 most = max(traces, key=lambda trace: sum(map(abs, trace.log_guides)))
 touched = sum(q != 0 for q in most.log_guides)
-print(f"{most.problem} the guide touches {touched} of its {len(most.tokens)} tokens")
+print(f"{most.problem}: the guide touches {touched} of {len(most.tokens)} tokens")
 Image(analysis.plot_trace(most, OUT / "tokens.png", repr(guide), guide.threshold))
 
 # %% [markdown]
