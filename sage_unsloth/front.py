@@ -308,7 +308,9 @@ def train(
     trained = trained_adapter(folder, resume)
     if trained is None:
         trainer.add_callback(LivePlot())
-        extra = {} if reward is None else {"extra": log_grades(folder, reward, sample_steps=25)}
+        extra: dict[str, Any] = {}
+        if reward is not None:
+            extra["extra"] = log_grades(folder, reward, sample_steps=25)
         # In RL `guided_kl` stops at a number that is not finite.
         with finite_only(trainer) if reward is None else nullcontext():
             stage.train(trainer, folder, name, resume=resume, **extra)
