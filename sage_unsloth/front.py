@@ -346,7 +346,7 @@ def record_run(
         trainer.add_callback(LivePlot())
         extra: dict[str, Any] = {}
         if reward is not None:
-            extra = {"extra": log_grades(folder, reward, sample_steps=25)}
+            extra["extra"] = log_grades(folder, reward, sample_steps=25)
         # In RL `guided_kl` stops at a number that is not finite.
         checks = finite_only(trainer) if reward is None else nullcontext()
         with checks, stage.log_steps(trainer, folder, name, resume=resume, **extra):
