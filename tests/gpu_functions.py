@@ -39,6 +39,8 @@ ELSEWHERE = {
     "_stand_in": CONTRACT,
     "_stand_in.<locals>.score": CONTRACT,
     "_stand_in.<locals>.same": CONTRACT,
+    "_inside_trl": "TRL's own trainer: tests/patch/own_trl/devices.py, credit",
+    "_inside_trl.<locals>.compute_loss": "TRL's own trainer, as above",
     "_compiled": "compiles; the function that it compiles has run",
     "reproduce": "safetensors reads to the device itself",
     "check_same_gradients": "several processes: tests/training/test_distributed.py",

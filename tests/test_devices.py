@@ -110,6 +110,10 @@ def _is_guide(value):
     )
 
 
+def penalties_by_name():
+    return importlib.import_module(get("k2").__module__).PENALTIES
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_penalties_and_their_gradient(dtype):
     kl = importlib.import_module(get("k3").__module__)
@@ -119,7 +123,7 @@ def test_penalties_and_their_gradient(dtype):
             "k3": kl.k3,
             "k3, bounded": lambda new, anchor: kl.k3(new, anchor, k3_max=10.0),
             "k3-is": lambda new, anchor: kl.k3_is(new, anchor, ratio),
-            **kl.PENALTIES,
+            **penalties_by_name(),
         }
         for penalty in penalties.values():
             new = random(B, T, dtype=dtype, seed=1).requires_grad_()
@@ -133,7 +137,7 @@ def test_penalties_and_their_gradient(dtype):
 def test_the_plain_loss(dtype, loss_type, level):
     with on_gpu():
         signals = make_signals(dtype)
-        for estimator in ("k3", "k3-is", "k2"):
+        for estimator in ("k3", "k3-is", *penalties_by_name().values()):
             new = signals.policy_logps.clone().requires_grad_()
             loss = get("grpo_loss")(
                 new,
@@ -208,7 +212,7 @@ def test_metrics(dtype):
     with on_gpu():
         signals, metrics = make_signals(dtype), {}
         log_guide = torch.where(signals.mask.bool(), 0.1 * random(B, T), 0.0)
-        credit = torch.where(signals.mask.bool(), random(B, T), 0.0)
+        credit = {"credit_abs": torch.where(signals.mask.bool(), random(B, T).abs(), 0.0)}
         get("GuideMetrics")().add(signals, log_guide, lambda t: t, metrics, credit)
     assert {"sage/guide_mean", "kl/anchor_k3", "sage/entropy", "sage/credit_abs"} <= {*metrics}
     assert all(math.isfinite(values[0]) for values in metrics.values())
