@@ -57,8 +57,8 @@ def load_benchmark(
         name: one of `NAMES`, TASK being any generator of reasoning-gym; or, with `path`, a name for
             problems of your own with the columns `problem` (or `question`, or `messages`) and
             `answer`, or those that `columns` names.
-        path: a local copy (.jsonl, .json, .parquet; no network is used), its files in their order
-            with commas between, or a folder that holds it as NAME.jsonl and so on; parts of a
+        path: a local copy (.jsonl, .json, .parquet, .csv; no network is used), its files in their
+            order with commas between, or a folder that holds it as NAME.jsonl and so on; parts of a
             benchmark (`aime`) are looked up there by their own names. Problems of your own may
             also lie on the hub: OWNER/NAME or OWNER/NAME:CONFIG.
         repairs: a file of rows `id`, `gold`, `reason` that replace golds; None takes

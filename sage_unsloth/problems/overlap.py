@@ -15,7 +15,7 @@ def training_problems(path: str | Path) -> list[dict]:
     """The problems of a training set's file, found by their column as `train --data` finds them.
 
     Args:
-        path: .jsonl, .json or .parquet.
+        path: .jsonl, .json, .parquet or .csv.
 
     Returns:
         Rows with `problem`; of a conversation, its last user's turn.

@@ -16,7 +16,7 @@ from sage_unsloth.runs.text import printable
 logger = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant")
-OTHER_KINDS = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".arrow", ".xlsx", ".xml", ".yaml")
+OTHER_KINDS = (".tsv", ".xls", ".txt", ".gz", ".zip", ".zst", ".arrow", ".xlsx", ".xml", ".yaml")
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 
 

@@ -4,6 +4,7 @@ Nothing is interpreted here. `corpora` makes training rows of them, `benchmarks`
 evaluate on.
 """
 
+import csv
 import hashlib
 import json
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from sage_unsloth.runs.files import read_jsonl
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ def read_source(source: Source, path: str | Path | None = None) -> tuple[list[di
 
     Args:
         source: the data set.
-        path: a local copy (.jsonl, .json or .parquet), whose number of rows is not checked; then no
+        path: a local copy (one of `SUFFIXES`), whose number of rows is not checked; then no
             network is used.
 
     Raises:
@@ -88,7 +89,9 @@ def _from_hub(source: Source) -> tuple[list[dict], str | None]:
 
 
 def read_file(path: str | Path) -> list[dict]:
-    """The rows of a .jsonl, .json (one list of objects) or .parquet file.
+    """The rows of a .jsonl, .json (one list of objects), .parquet or .csv file.
+
+    The values of a .csv are text as it is written there.
 
     Raises:
         ValueError: no such file, another suffix, or a content that is not rows.
@@ -106,10 +109,12 @@ def read_file(path: str | Path) -> list[dict]:
             raise ValueError(f"{path} must be a parquet file; {error}; export it again") from error
     if path.suffix == ".jsonl":
         return read_jsonl(path)
+    if path.suffix == ".csv":
+        return _read_csv(path)
     if path.suffix != ".json":
         raise ValueError(
-            f"a file of data must end in one of {', '.join(SUFFIXES)}; got {path.name!r}; convert "
-            "it, such as by pandas.read_csv(FILE).to_json(OUT, orient='records', lines=True)"
+            f"a file of data must end in one of {', '.join(SUFFIXES)}; got {path.name!r}; export "
+            "it as one of these"
         )
     try:
         rows: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -144,3 +149,34 @@ def check_columns(
                     f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop "
                     "or repair the row"
                 )
+
+
+def _read_csv(path: Path) -> list[dict]:
+    """The rows of a CSV file with a header, in UTF-8; an empty cell is None.
+
+    Raises:
+        ValueError: another encoding, no header, or a row with another number of cells.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            if not all(header) or len({*header}) < len(header) or not header:
+                raise ValueError(
+                    f"{path} must begin with a line of different column names; got {header}"
+                )
+            rows = []
+            for cells in reader:
+                if not cells:  # an empty line
+                    continue
+                if len(cells) != len(header):
+                    raise ValueError(
+                        f"{path} must have {len(header)} cells in each row; line "
+                        f"{reader.line_num} has {len(cells)}; quote cells that hold a comma"
+                    )
+                rows.append({name: cell or None for name, cell in zip(header, cells, strict=True)})
+            return rows
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"{path} must be CSV in UTF-8; {error}; export it again, with commas"
+        ) from error

@@ -166,15 +166,15 @@ def _add_stage(
     )
     groups[DATA].add_argument(
         "--data",
-        help=f"{corpus}, arithmetic, a FILE of your own (.jsonl, .json, .parquet), "
+        help=f"{corpus}, arithmetic, a FILE of your own (.jsonl, .json, .parquet, .csv), "
         "OWNER/NAME[:CONFIG] of the hub, or reasoning-gym:TASK "
         f"(default: {corpus}; the embedded model has its own)",
     )
     groups[DATA].add_argument(
         "--path",
         metavar="FILE",
-        help="a local copy of the data (.jsonl, .json, .parquet) with the hub's columns, or with "
-        "--columns",
+        help="a local copy of the data (.jsonl, .json, .parquet, .csv) with the hub's columns, or "
+        "with --columns",
     )
     groups[DATA].add_argument(
         "--limit",

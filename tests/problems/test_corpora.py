@@ -199,14 +199,19 @@ def test_every_format_gives_the_same_rows(tmp_path):
     write(tmp_path / "rows.jsonl", ROWS)
     (tmp_path / "rows.json").write_text(json.dumps(ROWS))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
-    for suffix in ("jsonl", "json", "parquet"):
+    (tmp_path / "rows.csv").write_text("\ufeffprompt,solution\n1+1=?,2\n\n2+2=?,4\n")
+    for suffix in ("jsonl", "json", "parquet", "csv"):
         assert read_file(tmp_path / f"rows.{suffix}") == ROWS
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.csv", "a,b", r"must end in one of .jsonl, .json, .parquet; got 'rows.csv'"),
+        ("rows.xls", "a,b", r"must end in one of .jsonl, .json, .parquet, .csv; got 'rows.xls'"),
+        ("rows.csv", "", r"must begin with a line of different column names; got \[\]"),
+        ("rows.csv", "a,a\n1,2\n", "must begin with a line of different column names"),
+        ("rows.csv", 'a,b\n"1\n2",3\n4,5,6\n', "must have 2 cells in each row; line 4 has 3"),
+        ("rows.csv", 'a,b\n1,"2', "must be CSV in UTF-8"),
         ("rows.json", "{", "must be JSON"),
         ("rows.json", "{}", "one list of objects; got dict"),
         ("rows.json", "[1]", "one list of objects"),
@@ -220,6 +225,17 @@ def test_unreadable_files_are_named(tmp_path, name, content, message):
         read_file(tmp_path / name)
     with pytest.raises(ValueError, match="there is none at"):
         read_file(tmp_path / "absent.jsonl")
+
+
+def test_cells_of_a_csv_are_text_as_written(tmp_path):
+    (tmp_path / "rows.csv").write_text('ask,total,note\n"1,5 + 2",007,\n"a\nb",1.50," x"\n')
+    assert read_file(tmp_path / "rows.csv") == [
+        {"ask": "1,5 + 2", "total": "007", "note": None},
+        {"ask": "a\nb", "total": "1.50", "note": " x"},
+    ]
+    (tmp_path / "rows.csv").write_bytes("a\n\xe9\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="must be CSV in UTF-8"):
+        read_file(tmp_path / "rows.csv")
 
 
 def test_without_a_network_the_error_names_the_way_out():

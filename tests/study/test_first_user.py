@@ -13,8 +13,8 @@ import pytest
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.study.worker import scale_adapter
 
-WORDS = ["study", "--smoke", "--from", "arithmetic-base", "--data", "mine.jsonl"]
-WORDS += ["--benchmarks", "own=held_out.jsonl", "--columns", "problem=ask", "answer=total"]
+WORDS = ["study", "--smoke", "--from", "arithmetic-base", "--data", "mine.csv"]
+WORDS += ["--benchmarks", "own=held_out.csv", "--columns", "problem=ask", "answer=total"]
 WORDS += ["--group", "kind", "--methods", "grpo=0.05", "mine:rule=0.2", "--seeds", "2"]
 WORDS += ["--claims", "mine:rule=0.2>grpo=0.05@1", "--free", "early", "scale", "--out", "out"]
 
@@ -47,11 +47,9 @@ def test_sixty_questions_of_ones_own(tmp_path):
     table = [
         {"ask": row["problem"], "total": int(row["answer"]), "kind": row["family"]} for row in rows
     ]
-    pandas.DataFrame(table).to_csv(tmp_path / "mine.csv", index=False)
-    # As docs/own_data.md says.
-    frame = pandas.read_csv(tmp_path / "mine.csv")
-    frame.to_json(tmp_path / "mine.jsonl", orient="records", lines=True)
-    frame[-20:].to_json(tmp_path / "held_out.jsonl", orient="records", lines=True)
+    frame = pandas.DataFrame(table)
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    frame[-20:].to_csv(tmp_path / "held_out.csv", index=False)
     (tmp_path / "mine.py").write_text(
         "from sage_unsloth.objective.guides import BranchGuide\nrule = BranchGuide(ratio=0.4)\n"
     )
@@ -83,7 +81,7 @@ def test_sixty_questions_of_ones_own(tmp_path):
     assert len(data["runs"]) == 4 and len(data["variants"]) == 2 * 4
     for run in (*data["runs"], data["start"]):
         assert run["environment"]["packages"]["sage_unsloth"] and run["environment"]["code_tree"]
-    assert (out / "report.md").read_text().startswith("# Study: mine.jsonl from arithmetic-base")
+    assert (out / "report.md").read_text().startswith("# Study: mine.csv from arithmetic-base")
     assert (out / "frontier.png").stat().st_size > 1000
     assert not list(out.glob("processes/*"))
 

@@ -94,14 +94,14 @@ def own_cases(tmp_path):
     """Bad input of a user's own, one of each kind."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "secret.py").write_text(SECRET)
-    (tmp_path / "table.csv").write_text("question,answer\n1+1=?,2\n")
+    (tmp_path / "table.xls").write_text("question,answer\n1+1=?,2\n")
     rows = [{"question": f"{n}+{n}=?", "answer": f"#### {2 * n}"} for n in range(20)]
     write_rows(tmp_path / "rows.jsonl", *rows)
     train = ["train", "--from", "arithmetic-base", "--smoke", "--out", "new"]
     good = [*train, "--data", "rows.jsonl", "--answer-pattern", "#### (.+)"]
     of_file = [*train, "--data", "rows.jsonl"]
     return [
-        ([*train, "--data", "table.csv"], "must end in one of .jsonl, .json, .parquet; got"),
+        ([*train, "--data", "table.xls"], "must end in one of .jsonl, .json, .parquet, .csv; got"),
         ([*of_file, "--columns", "answer=anser"], "has no 'anser', but question, answer; --col"),
         ([*of_file, "--answer-pattern", "@ (.+)"], "matches 0 % of the 20 rows of rows.jsonl"),
         ([*good, "--limit", "-3"], "limit must be >= 1; got -3"),
