@@ -23,7 +23,8 @@ def k3(d):
 def add(metrics, logged, log_guide=LOG_Q, mask=MASK, policy=POLICY, ref=REF, credit=None):
     signals = TokenSignals(policy, ref, mask, entropies=ENTROPIES)
     log_guide = None if log_guide is None else torch.where(mask.bool(), log_guide, 0.0)
-    metrics.add(signals, log_guide, lambda values: values, logged, credit)
+    further = {} if credit is None else {"credit_abs": credit.abs()}
+    metrics.add(signals, log_guide, lambda values: values, logged, further)
     return {name: values[0] for name, values in logged.items()}
 
 

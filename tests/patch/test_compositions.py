@@ -439,7 +439,7 @@ def test_nesting_it_in_itself_is_refused(make_trainer):
     trainer = make_trainer()
     with (
         dynamic_sampling(trainer, 1),
-        pytest.raises(ContractError, match="must not be nested"),
+        pytest.raises(ContractError, match="'resampling' must not be opened twice"),
         dynamic_sampling(trainer, 1),
     ):
         pass

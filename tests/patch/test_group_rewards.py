@@ -23,7 +23,7 @@ from test_compositions import (
 )
 
 from sage_unsloth.methods import group_advantages as rules
-from sage_unsloth.methods import group_rewards
+from sage_unsloth.methods import group_rewards, kl_reward
 from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.resampling import dynamic_sampling
@@ -130,14 +130,15 @@ def recorded_scorings(monkeypatch):
     """For each rollout batch: itself, what it was scored as, and the policy's weights then."""
     seen, plain = [], group_rewards.drawn_logps
 
-    def drawn_logps(trainer, scoring, batch):
-        found = plain(trainer, scoring, batch)
+    def drawn_logps(trainer, batch):
+        found = plain(trainer, batch)
         weights = copy.deepcopy(trainer.accelerator.unwrap_model(trainer.model).state_dict())
         batch = {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
         seen.append((batch, found, weights))
         return found
 
-    monkeypatch.setattr(group_rewards, "drawn_logps", drawn_logps)
+    for module in (group_rewards, kl_reward):
+        monkeypatch.setattr(module, "drawn_logps", drawn_logps)
     return seen
 
 

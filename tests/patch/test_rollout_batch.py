@@ -3,7 +3,6 @@ and split, against the oracle.
 """
 
 import copy
-import inspect
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from oracle import train_and_check
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.patch.listening import WRAPPED
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.trainer_names import SCORERS, ContractError
 from sage_unsloth.patch.unsloth_scoring import (
@@ -91,10 +91,9 @@ def test_a_guide_of_the_policy_scores_nothing_of_the_rollout(make_trainer):
     """All that is around it is the digest of the weights (`rollout_weights`)."""
     trainer = make_trainer()
     with guided_kl(trainer, BranchGuide()):
-        around = vars(trainer)["_generate_and_score_completions"]
-        assert around.__module__ == "sage_unsloth.patch.rollout_weights"
-        plain = inspect.getclosurevars(around).nonlocals["roll_out"]
-        assert plain == type(trainer)._generate_and_score_completions.__get__(trainer)
+        method = vars(trainer)[WRAPPED]["_generate_and_score_completions"]
+        assert method.listeners.keys() == {"weights"}
+        assert method.own == type(trainer)._generate_and_score_completions.__get__(trainer)
 
 
 # --- the scorers ---

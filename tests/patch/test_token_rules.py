@@ -45,7 +45,7 @@ def test_clip_cov_equals_the_oracle(make_trainer):
         dropped.append(((result == 0) & signals.mask.bool()).sum().item())
         return result
 
-    train_and_check(make_trainer(max_completion_length=24), token_advantages=rule)
+    train_and_check(make_trainer(max_completion_length=24), shape=rule)
     assert max(dropped) > 1
 
 
