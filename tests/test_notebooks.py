@@ -183,9 +183,9 @@ BESIDE = {  # what else lies in the folder in which a notebook runs
 
 
 @pytest.mark.long
-def test_a_notebook_runs_alone(tmp_path, source):
+def test_a_notebook_runs_alone_and_again(tmp_path, source):
     """From a folder of its own, in its own process: in an empty one, beside a clone of the
-    repository, or beside what an uninstall has left.
+    repository, or beside what an uninstall has left; a second run resumes.
     """
     for name in BESIDE.get(source.stem, ()):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -194,6 +194,8 @@ def test_a_notebook_runs_alone(tmp_path, source):
     build.execute(notebook, tmp_path)
     committed = nbformat.read(build.HERE / f"{source.stem}.ipynb", 4)
     assert build.differing_outlines(notebook, committed) == []
+    again = build.from_source(source)
+    build.execute(build.with_parameters(again, build.SMOKE[source.stem]), tmp_path)
 
 
 def test_badges_point_at_this_file(source):
