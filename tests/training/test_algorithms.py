@@ -5,6 +5,7 @@ each trains.
 import json
 import math
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -134,7 +135,9 @@ def test_a_strength_or_what_a_row_leaves_open_is_set(name, settings):
 
 
 def test_rows_are_these():
-    assert list(ALGORITHMS) == list(EXPECTED)
+    assert sorted(ALGORITHMS) == sorted(EXPECTED)
+    groups = [name for name, _ in groupby(row.group for row in ALGORITHMS.values())]
+    assert len({*groups}) == len(groups), "rows of a group stand together"
     for name, expected in EXPECTED.items():
         algorithm = get_algorithm(name)
         assert algorithm.name == name
