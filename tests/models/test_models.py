@@ -202,8 +202,15 @@ def test_bad_loading_is_refused():
 
 
 @pytest.mark.parametrize(
-    "field", [dict(rank=0), dict(alpha=0), dict(dropout=1.0), dict(targets=())]
+    ("field", "message"),
+    [
+        (dict(rank=0), "rank must be >= 1; got 0"),
+        (dict(alpha=0), "alpha must be > 0; got 0"),
+        (dict(dropout=1.0), r"dropout must be below 1; got targets=.* dropout=1.0"),
+        (dict(dropout=-0.1), "dropout must be in"),
+        (dict(targets=()), r"targets must not be empty .*; got targets=\(\)"),
+    ],
 )
-def test_lora_settings_are_checked(field):
-    with pytest.raises(ValueError, match="rank must be >= 1"):
+def test_lora_settings_are_checked(field, message):
+    with pytest.raises(ValueError, match=message):
         LoraSettings(**field)
