@@ -180,3 +180,18 @@ def test_the_version_is_that_of_pyproject():
     pyproject = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
     assert sage_unsloth.__version__ == pyproject["project"]["version"]
     assert (PACKAGE / "py.typed").is_file()
+
+
+PROMISED = {
+    "sage_unsloth": "load_benchmark Grade Grader grade grpo_loss k3 pass_at_k guided_kl load_unsloth "
+    "SolutionReward TokenSignals CosineSchedule BranchGuide TokenGuide RandomGuide",
+    "sage_unsloth.models": "load_policy LoraSettings",
+    "sage_unsloth.prompts": "prompt_messages",
+}
+
+
+@pytest.mark.parametrize("module", PROMISED)
+def test_promised_names_can_be_imported(module):
+    loaded = importlib.import_module(module)
+    missing = [name for name in PROMISED[module].split() if not hasattr(loaded, name)]
+    assert missing == []

@@ -163,7 +163,7 @@ def test_a_temperature_that_vllm_does_not_take_is_refused_at_once(tmp_path):
     hot = replace(CONFIG, temperature=2.5)
     check_temperature("transformers", 2.5)
     with pytest.raises(ValueError, match=r"temperature must be <= 2 with vLLM.* got 2.5; lower"):
-        evaluator.evaluate([], [], tmp_path, hot, engine="vllm")
+        evaluator.sample_models([], [], tmp_path, hot, engine="vllm")
 
 
 def test_arguments_of_vllm_are_for_vllm(tmp_path):
