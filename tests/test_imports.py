@@ -183,8 +183,8 @@ def test_the_version_is_that_of_pyproject():
 
 
 PROMISED = {
-    "sage_unsloth": "load_benchmark Grade Grader grade grpo_loss k3 pass_at_k guided_kl load_unsloth "
-    "SolutionReward TokenSignals CosineSchedule BranchGuide TokenGuide RandomGuide",
+    "sage_unsloth": "load_benchmark Grade Grader grade grpo_loss k3 pass_at_k guided_kl "
+    "load_unsloth SolutionReward TokenSignals CosineSchedule BranchGuide TokenGuide RandomGuide",
     "sage_unsloth.models": "load_policy LoraSettings",
     "sage_unsloth.prompts": "prompt_messages",
 }
