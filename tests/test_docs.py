@@ -97,7 +97,8 @@ def test_the_readme_links_every_notebook_and_every_table_is_linked():
     links = [set(re.findall(r"\]\(([^)\s]+)\)", page.read_text())) for page in PAGES]
     notebooks = {f"notebooks/{file.name}" for file in (ROOT / "notebooks").glob("*.ipynb")}
     assert notebooks and notebooks <= links[0]
-    linked = {Path(link).name for found in links for link in found}
+    shown = [set(re.findall(r"\{include\} (\S+)", page.read_text())) for page in PAGES]
+    linked = {Path(link).name for found in (*links, *shown) for link in found}
     assert {f"{name}.md" for name in tables.SOURCES} <= linked
 
 
