@@ -332,6 +332,7 @@ def record_run(
         name: on the progress bar.
         reward: of `rewards`, whose grades are counted at each step.
     """
+    from sage_unsloth.patch.choice import OPEN
     from sage_unsloth.patch.finite import finite_only
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
     from sage_unsloth.runs.files import whole_folder
@@ -347,8 +348,9 @@ def record_run(
         extra: dict[str, Any] = {}
         if reward is not None:
             extra["extra"] = log_grades(folder, reward, sample_steps=25)
-        # In RL `guided_kl` stops at a number that is not finite.
-        checks = finite_only(trainer) if reward is None else nullcontext()
+        # An open `guided_kl` stops at a number that is not finite already.
+        guided = reward is not None or getattr(trainer, OPEN, False)
+        checks = nullcontext() if guided else finite_only(trainer)
         with checks, stage.log_steps(trainer, folder, name, resume=resume, **extra):
             yield Recording(None if resume is None else str(resume), finished=False)
     else:
