@@ -209,12 +209,13 @@ def test_limits_are_on_a_program_before_its_first_instruction(grader):
 def test_a_program_of_many_threads_is_killed_and_one_of_a_few_is_not(grader):
     program = (
         "import threading, time\nthreading.stack_size(65536)\n"
-        "for _ in range({}):\n    threading.Thread(target=time.sleep, args=(0.2,)).start()\n"
+        "for _ in range({}):\n    threading.Thread(target=time.sleep, args=({},)).start()\n"
         "print(1)"
     )
     gold = json.dumps({"inputs": [""], "outputs": ["1"]})
-    assert judge(grader, program.format(100), gold) is Grade.CORRECT
-    assert judge(grader, program.format(160), gold) is Grade.WRONG
+    assert judge(grader, program.format(100, 0.2), gold) is Grade.CORRECT
+    # Long enough that all 160 are there at once on a busy machine too.
+    assert judge(grader, program.format(160, 8), gold) is Grade.WRONG
 
 
 def test_no_program_outlives_its_grader():
@@ -297,7 +298,7 @@ def test_no_result_costs_its_caller_much(gold, results):
     tests.passes(0, "", results)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert min(used) < 0.05
+    assert min(used) < 0.15
     assert peak < 10_000_000
 
 
