@@ -64,7 +64,7 @@ def guided_kl(
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`; or TRL's own, where Unsloth is not imported
-            (docs/trl.md). Other trainers in the process are not affected.
+            (docs/many_gpus.md). Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,

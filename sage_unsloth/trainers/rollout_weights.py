@@ -10,7 +10,7 @@ alpha / r, and no error says so. While `keep_trained_weights` is open
     weights      have the same digest before and after each rollout, whatever engine draws it
 
 The second holds too where a request is made in another way, and costs one pass over the trained
-weights (docs/reliability.md has the time).
+weights (docs/trust.md has the time).
 """
 
 import importlib

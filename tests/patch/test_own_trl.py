@@ -33,8 +33,8 @@ def test_in_a_process_without_unsloth(file, tmp_path):
 
 
 def test_the_script_of_the_page(tmp_path):
-    """docs/trl.md, as a user runs it."""
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trl.md").read_text(), re.DOTALL)
+    """docs/many_gpus.md, as a user runs it."""
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/many_gpus.md").read_text(), re.DOTALL)
     (tmp_path / "data").symlink_to(ROOT / "data")
     (tmp_path / "script.py").write_text(script)
     environment = {n: v for n, v in os.environ.items() if not n.startswith("UNSLOTH")}
