@@ -294,7 +294,7 @@ def grpo_config(
             memory, the same result. It holds for the process.
         given: any field of `GRPOConfig`, which takes the place of the one set here.
     """
-    from sage_unsloth.patch import switches
+    from sage_unsloth.trainers import switches
     from sage_unsloth.training.grpo_arguments import grpo_arguments
 
     switches.recompute_logits(recompute_logits)
@@ -333,9 +333,9 @@ def record_run(
         reward: of `rewards`, whose grades are counted at each step.
     """
     from sage_unsloth.patch.choice import is_open
-    from sage_unsloth.patch.finite import finite_only
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
     from sage_unsloth.runs.files import whole_folder
+    from sage_unsloth.trainers.finite import finite_only
     from sage_unsloth.training import stage
     from sage_unsloth.training.live import LivePlot
     from sage_unsloth.training.rlvr_trainer import log_grades

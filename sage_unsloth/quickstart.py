@@ -245,7 +245,7 @@ def _train(
     out: Path, config: QuickstartConfig, jobs: Sequence[Job], count: int
 ) -> tuple[dict[str, float], dict[str, Path | None]]:
     """SFT, then the RL runs, `count` at a time: the seconds of each, and each model's adapter."""
-    from sage_unsloth.patch.backends import load_backend
+    from sage_unsloth.trainers.backends import load_backend
     from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.sft_stage import sft
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.listening import SHAPES, listening
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import SHAPES, listening
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import ContractError
 
 METHODS, OPEN = "_sage_unsloth_methods", "_sage_unsloth_open"
 """Ours, on the trainer: the methods that `guided_kl` will find, and whether it is open."""

@@ -21,15 +21,15 @@ from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.choice import OPEN, Choice, added_methods
-from sage_unsloth.patch.data_order import order_kept
-from sage_unsloth.patch.finite import finite_only
-from sage_unsloth.patch.replaced import alone, replaced, watched
 from sage_unsloth.patch.rollout_batch import rollout_signals
-from sage_unsloth.patch.rollout_weights import keep_trained_weights
 from sage_unsloth.patch.seam import seam_of
 from sage_unsloth.patch.settings import check_settings
 from sage_unsloth.patch.trained_with import trained_with
 from sage_unsloth.patch.watch import guide_watch
+from sage_unsloth.trainers.data_order import order_kept
+from sage_unsloth.trainers.finite import finite_only
+from sage_unsloth.trainers.replaced import alone, replaced, watched
+from sage_unsloth.trainers.rollout_weights import keep_trained_weights
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +88,10 @@ def guided_kl(
         TypeError: `guide` is not a guide.
         ContractError: the trainer is not what was tested, another `guided_kl` is open, or training
             took a step that bypassed it.
-        NotFiniteError: a number of a training step is nan or inf; see `sage_unsloth.patch.finite`.
+        NotFiniteError: a number of a training step is nan or inf; see
+            `sage_unsloth.trainers.finite`.
         ChangedWeightsError: a rollout changed a trained weight; see
-            `sage_unsloth.patch.rollout_weights`.
+            `sage_unsloth.trainers.rollout_weights`.
     """
     seam = seam_of(trainer)
     choice = Choice(

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch.listening import listening
-from sage_unsloth.patch.loading import trainer_module
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.trainer_names import (
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.loading import trainer_module
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import (
     COMPUTE_LOSS,
     SCORER_PARAMETERS,
     SCORER_WITH_ENTROPY,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sage_unsloth.patch import cpu_vllm
+from sage_unsloth.trainers import cpu_vllm
 
 ROLLOUTS = ("auto", "vllm", "transformers")
 VLLM_CAPABILITY = (8, 0)

@@ -18,13 +18,13 @@ from sage_unsloth.models.quantised import is_quantised
 from sage_unsloth.models.templates import check_teaches, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
-from sage_unsloth.patch.finite import finite_only
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.prompts import PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.settings import names_where
+from sage_unsloth.trainers.finite import finite_only
+from sage_unsloth.trainers.replaced import replaced
 from sage_unsloth.training.number_formats import dtype_of_weights
 from sage_unsloth.training.sft_config import SftConfig as SftConfig
 from sage_unsloth.training.stage import (

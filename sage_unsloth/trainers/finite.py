@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.bad_batch import save_bad_batch
-from sage_unsloth.patch.data_parallel import check_same_gradients, own_part, shares_model
-from sage_unsloth.patch.listening import Listener, listening
-from sage_unsloth.patch.replaced import replaced, watched
 from sage_unsloth.runs.record import environment
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.bad_batch import save_bad_batch
+from sage_unsloth.trainers.data_parallel import check_same_gradients, own_part, shares_model
+from sage_unsloth.trainers.listening import Listener, listening
+from sage_unsloth.trainers.replaced import replaced, watched
 
 BAD_BATCH = "bad_batch"
 """Folder in the trainer's `output_dir`; `bad_batch_1` for the second of several processes."""
@@ -155,7 +155,7 @@ class Guard:
                 texts=texts or {},
                 weights={name: own_part(p.detach()) for name, p in self._weights()},
             )
-            kept = f"its batch is kept in {folder} (sage_unsloth.patch.reproduce)"
+            kept = f"its batch is kept in {folder} (sage_unsloth.trainers.reproduce)"
         except Exception as error:  # a full disk must not hide the nan
             kept = f"its batch could not be kept: {type(error).__name__}: {error!s:.200}"
         done = (

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
+from sage_unsloth.trainers.replaced import replaced
 
 
 def save_bad_batch(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sage_unsloth import doctor
-from sage_unsloth.patch import cpu_vllm
-from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.sampling import engine_choice
+from sage_unsloth.trainers import cpu_vllm
+from sage_unsloth.trainers.trainer_names import ContractError
 
 
 @pytest.fixture

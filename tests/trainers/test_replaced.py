@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sage_unsloth.patch.clock import Clock
-from sage_unsloth.patch.replaced import replaced, watched
+from sage_unsloth.trainers.replaced import replaced, watched
 
 
 class Owner:

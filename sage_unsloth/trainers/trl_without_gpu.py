@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.trainer_names import HEAD_CHOICE, HEAD_KERNEL
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import HEAD_CHOICE, HEAD_KERNEL
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 import pytest
 from ordering import SETTINGS, check_order_is_kept, taken
 
-from sage_unsloth.patch.data_order import order_kept
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers.data_order import order_kept
+from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.data_parallel import own_part
-from sage_unsloth.patch.listening import listening
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.data_parallel import own_part
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import ContractError
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

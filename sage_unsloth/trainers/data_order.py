@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.listening import listening
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.trainer_names import ContractError
 
 NEEDED = ("shuffle", "generator", "num_samples")
 

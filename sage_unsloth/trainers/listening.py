@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.trainer_names import ContractError
 
 Listener = Callable[..., Any]
 

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from sage_unsloth.patch import switches
+from sage_unsloth.trainers import switches
 
 
 @pytest.fixture(autouse=True)

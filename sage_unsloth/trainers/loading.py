@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from sage_unsloth.patch import cpu_vllm, switches
-from sage_unsloth.patch.known_lines import without_known_lines
-from sage_unsloth.patch.trainer_names import COMPUTE_LOSS, LOSS, MISSING, ContractError
+from sage_unsloth.trainers import cpu_vllm, switches
+from sage_unsloth.trainers.known_lines import without_known_lines
+from sage_unsloth.trainers.trainer_names import COMPUTE_LOSS, LOSS, MISSING, ContractError
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:

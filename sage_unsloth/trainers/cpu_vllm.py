@@ -17,7 +17,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers.trainer_names import ContractError
 
 NEWEST = "vllm._C"
 """The library for processors with AVX-512 and its bfloat16 instructions."""

@@ -70,7 +70,7 @@ def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]
     """
     import torch
 
-    from sage_unsloth.patch.trainer_names import ContractError
+    from sage_unsloth.trainers.trainer_names import ContractError
 
     squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
     if not squares:

@@ -7,7 +7,7 @@ one backend from the first moment to the last. Whatever loads a model asks `back
 import importlib.util
 import sys
 
-from sage_unsloth.patch.trainer_names import MISSING
+from sage_unsloth.trainers.trainer_names import MISSING
 
 UNSLOTH, TRL = "unsloth", "trl"
 BACKENDS = (UNSLOTH, TRL)
@@ -40,7 +40,7 @@ def load_backend(wanted: str | None = None, *, standby: bool = False) -> str:
     name = wanted or backend()
     check_backend(name)
     if name == UNSLOTH:
-        from sage_unsloth.patch.loading import load_unsloth  # which imports torch
+        from sage_unsloth.trainers.loading import load_unsloth  # which imports torch
 
         load_unsloth(standby=standby)
     _chosen[:] = [name]

@@ -8,9 +8,9 @@ import torch
 
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.rollout_weights import ChangedWeightsError, digest, keep_trained_weights
-from sage_unsloth.patch.trainer_names import LORA_REQUEST, ContractError
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.rollout_weights import ChangedWeightsError, digest, keep_trained_weights
+from sage_unsloth.trainers.trainer_names import LORA_REQUEST, ContractError
 
 
 def adapter(trainer, part="lora_B"):

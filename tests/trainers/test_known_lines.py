@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sage_unsloth.patch.known_lines import without_known_lines
+from sage_unsloth.trainers.known_lines import without_known_lines
 
 XFORMERS = (
     "Unsloth: xformers is installed but cannot load with torch 2.14.1+cu130 (it was built for "
@@ -83,7 +83,7 @@ def test_unsloth_loads_without_a_word_and_transformers_after_it(tmp_path):
         "point = starting_point(data_folder() / 'arithmetic-base', 'sft')\n"
         "memory_report(setup_of(point.preset, rlvr_config(point.preset), None), 'x', None)\n"
         "assert 'transformers' not in sys.modules\n"
-        "from sage_unsloth.patch.loading import load_unsloth\n"
+        "from sage_unsloth.trainers.loading import load_unsloth\n"
         "load_unsloth()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.listening import ORDER, inside, listening
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import ORDER, inside, listening
+from sage_unsloth.trainers.trainer_names import ContractError
 
 
 class Trainer:

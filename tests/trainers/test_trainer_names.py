@@ -3,12 +3,12 @@
 import ast
 from pathlib import Path
 
-from sage_unsloth.patch import trainer_names
+from sage_unsloth.trainers import trainer_names
 
 PACKAGE = Path(trainer_names.__file__).parents[1]
 FILES = [
     file
-    for room in ("patch", "methods")
+    for room in ("patch", "trainers", "methods")
     for file in (PACKAGE / room).glob("*.py")
     if file != Path(trainer_names.__file__)
 ]
