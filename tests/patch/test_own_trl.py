@@ -25,6 +25,7 @@ def run_without_unsloth(arguments):
     return done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_in_a_process_without_unsloth(file, tmp_path):
     code, said = run_without_unsloth([str(file), "--basetemp", str(tmp_path / "inner")])
