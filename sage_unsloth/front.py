@@ -332,7 +332,7 @@ def record_run(
         name: on the progress bar.
         reward: of `rewards`, whose grades are counted at each step.
     """
-    from sage_unsloth.patch.choice import OPEN
+    from sage_unsloth.patch.choice import is_open
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
     from sage_unsloth.runs.files import whole_folder
     from sage_unsloth.trainers.finite import finite_only
@@ -349,7 +349,7 @@ def record_run(
         if reward is not None:
             extra["extra"] = log_grades(folder, reward, sample_steps=25)
         # An open `guided_kl` stops at a number that is not finite already.
-        guided = reward is not None or getattr(trainer, OPEN, False)
+        guided = reward is not None or is_open(trainer)
         checks = nullcontext() if guided else finite_only(trainer)
         with checks, stage.log_steps(trainer, folder, name, resume=resume, **extra):
             yield Recording(None if resume is None else str(resume), finished=False)

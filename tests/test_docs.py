@@ -14,6 +14,7 @@ RESULTS = ROOT / "data" / "results"
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
     *(ROOT / "docs").rglob("*.md"),
+    *RESULTS.rglob("README.md"),
 ]
 spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
 tables = importlib.util.module_from_spec(spec)

@@ -46,15 +46,15 @@ def method_added(trainer: Any, method: Method) -> Iterator[None]:
             training begins.
     """
     methods: tuple[Method, ...] = vars(trainer).get(METHODS, ())
-    if OPEN in vars(trainer) or method.name in [other.name for other in methods]:
+    if is_open(trainer) or method.name in [other.name for other in methods]:
         raise ContractError(
             f"what sets {method.name} must be opened once, before guided_kl",
-            found="an open guided_kl" if OPEN in vars(trainer) else f"another {method.name}",
+            found="an open guided_kl" if is_open(trainer) else f"another {method.name}",
             expected="with METHOD(trainer), guided_kl(trainer, guide): …",
         )
 
     def step(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if OPEN not in vars(trainer):
+        if not is_open(trainer):
             raise ContractError(
                 f"what sets {method.name} must be followed by guided_kl, which checks and records "
                 "it",
@@ -107,6 +107,11 @@ class Choice:
     def recorded(self, name: str, default: str) -> str:
         """What a method of that name records."""
         return next((m.record for m in self.methods if m.name == name), default)
+
+
+def is_open(trainer: Any) -> bool:
+    """Whether a `guided_kl` of the trainer is open."""
+    return OPEN in vars(trainer)
 
 
 def added_methods(trainer: Any) -> tuple[Method, ...]:

@@ -138,9 +138,9 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
             trainer.train()
 
     The loss and its gradient are Unsloth's within rounding; time and memory are less on a CPU
-    (docs/architecture.md). `guided_kl` does this by itself where entropies are asked for; together, either
-    may be the outer one. Where it does not hold, Unsloth's own scorer answers, and the log says
-    why.
+    (docs/architecture.md). `guided_kl` does this by itself where entropies are asked for. Together,
+    either may be the outer one. Where it does not hold, Unsloth's own scorer answers, and the log
+    says why.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`.
