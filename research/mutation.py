@@ -1,6 +1,7 @@
-"""Mutation testing of one room by mutmut: which changed lines do the tests of the room notice?
+"""Mutation testing of a room, or of one file, by mutmut: which changes do its tests notice?
 
     python -m research.mutation objective --sample 40 --out data/results/reliability/mutation
+    python -m research.mutation objective/loss.py --tests tests/objective/test_losses.py
 
 mutmut changes one expression at a time (an operator, a number, an argument left out) in a copy of
 the repository and runs those tests of the room that reach it. A sample of the mutants is tried,
@@ -30,7 +31,7 @@ OUTCOMES: dict[int | None, str] = {0: SURVIVED, 5: SURVIVED, 33: NO_TEST}
 SETTINGS = """
 [tool.mutmut]
 source_paths = ["sage_unsloth"]
-only_mutate = ["sage_unsloth/{room}/*.py"]
+only_mutate = ["sage_unsloth/{files}"]
 also_copy = ["research", "data", "docs", "notebooks", "tests"]
 pytest_add_cli_args = ["-q", "-p", "no:cacheprovider", "-m", "not long"]
 pytest_add_cli_args_test_selection = {tests}
@@ -46,7 +47,7 @@ def mutate(
         copy = Path(folder)
         _copy(copy)
         with (copy / "pyproject.toml").open("a", encoding="utf-8") as file:
-            file.write(SETTINGS.format(room=room, tests=json.dumps(list(tests))))
+            file.write(SETTINGS.format(files=_pattern(room), tests=json.dumps(list(tests))))
         run = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes)]
         subprocess.run([*run, "none"], cwd=copy, check=False, capture_output=True)  # makes them
         names = sorted(name for name, _ in _outcomes(copy, room))
@@ -70,6 +71,11 @@ def mutate(
     }
 
 
+def _pattern(room: str) -> str:
+    """Of the files below the package."""
+    return room if room.endswith(".py") else f"{room}/*.py"
+
+
 def _copy(copy: Path) -> None:
     """The repository's files as they are, without what git ignores."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -81,7 +87,7 @@ def _copy(copy: Path) -> None:
 
 
 def _outcomes(copy: Path, room: str) -> Iterator[tuple[str, int | None]]:
-    for file in (copy / "mutants" / "sage_unsloth" / room).rglob("*.meta"):
+    for file in (copy / "mutants" / "sage_unsloth").glob(f"{_pattern(room)}.meta"):
         yield from read_json(file)["exit_code_by_key"].items()
 
 
@@ -96,17 +102,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("room", help="a folder of the package, such as objective")
+    parser.add_argument("room", help="a folder of the package, or a file of it")
     parser.add_argument("--tests", nargs="+", help="default: the folder of the room in tests/")
     parser.add_argument("--sample", type=int, default=40, help="mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("-n", type=int, default=1, help="at a time (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/mutation"))
     options = parser.parse_args()
-    tests = options.tests or [f"tests/{options.room}"]
+    tests = options.tests or [f"tests/{options.room.split('/')[0]}"]
     result = mutate(options.room, tests, options.sample, options.seed, options.n)
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"{options.room}.json"
+    file = options.out / f"{options.room.removesuffix('.py').replace('/', '_')}.json"
     known = read_json(file)["survivors"] if file.is_file() else {}
     for name, row in result["survivors"].items():
         if name in known and known[name]["change"] == row["change"]:

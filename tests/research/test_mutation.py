@@ -1,4 +1,4 @@
-"""The committed samples of mutants: every survivor is judged, and nine in ten others are noticed."""
+"""Committed samples of mutants: every survivor is judged, nine in ten others are noticed."""
 
 import json
 from pathlib import Path
