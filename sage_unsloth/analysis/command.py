@@ -60,7 +60,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         help="your own guide or algorithm of these runs, for --page (default: as in run.json)",
     )
     parser.add_argument(
-        "--data",
+        "--path",
         metavar="FOLDER",
         help="local copies of the benchmarks, for the texts of the problems",
     )
@@ -88,7 +88,7 @@ def _analyze(options: argparse.Namespace) -> int:
         baseline=options.perplexity,
         responses=options.responses,
         page=options.page,
-        data=options.data,
+        data=options.path,
         kind=options.kind,
         guide=None if options.guide is None else _own_guide(options.guide),
     )
@@ -163,7 +163,7 @@ def _next_step(
 ) -> str:
     """The command that adds what this one left out; empty where nothing can be added."""
     words = ["analyze", *options.runs, "--out", options.out]
-    given = {"--against": options.against, "--data": options.data, "--guide": options.guide}
+    given = {"--against": options.against, "--path": options.path, "--guide": options.guide}
     for flag, value in given.items():
         words += [] if value is None else [flag, value]
     for name, pattern in patterns.items():
