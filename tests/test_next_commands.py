@@ -12,7 +12,7 @@ import pytest
 from sage_unsloth.problems import arithmetic
 
 pytestmark = pytest.mark.long
-NEXT = re.compile(r"^(?:Ready\. )?Next: (?:\S+ )?-m (.*)$|^Next: python -m (.*)$", re.MULTILINE)
+NEXT = r"(?:^|Ready\. )Next: python -m (.*)$"
 
 
 def run(folder, words):
@@ -34,7 +34,7 @@ def follow(folder, *words):
         said = run(folder, command)
         names.append(command[1])
         assert len(names) < 8, "it never ends"
-        found = re.findall(r"^Next: python -m (.*)$", said, re.MULTILINE)
+        found = re.findall(NEXT, said, re.MULTILINE)
         command = shlex.split(found[-1]) if found else []
     return names, said
 
@@ -48,8 +48,8 @@ def test_after_the_quickstart(tmp_path):
     said = run(tmp_path, ["sage_unsloth", "quickstart", "--smoke", "--out", "runs/quick start"])
     (page,) = re.findall(r": (.*comparison\.html)$", said, re.MULTILINE)
     assert (tmp_path / page).is_file()
-    (words,) = re.findall(r"^Next: python -m sage_unsloth (.*)$", said, re.MULTILINE)
-    names, said = follow(tmp_path, *shlex.split(words))
+    (words,) = re.findall(NEXT, said, re.MULTILINE)
+    names, said = follow(tmp_path, *shlex.split(words)[1:])
     assert names[0] == "analyze" and "Written to" in said
 
 
