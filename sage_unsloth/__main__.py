@@ -147,7 +147,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
             f"\n{str(stop) or 'stopped'}; to resume: {parser.prog} {again}",
             file=sys.stderr,
         )
-        return stop.code if isinstance(stop, Terminated) else 130
+        return 128 + stop.signum if isinstance(stop, Terminated) else 130
     except BrokenPipeError:
         # The reader, such as `head`, has what it wants; Python would complain once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -102,7 +102,7 @@ def _analyze(options: argparse.Namespace) -> int:
     )
     starts = [
         read_json(folder / "run.json")["model_path"]
-        for folder in result["runs"].values()
+        for folder in map(Path, result["runs"].values())
         if result["benchmarks"] and (folder / "run.json").is_file()
     ]
     next_step = _next_step(options, patterns, guided=guided, starts=starts)
