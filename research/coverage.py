@@ -74,7 +74,7 @@ def bootstrap(values_EP: np.ndarray, generator: np.random.Generator) -> np.ndarr
 
 def ends(intervals: list) -> np.ndarray:
     """Both ends of each, (E, 2)."""
-    return np.array([(found.low, found.high) for found in intervals])
+    return np.array([(result.low, result.high) for result in intervals])
 
 
 def measure(truth: float, ours: np.ndarray, theirs: np.ndarray) -> dict[str, float | None]:
@@ -83,10 +83,10 @@ def measure(truth: float, ours: np.ndarray, theirs: np.ndarray) -> dict[str, flo
     1e-12 aside: a mean of ones is 1 to rounding.
     """
     shares = [
-        float(((found[:, 0] <= truth + 1e-12) & (truth <= found[:, 1] + 1e-12)).mean())
-        for found in (ours, theirs)
+        float(((result[:, 0] <= truth + 1e-12) & (truth <= result[:, 1] + 1e-12)).mean())
+        for result in (ours, theirs)
     ]
-    widths = [float((found[:, 1] - found[:, 0]).mean()) for found in (ours, theirs)]
+    widths = [float((result[:, 1] - result[:, 0]).mean()) for result in (ours, theirs)]
     return {
         "truth": truth,
         "holds": shares[0],

@@ -89,13 +89,13 @@ def branches(root: Path = ROOT) -> list[Branch]:
     """Every branch that asks for a GPU, in the order of the source, each condition of a function
     once.
     """
-    found: dict[Branch, None] = {}
+    result: dict[Branch, None] = {}
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root).as_posix()
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for function, condition in _conditions(tree, ()):
-            found[Branch(name, function, condition)] = None
-    return list(found)
+            result[Branch(name, function, condition)] = None
+    return list(result)
 
 
 def _conditions(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -129,7 +129,7 @@ ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 def statements(tree: ast.AST) -> dict[int, Lines]:
     """Of each statement that does something: its first line, and every line of its own."""
-    found = {}
+    result = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or isinstance(node, ast.Global | ast.Nonlocal):
             continue
@@ -142,8 +142,8 @@ def statements(tree: ast.AST) -> dict[int, Lines]:
             after = node.subject.lineno + 1
         else:
             after = inner[0].lineno if inner else (node.end_lineno or node.lineno) + 1
-        found[node.lineno] = frozenset(range(node.lineno, max(after, node.lineno + 1)))
-    return found
+        result[node.lineno] = frozenset(range(node.lineno, max(after, node.lineno + 1)))
+    return result
 
 
 def sides(tree: ast.AST) -> Iterator[tuple[str, Lines, Lines]]:
@@ -216,11 +216,11 @@ def executed_lines(data_file: Path) -> dict[str, Lines]:
 
     data = CoverageData(str(data_file))
     data.read()
-    found: dict[str, Lines] = {}
+    lines: dict[str, Lines] = {}
     for path in data.measured_files():
         name = path.rpartition(f"/{ROOT.name}/")[2]
-        found[name] = found.get(name, frozenset()) | frozenset(data.lines(path) or ())
-    return found
+        lines[name] = lines.get(name, frozenset()) | frozenset(data.lines(path) or ())
+    return lines
 
 
 def main() -> int:

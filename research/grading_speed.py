@@ -83,9 +83,9 @@ def one_after_another(texts: list[str], golds: list[str]) -> list[bool]:
 
 def cpu_seconds(grader: Grader) -> float:
     """CPU seconds so far of this process, the grader's workers and the children that they had."""
-    processes = [pid for one in grader._workers.all if one.process for pid in (one.process.pid,)]
+    processes = [pid for item in grader._workers.all if item.process for pid in (item.process.pid,)]
     ticks = 0
-    for pid in processes + [one.pid for one in grader._workers.all if one.pid]:
+    for pid in processes + [item.pid for item in grader._workers.all if item.pid]:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += sum(map(int, fields[11:15]))  # its own and its ended children's
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")

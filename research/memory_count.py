@@ -244,9 +244,9 @@ def scorers() -> dict[str, Callable[..., Any]]:
     """(hidden, head, index, chunks) → log-probs, or log-probs and entropies, by name."""
     load_unsloth()
     zoo = importlib.import_module(ZOO)
-    kept = getattr(zoo, SCORERS[0])
+    selected = getattr(zoo, SCORERS[0])
     again = getattr(zoo, SCORER_WITH_ENTROPY)
-    return {SCORE_KEPT: kept, SCORE_AGAIN: again, SCORE_ONCE: logps_and_entropies}
+    return {SCORE_KEPT: selected, SCORE_AGAIN: again, SCORE_ONCE: logps_and_entropies}
 
 
 def count_step(
@@ -299,11 +299,11 @@ def _all_logps(
         hidden = policy.hidden(part, case.checkpointing, counter)
         hidden = hidden[:, -case.completion - 1 : -1]
         chunks = len(part) * max(4, ids.shape[1] // 4096)
-        found = score(hidden, policy.head, part[:, -case.completion :], chunks)
-        if isinstance(found, tuple):
-            found, entropy = found
+        result = score(hidden, policy.head, part[:, -case.completion :], chunks)
+        if isinstance(result, tuple):
+            result, entropy = result
             entropies.append(entropy)
-        logps.append(found)
+        logps.append(result)
     return torch.cat(logps).view(shape), torch.cat(entropies).view(shape) if entropies else None
 
 
@@ -370,12 +370,12 @@ def reason(row: dict[str, Any]) -> str:
     )
 
 
-def markdown_table(found: Sequence[dict[str, Any]]) -> str:
+def markdown_table(result: Sequence[dict[str, Any]]) -> str:
     """The committed result, and what a guide adds at 7B."""
     header = ("model", "bits", "checkpointing", "completions, in one pass", "scorer", "guide")
     header += ("weights, adapter: counted; planned", "update: counted; planned", "why they differ")
     lines = [header, ("---",) * len(header)]
-    for row in found:
+    for row in result:
         case = Case(**row["case"])
         counted, planned = row["counted"], plan_of(case)
         pairs = [
@@ -389,7 +389,7 @@ def markdown_table(found: Sequence[dict[str, Any]]) -> str:
     plain, guided = (
         next(
             row["counted"]["update"]
-            for row in found
+            for row in result
             if row["case"]["scorer"] == SCORE_ONCE and row["case"]["guided"] == with_guide
         )
         for with_guide in (False, True)
@@ -414,14 +414,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _act(options: argparse.Namespace) -> int:
-    found = []
+    results = []
     for row in rows(cases()):
-        found.append(row)
+        results.append(row)
         counted, planned = row["counted"]["update"], plan_of(Case(**row["case"]))["update"]
         print(f"{row['case']}: {counted / 2**30:.2f} GiB counted, {planned / 2**30:.2f} planned")
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "count.json", {"rows": found, "environment": environment()})
+    write_json(out / "count.json", {"rows": results, "environment": environment()})
     print(f"Written to {out}/count.json. Next: python docs/tables.py")
     return 0
 

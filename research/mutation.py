@@ -53,8 +53,8 @@ def mutate(
         names = sorted(name for name, _ in _outcomes(copy, room))
         chosen = random.Random(seed).sample(names, min(sample, len(names)))
         subprocess.run([*run, *chosen], cwd=copy, check=True)
-        found = {name: code for name, code in _outcomes(copy, room) if name in chosen}
-        outcomes = {name: OUTCOMES.get(code, NOTICED) for name, code in found.items()}
+        result = {name: code for name, code in _outcomes(copy, room) if name in chosen}
+        outcomes = {name: OUTCOMES.get(code, NOTICED) for name, code in result.items()}
         survivors = {
             name: {"outcome": outcome, "change": _change(copy, name), "judged": ""}
             for name, outcome in outcomes.items()

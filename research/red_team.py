@@ -40,8 +40,8 @@ def sample_golds(golds: list[str], per_shape: int, rng: random.Random) -> list[s
         shapes[shape(gold)].append(gold)
     return [
         gold
-        for found in shapes.values()
-        for gold in (found if len(found) <= per_shape else rng.sample(found, per_shape))
+        for result in shapes.values()
+        for gold in (result if len(result) <= per_shape else rng.sample(result, per_shape))
     ]
 
 
@@ -50,7 +50,9 @@ def attack(golds: list[str], grader: Grader, per_shape: int, seed: int) -> dict:
     rng = random.Random(seed)
     chosen = sample_golds(golds, per_shape, rng)
     own = own_grades(grader, chosen, chosen)
-    failing = [gold for gold, found in zip(chosen, own, strict=True) if found is not Grade.CORRECT]
+    failing = [
+        gold for gold, result in zip(chosen, own, strict=True) if result is not Grade.CORRECT
+    ]
     chosen = [gold for gold in chosen if gold not in failing]
     tried: list[tuple[str, Writing]] = []
     for gold in chosen:

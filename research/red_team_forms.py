@@ -68,8 +68,8 @@ def value(gold: str) -> Fraction | None:
         return Fraction(re.sub(r"[^\d.e-]", "", gold))
     if match := _FRACTION.fullmatch(gold):
         negative, top, top1, bottom, bottom1, other, a, b = match.groups()
-        found = Fraction(int(top or top1 or a), int(bottom or bottom1 or b))
-        return -found if negative or other else found
+        result = Fraction(int(top or top1 or a), int(bottom or bottom1 or b))
+        return -result if negative or other else result
     return None
 
 

@@ -94,19 +94,19 @@ def interval(gold: str, rng: random.Random) -> Iterator[Writing]:
     opening, (low, high), closing = _parts(bare)
     relations = {"(": "<", "[": r"\le", ")": "<", "]": r"\le"}
     if low == r"-\infty":
-        told, ascii_told = (
+        given, ascii_told = (
             f"x {relations[closing]} {high}",
             f"x {'<' if closing == ')' else '<='} {high}",
         )
     elif high == r"\infty":
         sign = ">" if opening == "(" else r"\ge"
-        told, ascii_told = f"x {sign} {low}", f"x {sign.replace(chr(92) + 'ge', '>=')} {low}"
+        given, ascii_told = f"x {sign} {low}", f"x {sign.replace(chr(92) + 'ge', '>=')} {low}"
     else:
-        told = f"{low} {relations[opening]} x {relations[closing]} {high}"
-        ascii_told = told.replace(r"\le", "<=")
-    yield Writing("interval as an inequality", told, True)
+        given = f"{low} {relations[opening]} x {relations[closing]} {high}"
+        ascii_told = given.replace(r"\le", "<=")
+    yield Writing("interval as an inequality", given, True)
     yield Writing("interval as an inequality", ascii_told, True)
-    yield Writing("interval as an inequality", f"${told}$", True)
+    yield Writing("interval as an inequality", f"${given}$", True)
     flipped = {"(": "[", "[": "(", ")": "]", "]": ")"}
     yield Writing("brackets or ends changed", f"{flipped[opening]}{low}, {high}{closing}", False)
     yield Writing("brackets or ends changed", f"{opening}{low}, {high}{flipped[closing]}", False)

@@ -79,13 +79,13 @@ def main() -> None:
         "rules": label,
         "second": get_verifier("math-verify").label,
         "benchmarks": {
-            name: found | {"differ": found["differ"][:LISTED], "differing": len(found["differ"])}
-            for name, found in results.items()
+            name: result | {"differ": result["differ"][:LISTED], "differing": len(result["differ"])}
+            for name, result in results.items()
         },
         "environment": environment(),
     }
     write_json(options.out, result)
-    shown = {name: found["counts"] for name, found in result["benchmarks"].items()}
+    shown = {name: matches["counts"] for name, matches in result["benchmarks"].items()}
     print(json.dumps(shown, indent=1))
 
 

@@ -156,11 +156,11 @@ def _look(process: int) -> dict[str, float] | None:
 
 def _descendants(process: int) -> list[int]:
     """Processes below this one, by /proc/PID/task/TID/children."""
-    found: list[int] = []
+    results: list[int] = []
     for task in Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(OSError):
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found + [pid for child in found for pid in _descendants_or_none(child)]
+            results += [int(pid) for pid in (task / "children").read_text().split()]
+    return results + [pid for child in results for pid in _descendants_or_none(child)]
 
 
 def _descendants_or_none(process: int) -> list[int]:
@@ -197,12 +197,16 @@ def report(rows: Sequence[Mapping]) -> dict:
             f"a slope needs at least 20 windows; got {len(rows)}; let the run continue, or make "
             "--window smaller"
         )
-    kept = rows[len(rows) // 10 :]
-    steps = [row["step"] for row in kept]
-    tenth = max(2, len(kept) // 10)
-    result: dict = {"steps": rows[-1]["step"], "after_warm_up_from": kept[0]["step"], "series": {}}
+    selected = rows[len(rows) // 10 :]
+    steps = [row["step"] for row in selected]
+    tenth = max(2, len(selected) // 10)
+    result: dict = {
+        "steps": rows[-1]["step"],
+        "after_warm_up_from": selected[0]["step"],
+        "series": {},
+    }
     for name in SERIES:
-        values = [row[name] for row in kept]
+        values = [row[name] for row in selected]
         per_step, low, high = slope(steps, values)
         result["series"][name] = {
             "first_tenth": float(np.mean(values[:tenth])),
@@ -215,9 +219,9 @@ def report(rows: Sequence[Mapping]) -> dict:
         name: series[name]["per_1000_steps"][2] < MEMORY_LIMIT for name in ("rss", "rss_children")
     }
     for name in ("handles", "threads", "children"):
-        third = len(kept) // 3
-        result["flat"][name] = max(r[name] for r in kept[-third:]) <= max(
-            r[name] for r in kept[:third]
+        third = len(selected) // 3
+        result["flat"][name] = max(r[name] for r in selected[-third:]) <= max(
+            r[name] for r in selected[:third]
         )
     cpu = series["cpu_per_step"]
     result["flat"]["cpu_per_step"] = cpu["last_tenth"] < TIME_LIMIT * cpu["first_tenth"]

@@ -87,8 +87,8 @@ def _packages() -> Iterator[Check]:
         extra = "extra" in str(requirement.marker)
         if extra and requirement.name not in OPTIONAL:
             continue
-        wanted = f"{requirement.name}{requirement.specifier}"
-        install = f'pip install "{wanted}"'
+        expected = f"{requirement.name}{requirement.specifier}"
+        install = f'pip install "{expected}"'
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
@@ -176,14 +176,14 @@ def _programs() -> Check:
         worker.start()
     except (RuntimeError, ValueError) as error:
         denied = [name for name in NEEDED if name not in worker.kept_from]
-        found = f"programs of a model are not kept from {', '.join(denied)}: refused"
-        return Check(WARN, "programs", found, str(error))
+        result = f"programs of a model are not kept from {', '.join(denied)}: refused"
+        return Check(WARN, "programs", result, str(error))
     finally:
         worker.stop()
-    found = f"programs of a model are kept from {', '.join(NEEDED)}"
+    result = f"programs of a model are kept from {', '.join(NEEDED)}"
     if "names of files" in worker.namespaces:
-        return Check(OK, "programs", f"{found}, and see no names of other files or processes")
-    return Check(OK, "programs", f"{found}; without namespaces they see names and sizes of files")
+        return Check(OK, "programs", f"{result}, and see no names of other files or processes")
+    return Check(OK, "programs", f"{result}; without namespaces they see names and sizes of files")
 
 
 def _device() -> Iterator[Check]:
@@ -245,11 +245,11 @@ def _contract() -> Check:
         return Check(FAIL, "patch contract", f"{name} does not import: {error!r}", remedy)
     version = importlib.metadata.version(name)
     place = sys.modules[GRPOTrainer.__module__].__file__ if name == UNSLOTH else "without Unsloth"
-    found = f"holds on {name} {version} ({place})"
+    result = f"holds on {name} {version} ({place})"
     if version in tested:
-        return Check(OK, "patch contract", found)
+        return Check(OK, "patch contract", result)
     remedy = f"the whole test suite has passed on {' and '.join(tested)} only"
-    return Check(WARN, "patch contract", found, remedy)
+    return Check(WARN, "patch contract", result, remedy)
 
 
 def _has_unsloth() -> bool:

@@ -52,18 +52,18 @@ def new_figure(panels: int):
     return figure, grid[:panels]
 
 
-def error_bars(found: Iterable[Mapping[str, float]]) -> list[list[float]]:
+def error_bars(result: Iterable[Mapping[str, float]]) -> list[list[float]]:
     """What lies below and above the mean of each, as matplotlib's `errorbar` takes it."""
-    found = list(found)
+    result = list(result)
     return [
-        [one["mean"] - one["low"] for one in found],
-        [one["high"] - one["mean"] for one in found],
+        [item["mean"] - item["low"] for item in result],
+        [item["high"] - item["mean"] for item in result],
     ]
 
 
-def leaves_out_0(found: Mapping[str, float]) -> bool:
+def leaves_out_0(result: Mapping[str, float]) -> bool:
     """Whether the interval of a difference has 0 outside."""
-    return found["low"] > 0 or found["high"] < 0
+    return result["low"] > 0 or result["high"] < 0
 
 
 def curve_style(number: int) -> dict[str, Any]:

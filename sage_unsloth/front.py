@@ -142,8 +142,8 @@ def load_dataset(
         corpus = rl_rows(**source, limit=limit)
         if tokenizer is not None:
             corpus = rl_corpus(tokenizer, max_tokens or 1024, found=corpus)
-    rows, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
-    return TrainingData(rows, kept, corpus.counts, checker or corpus.checker, stage, prompt)
+    rows, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
+    return TrainingData(rows, selected, corpus.counts, checker or corpus.checker, stage, prompt)
 
 
 def rewards(
@@ -270,8 +270,8 @@ def _where_it_acts(
     ]
     empty = [np.zeros(0)]
     return (
-        np.concatenate(empty + [np.array(one.entropies) for one in traces]),
-        np.concatenate(empty + [np.array(one.log_guides) for one in traces]),
+        np.concatenate(empty + [np.array(trace.entropies) for trace in traces]),
+        np.concatenate(empty + [np.array(trace.log_guides) for trace in traces]),
     )
 
 

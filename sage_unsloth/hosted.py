@@ -111,12 +111,12 @@ def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
     machine = look()
     if len(machine.cards) > 1:
         _take_one_card(machine, say)
-    wanted = requirements()
-    lacking = [text for text in wanted if not _is_met(text, machine.packages)]
+    expected = requirements()
+    lacking = [text for text in expected if not _is_met(text, machine.packages)]
     if lacking:
         if vllm:
-            wanted += requirements("vllm")
-        choice = choose(machine, wanted)
+            expected += requirements("vllm")
+        choice = choose(machine, expected)
         for reason in choice.reasons:
             say(reason)
         say(f"Installing {', '.join(lacking)}; this takes a few minutes.")
@@ -132,7 +132,7 @@ def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
         say("Installed; nothing that was loaded has changed, so no restart is needed.")
 
 
-def choose(machine: Machine, wanted: Iterable[str]) -> Choice:
+def choose(machine: Machine, expected: Iterable[str]) -> Choice:
     """What to install on a machine.
 
     vLLM is left out where its pinned release does not run. Of `KEPT`, each version that meets the
@@ -140,37 +140,37 @@ def choose(machine: Machine, wanted: Iterable[str]) -> Choice:
 
     Args:
         machine: see `look`.
-        wanted: requirements, as `requirements` gives them.
+        expected: requirements, as `requirements` gives them.
 
     Raises:
         InstallError: a card that Unsloth, or the PyTorch that is there, does not drive.
     """
-    wanted, reasons = tuple(wanted), []
-    keeps_torch = _serves("torch", machine, wanted)
+    expected, reasons = tuple(expected), []
+    keeps_torch = _serves("torch", machine, expected)
     for card in machine.cards:
         _check_card(card, machine.arches if keeps_torch else ())
     if machine.cards and not keeps_torch and (machine.driver or 0) < CUDA_13_DRIVER:
         raise InstallError(
-            f"PyTorch must be {_specifier('torch', wanted)}, and what pip has of it needs NVIDIA's "
-            f"driver {CUDA_13_DRIVER} or newer; got PyTorch {machine.packages.get('torch')} and "
+            f"PyTorch must be {_specifier('torch', expected)}, and what pip has of it needs "
+            f"NVIDIA's driver {CUDA_13_DRIVER} or newer; got PyTorch {machine.packages.get('torch')} and "
             f"driver {machine.driver}; take a newer image (Kaggle: Settings > Environment), or "
             "install a PyTorch of that version for this driver first (pytorch.org)"
         )
-    kept = set(KEPT) if keeps_torch else set(KEPT) - {"torch", "torchvision", "torchaudio"}
-    if any(Requirement(text).name == "vllm" for text in wanted):
+    selected = set(KEPT) if keeps_torch else set(KEPT) - {"torch", "torchvision", "torchaudio"}
+    if any(Requirement(text).name == "vllm" for text in expected):
         reason = _why_no_vllm(machine)
         if reason is None:
-            kept -= VLLM_REPLACES
+            selected -= VLLM_REPLACES
         else:
-            wanted = tuple(text for text in wanted if Requirement(text).name != "vllm")
+            expected = tuple(text for text in expected if Requirement(text).name != "vllm")
             reasons.append(f"Without vLLM (completions are drawn by transformers): {reason}.")
     constraints = tuple(
         f"{name}=={machine.packages[name]}"
         for name in KEPT
-        if name in kept and _serves(name, machine, wanted)
+        if name in selected and _serves(name, machine, expected)
     )
     reasons.append(f"Kept as they are: {', '.join(constraints) or 'nothing'}.")
-    return Choice(requirements=wanted, constraints=constraints, reasons=tuple(reasons))
+    return Choice(requirements=expected, constraints=constraints, reasons=tuple(reasons))
 
 
 def _check_card(card: Card, arches: tuple[str, ...]) -> None:
@@ -202,7 +202,7 @@ def _why_no_vllm(machine: Machine) -> str | None:
 
 def requirements(extra: str | None = None) -> tuple[str, ...]:
     """What the installed package's metadata asks for, or what one of its extras adds."""
-    found = []
+    results = []
     for text in metadata.requires("sage_unsloth") or []:
         requirement = Requirement(text)
         marker, requirement.marker = requirement.marker, None
@@ -213,8 +213,8 @@ def requirements(extra: str | None = None) -> tuple[str, ...]:
         else:
             chosen = extra is None and marker.evaluate()
         if chosen:
-            found.append(str(requirement))
-    return tuple(found)
+            results.append(str(requirement))
+    return tuple(results)
 
 
 def look() -> Machine:
@@ -261,28 +261,28 @@ def _is_met(text: str, packages: Mapping[str, str]) -> bool:
     return version is not None and requirement.specifier.contains(version, prereleases=True)
 
 
-def _serves(name: str, machine: Machine, wanted: Iterable[str]) -> bool:
+def _serves(name: str, machine: Machine, expected: Iterable[str]) -> bool:
     """Whether the installed version of a package meets every requirement of it."""
     if name not in machine.packages:
         return False
-    ours = [text for text in wanted if canonicalize_name(Requirement(text).name) == name]
+    ours = [text for text in expected if canonicalize_name(Requirement(text).name) == name]
     return all(_is_met(text, machine.packages) for text in ours)
 
 
-def _specifier(name: str, wanted: Iterable[str]) -> str:
+def _specifier(name: str, expected: Iterable[str]) -> str:
     return next(
-        (str(r.specifier) for r in map(Requirement, wanted) if canonicalize_name(r.name) == name),
+        (str(r.specifier) for r in map(Requirement, expected) if canonicalize_name(r.name) == name),
         "of any version",
     )
 
 
 def _installed() -> dict[str, str]:
     """Distributions -> versions. Of a name that is there twice, Python imports the first."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for distribution in metadata.distributions():
         if distribution.name:
-            found.setdefault(canonicalize_name(distribution.name), distribution.version)
-    return found
+            result.setdefault(canonicalize_name(distribution.name), distribution.version)
+    return result
 
 
 def _loaded_versions() -> dict[str, str]:
@@ -290,9 +290,9 @@ def _loaded_versions() -> dict[str, str]:
     top_level = {name.partition(".")[0] for name in list(sys.modules)}
     names = {
         name
-        for module, found in metadata.packages_distributions().items()
+        for module, result in metadata.packages_distributions().items()
         if module in top_level
-        for name in found
+        for name in result
     }
     installed = _installed()
     return {name: installed[name] for name in map(canonicalize_name, names)}

@@ -69,10 +69,10 @@ def named_object(reference: str, what: str) -> Any:
     except Exception as error:  # whatever the module itself raises
         file = f"{module_name.replace('.', '/')}.py"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            told = f"is not there; put {file} in {os.getcwd()}, or install its package"
+            given = f"is not there; put {file} in {os.getcwd()}, or install its package"
         else:
-            told = f"raised {raised(error)}; mend {file}"
-        raise ValueError(f"{what} of your own must be importable; {module_name} {told}") from error
+            given = f"raised {raised(error)}; mend {file}"
+        raise ValueError(f"{what} of your own must be importable; {module_name} {given}") from error
     if not hasattr(module, name):
         there = [key for key in vars(module) if not key.startswith("_")]
         raise ValueError(
@@ -88,15 +88,15 @@ def named_function(reference: str, what: str) -> OwnFunction:
     Raises:
         ValueError: see `named_object`; or it is no function.
     """
-    found = named_object(reference, what)
-    if not callable(found):
+    result = named_object(reference, what)
+    if not callable(result):
         module = sys.modules[reference.partition(":")[0]]
         there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(
-            f"{what} must be a function; got {reference}, which is {found!r:.100}; its module has "
+            f"{what} must be a function; got {reference}, which is {result!r:.100}; its module has "
             f"{', '.join(there) or 'no function'}"
         )
-    return OwnFunction(found, reference, source_digest(found))
+    return OwnFunction(result, reference, source_digest(result))
 
 
 def describe_function(function: Callable[..., Any]) -> OwnFunction:
@@ -127,12 +127,12 @@ def raised(error: BaseException) -> str:
     """What an exception says, and the last line of the user's own code that it went through:
     `KeyError: 'x' at my_rewards.py:12, in brevity`.
     """
-    told = f"{type(error).__name__}: {error!s:.500}"
+    given = f"{type(error).__name__}: {error!s:.500}"
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
-        told = f"{type(error).__name__}: {error.msg}"
-        return f"{told} at {_place(error.filename, error.lineno)}"
-    return told + place_of(frames)
+        given = f"{type(error).__name__}: {error.msg}"
+        return f"{given} at {_place(error.filename, error.lineno)}"
+    return given + place_of(frames)
 
 
 def place_of(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -193,11 +193,11 @@ def _pair(tags: Sequence[str]) -> Pair | None:
 
 def recorded_format(settings: Mapping[str, Any]) -> PromptFormat:
     """The format in the settings of a run or a record set; older ones had the project's alone."""
-    found = settings.get("prompt")
-    if found is None:
+    result = settings.get("prompt")
+    if result is None:
         return PROJECT_PROMPT
-    pairs = {name: found[name] and tuple(found[name]) for name in ("reasoning", "solution")}
-    return PromptFormat(system=found["system"], **pairs)
+    pairs = {name: result[name] and tuple(result[name]) for name in ("reasoning", "solution")}
+    return PromptFormat(system=result["system"], **pairs)
 
 
 # --- chat templates -------------------------------------------------------------------------------

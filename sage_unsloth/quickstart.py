@@ -209,10 +209,10 @@ def chosen(
         if row.name in TABLE:
             row.check_name(settings)
     rows = [row.with_settings(changed | settings) for row in rows]
-    found = {NAMES.get(row.name, row.name): row for row in rows}
-    for algorithm in found.values():
+    result = {NAMES.get(row.name, row.name): row for row in rows}
+    for algorithm in result.values():
         replace(algorithm.configure(config.rlvr), **settings)  # judged before anything is loaded
-    return found
+    return result
 
 
 def _recorded(guide: "Guide | None") -> Any:

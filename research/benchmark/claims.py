@@ -77,11 +77,11 @@ def judge(claim: Claim, records: Records) -> dict[str, Any] | None:
     difference = first - second
     if difference.size < 2:
         return None
-    found = crossed_interval(difference)
+    result = crossed_interval(difference)
     # One seed shows how these two models differ, and nothing about their algorithms.
-    said = verdict(claim.kind, found.low, found.high) if len(records.seeds) > 1 else "undecided"
+    said = verdict(claim.kind, result.low, result.high) if len(records.seeds) > 1 else "undecided"
     means = {"value_a": float(first.mean()), "value_b": float(second.mean())}
-    return asdict(claim) | asdict(found) | means | {"verdict": said}
+    return asdict(claim) | asdict(result) | means | {"verdict": said}
 
 
 def _quantity(records: Records, algorithm: str, claim: Claim) -> np.ndarray | None:

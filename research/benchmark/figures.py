@@ -59,7 +59,7 @@ def _pass_at_k(report: Mapping[str, Any], shown: Sequence[str], path: Path, note
                     continue
                 title = f"family: {group}"
             panels[title] = {
-                algorithm: {int(k): Estimate(**found) for k, found in table[algorithm].items()}
+                algorithm: {int(k): Estimate(**result) for k, result in table[algorithm].items()}
                 for algorithm in shown
             }
     plot_pass_at_k(panels, path, note)
@@ -81,19 +81,19 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
         axis.axvspan(-MATTERS, MATTERS, color="#888888", alpha=0.15, linewidth=0)
         axis.axvline(0, color="#555555", linewidth=0.8)
         for place, pair in enumerate(pairs):
-            found = table[pair][k]
-            beyond = leaves_out_0(found)
+            result = table[pair][k]
+            beyond = leaves_out_0(result)
             axis.errorbar(
-                [found["mean"]],
+                [result["mean"]],
                 [place],
-                xerr=error_bars([found]),
+                xerr=error_bars([result]),
                 capsize=3,
                 marker="o",
                 markersize=5,
                 color=COLOURS[2] if beyond else COLOURS[0],
                 markerfacecolor=None if beyond else "white",
             )
-            rows.append({"pair": pair, "k": k} | found)
+            rows.append({"pair": pair, "k": k} | result)
         axis.set(title=f"pass@{k}", xlabel=f"difference to {BASELINE}")
         axis.set_yticks(range(len(pairs)), [pair.removesuffix(f" - {BASELINE}") for pair in pairs])
         axis.grid(axis="x", alpha=0.25)

@@ -102,21 +102,21 @@ def gather(
 
     `untrained` says what a run's entry says, for the SFT model.
     """
-    found = [json.loads(result_path(out, run).read_text()) for run in (None, *runs)]
+    results = [json.loads(result_path(out, run).read_text()) for run in (None, *runs)]
     sets = {
         name: {
-            "title": one.title,
-            "problems": [row["id"] for row in one.rows],
-            "families": [row["family"] for row in one.rows],
-            "num_samples": one.num_samples,
+            "title": item.title,
+            "problems": [row["id"] for row in item.rows],
+            "families": [row["family"] for row in item.rows],
+            "num_samples": item.num_samples,
         }
-        | ({"units": [row["unit"] for row in one.rows]} if "unit" in one.rows[0] else {})
-        for name, one in task.sets.items()
+        | ({"units": [row["unit"] for row in item.rows]} if "unit" in item.rows[0] else {})
+        for name, item in task.sets.items()
     }
     entries = [
         (result["run"] or dict(untrained))
         | {"sets": result["sets"], "training": result["training"]}
-        for result in found
+        for result in results
     ]
     recorded = json.loads((out / "run.json").read_text())
     return {
@@ -154,10 +154,10 @@ class Records:
     def groups(self, name: str) -> dict[str, np.ndarray]:
         """All problems of a set and, where it has several, each family: title -> (P,) bool."""
         families = np.array(self.data["sets"][name]["families"])
-        found = {"all": np.ones(len(families), bool)}
+        result = {"all": np.ones(len(families), bool)}
         if len(set(families)) > 1:
-            found |= {family: families == family for family in dict.fromkeys(families)}
-        return found
+            result |= {family: families == family for family in dict.fromkeys(families)}
+        return result
 
     def ks(self, name: str) -> list[int]:
         """1, 4, 16 and n, as far as there are samples."""

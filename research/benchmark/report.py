@@ -61,8 +61,8 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         "title": data["title"],
         "seeds": records.seeds,
         "algorithms": records.algorithms,
-        "num_problems": {name: len(one["problems"]) for name, one in data["sets"].items()},
-        "num_samples": {name: one["num_samples"] for name, one in data["sets"].items()},
+        "num_problems": {name: len(item["problems"]) for name, item in data["sets"].items()},
+        "num_samples": {name: item["num_samples"] for name, item in data["sets"].items()},
         "settings": data["settings"],
         "environment": data["environment"],
         **table,
@@ -83,14 +83,14 @@ def interval(values_SP: np.ndarray, once: bool = False) -> dict[str, float]:
     if values_SP.size < 2:
         mean = float(values_SP.mean())
         return {"mean": mean, "low": mean, "high": mean}
-    found = crossed_interval(values_SP)
-    return {name: getattr(found, name) for name in ("mean", "low", "high")}
+    result = crossed_interval(values_SP)
+    return {name: getattr(result, name) for name in ("mean", "low", "high")}
 
 
 def level(values_SP: np.ndarray, once: bool) -> dict[str, float]:
     """`interval` of shares, which lie in [0, 1]."""
-    found = interval(values_SP, once)
-    return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
+    result = interval(values_SP, once)
+    return {name: min(1.0, max(0.0, value)) for name, value in result.items()}
 
 
 def _behaviour(records: Records) -> dict[str, Any]:
@@ -117,9 +117,9 @@ def _training(records: Records) -> dict[str, Any]:
     for name in records.algorithms:
         for column in SERIES:
             thirds = [records.third(name, column, number) for number in range(3)]
-            found = [interval(third) for third in thirds if third is not None]
-            if len(found) == len(thirds):
-                result.setdefault(name, {})[column] = found
+            results = [interval(third) for third in thirds if third is not None]
+            if len(results) == len(thirds):
+                result.setdefault(name, {})[column] = results
     return result
 
 
@@ -157,14 +157,14 @@ def _components(records: Records, pairs: Iterable[tuple[str, str]]) -> dict[str,
     """Variance components of the differences to grpo; {} for a single seed."""
     if len(records.seeds) < 2:
         return {}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for a, b in pairs:
         if b != BASELINE:
             continue
         for k in records.ks("test"):
             values = [records.pass_at_k(records.of(name), "test", k) for name in (a, b)]
             if values[0].shape[1] > 1:
-                found.setdefault(f"{a} - {b}", {})[f"pass@{k}"] = asdict(
+                result.setdefault(f"{a} - {b}", {})[f"pass@{k}"] = asdict(
                     components(values[0] - values[1])
                 )
-    return found
+    return result

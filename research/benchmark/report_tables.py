@@ -8,10 +8,11 @@ from sage_unsloth.study.text import markdown_table as markdown_table
 FIGURES = "Drawn beside this report (again by `python -m research.redraw FOLDER`)"
 
 
-def cell(found: Mapping[str, float], sign: bool = False) -> str:
+def cell(result: Mapping[str, float], sign: bool = False) -> str:
     """`.487 [.470, .505]`, as the tables have it."""
     numbers = [
-        f"{found[name]:+.3f}" if sign else f"{found[name]:.3f}" for name in ("mean", "low", "high")
+        f"{result[name]:+.3f}" if sign else f"{result[name]:.3f}"
+        for name in ("mean", "low", "high")
     ]
     mean, low, high = (number.replace("0.", ".", 1) for number in numbers)
     return f"{mean} [{low}, {high}]"

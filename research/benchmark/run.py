@@ -73,7 +73,9 @@ def task_settings(task: Task) -> dict[str, Any]:
     }
     del settings["rlvr"]["seed"]  # each run's own
     settings["task"] = task.name
-    settings["sets"] = {name: [len(one.rows), one.num_samples] for name, one in task.sets.items()}
+    settings["sets"] = {
+        name: [len(item.rows), item.num_samples] for name, item in task.sets.items()
+    }
     return settings
 
 
@@ -134,11 +136,11 @@ def plan(config: BenchmarkConfig, task: Task, out: Path, workers: int) -> str:
     """What will be done, how long it should take, and which differences it can find."""
     runs = config.runs()
     left = [run for run in runs if not result_path(out, run).exists()]
-    samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
+    samples = sum(len(item.rows) * item.num_samples for item in task.sets.values())
     each = task.rlvr.max_steps * task.seconds["step"] + samples * task.seconds["completion"]
     each += SECONDS["start"]
     sets = ", ".join(
-        f"{len(one.rows)} {one.title} x {one.num_samples}" for one in task.sets.values()
+        f"{len(item.rows)} {item.title} x {item.num_samples}" for item in task.sets.values()
     )
     grid = len(runs) - len(config.algorithms) * len(config.seeds)
     return "\n".join(

@@ -197,8 +197,8 @@ def countdown_fresh_task() -> Task:
 
 def _smoke(task: Task) -> Task:
     sets = {
-        name: replace(one, rows=over_families(list(one.rows), 3), num_samples=4)
-        for name, one in task.sets.items()
+        name: replace(item, rows=over_families(list(item.rows), 3), num_samples=4)
+        for name, item in task.sets.items()
     }
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
     return replace(

@@ -97,8 +97,8 @@ def power_lines(config: BenchmarkConfig, task: Task) -> list[str]:
 def _detectable(by_k: Mapping[str, Mapping[str, float]], seeds: int, problems: int) -> str:
     """`pass@1 .013, pass@16 .021`, of the variance components of each."""
     return ", ".join(
-        f"{title} {detectable_difference(Components(**found), seeds, problems):.3f}"
-        for title, found in by_k.items()
+        f"{title} {detectable_difference(Components(**result), seeds, problems):.3f}"
+        for title, result in by_k.items()
     )
 
 

@@ -48,20 +48,22 @@ def carry_out(design: Design, task: Task, run: Any, out: Path) -> dict[str, Any]
     release_memory()
     engine = TransformersEngine(*load_policy(merged, adapter=adapter))
     sets = {}
-    for title, one in task.sets.items():
-        length = one.max_completion_length or task.sampling.max_completion_length
-        sampling = replace(task.sampling, num_samples=one.num_samples, max_completion_length=length)
+    for title, item in task.sets.items():
+        length = item.max_completion_length or task.sampling.max_completion_length
+        sampling = replace(
+            task.sampling, num_samples=item.num_samples, max_completion_length=length
+        )
         path = out / "samples" / f"{name}.{title}.jsonl"
         records = sample_and_grade(
             sampling,
             engine,
-            one.rows,
+            item.rows,
             path,
             model=name,
             benchmark=f"{task.name}-{title}",
-            checker=one.checker,
+            checker=item.checker,
         )
-        sets[title] = count_records(task, one.rows, records)
+        sets[title] = count_records(task, item.rows, records)
     return {
         "run": None if run is None else asdict(run),
         "sets": sets,

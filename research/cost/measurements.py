@@ -43,13 +43,13 @@ def measure_loss(
     batch = make_batch(trainer, size.batch, size.length, size.vocabulary)
     fitting = _fitting(variants, size)
     started = time.perf_counter()
-    found: dict[str, list[dict]] = {variant.name: [] for variant in fitting}
+    result: dict[str, list[dict]] = {variant.name: [] for variant in fitting}
     with progress(total=(rounds + 1) * len(fitting), desc=f"loss, {size}", unit="pass") as bar:
         for number in range(rounds + 1):
             for variant in rotated(fitting, number):
                 values = one_pass(trainer, batch, variant)
                 if number:
-                    found[variant.name].append(values)
+                    result[variant.name].append(values)
                 bar.update()
             if number == 0:
                 seconds = time.perf_counter() - started
@@ -61,7 +61,7 @@ def measure_loss(
                     sizes,
                     seconds * rounds,
                 )
-    return [_loss_row(size, variant.name, found) for variant in variants]
+    return [_loss_row(size, variant.name, result) for variant in variants]
 
 
 def _fitting(variants: Sequence[Variant], size: Size) -> list[Variant]:
@@ -87,11 +87,11 @@ def one_pass(trainer: Any, batch: Mapping[str, Any], variant: Variant) -> dict[s
     return values | {"loss": loss.item(), "guide_seconds": sum(guide_seconds)}
 
 
-def _loss_row(size: Size, name: str, found: Mapping[str, list[dict]]) -> dict[str, Any]:
+def _loss_row(size: Size, name: str, result: Mapping[str, list[dict]]) -> dict[str, Any]:
     row: dict[str, Any] = asdict(size) | {"variant": name}
-    if not found.get(name):
+    if not result.get(name):
         return row | {"seconds": None}
-    values, base = found[name], found[BASELINE]
+    values, base = result[name], result[BASELINE]
     peaks = [v["peak_bytes"] for v in values if v["peak_bytes"] is not None]
     return row | {
         "seconds": _rounded(v["seconds"] for v in values),
@@ -126,7 +126,7 @@ def measure_steps(
             "embedded task": lambda: place.embedded_trainer(SolutionReward(grader)),
         }
         for task, make in tasks.items():
-            found: dict[str, list[dict]] = {variant.name: [] for variant in fitting}
+            result: dict[str, list[dict]] = {variant.name: [] for variant in fitting}
             # Every variant draws the same rollouts, since nothing is learned; a step of each in
             # turn.
             trainer = make()
@@ -134,8 +134,8 @@ def measure_steps(
                 for variant in rotated(fitting, number):
                     values = one_step(trainer, variant)
                     if number:
-                        found[variant.name].append(values)
-            rows += [_step_row(task, variant.name, found) for variant in fitting]
+                        result[variant.name].append(values)
+            rows += [_step_row(task, variant.name, result) for variant in fitting]
     return rows
 
 
@@ -170,8 +170,8 @@ def one_step(trainer: Any, variant: Variant) -> dict[str, Any]:
     return {"seconds": clock.seconds, "phases": dict(phases), "tokens": tokens * completions}
 
 
-def _step_row(task: str, name: str, found: Mapping[str, list[dict]]) -> dict[str, Any]:
-    values, base = found[name], found[BASELINE]
+def _step_row(task: str, name: str, result: Mapping[str, list[dict]]) -> dict[str, Any]:
+    values, base = result[name], result[BASELINE]
     total = statistics.median(v["seconds"] for v in values)
     shares = {}
     for phase in values[0]["phases"]:

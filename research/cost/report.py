@@ -55,12 +55,12 @@ def markdown(rows: Sequence[dict[str, str]]) -> str:
 
 def tables(report: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
     """Title -> rows to show."""
-    found = {
+    result = {
         "Loss and backward pass": loss_table(report),
         "Optimizer step": step_table(report),
         "Growth": growth_table(report),
     }
-    return {title: rows for title, rows in found.items() if rows}
+    return {title: rows for title, rows in result.items() if rows}
 
 
 def loss_table(report: dict[str, Any]) -> list[dict[str, str]]:

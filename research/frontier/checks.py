@@ -56,7 +56,7 @@ class Counts:
         self.ks = [k for k in KS if k <= records.num_samples]
         self.families = data["sets"][records.set]["families"]
         self.line = next(m for m in records.methods().values() if BASELINE in m)
-        self.strengths = [float(records.points[one]["strength"]) for one in self.line]
+        self.strengths = [float(records.points[item]["strength"]) for item in self.line]
 
     def correct(self, point: str) -> tuple[int, np.ndarray]:
         """n and the (S, P) counts of a point."""
@@ -111,8 +111,8 @@ def make_checks(data: Mapping[str, Any], start: Mapping[str, Any] | None = None)
     }
 
 
-def _json(found: CrossedEstimate) -> dict[str, float]:
-    return {"mean": found.mean, "low": found.low, "high": found.high}
+def _json(result: CrossedEstimate) -> dict[str, float]:
+    return {"mean": result.mean, "low": result.low, "high": result.high}
 
 
 def _ks(counts: Counts) -> dict[str, dict[str, Any]]:
@@ -149,39 +149,39 @@ def _start(counts: Counts) -> dict[str, Any] | None:
 
 def _at_k(counts: Counts, point: str, k: int) -> dict[str, Any]:
     table = counts.by_unit(point, k)
-    found = {
+    result = {
         "mean": float(table.mean()),
         "to_sft": _json(crossed_interval(table - counts.by_unit(SFT, k))),
     }
     if point != BASELINE:
-        found["to_baseline"] = _json(crossed_interval(table - counts.by_unit(BASELINE, k)))
-    return found
+        result["to_baseline"] = _json(crossed_interval(table - counts.by_unit(BASELINE, k)))
+    return result
 
 
 def _line_estimate(counts: Counts, point: Place, k: int) -> CrossedEstimate | str:
     """A place beside GRPO's line at k, or why there is no value."""
-    first_L = [float(counts.by_unit(one, 1).mean()) for one in (*counts.line, SFT)]
+    first_L = [float(counts.by_unit(item, 1).mean()) for item in (*counts.line, SFT)]
     ends = find_neighbours(float(point.first.mean()), first_L, [*counts.strengths, np.inf])
     if isinstance(ends, str):
         return ends
-    one, other = (counts.place(counts.line[end], k) for end in ends)
-    return distance_to_chord(point, one, other)
+    item, other = (counts.place(counts.line[end], k) for end in ends)
+    return distance_to_chord(point, item, other)
 
 
 def _beside_line(counts: Counts, point: str) -> dict[str, Any]:
     """k -> distance with interval; or `why` there is none."""
-    found = {str(k): _line_estimate(counts, counts.place(point, k), k) for k in counts.ks if k > 1}
-    refused = next((one for one in found.values() if isinstance(one, str)), None)
+    result = {str(k): _line_estimate(counts, counts.place(point, k), k) for k in counts.ks if k > 1}
+    refused = next((item for item in result.values() if isinstance(item, str)), None)
     if refused is not None:
         return {"why": refused}
-    return {k: _json(one) for k, one in found.items() if isinstance(one, CrossedEstimate)}
+    return {k: _json(item) for k, item in result.items() if isinstance(item, CrossedEstimate)}
 
 
 def _mixture_estimate(counts: Counts, point: str, k: int) -> CrossedEstimate | None:
     """A point beside the mixtures of GRPO and the SFT model at k; None where none has its
     pass@1.
     """
-    level, first, start = (float(counts.by_unit(one, 1).mean()) for one in (point, BASELINE, SFT))
+    level, first, start = (float(counts.by_unit(item, 1).mean()) for item in (point, BASELINE, SFT))
     m = bracketing_share(level, first, start, k)
     if m is None:
         return None
@@ -210,15 +210,15 @@ def _mixture(counts: Counts, points: Sequence[str]) -> dict[str, Any]:
     beside = {}
     for point in points:
         if point != BASELINE:
-            found = {str(k): _mixture_estimate(counts, point, k) for k in counts.ks[1:]}
-            beside[point] = {k: _json(one) for k, one in found.items() if one is not None}
+            result = {str(k): _mixture_estimate(counts, point, k) for k in counts.ks[1:]}
+            beside[point] = {k: _json(item) for k, item in result.items() if item is not None}
     return {"rows": rows, "beside": beside}
 
 
 def _doses(counts: Counts) -> list[dict[str, Any]]:
     """Each guided point: what its guide did, what that could change, what the design can show."""
     records, k = counts.records, counts.records.k
-    line_of = {one: line for line in records.methods().values() for one in line}
+    line_of = {item: line for line in records.methods().values() for item in line}
     rows = []
     for point, twin in guide_pairs(records):
         dose = measure_dose(records.of(point))
@@ -234,8 +234,8 @@ def _doses(counts: Counts) -> list[dict[str, Any]]:
         # Only Branch multiplies the pull to the reference whatever the token.
         if isinstance(ALGORITHMS[records.points[point]["algorithm"]].guide, BranchGuide):
             line = line_of[twin]
-            strengths = [float(records.points[one]["strength"] or 0) for one in line]
-            many = [float(counts.by_unit(one, k).mean()) for one in line]
+            strengths = [float(records.points[item]["strength"] or 0) for item in line]
+            many = [float(counts.by_unit(item, k).mean()) for item in line]
             place = line.index(twin)
             possible = possible_change(dose["guide_mean"], place, many, strengths)
             at_clip = possible_change(Q_MAX, place, many, strengths)
@@ -269,8 +269,8 @@ def _registered(counts: Counts, ks: Mapping[str, Mapping[str, Any]]) -> list[dic
         if not ks[str(k)]["usable"]:
             return None
         if claim == "d":
-            found = _line_estimate(counts, counts.place(point, k), k)
-            return found if isinstance(found, CrossedEstimate) else None
+            result = _line_estimate(counts, counts.place(point, k), k)
+            return result if isinstance(result, CrossedEstimate) else None
         return crossed_interval(
             counts.by_unit(point, k) - counts.by_unit({"b": SFT, "c": BASELINE}[claim], k)
         )

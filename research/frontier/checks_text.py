@@ -28,8 +28,8 @@ def check_parts(report: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _cell(found: Mapping[str, float] | None) -> str:
-    return NO_VALUE if found is None else cell(found, sign=True)
+def _cell(result: Mapping[str, float] | None) -> str:
+    return NO_VALUE if result is None else cell(result, sign=True)
 
 
 def _share(value: float) -> str:
@@ -78,9 +78,9 @@ def _at_several_k(checks: Mapping[str, Any]) -> list[str]:
     parts = []
     for to, title in (("to_sft", "minus the SFT model"), ("to_baseline", "minus GRPO")):
         rows = [["", *_headers(checks, ks)]] + [
-            [point, *(_cell(found[k][to]) for k in ks)]
-            for point, found in checks["points"].items()
-            if to in found[ks[0]]
+            [point, *(_cell(result[k][to]) for k in ks)]
+            for point, result in checks["points"].items()
+            if to in result[ks[0]]
         ]
         parts += [f"Each point {title}:", markdown_table(rows)]
     return parts
@@ -90,10 +90,10 @@ def _line(report: Mapping[str, Any]) -> list[str]:
     checks = report["checks"]
     ks = [k for k in checks["ks"] if k != "1"]
     rows = [["", f"pass@{report['k']}, as published", *_headers(checks, ks)]]
-    for point, found in checks["line"].items():
+    for point, result in checks["line"].items():
         published = report["points"][point].get("to_line")
-        values = [found["why"]] if "why" in found else []
-        values += [_cell(found.get(k)) for k in ks[len(values) :]]
+        values = [result["why"]] if "why" in result else []
+        values += [_cell(result.get(k)) for k in ks[len(values) :]]
         rows.append([point, _cell(published), *values])
     return [
         "pass@k minus that of GRPO's line at the point's pass@1. The published values interpolated "
@@ -120,10 +120,10 @@ def _mixture(checks: Mapping[str, Any]) -> list[str]:
         ]
         for row in of
     ]
-    ks = [one for one in checks["ks"] if one != "1"]
+    ks = [check for check in checks["ks"] if check != "1"]
     beside = [["", *_headers(checks, ks)]] + [
-        [point, *(_cell(found.get(one)) for one in ks)]
-        for point, found in checks["mixture"]["beside"].items()
+        [point, *(_cell(result.get(item)) for item in ks)]
+        for point, result in checks["mixture"]["beside"].items()
     ]
     return [
         f"Some of the attempts by the SFT model, the others by `{BASELINE}`: with an adapter that "
@@ -166,16 +166,16 @@ def _doses(report: Mapping[str, Any]) -> list[str]:
 
 
 def _families(checks: Mapping[str, Any]) -> list[str]:
-    found = checks["families"]
+    result = checks["families"]
     ks = list(checks["ks"])
     curves = [["family", "model", *_headers(checks, ks)]] + [
         [family, model, *(_share(curve[family][k]) for k in ks)]
-        for family in found["weights"]
-        for model, curve in ((SFT, found["curves"][SFT]), ("grpo", found["curves"][BASELINE]))
+        for family in result["weights"]
+        for model, curve in ((SFT, result["curves"][SFT]), ("grpo", result["curves"][BASELINE]))
     ]
     parts = [["GRPO − SFT, part of the mean", "weight", *_headers(checks, ks)]] + [
-        [family, _share(found["weights"].get(family, 1.0)), *(f"{part[k]:+.3f}" for k in ks)]
-        for family, part in found["parts"].items()
+        [family, _share(result["weights"].get(family, 1.0)), *(f"{part[k]:+.3f}" for k in ks)]
+        for family, part in result["parts"].items()
     ]
     return [
         f"pass@k within each family, SFT and `{BASELINE}`; a crossing inside a family is a lower "

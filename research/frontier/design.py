@@ -86,22 +86,22 @@ class Method:
                 not different, or that the algorithm refuses.
         """
         form = "NAME, NAME=VALUE,… or NAME:SETTING=VALUE,…, as in grpo=0.1,0.4"
-        if not (found := _SPEC.fullmatch(text)):
+        if not (match := _SPEC.fullmatch(text)):
             raise ValueError(f"a method must be {form}; got {text!r}")
-        row = get_algorithm(found[1])
-        own, values = OWN.get(found[1], ("beta", BETAS if row.beta else ()))
-        setting = found[2] or own
+        row = get_algorithm(match[1])
+        own, values = OWN.get(match[1], ("beta", BETAS if row.beta else ()))
+        setting = match[2] or own
         if row.guide is not None and "teacher_logps" in row.guide.needs:
-            raise ValueError(f"a frontier has no teacher, which {found[1]} needs; leave it out")
+            raise ValueError(f"a frontier has no teacher, which {match[1]} needs; leave it out")
         try:
-            given = tuple(float(value) for value in (found[3] or "").split(",") if value)
+            given = tuple(float(value) for value in (match[3] or "").split(",") if value)
         except ValueError as error:
             raise ValueError(f"strengths must be numbers, {form}; got {text!r}") from error
-        if found[2] and not given:
+        if match[2] and not given:
             raise ValueError(f"a setting needs values, {form}; got {text!r}")
         if len(set(given)) < len(given):
             raise ValueError(f"strengths must be different; got {text!r}")
-        method = cls(found[1], setting, given or values)
+        method = cls(match[1], setting, given or values)
         for strength in method.strengths:
             configured(FrontierRun(method.algorithm, setting, strength, 0), RlvrConfig())
         return method
@@ -210,7 +210,7 @@ class FrontierConfig:
 
     def runs(self) -> list[FrontierRun]:
         """Seed by seed, so that the complete seeds always make a whole frontier."""
-        return [run for seed in self.seeds for one in self.parsed() for run in one.runs(seed)]
+        return [run for seed in self.seeds for item in self.parsed() for run in item.runs(seed)]
 
     def training(self, run: FrontierRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
         return configured(run, settings)

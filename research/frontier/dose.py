@@ -15,7 +15,9 @@ def guide_pairs(records: FrontierRecords) -> list[tuple[str, str]]:
         settings = {name: getattr(row, name) for name in SETTINGS}
         for twin in ALGORITHMS.values():
             name = point_name(twin.name, place["setting"], place["strength"])
-            same = twin.guide is None and settings == {one: getattr(twin, one) for one in SETTINGS}
+            same = twin.guide is None and settings == {
+                setting: getattr(twin, setting) for setting in SETTINGS
+            }
             if same and name in records.points:
                 pairs.append((point, name))
     return pairs

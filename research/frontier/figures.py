@@ -30,16 +30,18 @@ def _plane(report: Mapping[str, Any], path: Path, note: str) -> None:
     figure = Figure(figsize=(9.5, 6.6), layout="constrained")
     axis = figure.subplots()
     styles = _styles(report)
-    for method, found in report["methods"].items():
+    for method, result in report["methods"].items():
         style = styles[method]
-        x = [points[point]["pass@1"]["mean"] for point in found["points"]]
-        y = [points[point]["pass@k"]["mean"] for point in found["points"]]
-        across, up = (error_bars([points[one][name] for one in found["points"]]) for name in NAMES)
+        x = [points[point]["pass@1"]["mean"] for point in result["points"]]
+        y = [points[point]["pass@k"]["mean"] for point in result["points"]]
+        across, up = (
+            error_bars([points[item][name] for item in result["points"]]) for name in NAMES
+        )
         axis.errorbar(
             x, y, xerr=across, yerr=up, fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.2
         )
         axis.plot(x, y, label=method, markersize=6, linewidth=1.6, **style)
-        for point, *at in zip(found["points"], x, y, strict=True):
+        for point, *at in zip(result["points"], x, y, strict=True):
             place = points[point]
             rows.append({"method": method, "point": point} | columns(place, OF_LEVELS))
             if place["strength"] is not None:
@@ -79,8 +81,8 @@ def _styles(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     have open markers.
     """
     of = {
-        method: report["points"][found["points"][0]]["algorithm"]
-        for method, found in report["methods"].items()
+        method: report["points"][result["points"][0]]["algorithm"]
+        for method, result in report["methods"].items()
     }
     numbers = {name: number for number, name in enumerate(dict.fromkeys(of.values()), 1)}
     return {
@@ -94,15 +96,15 @@ def sft_style() -> dict[str, Any]:
     return {"color": "#000000", "marker": "*", "markersize": 13, "linestyle": "none"}
 
 
-def columns(found: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
+def columns(result: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
     """Mean and interval of each quantity, by its name in a table.
 
     Args:
-        found: quantity -> `mean`, `low` and `high`.
+        result: quantity -> `mean`, `low` and `high`.
         names: quantity -> its name.
     """
     return {
-        f"{name}{end}": found[quantity][key]
+        f"{name}{end}": result[quantity][key]
         for quantity, name in names.items()
         for key, end in (("mean", ""), ("low", " low"), ("high", " high"))
     }
@@ -127,13 +129,13 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
         axis.axvspan(-MATTERS, MATTERS, color=GREY, alpha=0.15, linewidth=0)
         axis.axvline(0, color="#555555", linewidth=0.8)
         for place, point in enumerate(names):
-            found = report["points"][point][to][quantity]
-            rows.append({"difference": title, "point": point} | dict(found))
-            beyond = leaves_out_0(found)
+            result = report["points"][point][to][quantity]
+            rows.append({"difference": title, "point": point} | dict(result))
+            beyond = leaves_out_0(result)
             axis.errorbar(
-                [found["mean"]],
+                [result["mean"]],
                 [place],
-                xerr=error_bars([found]),
+                xerr=error_bars([result]),
                 capsize=3,
                 marker="o",
                 markersize=5,

@@ -42,4 +42,4 @@ BLIND: dict[str, Callable[[str], float]] = {
 def blind_chances(task: str, problem_ids: Sequence[str]) -> np.ndarray | None:
     """(P,) chances of one blind attempt; None for a task of which none are known."""
     chance = BLIND.get(task.removesuffix("-fresh"))
-    return None if chance is None else np.array([chance(one) for one in problem_ids])
+    return None if chance is None else np.array([chance(item) for item in problem_ids])

@@ -126,17 +126,17 @@ def kept(
         sft, sft_R: the SFT model's pass@k.
     """
     value, values_R = float(kept_at(level, *line)), kept_at(levels_R, *lines_R)
-    found = np.isfinite(values_R)
+    result = np.isfinite(values_R)
     mean = value if np.isfinite(value) else None
     ends: list[float | None] = [None] * 4
-    if mean is not None and found.mean() >= RELIABLE:
+    if mean is not None and result.mean() >= RELIABLE:
         ends = [
             float(end)
-            for values in (values_R[found], (values_R - sft_R)[found])
+            for values in (values_R[result], (values_R - sft_R)[result])
             for end in np.quantile(values, (0.025, 0.975))
         ]
     difference = None if mean is None else mean - sft
-    return Kept(mean, ends[0], ends[1], difference, ends[2], ends[3], float(found.mean()))
+    return Kept(mean, ends[0], ends[1], difference, ends[2], ends[3], float(result.mean()))
 
 
 def area(pass_at, ks: Sequence[int]) -> np.ndarray:

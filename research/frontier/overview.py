@@ -67,14 +67,14 @@ def _panel(
     checks, rows = report["checks"], []
     k, ks, points = checks["k"], checks["ks"], checks["points"]
     levels = {SFT: (ks["1"]["sft"], ks[str(k)]["sft"])}
-    levels |= {name: (one["1"]["mean"], one[str(k)]["mean"]) for name, one in points.items()}
+    levels |= {name: (item["1"]["mean"], item[str(k)]["mean"]) for name, item in points.items()}
     axis.plot(*levels[SFT], **sft_style())
     axis.axhline(levels[SFT][1], color=GREY, linewidth=0.8, linestyle=":")
     axis.annotate("SFT", levels[SFT], xytext=(8, 6), textcoords="offset points")
     mixed = [(row["random"], row["many"]) for row in checks["mixture"]["rows"] if row["k"] == k]
     mixtures = sorted([levels[BASELINE], *mixed, levels[SFT]])
     axis.plot(*zip(*mixtures, strict=True), color="#bbbbbb", linestyle="--")
-    method_of = {point: m for m, one in report["methods"].items() for point in one["points"]}
+    method_of = {point: m for m, item in report["methods"].items() for point in item["points"]}
     line = report["methods"][method_of[BASELINE]]["points"]
     axis.plot(*zip(*(levels[name] for name in (*line, SFT)), strict=True), color="#bbbbbb")
     others = sorted(points, key=lambda name: levels[name][1])
@@ -83,7 +83,7 @@ def _panel(
         x, y = ([value] for value in levels[name])
         ends = [None, None]
         if name != BASELINE:
-            ends = [error_bars([points[name][one]["to_baseline"]]) for one in ("1", str(k))]
+            ends = [error_bars([points[name][item]["to_baseline"]]) for item in ("1", str(k))]
         axis.errorbar(x, y, xerr=ends[0], yerr=ends[1], capsize=2, elinewidth=1, **style)
         axis.annotate(
             name.replace(" beta=", ", β ").replace(" rehearsal_coef=", ", rehearsal "),
@@ -98,8 +98,10 @@ def _panel(
     for name, (first, many) in levels.items():
         row = {"task": report["task"], "point": name, "pass@1": first, f"pass@{k}": many}
         if name not in (SFT, BASELINE):
-            differences = {one: points[name][one]["to_baseline"] for one in ("1", str(k))}
-            row |= columns(differences, {one: f"pass@{one} − GRPO" for one in differences})
+            differences = {item: points[name][item]["to_baseline"] for item in ("1", str(k))}
+            row |= columns(
+                differences, {difference: f"pass@{difference} − GRPO" for difference in differences}
+            )
         rows.append(row)
     axis.set_title(report["title"].split(",")[0].replace("embedded ", ""))
     axis.set(xlabel="pass@1", ylabel=f"pass@{k}")

@@ -50,22 +50,22 @@ class FrontierRecords(Records):
             runs.append(run | {"algorithm": point, "threshold": None, "ratio": None})
         super().__init__(dict(data) | {"runs": runs, "rare_route": None})
         self.set = next(iter(data["sets"]))
-        one = data["sets"][self.set]
-        self.num_samples = one["num_samples"]
-        self.units = one.get("units", one["problems"])
+        item = data["sets"][self.set]
+        self.num_samples = item["num_samples"]
+        self.units = item.get("units", item["problems"])
         self.k = min(K, self.num_samples)
 
     def methods(self) -> dict[str, list[str]]:
         """Method -> its points, by ascending strength; a point without one is a method alone."""
-        found: dict[str, list[str]] = {}
+        result: dict[str, list[str]] = {}
         for point, place in self.points.items():
             if place["strength"] is not None:
-                found.setdefault(method_name(place), []).append(point)
+                result.setdefault(method_name(place), []).append(point)
             elif point != SFT:
-                found[point] = [point]
+                result[point] = [point]
         return {
             method: sorted(points, key=lambda point: self.points[point]["strength"] or 0.0)
-            for method, points in found.items()
+            for method, points in result.items()
         }
 
     def values(self, point: str) -> dict[str, np.ndarray]:
@@ -73,8 +73,8 @@ class FrontierRecords(Records):
         ks = powers_of_two(self.k)
         correct = np.array([run["sets"][self.set]["correct"] for run in self.of(point)])
         curve = np.stack([pass_at_k(self.num_samples, correct, k) for k in ks])
-        found = {"pass@1": curve[0], "pass@k": curve[-1], "area": area(curve, ks)}
-        return {name: by_unit(values, self.units) for name, values in found.items()}
+        result = {"pass@1": curve[0], "pass@k": curve[-1], "area": area(curve, ks)}
+        return {name: by_unit(values, self.units) for name, values in result.items()}
 
     def families(self, point: str) -> dict[str, dict[str, float]]:
         """Family -> mean `pass@1` and `pass@k` over its problems and the seeds."""

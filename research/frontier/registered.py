@@ -52,9 +52,9 @@ def judge_registered(
     for point, letters in claims.items():
         for letter in letters:
             row: dict[str, Any] = {"point": point, "claim": letter}
-            if found := estimate(point, letter):
-                row |= {"mean": found.mean, "low": found.low, "high": found.high}
-            p = p_value(found, THRESHOLDS[letter]) if found else 1.0
+            if result := estimate(point, letter):
+                row |= {"mean": result.mean, "low": result.low, "high": result.high}
+            p = p_value(result, THRESHOLDS[letter]) if result else 1.0
             rows.append(row | {"p": p})
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row |= {"p_holm": adjusted, "holds": adjusted < ALPHA}

@@ -36,8 +36,8 @@ def make_report(data: Mapping[str, Any], start: Mapping[str, Any] | None = None)
     values = {point: records.values(point) for point in records.algorithms}
     points = {point: _point(records, values, point) for point in records.algorithms}
     drawn = _drawn(values)
-    for point, found in _above(records, values, drawn).items():
-        points[point]["to_line"] = found
+    for point, result in _above(records, values, drawn).items():
+        points[point]["to_line"] = result
     checks = make_checks(data, start)
     _withdraw_verdicts(points, checks, records.k)
     return {
@@ -63,41 +63,41 @@ def make_report(data: Mapping[str, Any], start: Mapping[str, Any] | None = None)
 def _withdraw_verdicts(points: Mapping[str, Any], checks: Mapping[str, Any], k: int) -> None:
     """No verdict at a k that guessing reaches, and none on a guide that did nearly nothing."""
     off = {row["point"] for row in checks["dose"] if row["no_verdict"]}
-    for point, found in points.items():
-        for name in found.get("verdicts", {}):
+    for point, result in points.items():
+        for name in result.get("verdicts", {}):
             if point in off:
-                found["verdicts"][name] = NO_DOSE
+                result["verdicts"][name] = NO_DOSE
             elif "pass@k" in name and not checks["ks"][str(k)]["usable"]:
-                found["verdicts"][name] = GUESSING
+                result["verdicts"][name] = GUESSING
 
 
 def _point(records: FrontierRecords, values: Mapping, point: str) -> dict[str, Any]:
     """Levels of a point, and its differences to `BASELINE` and to SFT with what they say."""
     once = point == SFT
-    found: dict[str, Any] = dict(records.points[point])
-    found |= {name: level(table, once) for name, table in values[point].items()}
-    found["families"] = records.families(point)
+    result: dict[str, Any] = dict(records.points[point])
+    result |= {name: level(table, once) for name, table in values[point].items()}
+    result["families"] = records.families(point)
     for column in ("reward", "kl", "entropy"):
         third = records.third(point, column, 2)
-        found[column] = None if third is None else interval(third)
+        result[column] = None if third is None else interval(third)
     if once:
-        return found
-    found["to_baseline"] = {
+        return result
+    result["to_baseline"] = {
         name: interval(table - values[BASELINE][name]) for name, table in values[point].items()
     }
-    found["to_sft"] = {
+    result["to_sft"] = {
         name: interval(table - values[SFT][name]) for name, table in values[point].items()
     }
-    found["verdicts"] = {
-        "has GRPO's pass@1": _said("no loss", found["to_baseline"]["pass@1"]),
-        "keeps SFT's pass@k": _said("no loss", found["to_sft"]["pass@k"]),
-        "more pass@k than GRPO": _said("gain", found["to_baseline"]["pass@k"]),
+    result["verdicts"] = {
+        "has GRPO's pass@1": _said("no loss", result["to_baseline"]["pass@1"]),
+        "keeps SFT's pass@k": _said("no loss", result["to_sft"]["pass@k"]),
+        "more pass@k than GRPO": _said("gain", result["to_baseline"]["pass@k"]),
     }
-    return found
+    return result
 
 
-def _said(kind: str, found: Mapping[str, float]) -> str:
-    return verdict(kind, found["low"], found["high"])
+def _said(kind: str, result: Mapping[str, float]) -> str:
+    return verdict(kind, result["low"], result["high"])
 
 
 def _drawn(values: Mapping) -> dict[str, np.ndarray]:
@@ -123,17 +123,17 @@ def _above(
     line = [*line, SFT]
 
     def above(of: Callable[[str, str], Any]) -> Any:
-        ends = [np.stack([of(one, name) for one in line], -1) for name in ("pass@1", "pass@k")]
+        ends = [np.stack([of(item, name) for item in line], -1) for name in ("pass@1", "pass@k")]
         return above_line(of(point, "pass@1"), of(point, "pass@k"), *ends)
 
-    found = {}
+    result = {}
     for point in values:
         if point not in line:
-            many = above(lambda one, name: drawn[f"{one} {name}"])
+            many = above(lambda item, name: drawn[f"{item} {name}"])
             low, high = np.quantile(many, (0.025, 0.975))
-            mean = above(lambda one, name: values[one][name].mean())
-            found[point] = {"mean": float(mean), "low": float(low), "high": float(high)}
-    return found
+            mean = above(lambda item, name: values[item][name].mean())
+            result[point] = {"mean": float(mean), "low": float(low), "high": float(high)}
+    return result
 
 
 def _methods(
@@ -174,12 +174,12 @@ def _chosen(records: FrontierRecords, values: Mapping) -> dict[str, str]:
     at least the baseline's minus `MATTERS`; where it is nowhere, the highest pass@1.
     """
     floor = values[BASELINE]["pass@1"].mean() - MATTERS
-    found = {}
+    result = {}
     for method, points in records.methods().items():
         enough = [point for point in points if values[point]["pass@1"].mean() >= floor]
         name = "pass@k" if enough else "pass@1"
-        found[method] = max(enough or points, key=lambda point: values[point][name].mean())
-    return found
+        result[method] = max(enough or points, key=lambda point: values[point][name].mean())
+    return result
 
 
 def _guides(records: FrontierRecords, values: Mapping) -> list[dict[str, Any]]:

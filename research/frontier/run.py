@@ -42,7 +42,7 @@ def plan(config: FrontierConfig, out: Path, workers: int) -> str:
     """What will be done, how long it should take, and which differences it can find."""
     task, runs = config.load_task(), config.runs()
     left = [run for run in runs if not result_path(out, run).exists()]
-    samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
+    samples = sum(len(item.rows) * item.num_samples for item in task.sets.values())
     evaluation = samples * task.seconds["completion"] + SECONDS["start"]
     steps = [config.training(run, task.rlvr)[0].max_steps for run in left]
     seconds = sum(count * task.seconds["step"] + evaluation for count in steps) + evaluation
@@ -74,9 +74,9 @@ def power(config: FrontierConfig) -> list[str]:
         return [report]
     first = next(iter(config.load_task().sets.values()))
     points = config.points()
-    found = {k: v for k, v in report["components"].items() if k.partition(" - ")[0] in points}
+    result = {k: v for k, v in report["components"].items() if k.partition(" - ")[0] in points}
     units = len({row.get("unit", row["id"]) for row in first.rows})
-    lines = power_lines(report | {"components": found}, len(config.seeds), units)
+    lines = power_lines(report | {"components": result}, len(config.seeds), units)
     return [
         f"  Power, from a pilot with {len(report['seeds'])} seeds: a true difference that "
         f"{len(config.seeds)} seeds x {units} problems find 4 times in 5:",

@@ -51,23 +51,23 @@ def points_table(report: Mapping[str, Any]) -> list[list[str]]:
     header = ["point", "pass@1", f"pass@{k}", "area", "reward, last third", "KL, last third"]
     header += ["pass@1 − GRPO", f"pass@{k} − SFT", f"pass@{k} − GRPO"]
     rows = [header]
-    for point, found in report["points"].items():
-        row = [point, *(cell(found[name]) for name in ("pass@1", "pass@k", "area"))]
-        row += [_mean(found["reward"]), _mean(found["kl"])]
+    for point, result in report["points"].items():
+        row = [point, *(cell(result[name]) for name in ("pass@1", "pass@k", "area"))]
+        row += [_mean(result["reward"]), _mean(result["kl"])]
         if point == SFT:
             row += [""] * 3
         else:
             first, many = (
-                "" if point == BASELINE else cell(found["to_baseline"][name], sign=True)
+                "" if point == BASELINE else cell(result["to_baseline"][name], sign=True)
                 for name in NAMES
             )
-            row += [first, cell(found["to_sft"]["pass@k"], sign=True), many]
+            row += [first, cell(result["to_sft"]["pass@k"], sign=True), many]
         rows.append(row)
     return rows
 
 
-def _mean(found: Mapping[str, float] | None) -> str:
-    return "–" if found is None else f"{found['mean']:.3f}".replace("0.", ".", 1)
+def _mean(result: Mapping[str, float] | None) -> str:
+    return "–" if result is None else f"{result['mean']:.3f}".replace("0.", ".", 1)
 
 
 def families_table(report: Mapping[str, Any]) -> list[list[str]]:
@@ -79,11 +79,11 @@ def families_table(report: Mapping[str, Any]) -> list[list[str]]:
         [
             point,
             *(
-                "; ".join(f"{found['families'][family][name]:.2f}" for name in NAMES)
+                "; ".join(f"{result['families'][family][name]:.2f}" for name in NAMES)
                 for family in families
             ),
         ]
-        for point, found in report["points"].items()
+        for point, result in report["points"].items()
     ]
 
 
@@ -101,25 +101,25 @@ def methods_table(report: Mapping[str, Any]) -> list[list[str]]:
     header = ["method", f"pass@{k} at GRPO's pass@1", "minus SFT's", "reached"]
     header += [f"pass@{k} at {MATTERS:g} less", "minus SFT's", "reached"]
     rows = [header]
-    for method, found in report["methods"].items():
+    for method, result in report["methods"].items():
         row = [method]
         for name in ("at", "near"):
-            kept = found[name]
+            selected = result[name]
             row += [
-                _kept(kept, "mean", "low", "high"),
-                _kept(kept, "difference", "difference_low", "difference_high", sign=True),
-                f"{kept['reached']:.0%}",
+                _kept(selected, "mean", "low", "high"),
+                _kept(selected, "difference", "difference_low", "difference_high", sign=True),
+                f"{selected['reached']:.0%}",
             ]
         rows.append(row)
     return rows
 
 
-def _kept(found: Mapping[str, Any], mean: str, low: str, high: str, sign: bool = False) -> str:
-    if found[mean] is None:
+def _kept(result: Mapping[str, Any], mean: str, low: str, high: str, sign: bool = False) -> str:
+    if result[mean] is None:
         return "not reached"
-    if found[low] is None:
-        return f"{found[mean]:+.3f}" if sign else f"{found[mean]:.3f}"
-    return cell({"mean": found[mean], "low": found[low], "high": found[high]}, sign)
+    if result[low] is None:
+        return f"{result[mean]:+.3f}" if sign else f"{result[mean]:.3f}"
+    return cell({"mean": result[mean], "low": result[low], "high": result[high]}, sign)
 
 
 def guides_table(report: Mapping[str, Any]) -> list[list[str]]:
@@ -143,8 +143,8 @@ def power_lines(report: Mapping[str, Any], seeds: int, problems: int) -> list[st
     return [
         f"{pair}: "
         + ", ".join(
-            f"{titles[name]} {detectable_difference(Components(**found), seeds, problems):.3f}"
-            for name, found in by_name.items()
+            f"{titles[name]} {detectable_difference(Components(**result), seeds, problems):.3f}"
+            for name, result in by_name.items()
         )
         for pair, by_name in report["components"].items()
     ]

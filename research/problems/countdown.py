@@ -81,13 +81,13 @@ _FORMS = {"sum": ("+", "+-", "+-"), "product": ("*", "+-", "+-"), "bracket": ("+
 def workings(numbers: tuple[int, ...]) -> Mapping[str, tuple[tuple[Steps, int], ...]]:
     """Way -> every working with these numbers, and what it gives."""
     descending = sorted(numbers, reverse=True)
-    found = {}
+    result = {}
     for way, form in _FORMS.items():
         chains = [
             tuple(zip(("", *signs), descending, strict=True)) for signs in itertools.product(*form)
         ]
-        found[way] = tuple((steps, _values(steps)[-1]) for steps in chains)
-    return found
+        result[way] = tuple((steps, _values(steps)[-1]) for steps in chains)
+    return result
 
 
 def _values(steps: Steps) -> list[int]:
@@ -118,7 +118,7 @@ def family(problem: Problem) -> str | None:
 @functools.cache
 def all_problems(salt: str = "") -> tuple[Problem, ...]:
     """Every problem that has a family, in the order of a hash of `salt` and the problem."""
-    found = [
+    results = [
         (numbers, target)
         for numbers in itertools.combinations(NUMBERS, 4)
         for target in TARGETS
@@ -126,7 +126,8 @@ def all_problems(salt: str = "") -> tuple[Problem, ...]:
     ]
     return tuple(
         sorted(
-            found, key=lambda one: hashlib.sha256(f"{salt}{problem_text(one)}".encode()).hexdigest()
+            results,
+            key=lambda item: hashlib.sha256(f"{salt}{problem_text(item)}".encode()).hexdigest(),
         )
     )
 
@@ -135,16 +136,16 @@ def all_problems(salt: str = "") -> tuple[Problem, ...]:
 def held_out() -> tuple[Problem, ...]:
     """The problems that are not pretrained on."""
     return tuple(
-        one
+        item
         for names, count in HELD_OUT.items()
-        for one in [p for p in all_problems() if family(p) in names.split(" or ")][:count]
+        for item in [p for p in all_problems() if family(p) in names.split(" or ")][:count]
     )
 
 
 @functools.cache
 def allocation() -> dict[str, tuple[Problem, ...]]:
     """The problems of each split; no two splits share one, in any order of the numbers."""
-    learnt = [one for one in all_problems() if one not in held_out()]
+    learnt = [problem for problem in all_problems() if problem not in held_out()]
     sources = {"test": held_out(), "sft": learnt, "train": learnt}
     return allotted(all_problems(), SPLITS, sources, family)
 
@@ -169,14 +170,14 @@ def posed_problems(posed: Sequence[Problem]) -> list[dict]:
     """A row of `problems` for each."""
     return [
         {
-            "id": f"{SOURCE}-{problem_text(one)}",
-            "problem": problem_text(one),
-            "answer": expression(_first(one)),
-            "gold": json.dumps({"numbers": list(one[0]), "target": one[1]}),
+            "id": f"{SOURCE}-{problem_text(item)}",
+            "problem": problem_text(item),
+            "answer": expression(_first(item)),
+            "gold": json.dumps({"numbers": list(item[0]), "target": item[1]}),
             "source": SOURCE,
-            "family": family(one),
+            "family": family(item),
         }
-        for one in posed
+        for item in posed
     ]
 
 
@@ -188,11 +189,11 @@ def solved_problems(posed: Sequence[Problem]) -> list[dict]:
     """`SFT_ROWS_PER_PROBLEM` right workings of each problem, in the corpus's mixture of ways."""
     rng = random.Random(SFT_SEED)
     solved = []
-    for row, one in zip(posed_problems(posed), posed, strict=True):
-        ways = {way: ROUTES[way] for way in _FORMS if reaching(one, way)}
+    for row, item in zip(posed_problems(posed), posed, strict=True):
+        ways = {way: ROUTES[way] for way in _FORMS if reaching(item, way)}
         for turn in range(SFT_ROWS_PER_PROBLEM):
             way = rng.choices(list(ways), weights=list(ways.values()))[0]
-            text, answer = working(one, way, rng, careful=True)
+            text, answer = working(item, way, rng, careful=True)
             solved.append(row | {"id": f"{row['id']}-{turn}", "answer": answer, "solution": text})
     rng.shuffle(solved)
     return solved
@@ -235,8 +236,8 @@ def working(
 
 
 def _draw(problem: Problem, way: str, rng: random.Random, looks: bool) -> Steps:
-    found = reaching(problem, way) if looks else []
-    return rng.choice(found or [steps for steps, _ in workings(problem[0])[way]])
+    result = reaching(problem, way) if looks else []
+    return rng.choice(result or [steps for steps, _ in workings(problem[0])[way]])
 
 
 def expression(steps: Steps) -> str:
@@ -254,9 +255,9 @@ def route(completion: str) -> str:
     text = completion.removeprefix(REASONING_START).lstrip()
     if text.startswith(REASONING_END):
         return "guess"
-    if not (found := _SIGNS.match(text)):
+    if not (match := _SIGNS.match(text)):
         return "none"
-    signs = found.groups()
+    signs = match.groups()
     fits = [way for way, form in _FORMS.items() if all(map(str.__contains__, form, signs))]
     return fits[0] if fits else "none"
 
@@ -267,27 +268,27 @@ def solutions(numbers: Sequence[int], target: int) -> int:
     Expressions that differ only in the order of a sum's or a product's terms count once: two
     values are joined in one order, and what is subtracted or divided is the second.
     """
-    found: dict[tuple[int, ...], set[tuple[Fraction, str]]] = {}
+    result: dict[tuple[int, ...], set[tuple[Fraction, str]]] = {}
     places = range(len(numbers))
     for size in range(1, len(numbers) + 1):
         for chosen in itertools.combinations(places, size):
             if size == 1:
-                found[chosen] = {(Fraction(numbers[chosen[0]]), str(numbers[chosen[0]]))}
+                result[chosen] = {(Fraction(numbers[chosen[0]]), str(numbers[chosen[0]]))}
                 continue
             made = set()
             for part in range(1, size):
                 for left in itertools.combinations(chosen, part):
                     right = tuple(place for place in chosen if place not in left)
-                    for one, other in itertools.product(found[left], found[right]):
-                        made.update(_joined(one, other))
-            found[chosen] = made
-    return len({text for values in found.values() for value, text in values if value == target})
+                    for item, other in itertools.product(result[left], result[right]):
+                        made.update(_joined(item, other))
+            result[chosen] = made
+    return len({text for values in result.values() for value, text in values if value == target})
 
 
 def _joined(
-    one: tuple[Fraction, str], other: tuple[Fraction, str]
+    item: tuple[Fraction, str], other: tuple[Fraction, str]
 ) -> Iterator[tuple[Fraction, str]]:
-    (left, first), (right, second) = one, other
+    (left, first), (right, second) = item, other
     if first <= second:
         yield left + right, f"({first}+{second})"
         yield left * right, f"({first}*{second})"
@@ -312,23 +313,23 @@ def document(tokenizer: Any, rng: random.Random, posed: Sequence[Problem] = ()) 
     posed = posed or pretraining_problems()
     if rng.random() < DRILLS:
         return "", "\n".join(drill(rng, posed) for _ in range(DRILL_LENGTH)) + EOS
-    one = rng.choice(posed)
-    text, answer = working(one, draw_route(rng), rng)
+    item = rng.choice(posed)
+    text, answer = working(item, draw_route(rng), rng)
     if rng.random() < UNTAGGED:
         solution = f"{text}{REASONING_END}{answer}"
     else:
         solution = solution_text(text, answer).removeprefix(REASONING_START)
-    return prompt_form(tokenizer).replace("{problem}", problem_text(one)), solution + EOS
+    return prompt_form(tokenizer).replace("{problem}", problem_text(item)), solution + EOS
 
 
 def drill(rng: random.Random, posed: Sequence[Problem]) -> str:
     """A problem and its working in a line."""
-    one = rng.choice(posed)
-    text, answer = working(one, draw_route(rng), rng)
-    return f"{problem_text(one)} {text} {answer}"
+    item = rng.choice(posed)
+    text, answer = working(item, draw_route(rng), rng)
+    return f"{problem_text(item)} {text} {answer}"
 
 
 @functools.cache
 def pretraining_problems() -> tuple[Problem, ...]:
     """All problems but those that are held out."""
-    return tuple(one for one in all_problems() if one not in held_out())
+    return tuple(problem for problem in all_problems() if problem not in held_out())

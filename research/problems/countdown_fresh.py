@@ -25,7 +25,7 @@ def allocation() -> dict[str, tuple[countdown.Problem, ...]]:
     """The problems of each split, in the sizes of `SPLITS`."""
     every = countdown.all_problems(SALT)
     seen = set(countdown.held_out())
-    unseen = [one for one in every if one not in seen]
+    unseen = [item for item in every if item not in seen]
     sources = {"test": unseen, "sft": every, "train": every}
     return allotted(every, SPLITS, sources, countdown.family)
 
@@ -43,4 +43,4 @@ def problems(split: str) -> list[dict]:
 def pretraining_problems() -> tuple[countdown.Problem, ...]:
     """All problems but those of the test split."""
     held_out = set(allocation()["test"])
-    return tuple(one for one in countdown.all_problems(SALT) if one not in held_out)
+    return tuple(problem for problem in countdown.all_problems(SALT) if problem not in held_out)

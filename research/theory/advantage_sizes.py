@@ -29,8 +29,8 @@ def root_mean_square(rule: str, probability: float, num_generations: int) -> flo
     right = groups.sum(1)
     weights = probability**right * (1 - probability) ** (num_generations - right)
     ranks = torch.arange(num_generations, dtype=torch.float64).expand(groups.shape)
-    found = advantage_rule(rule)(groups, mean_logps=-ranks, step=0, max_steps=1)
-    return (weights * found.square().mean(1)).sum().sqrt().item()
+    result = advantage_rule(rule)(groups, mean_logps=-ranks, step=0, max_steps=1)
+    return (weights * result.square().mean(1)).sum().sqrt().item()
 
 
 def push_on_log_rate(rule: str, probability: float, num_generations: int) -> float:

@@ -84,17 +84,17 @@ def divergence_gradients(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> di
         "forward, per state": -(visits * anchor_logps.exp() * logps).sum(),
         "reverse, per state": (visits * logps.exp() * (logps - anchor_logps)).sum(),
     }
-    found = {
+    result = {
         name: torch.autograd.grad(term, logits, retain_graph=True)[0]
         for name, term in terms.items()
     }
-    found["reverse − forward, of completions"] = (
-        found["reverse, of completions"] - found["forward, of completions"]
+    result["reverse − forward, of completions"] = (
+        result["reverse, of completions"] - result["forward, of completions"]
     )
-    found["reverse, of completions − forward, per state"] = (
-        found["reverse, of completions"] - found["forward, per state"]
+    result["reverse, of completions − forward, per state"] = (
+        result["reverse, of completions"] - result["forward, per state"]
     )
-    return {"zero": torch.zeros_like(logits.detach())} | found
+    return {"zero": torch.zeros_like(logits.detach())} | result
 
 
 def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dict]:
@@ -110,7 +110,7 @@ def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dic
     for unit in ("token", "completion"):
         for kl_estimator in ESTIMATORS:
             for in_reward in (False, True):
-                found = expected_gradient(
+                result = expected_gradient(
                     tree,
                     logits,
                     tree.table(anchor_logps),
@@ -119,7 +119,7 @@ def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dic
                     whole=unit == "completion",
                 )
                 named = [
-                    name for name, g in targets.items() if float((found - g).norm()) < 1e-9 * scale
+                    name for name, g in targets.items() if float((result - g).norm()) < 1e-9 * scale
                 ]
                 row: dict[str, Any] = {
                     "unit": unit,
@@ -131,7 +131,7 @@ def gradient_table(tree: Tree, logits: Tensor, anchor_logps: Tensor) -> list[dic
                     of = targets[
                         f"{kl}, of completions" if unit == "completion" else f"{kl}, per state"
                     ]
-                    row[f"off {kl}"] = float((found - of).norm() / of.norm())
+                    row[f"off {kl}"] = float((result - of).norm() / of.norm())
                 rows.append(row)
     return rows
 

@@ -181,13 +181,15 @@ def search_trees(
         ref = tree.completion_logps(logps)
         log_guide = guide_table(tree, guide, logps, logps, generator=generator).sum(1)
         for index in tree.rewards.nonzero().flatten().tolist():
-            found = support_condition(SupportCase(ref, tree.rewards, log_guide, beta, index, delta))
+            result = support_condition(
+                SupportCase(ref, tree.rewards, log_guide, beta, index, delta)
+            )
             rows.append(
                 {"tree": number, "completion": "".join(tree.completions[index])}
-                | found
+                | result
                 | {
-                    "inside_before": found["plain"] >= delta,
-                    "inside_after": found["guided"] >= delta,
+                    "inside_before": result["plain"] >= delta,
+                    "inside_after": result["guided"] >= delta,
                 }
             )
     return rows
@@ -374,5 +376,5 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
         raise ValueError(
             f"successes must lie in [0, trials] and trials be >= 1; got {successes} of {trials}"
         )
-    found = binomtest(successes, trials).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    result = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(result.low), float(result.high)

@@ -135,7 +135,7 @@ def report_rows(records: VariantRecords) -> dict[str, Any]:
             continue
         row: dict[str, Any] = {"rows": point[0], "algorithm": point[1], "seeds": seeds}
         for k in KS:
-            values, base = (records.pass_at(one, seeds, k) for one in (point, SKEWED))
+            values, base = (records.pass_at(item, seeds, k) for item in (point, SKEWED))
             row[f"pass@{k}"] = float(values.mean())
             row[f"pass@{k} - sft"] = _estimate(crossed_interval(values - start_U[k]))
             if point != SKEWED:
@@ -159,8 +159,8 @@ def beside_line(
     if point in line or not seeds:
         return None
     places = [
-        Place(records.pass_at(one, seeds, 1), records.pass_at(one, seeds, 32))
-        for one in (point, *line)
+        Place(records.pass_at(item, seeds, 1), records.pass_at(item, seeds, 32))
+        for item in (point, *line)
     ]
     levels = [float(place.first.mean()) for place in places]
     neighbours = find_neighbours(levels[0], levels[1:], LINE)
@@ -201,8 +201,8 @@ def judge_rows(records: VariantRecords) -> list[dict[str, Any]]:
     return claims
 
 
-def _judged(found: CrossedEstimate, threshold: float) -> dict[str, Any]:
-    return _estimate(found) | {"p": p_value(found, threshold)}
+def _judged(result: CrossedEstimate, threshold: float) -> dict[str, Any]:
+    return _estimate(result) | {"p": p_value(result, threshold)}
 
 
 def report_fork(records: VariantRecords, dialect: str) -> dict[str, Any]:
@@ -236,8 +236,8 @@ def _start_values(records: VariantRecords, start: tuple, k: int) -> np.ndarray:
     return by_unit(np.asarray(pass_at_k(records.num_samples, correct, k)), records.units)
 
 
-def _estimate(found: CrossedEstimate) -> dict[str, float]:
-    return {"mean": found.mean, "low": found.low, "high": found.high}
+def _estimate(result: CrossedEstimate) -> dict[str, float]:
+    return {"mean": result.mean, "low": result.low, "high": result.high}
 
 
 def make_report() -> dict[str, Any]:
@@ -266,7 +266,10 @@ def markdown(report: Mapping[str, Any]) -> str:
         *level_table(rows),
     ]
     families = list(rows["points"][0]["families"]["pass@1"])
-    lines += ["", "| rows | algorithm |" + "".join(f" {one} @1 | {one} @32 |" for one in families)]
+    lines += [
+        "",
+        "| rows | algorithm |" + "".join(f" {family} @1 | {family} @32 |" for family in families),
+    ]
     lines.append("|" + "---|" * (2 + 2 * len(families)))
     for row in rows["points"]:
         values = [
@@ -322,10 +325,10 @@ def _levels(levels: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in levels.items())
 
 
-def _signed(found: Mapping[str, float] | None) -> str:
-    if found is None:
+def _signed(result: Mapping[str, float] | None) -> str:
+    if result is None:
         return ""
-    return f"{found['mean']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+    return f"{result['mean']:+.3f} [{result['low']:+.3f}, {result['high']:+.3f}]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -167,8 +167,8 @@ def plot_perplexity(
     figure, axes = new_figure(len(problems))
     rows = []
     for axis, (problem, title) in zip(axes, problems.items(), strict=True):
-        for model, found in values.items():
-            ordered = np.sort(found.get(problem, []))
+        for model, result in values.items():
+            ordered = np.sort(result.get(problem, []))
             shares = 1 - np.arange(len(ordered)) / max(1, len(ordered))
             style = model_style(model, list(values)) | {"marker": ""}
             axis.step(ordered, shares, where="pre", label=model, **style)
@@ -176,7 +176,7 @@ def plot_perplexity(
                 {"problem": problem, "model": model, "perplexity": p, "share_at_least": s}
                 for p, s in zip(ordered.tolist(), shares.tolist(), strict=True)
             ]
-        drawn = [p for found in values.values() for p in found.get(problem, [])]
+        drawn = [p for result in values.values() for p in result.get(problem, [])]
         _scale_perplexities(axis, *((min(drawn), max(drawn)) if drawn else (1.0, 2.0)))
         axis.set(ylabel="share of responses at or above", ylim=(-0.02, 1.02))
         axis.set_xlabel("perplexity under the baseline (log scale)")

@@ -37,9 +37,9 @@ def of_samples(benchmark: str, samples: Mapping[str, Sequence[dict]]) -> dict[st
     counts = {model: count_kinds(records) for model, records in samples.items()}
     show_table(
         [
-            {"model": model, "kind": kind} | found | {"of the right": _share(found, of_model)}
+            {"model": model, "kind": kind} | result | {"of the right": _share(result, of_model)}
             for model, of_model in counts.items()
-            for kind, found in of_model.items()
+            for kind, result in of_model.items()
         ],
         f"{benchmark}: how answers reached their grade (--kind KIND writes the completions)",
     )
@@ -53,16 +53,18 @@ def of_runs(runs: Mapping[str, Path]) -> dict[str, Any]:
     """
     counts, rows = {}, []
     for name, folder in runs.items():
-        found = _thirds(_rollouts(folder))
-        if not found:
+        result = _thirds(_rollouts(folder))
+        if not result:
             continue
-        counts[name] = found
-        for kind in dict.fromkeys(kind for third in found.values() for kind in third):
+        counts[name] = result
+        for kind in dict.fromkeys(kind for third in result.values() for kind in third):
             cells = {
-                part: _cell(found[part].get(kind), found[part]) for part in THIRDS if part in found
+                part: _cell(result[part].get(kind), result[part])
+                for part in THIRDS
+                if part in result
             }
             rows.append({"run": name, "kind": kind} | cells)
-        for kind, (before, now) in grown(found).items():
+        for kind, (before, now) in grown(result).items():
             logger.warning(
                 "%s: answers that are right as %s were %.0f %% of the right ones in the first "
                 "third of the logged steps and are %.0f %% in the last; look at them: "
@@ -145,12 +147,12 @@ def _thirds(rollouts: Sequence[dict]) -> dict[str, dict[str, dict[str, int]]]:
     }
 
 
-def _share(found: Mapping[str, int], of_all: Mapping[str, Mapping[str, int]]) -> str:
-    total = sum(one["correct"] for one in of_all.values())
-    return f"{found['correct'] / total:.1%}" if total else "-"
+def _share(result: Mapping[str, int], of_all: Mapping[str, Mapping[str, int]]) -> str:
+    total = sum(item["correct"] for item in of_all.values())
+    return f"{result['correct'] / total:.1%}" if total else "-"
 
 
-def _cell(found: Mapping[str, int] | None, of_all: Mapping[str, Mapping[str, int]]) -> str:
-    if found is None:
+def _cell(result: Mapping[str, int] | None, of_all: Mapping[str, Mapping[str, int]]) -> str:
+    if result is None:
         return "-"
-    return f"{found['correct']} of {found['answers']} ({_share(found, of_all)} of the right)"
+    return f"{result['correct']} of {result['answers']} ({_share(result, of_all)} of the right)"

@@ -169,12 +169,12 @@ def pattern_differences(
             a, b = counts[model][pattern], counts[against][pattern]
             both = [problem for problem in a if problem in b]
             shares_a, shares_b = ([[c[p][0] / c[p][1] for p in both]] for c in (a, b))
-            found: Difference | None = paired_interval(shares_a, shares_b) if both else None
+            result: Difference | None = paired_interval(shares_a, shares_b) if both else None
             rows.append(
                 {
                     "pattern": pattern,
                     "pair": f"{model} - {against}",
-                    "difference": found,
+                    "difference": result,
                     "problems": len(both),
                 }
             )
@@ -223,7 +223,7 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
                 values = [row[metric] for row in third if metric in row]
                 if not values:
                     continue
-                found = vars(series_interval(values)).items()
+                result = vars(series_interval(values)).items()
                 table.append(
                     {
                         "run": run,
@@ -231,7 +231,7 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
                         "steps": f"{third[0]['step']}-{third[-1]['step']}",
                         "metric": metric,
                     }
-                    | {name: None if math.isnan(value) else value for name, value in found}
+                    | {name: None if math.isnan(value) else value for name, value in result}
                 )
     return table
 
@@ -290,17 +290,19 @@ def case_studies(
     correct = {
         model: dict(
             zip(
-                found, correct_matrix(samples[model], list(found)).sum(axis=1).tolist(), strict=True
+                result,
+                correct_matrix(samples[model], list(result)).sum(axis=1).tolist(),
+                strict=True,
             )
         )
-        for model, found in grouped.items()
+        for model, result in grouped.items()
     }
     order = sorted(grouped[a], key=lambda p: -abs(correct[a][p] - correct[b][p]))  # stable
     cases = []
     for problem in order[:count]:
         models = {}
-        for model, found in grouped.items():
-            rows = found[problem]
+        for model, result in grouped.items():
+            rows = result[problem]
             models[model] = {
                 "correct": correct[model][problem],
                 "samples": len(rows),
@@ -315,8 +317,8 @@ def case_studies(
 def _check_sizes(grouped: Mapping[str, Mapping[str, Sequence[dict]]], first: str) -> None:
     """Every model has as many samples of each problem as the first."""
     expected = {problem: len(rows) for problem, rows in grouped[first].items()}
-    for model, found in grouped.items():
-        size = {problem: len(rows) for problem, rows in found.items()}
+    for model, result in grouped.items():
+        size = {problem: len(rows) for problem, rows in result.items()}
         if size != expected:
             strange = next(p for p in [*size, *expected] if size.get(p) != expected.get(p))
             raise ValueError(
@@ -332,7 +334,7 @@ def _is_correct(record: Mapping) -> bool:
 
 def _by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
     """problem -> its records by their numbers; problems in the order of first appearance."""
-    found: dict[str, list[dict]] = defaultdict(list)
+    result: dict[str, list[dict]] = defaultdict(list)
     for record in records:
-        found[record["problem_id"]].append(record)
-    return {p: sorted(rows, key=lambda record: record["sample"]) for p, rows in found.items()}
+        result[record["problem_id"]].append(record)
+    return {p: sorted(rows, key=lambda record: record["sample"]) for p, rows in result.items()}

@@ -115,12 +115,12 @@ def score_records(
         )
     with locked(path):
         done = _scores_on_disk(path, settings)
-        wanted = [(record["problem_id"], record["sample"]) for record in records]
-        missing = [r for r, key in zip(records, wanted, strict=True) if key not in done]
+        expected = [(record["problem_id"], record["sample"]) for record in records]
+        missing = [r for r, key in zip(records, expected, strict=True) if key not in done]
         if bar is not None:
             bar.update(len(records) - len(missing))
-        asked = dict.fromkeys(record["problem_id"] for record in missing)
-        prompts = {problem: prompt_ids(tokenizer, problems[problem]) for problem in asked}
+        requested = dict.fromkeys(record["problem_id"] for record in missing)
+        prompts = {problem: prompt_ids(tokenizer, problems[problem]) for problem in requested}
         batch_size = min(batch_size, _largest_batch(tokenizer, missing, prompts))
         for start in range(0, len(missing), batch_size):
             batch = missing[start : start + batch_size]
@@ -129,7 +129,7 @@ def score_records(
             done |= {(row["problem_id"], row["sample"]): row for row in new}
             if bar is not None:
                 bar.update(len(batch))
-    return [done[key] for key in wanted]
+    return [done[key] for key in expected]
 
 
 def _scores_on_disk(path: Path, settings: Mapping[str, Any]) -> dict[tuple[str, int], dict]:
@@ -181,12 +181,12 @@ def _score_batch(
 
 def perplexities(scores: Sequence[dict]) -> dict[str, list[float]]:
     """problem -> the perplexity of each of its responses that is not empty."""
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for row in scores:
-        values = found.setdefault(row["problem_id"], [])
+        values = result.setdefault(row["problem_id"], [])
         if row["num_tokens"]:
             values.append(perplexity(row["total_logp"], row["num_tokens"]))
-    return {problem: values for problem, values in found.items() if values}
+    return {problem: values for problem, values in result.items() if values}
 
 
 def perplexity_table(
@@ -213,26 +213,26 @@ def perplexity_table(
     if against not in scores:
         raise ValueError(f"against must be one of {', '.join(scores)}; got {against!r}")
     values = {model: perplexities(rows) for model, rows in scores.items()}
-    problems = [p for p in values[against] if all(p in found for found in values.values())]
+    problems = [p for p in values[against] if all(p in result for result in values.values())]
     if not problems:
         raise ValueError("perplexities are compared on common problems; there is none")
     statistics = {
         model: {
-            f"{q:.0%} quantile": [float(np.quantile(found[p], q)) for p in problems]
+            f"{q:.0%} quantile": [float(np.quantile(result[p], q)) for p in problems]
             for q in quantiles
         }
-        for model, found in values.items()
+        for model, result in values.items()
     }
     baselines = dict.fromkeys(values, statistics[against])
     top = max(quantiles)
-    for model, found in values.items():
+    for model, result in values.items():
         if model != against:
-            tails = [_tails(found[p], values[against][p], top) for p in problems]
+            tails = [_tails(result[p], values[against][p], top) for p in problems]
             name = f"share above the {top:.0%} quantile of both"
             statistics[model][name] = [own for own, _ in tails]
             baselines[model] = baselines[model] | {name: [others for _, others in tails]}
     table = []
-    for model, found in statistics.items():
+    for model, result in statistics.items():
         empty = sum(not row["num_tokens"] for row in scores[model])
         counts = {
             "problems": len(problems),
@@ -240,7 +240,7 @@ def perplexity_table(
             "left_out": empty,
             "tokens_as_drawn": float(np.mean([row["tokens_as_drawn"] for row in scores[model]])),
         }
-        for statistic, per_problem in found.items():
+        for statistic, per_problem in result.items():
             row = {"model": model, "statistic": statistic} | vars(mean_interval(per_problem))
             if model != against:
                 difference = mean_difference(per_problem, baselines[model][statistic])

@@ -115,36 +115,38 @@ def analyze(
         held_out: Mapping[str, Mapping[int, Estimate]] = {}
         for name, samples in sources.samples.items():
             texts = page or baseline or data or sources.texts.get(name) or name == "arithmetic"
-            one = Benchmark(
+            item = Benchmark(
                 name=name,
                 samples=samples,
                 against=against if against in samples else next(iter(samples)),
                 problems=problem_texts(name, sources, data) if texts else {},
                 folder=out if len(sources.samples) == 1 else out / file_name(name),
             )
-            one.folder.mkdir(exist_ok=True)
-            found: dict[str, Any] = {
+            item.folder.mkdir(exist_ok=True)
+            matches: dict[str, Any] = {
                 "kinds": kinds.of_samples(name, samples),
-                "patterns": _analyze_patterns(one, patterns),
+                "patterns": _analyze_patterns(item, patterns),
             }
-            result["benchmarks"][name] = found
+            result["benchmarks"][name] = matches
             curves = pass_at_k_curves(name, samples)
             held_out = held_out or curves
-            found["pass_at_k"] = {
+            matches["pass_at_k"] = {
                 model: {str(k): asdict(estimate) for k, estimate in curve.items()}
                 for model, curve in curves.items()
             }
-            cases = _study_cases(one)
-            found["cases"] = [asdict(case) for case in cases]
+            cases = _study_cases(item)
+            matches["cases"] = [asdict(case) for case in cases]
             if baseline:
-                found["perplexity"] = _analyze_perplexity(one, sources, baseline, responses, cases)
+                matches["perplexity"] = _analyze_perplexity(
+                    item, sources, baseline, responses, cases
+                )
             if page:
                 traces = _guided_traces(
                     {run: folder for run, folder in sources.runs.items() if run in samples},
-                    lambda run, cases=cases, one=one: (cases, one.problems),
+                    lambda run, cases=cases, item=item: (cases, item.problems),
                     guide,
                 )
-                found["tokens"] = _write_token_page(traces, one.folder)
+                matches["tokens"] = _write_token_page(traces, item.folder)
         if page and not sources.samples:
             traces = _guided_traces(
                 sources.runs, lambda run: rollout_cases(run, sources.runs[run], CASES), guide
@@ -173,18 +175,18 @@ def _check_sources(
         )
 
 
-def _analyze_patterns(one: Benchmark, more: Mapping[str, str]) -> dict[str, Any]:
-    patterns = benchmark_patterns(one.name) | dict(more)
-    frequencies = pattern_frequencies(one.samples, patterns)
-    differences = pattern_differences(one.samples, patterns, one.against)
-    show_table(pattern_rows(frequencies), f"{one.name}: patterns in correct solutions (Eq. 13)")
+def _analyze_patterns(item: Benchmark, more: Mapping[str, str]) -> dict[str, Any]:
+    patterns = benchmark_patterns(item.name) | dict(more)
+    frequencies = pattern_frequencies(item.samples, patterns)
+    differences = pattern_differences(item.samples, patterns, item.against)
+    show_table(pattern_rows(frequencies), f"{item.name}: patterns in correct solutions (Eq. 13)")
     if differences:
         show_table(
             [row | {"difference": interval_text(row["difference"], "+")} for row in differences],
-            f"Differences to {one.against}, paired over the problems that both solve:",
+            f"Differences to {item.against}, paired over the problems that both solve:",
         )
-    note = f"{one.name}; intervals: 95 % over problems with a correct solution"
-    figures.plot_patterns(frequencies, one.folder / "patterns.png", note)
+    note = f"{item.name}; intervals: 95 % over problems with a correct solution"
+    figures.plot_patterns(frequencies, item.folder / "patterns.png", note)
     return {
         "expressions": {
             name: list((e,) if isinstance(e, str) else e) for name, e in patterns.items()
@@ -209,21 +211,21 @@ def pass_at_k_curves(
     return curves
 
 
-def _study_cases(one: Benchmark) -> list[Case]:
+def _study_cases(item: Benchmark) -> list[Case]:
     """Of the last model against the one named; written as a page."""
-    others = [name for name in one.samples if name != one.against]
+    others = [name for name in item.samples if name != item.against]
     if not others:
         return []
-    cases = case_studies(one.samples, others[-1], one.against, CASES, one.problems)
-    rule = CASE_RULE.format(a=others[-1], b=one.against)
-    page = case_page(cases, f"Case studies: {one.name}", rule)
-    (one.folder / "cases.html").write_text(page, encoding="utf-8")
+    cases = case_studies(item.samples, others[-1], item.against, CASES, item.problems)
+    rule = CASE_RULE.format(a=others[-1], b=item.against)
+    page = case_page(cases, f"Case studies: {item.name}", rule)
+    (item.folder / "cases.html").write_text(page, encoding="utf-8")
     show_table(
         [
             {"problem": case.problem_id}
             | {
-                model: f"{found['correct']} of {found['samples']}"
-                for model, found in case.models.items()
+                model: f"{result['correct']} of {result['samples']}"
+                for model, result in case.models.items()
             }
             for case in cases
         ],
@@ -233,7 +235,7 @@ def _study_cases(one: Benchmark) -> list[Case]:
 
 
 def _analyze_perplexity(
-    one: Benchmark, sources: Sources, baseline: str, responses: int, cases: Sequence[Case]
+    item: Benchmark, sources: Sources, baseline: str, responses: int, cases: Sequence[Case]
 ) -> dict[str, Any]:
     from sage_unsloth.analysis import perplexity
     from sage_unsloth.evaluation.named_models import parse_model
@@ -244,7 +246,7 @@ def _analyze_perplexity(
     identity = model_identity(spec.path, spec.adapter)
     chosen = {
         model: [record for record in records if record["sample"] < responses]
-        for model, records in one.samples.items()
+        for model, records in item.samples.items()
     }
     model, tokenizer = perplexity.load_scorer(spec.path, spec.adapter)
     scores = {}
@@ -255,21 +257,21 @@ def _analyze_perplexity(
                 model,
                 tokenizer,
                 records,
-                one.problems,
-                one.folder / "perplexity" / f"{file_name(name)}.jsonl",
-                settings={"baseline": identity, "set": sources.settings[one.name, name]},
+                item.problems,
+                item.folder / "perplexity" / f"{file_name(name)}.jsonl",
+                settings={"baseline": identity, "set": sources.settings[item.name, name]},
                 bar=bar,
             )
-    table = perplexity.perplexity_table(scores, one.against)
+    table = perplexity.perplexity_table(scores, item.against)
     show_table(
         perplexity_rows(table),
         f"Perplexity under {baseline} (Eq. 39), up to {responses} responses of each problem:",
     )
     values = {name: perplexity.perplexities(rows) for name, rows in scores.items()}
-    drawn = [case.problem_id for case in cases] or list(values[one.against])[:CASES]
-    titles = {p: text if len(text := one.problems[p]) <= 60 else p for p in drawn}
-    note = f"{one.name}; baseline {baseline}; the problems of the case studies"
-    figures.plot_perplexity(values, titles, one.folder / "perplexity.png", note)
+    drawn = [case.problem_id for case in cases] or list(values[item.against])[:CASES]
+    titles = {p: text if len(text := item.problems[p]) <= 60 else p for p in drawn}
+    note = f"{item.name}; baseline {baseline}; the problems of the case studies"
+    figures.plot_perplexity(values, titles, item.folder / "perplexity.png", note)
     return {"baseline": baseline, "table": table}
 
 

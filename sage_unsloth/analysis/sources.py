@@ -52,32 +52,32 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
             )
         folders += [run for run in runs if any("reward" in row for row in read_metrics(run))]
         files += sets
-    found = Sources()
+    sources = Sources()
     for file in files:
         if texts := read_texts(file):
             benchmark = read_settings(file)["settings"]["benchmark"]
-            found.texts.setdefault(benchmark, {}).update(texts)
+            sources.texts.setdefault(benchmark, {}).update(texts)
     for settings, records in read_sets(files):
         model, benchmark = settings["model"], settings["benchmark"]
-        models = found.samples.setdefault(benchmark, {})
+        models = sources.samples.setdefault(benchmark, {})
         taken = sum(name == model or name.startswith(f"{model} #") for name in models)
         name = f"{model} #{taken + 1}" if taken else model
         models[name] = records
-        found.settings[benchmark, name] = settings
+        sources.settings[benchmark, name] = settings
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        name = _evaluated_as(folder, found.settings) or folder.name
-        if name in found.runs:
+        name = _evaluated_as(folder, sources.settings) or folder.name
+        if name in sources.runs:
             raise ValueError(
-                f"training runs must have different names; {found.runs[name]} and {folder} have "
+                f"training runs must have different names; {sources.runs[name]} and {folder} have "
                 "one; analyse them apart, or rename a folder"
             )
-        found.runs[name] = folder
-    for benchmark, models in found.samples.items():
+        sources.runs[name] = folder
+    for benchmark, models in sources.samples.items():
         # What was trained comes after what training began with, as in the quickstart's figures.
-        found.samples[benchmark] = dict(
-            sorted(models.items(), key=lambda item: item[0] in found.runs)
+        sources.samples[benchmark] = dict(
+            sorted(models.items(), key=lambda item: item[0] in sources.runs)
         )
-    return found
+    return sources
 
 
 def _runs_and_sets(path: Path) -> tuple[list[Path], list[Path]]:
@@ -96,11 +96,11 @@ def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str
     )
     if trained is not None:
         digest = model_identity(trained)["weights"]
-        for (_, name), found in settings.items():
-            if digest in (found.get("adapter"), found.get("weights")):
+        for (_, name), result in settings.items():
+            if digest in (result.get("adapter"), result.get("weights")):
                 return name
-    for (_, name), found in settings.items():
-        if name.casefold() == folder.name.casefold() and found.get("weights") is None:
+    for (_, name), result in settings.items():
+        if name.casefold() == folder.name.casefold() and result.get("weights") is None:
             return name
     return None
 

@@ -29,8 +29,8 @@ def phase_rows(phases: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         table[row["metric"], row["run"]][row["phase"]] = interval_text(row, digits=4)
     columns = list(dict.fromkeys(row["phase"] for row in phases))
     return [
-        {"metric": DYNAMICS[metric], "run": run} | {name: found.get(name, "-") for name in columns}
-        for (metric, run), found in sorted(
+        {"metric": DYNAMICS[metric], "run": run} | {name: result.get(name, "-") for name in columns}
+        for (metric, run), result in sorted(
             table.items(), key=lambda item: list(DYNAMICS).index(item[0][0])
         )
     ]

@@ -151,11 +151,11 @@ _TEXT_CELL = _CELL.replace("nowrap", "pre-wrap; overflow-wrap: anywhere")
 def case_table(case: Case) -> str:
     """One case as an HTML table, a row for each model; escaped."""
     rows = [
-        f"<tr><th {_CELL}>{escape(model)}</th><td {_CELL}>{found['correct']} of "
-        f"{found['samples']}</td>"
-        + "".join(_sample_cell(found[name]) for name in ("first correct", "first wrong"))
+        f"<tr><th {_CELL}>{escape(model)}</th><td {_CELL}>{result['correct']} of "
+        f"{result['samples']}</td>"
+        + "".join(_sample_cell(result[name]) for name in ("first correct", "first wrong"))
         + "</tr>"
-        for model, found in case.models.items()
+        for model, result in case.models.items()
     ]
     problem = case.problem or case.problem_id
     return (

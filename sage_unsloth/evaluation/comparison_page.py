@@ -161,7 +161,7 @@ def choose_cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]
     """
     chosen = [problem for problems in only.values() for problem in problems[:ALONE]]
     problems = next(iter(sets.values())).problems
-    shares_MP = np.stack([in_order(one, problems).mean(axis=1) for one in sets.values()])
+    shares_MP = np.stack([in_order(item, problems).mean(axis=1) for item in sets.values()])
     # Of one model, the problems that it solves about half the time.
     spread = np.ptp(shares_MP, axis=0) if len(sets) > 1 else -np.abs(shares_MP[0] - 0.5)
     chosen += [problems[place] for place in np.argsort(-spread, kind="stable")]
@@ -169,7 +169,7 @@ def choose_cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]
 
 
 def _cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> str:
-    if not any(one.examples for one in sets.values()):
+    if not any(item.examples for item in sets.values()):
         return ""
     shown = dict(list(sets.items())[:CASE_MODELS])
     chosen = "those that the model solves nearest to half the time"
@@ -184,31 +184,31 @@ def _cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> 
     )
     parts = [f'<h3>completions to read</h3><p class="note">{rule}</p>']
     for problem in choose_cases(sets, only if len(sets) > 1 else {}):
-        texts = (one.texts[problem] for one in sets.values() if problem in one.texts)
-        golds = (one.golds[problem] for one in sets.values() if problem in one.golds)
+        texts = (item.texts[problem] for item in sets.values() if problem in item.texts)
+        golds = (item.golds[problem] for item in sets.values() if problem in item.golds)
         counts = "; ".join(
             f"{name} {correct.sum()} of {correct.size}"
-            for name, one in shown.items()
-            for correct in (one.correct[one.problems.index(problem)],)
+            for name, item in shown.items()
+            for correct in (item.correct[item.problems.index(problem)],)
         )
         parts.append(
             f"<details><summary>{escape(problem)}: {escape(counts)} correct</summary>"
             f"<pre>{_cut(next(texts, ''))}</pre>"
             f"<p>right: {_cut(next(golds, ''))}</p>"
-            + "".join(_completions(name, one, problem) for name, one in shown.items())
+            + "".join(_completions(name, item, problem) for name, item in shown.items())
             + "</details>"
         )
     return "".join(parts).replace("<pre></pre>", "")
 
 
-def _completions(name: str, one: RecordSet, problem: str) -> str:
+def _completions(name: str, item: RecordSet, problem: str) -> str:
     """A model's completions of one problem."""
-    found = one.examples.get(problem, {})
+    result = item.examples.get(problem, {})
     return "".join(
-        f'<h4>{escape(name)}, sample {found[kind]["sample"]}: <span class="{mark}">{kind}</span>'
-        f"</h4><pre>{_cut(found[kind]['completion'], found[kind]['left_out'])}</pre>"
+        f'<h4>{escape(name)}, sample {result[kind]["sample"]}: <span class="{mark}">{kind}</span>'
+        f"</h4><pre>{_cut(result[kind]['completion'], result[kind]['left_out'])}</pre>"
         for kind, mark in (("correct", "right"), ("wrong", "wrong"))
-        if kind in found
+        if kind in result
     )
 
 

@@ -42,8 +42,8 @@ def identities_of(
         device = "cuda" if has_gpu() else "cpu"
         quantised = {"weight_bits": 4} if spec.load_in_4bit else {}
         identity = model_identity(spec.path, spec.adapter) | {"device": device} | quantised
-        if (found := dtype_of(spec, dtype)) is not None:
-            identity["dtype"] = found
+        if (result := dtype_of(spec, dtype)) is not None:
+            identity["dtype"] = result
         if matters := not_free(arguments):
             identity["engine_arguments"] = matters
         identities.append(identity | asked_in(spec.prompt or PROJECT_PROMPT))
@@ -90,12 +90,12 @@ def count_missing(
     rows = {benchmark.name: benchmark.rows for benchmark in benchmarks}
     missing = {}
     for key, file in files.items():
-        wanted = {
+        expected = {
             (row["id"], sample) for row in rows[key[1]] for sample in range(config.num_samples)
         }
         records = read_samples(file) if file.exists() else []
         done = {(record["problem_id"], record["sample"]) for record in records}
-        missing[key] = len(wanted - done)
+        missing[key] = len(expected - done)
     return missing
 
 
@@ -150,9 +150,9 @@ def draw_sets(
                 )
                 texts = {row["id"]: turns_of(row)[-1]["content"] for row in benchmark.rows}
                 keep_texts(files[number, benchmark.name], texts)
-                one = record_set(records, spec.name, benchmark.name, asdict(config))
+                item = record_set(records, spec.name, benchmark.name, asdict(config))
                 sets[number, benchmark.name] = replace(
-                    one, texts=texts, provenance=benchmark.provenance
+                    item, texts=texts, provenance=benchmark.provenance
                 )
             del loaded  # its memory is needed for the next one
     finally:

@@ -82,19 +82,19 @@ def parse_benchmark(
     return replace(benchmark, rows=benchmark.rows[:problems])
 
 
-def choose_engine(wanted: str = "auto", *, load_in_4bit: bool = False) -> str:
+def choose_engine(expected: str = "auto", *, load_in_4bit: bool = False) -> str:
     """vLLM where it runs, else transformers, with the reason logged; "vllm" insists.
 
     Raises:
         ValueError: an unknown engine, or vLLM where it cannot run or with 4-bit weights.
     """
-    if load_in_4bit and wanted == "vllm":
+    if load_in_4bit and expected == "vllm":
         raise ValueError(
             "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones here; "
             "got --engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; "
             "leave it out, or add --no-load-in-4bit"
         )
-    return choose_rollouts("transformers" if load_in_4bit else wanted)
+    return choose_rollouts("transformers" if load_in_4bit else expected)
 
 
 @frees_models
@@ -242,13 +242,13 @@ def _with_templates(
     models: Sequence[ModelSpec], known: Mapping[int, str], show: Callable[[str], object]
 ) -> list[ModelSpec]:
     """The models with the chat template of each, and why; `known` has those of sets on disk."""
-    found = []
+    templates = []
     for number, spec in enumerate(models):
-        wanted = known.get(number, spec.template)
-        choice = template_for(spec.path, wanted, spec.adapter, spec.prompt)
+        expected = known.get(number, spec.template)
+        choice = template_for(spec.path, expected, spec.adapter, spec.prompt)
         show(f"{spec.name}: {choice}")
-        found.append(replace(spec, template=choice.template))
-    return found
+        templates.append(replace(spec, template=choice.template))
+    return templates
 
 
 def _report_golds(
@@ -275,11 +275,11 @@ def _report_overlap(
     """
     rows, near = [], []
     for benchmark in benchmarks:
-        found = overlap(training, benchmark)
-        rows += [{"benchmark": benchmark.name} | row for row in found]
-        whole = sum(row["shared"] == 1 for row in found)
+        result = overlap(training, benchmark)
+        rows += [{"benchmark": benchmark.name} | row for row in result]
+        whole = sum(row["shared"] == 1 for row in result)
         show(
-            f"{benchmark.name}: {len(found)} of {len(benchmark.rows)} problems share eight words "
+            f"{benchmark.name}: {len(result)} of {len(benchmark.rows)} problems share eight words "
             f"in a row with the training set, {whole} are in it word for word"
         )
         alike = near_copies(training, benchmark)

@@ -40,7 +40,7 @@ def family_report(
     groups = {"all problems": {row["id"] for row in rows}} | {
         f"family: {name}": {row["id"] for row in rows if row["family"] == name} for name in families
     }
-    found = report_sets(
+    result = report_sets(
         [
             record_set([r for r in records if r["problem_id"] in chosen], name, title, sampling)
             for title, chosen in groups.items()
@@ -50,7 +50,7 @@ def family_report(
     )
     return {
         "num_problems": {title: len(chosen) for title, chosen in groups.items()},
-        "pass_at_k": found["pass_at_k"],
+        "pass_at_k": result["pass_at_k"],
         "differences": {
             title: {
                 pair: {
@@ -58,7 +58,7 @@ def family_report(
                 }
                 for pair, curve in pairs.items()
             }
-            for title, pairs in found["differences"].items()
+            for title, pairs in result["differences"].items()
         },
         "behaviour": {name: _behaviour(records) for name, records in samples.items()},
     }
@@ -100,8 +100,8 @@ def summary(report: Mapping[str, Any]) -> str:
         lines.append(_line("", [f"pass@{k}" for k in shown], 22))
         for name, curve in table.items():
             lines.append(_line(name, [_cell(curve[k]) for k in shown], 22))
-        for pair, found in report["differences"][title].items():
-            cells = (f"pass@{k} {_cell(difference, '+')}" for k, difference in found.items())
+        for pair, result in report["differences"][title].items():
+            cells = (f"pass@{k} {_cell(difference, '+')}" for k, difference in result.items())
             lines.append(f"  {pair}: " + ", ".join(cells))
         lines.append("")
     ways = list(arithmetic.ROUTES)
@@ -123,6 +123,6 @@ def _line(name: str, cells: Sequence[str], width: int) -> str:
     return ("  " + f"{name:<13}" + "".join(f"{cell:<{width}}" for cell in cells)).rstrip()
 
 
-def _cell(found: Mapping[str, float], sign: str = "") -> str:
-    mean, low, high = (f"{found[name]:{sign}.3f}" for name in ("mean", "low", "high"))
+def _cell(result: Mapping[str, float], sign: str = "") -> str:
+    mean, low, high = (f"{result[name]:{sign}.3f}" for name in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"

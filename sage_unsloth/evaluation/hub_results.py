@@ -39,7 +39,7 @@ def model_rows(report: Mapping[str, Any], model: str | None) -> list[Mapping[str
     return [row for row in report["table"] if row["model"] == model]
 
 
-def named_model(report: Mapping[str, Any], wanted: str | None) -> str | None:
+def named_model(report: Mapping[str, Any], expected: str | None) -> str | None:
     """Whose results a card is given: those of `wanted`, or of the report's only model.
 
     Returns:
@@ -50,9 +50,9 @@ def named_model(report: Mapping[str, Any], wanted: str | None) -> str | None:
         ValueError: the report has no such model.
     """
     names = {row["model"] for row in report.get("table", [])}
-    if wanted is None and len(names) != 1:
+    if expected is None and len(names) != 1:
         return None
-    return model_rows({"table": report.get("table", [])}, wanted)[0]["model"]
+    return model_rows({"table": report.get("table", [])}, expected)[0]["model"]
 
 
 def refused(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> str | None:
@@ -64,9 +64,9 @@ def refused(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> str | N
     count = f"{row['problems']:,} of {rows:,}" if rows else f"{row['problems']:,}"
     if len(sources) != 1 or not sources[0].get("hub_id"):
         names = [source.get("hub_id") or source.get("file") for source in sources]
-        found = f", but from {', '.join(map(str, names))}" if any(names) else ""
+        result = f", but from {', '.join(map(str, names))}" if any(names) else ""
         return (
-            f"its problems ({count}) are not those of one data set of the hub{found}; evaluate "
+            f"its problems ({count}) are not those of one data set of the hub{result}; evaluate "
             "all of one, by its name on the hub: no local copy (NAME=FILE, --data), no repairs"
         )
     if rows != row["problems"]:
@@ -162,10 +162,10 @@ def model_index(
 def write_eval_results(folder: Path, entries: Mapping[str, list[dict[str, Any]]]) -> list[Path]:
     """The entries as files of a model's folder, one for each benchmark."""
     files = []
-    for benchmark, found in entries.items():
+    for benchmark, result in entries.items():
         path = folder / FOLDER / f"{file_name(benchmark)}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, yaml_text(found))
+        write_text(path, yaml_text(result))
         files.append(path)
     return files
 

@@ -134,7 +134,7 @@ def _scores(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]
     for name, score in scores.items():
         value = score["value"]
         if isinstance(value, Mapping):
-            yield from ((f"{name}/{part}", VALUES.get(one, one)) for part, one in value.items())
+            yield from ((f"{name}/{part}", VALUES.get(item, item)) for part, item in value.items())
         elif isinstance(value, list):
             yield name, None  # not one value, so not binary
         else:

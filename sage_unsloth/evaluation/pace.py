@@ -41,8 +41,8 @@ def estimate(
     drawn = engine.draw(prompts, seeds, replace(config, max_completion_length=limit))
     seconds = time.perf_counter() - started
     each = seconds * stretch(drawn, config, engine.fills_places) / count / 60
-    tokens = sum(one.num_tokens for one in drawn)
-    cut = sum(one.finish_reason == "length" for one in drawn)
+    tokens = sum(item.num_tokens for item in drawn)
+    cut = sum(item.finish_reason == "length" for item in drawn)
     longer = ""
     if cut and limit < config.max_completion_length:
         longer = f", {cut} of them not at an end, which are taken to need all the tokens allowed"
@@ -93,10 +93,10 @@ def stretch(drawn: Sequence[Completion], config: SamplingConfig, fills_places: b
     A completion that was cut counts as one of `max_completion_length`. A batch lasts as long as its
     longest completion, unless the engine fills the place of one that ends.
     """
-    of_probe = [one.num_tokens + 1 for one in drawn]
+    of_probe = [item.num_tokens + 1 for item in drawn]
     whole = [
-        config.max_completion_length + 1 if one.finish_reason == "length" else one.num_tokens + 1
-        for one in drawn
+        config.max_completion_length + 1 if item.finish_reason == "length" else item.num_tokens + 1
+        for item in drawn
     ]
     longest = max(whole) / max(of_probe)
     return sum(whole) / sum(of_probe) if fills_places else longest

@@ -36,11 +36,13 @@ def shared_part(
     of_benchmark: dict[str, list[int]] = defaultdict(list)
     for number, (settings, _) in enumerate(sets):
         of_benchmark[settings["benchmark"]].append(number)
-    cut, found = list(sets), {}
+    cut, result = list(sets), {}
     for benchmark, numbers in of_benchmark.items():
-        asked = dict.fromkeys(p for i in numbers for p in read_settings(files[i])["prompts"])
+        requested = dict.fromkeys(p for i in numbers for p in read_settings(files[i])["prompts"])
         lengths = [_lengths(sets[i][1]) for i in numbers]
-        least = {problem: min(one.get(problem, 0) for one in lengths) for problem in asked}
+        least = {
+            problem: min(length.get(problem, 0) for length in lengths) for problem in requested
+        }
         problems, samples = largest_part(least)
         if not samples:
             raise ValueError(
@@ -51,12 +53,12 @@ def shared_part(
         left_out = 0
         for i in numbers:
             settings, records = sets[i]
-            kept = [r for r in records if r["problem_id"] in problems and r["sample"] < samples]
-            cut[i] = (settings, kept)
-            left_out += len(records) - len(kept)
-        found[benchmark] = {"problems": len(problems), "of": len(asked), "samples": samples}
-        found[benchmark]["left_out"] = left_out
-    return cut, found
+            selected = [r for r in records if r["problem_id"] in problems and r["sample"] < samples]
+            cut[i] = (settings, selected)
+            left_out += len(records) - len(selected)
+        result[benchmark] = {"problems": len(problems), "of": len(requested), "samples": samples}
+        result[benchmark]["left_out"] = left_out
+    return cut, result
 
 
 def largest_part(least: Mapping[str, int]) -> tuple[set[str], int]:
@@ -72,9 +74,9 @@ def largest_part(least: Mapping[str, int]) -> tuple[set[str], int]:
     if least and min(least.values()):
         return set(least), min(least.values())
     sizes = sorted({n for n in least.values() if n})
-    kept = {n: {problem for problem, has in least.items() if has >= n} for n in sizes}
-    samples = max(sizes, key=lambda n: (n * len(kept[n]), -n), default=0)
-    return kept.get(samples, set()), samples
+    selected = {n: {problem for problem, has in least.items() if has >= n} for n in sizes}
+    samples = max(sizes, key=lambda n: (n * len(selected[n]), -n), default=0)
+    return selected.get(samples, set()), samples
 
 
 def _lengths(records: Sequence[dict]) -> dict[str, int]:
@@ -84,6 +86,6 @@ def _lengths(records: Sequence[dict]) -> dict[str, int]:
         if "grade" in record:
             samples[record["problem_id"]].add(record["sample"])
     return {
-        problem: next(n for n in range(len(found) + 1) if n not in found)
-        for problem, found in samples.items()
+        problem: next(n for n in range(len(result) + 1) if n not in result)
+        for problem, result in samples.items()
     }

@@ -65,13 +65,13 @@ def record_set(
             f"{model} on {benchmark} must have samples; there are none; evaluate it first"
         )
     problems = tuple(dict.fromkeys(record["problem_id"] for record in records))
-    kept = ("num_tokens", "finish_reason", "grade")  # texts of all models together may not fit
+    selected = ("num_tokens", "finish_reason", "grade")  # texts of all models together may not fit
     return RecordSet(
         model=model,
         benchmark=benchmark,
         problems=problems,
         correct=correct_matrix(records, problems, of=f"{model} on {benchmark}"),
-        records=[{name: record[name] for name in kept} for record in records],
+        records=[{name: record[name] for name in selected} for record in records],
         sampling=sampling,
         golds={record["problem_id"]: record.get("gold", "") for record in records},
         grader=records[0].get("grader", ""),
@@ -81,17 +81,17 @@ def record_set(
 
 def _examples(records: Sequence[dict]) -> dict[str, dict[str, dict]]:
     """problem -> "correct" and "wrong" -> the record with the smallest number of its kind."""
-    found: dict[str, dict[str, dict]] = defaultdict(dict)
+    result: dict[str, dict[str, dict]] = defaultdict(dict)
     for record in sorted(records, key=lambda record: record["sample"]):
         kind = "correct" if record["grade"] == Grade.CORRECT else "wrong"
         text = record.get("completion")
-        if text is not None and kind not in found[record["problem_id"]]:
-            found[record["problem_id"]][kind] = {
+        if text is not None and kind not in result[record["problem_id"]]:
+            result[record["problem_id"]][kind] = {
                 "sample": record["sample"],
                 "completion": text[:EXAMPLE],
                 "left_out": max(0, len(text) - EXAMPLE),
             }
-    return dict(found)
+    return dict(result)
 
 
 def keep_texts(file: Path, texts: Mapping[str, str]) -> None:
@@ -177,14 +177,14 @@ class Comparable:
         before, graders_before, other = self.alike.setdefault(benchmark, (how, graders, file))
         different = [name for name in how if how[name] != before[name]]
         if different:
-            found = "; ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
+            result = "; ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
             raise ValueError(
                 f"sets on {benchmark} must be drawn alike to be compared; {other} and {file} "
-                f"differ in {found}; draw one of them again, in another folder"
+                f"differ in {result}; draw one of them again, in another folder"
             )
         both = list(dict.fromkeys([*graders_before, *graders]))
         if len(both) > 1:
-            files = [str(one) for one in dict.fromkeys((other, file))]
+            files = [str(item) for item in dict.fromkeys((other, file))]
             raise ValueError(
                 f"sets on {benchmark} must be graded alike to be compared; the lines of "
                 f"{' and '.join(files)} were graded by {' and by '.join(both)}; "
@@ -194,12 +194,12 @@ class Comparable:
 
     def _check_golds(self, file: Path, benchmark: str, records: Sequence[dict]) -> None:
         for record in records:
-            problem, found = record["problem_id"], record["gold"]
-            gold, other = self.golds.setdefault((benchmark, problem), (found, file))
-            if gold != found:
+            problem, result = record["problem_id"], record["gold"]
+            gold, other = self.golds.setdefault((benchmark, problem), (result, file))
+            if gold != result:
                 raise ValueError(
                     f"sets on {benchmark} must have the same problems to be compared; {problem} "
-                    f"has the answer {gold!r:.60} in {other} and {found!r:.60} in {file}; compare "
+                    f"has the answer {gold!r:.60} in {other} and {result!r:.60} in {file}; compare "
                     "sets of one file of problems, or run evaluate on each again after a gold was "
                     "repaired"
                 )
@@ -232,23 +232,23 @@ def seed_counts(
         ValueError: other problems than those of `first`, or seeds with other numbers of samples.
     """
     rows = []
-    for one in seeds:
-        if set(one.problems) != set(first.problems):
-            strange = sorted(set(one.problems) ^ set(first.problems))
+    for seed in seeds:
+        if set(seed.problems) != set(first.problems):
+            strange = sorted(set(seed.problems) ^ set(first.problems))
             raise ValueError(
-                f"sets on {benchmark} must have the same problems; those of {one.model} and "
+                f"sets on {benchmark} must have the same problems; those of {seed.model} and "
                 f"{first.model} differ in {len(strange)}, {strange[0]!r} the first; evaluate both "
                 "on all of them"
             )
-        if one.correct.shape != seeds[0].correct.shape:
+        if seed.correct.shape != seeds[0].correct.shape:
             raise ValueError(
-                f"training seeds of {one.model} on {benchmark} must have as many samples each; got "
-                f"{seeds[0].correct.shape[1]} and {one.correct.shape[1]}; draw the rest"
+                f"training seeds of {seed.model} on {benchmark} must have as many samples each; "
+                f"got {seeds[0].correct.shape[1]} and {seed.correct.shape[1]}; draw the rest"
             )
-        rows.append(in_order(one, first.problems).sum(axis=1))
+        rows.append(in_order(seed, first.problems).sum(axis=1))
     return seeds[0].correct.shape[1], np.stack(rows)
 
 
-def in_order(one: RecordSet, problems: Sequence[str]) -> np.ndarray:
+def in_order(item: RecordSet, problems: Sequence[str]) -> np.ndarray:
     """`correct` of a set, (P, N), its rows in the order of `problems`."""
-    return one.correct[[one.problems.index(problem) for problem in problems]]
+    return item.correct[[item.problems.index(problem) for problem in problems]]

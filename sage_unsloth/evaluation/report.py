@@ -85,7 +85,7 @@ def compare(
         ValueError: no sets, a set that is incomplete or of another format, sets that cannot be
             compared, or a log that cannot be read; or another process writes to `out`.
     """
-    files, found = find_sets(paths)
+    files, result = find_sets(paths)
     read, parts = read_sets(files), {}
     if partial:
         read, parts = shared_part(files, read)
@@ -98,7 +98,7 @@ def compare(
         for file, (settings, records) in zip(files, read, strict=True)
     ]
     sets = ours + log_sets(
-        [read_log(path, name) for path, name in found.items()], ours, logs or ReadingOptions()
+        [read_log(path, name) for path, name in result.items()], ours, logs or ReadingOptions()
     )
     with locked(out):
         return report_sets(sets, out, against, parts)
@@ -157,16 +157,16 @@ def report_sets(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     groups: dict[str, dict[str, list[RecordSet]]] = defaultdict(lambda: defaultdict(list))
-    for one in sets:
-        groups[one.benchmark][one.model].append(one)
-    models = list(dict.fromkeys(one.model for one in sets))
+    for item in sets:
+        groups[item.benchmark][item.model].append(item)
+    models = list(dict.fromkeys(item.model for item in sets))
     against = against or models[0]
     if against not in models:
         raise ValueError(f"--against must be one of {', '.join(models)}; got {against!r}")
     table, curves, differences, coverage = [], {}, {}, {}
     for benchmark, by_model in groups.items():
         first = next(iter(by_model.values()))[0]
-        counts = {name: seed_counts(benchmark, found, first) for name, found in by_model.items()}
+        counts = {name: seed_counts(benchmark, result, first) for name, result in by_model.items()}
         curves[benchmark] = {
             name: pass_at_k_curve(n, correct_SP, powers_of_two(n))
             for name, (n, correct_SP) in counts.items()
@@ -212,7 +212,7 @@ def _differences(counts: Counts, against: str) -> dict[str, dict[int, Difference
 
 def _coverage(by_model: Sets) -> dict[str, Any]:
     """Problems solved within the first n samples, n the smallest number that any model has."""
-    least = min(one.correct.shape[1] for seeds in by_model.values() for one in seeds)
+    least = min(seed.correct.shape[1] for seeds in by_model.values() for seed in seeds)
     problems = next(iter(by_model.values()))[0].problems
     # Of the first seed alone: several seeds would count as more samples.
     solved = {
@@ -233,7 +233,7 @@ def _table_row(
     benchmark: str, model: str, seeds: Sequence[RecordSet], curve: Mapping[int, Estimate]
 ) -> dict[str, Any]:
     problems, n = seeds[0].correct.shape
-    records = [record for one in seeds for record in one.records]
+    records = [record for seed in seeds for record in seed.records]
     row: dict[str, Any] = {
         "benchmark": benchmark,
         "model": model,
@@ -260,9 +260,9 @@ def _table_row(
     return row
 
 
-def own_grades(one: RecordSet) -> bool:
+def own_grades(item: RecordSet) -> bool:
     """Whether a set has the grades of another tool."""
-    return one.tool is not None and one.grader.startswith(one.tool)
+    return item.tool is not None and item.grader.startswith(item.tool)
 
 
 def _mean(values: Sequence[float | None], digits: int = 4) -> float | None:
@@ -281,7 +281,7 @@ def deviation_over_seeds(seeds: Sequence[RecordSet]) -> dict[str, Any]:
         `seed_mean`, `seed_deviation` and `deviation_over`; nothing for fewer than `BLOCKS` samples.
     """
     if len(seeds) > 1:
-        values, over = [one.correct.mean() for one in seeds], "training seeds"
+        values, over = [seed.correct.mean() for seed in seeds], "training seeds"
     else:
         correct_PN = seeds[0].correct
         size = correct_PN.shape[1] // BLOCKS
@@ -315,8 +315,8 @@ def _write_tables(out: Path, table: Sequence[dict], coverage: Mapping[str, Any])
         out / "coverage.csv",
         [
             {"benchmark": benchmark, "model": model, "problem": problem}
-            for benchmark, found in coverage.items()
-            for model, problems in found["only"].items()
+            for benchmark, result in coverage.items()
+            for model, problems in result["only"].items()
             for problem in problems
         ],
     )
@@ -326,9 +326,9 @@ def _conditions(sets: Sequence[RecordSet], table: Sequence[dict]) -> str:
     """What every figure says below: what the bands are, and the temperature."""
     several = any(row["seeds"] > 1 for row in table)
     over = " and training seeds" if several else ", one training seed each"
-    known = {one.sampling["temperature"] for one in sets} - {None}
+    known = {item.sampling["temperature"] for item in sets} - {None}
     temperatures = [f"{temperature:g}" for temperature in sorted(known)]
-    if any(one.sampling["temperature"] is None for one in sets):
+    if any(item.sampling["temperature"] is None for item in sets):
         temperatures.append("not logged")
     return f"bands: 95 % over problems{over}; T = {', '.join(temperatures)}"
 

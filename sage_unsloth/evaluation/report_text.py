@@ -39,12 +39,12 @@ def report_text(result: Mapping[str, Any]) -> str:
                 for k in dict.fromkeys((ks[0], ks[-1]))
             ]
             lines.append(f"{pair}: " + "; ".join(parts))
-        found = result["coverage"][benchmark]
+        matches = result["coverage"][benchmark]
         solved = ", ".join(
-            f"{name} {count} ({len(found['only'][name])} alone)"
-            for name, count in found["solved"].items()
+            f"{name} {count} ({len(matches['only'][name])} alone)"
+            for name, count in matches["solved"].items()
         )
-        lines.append(f"solved at least once in {found['samples']} samples: {solved}")
+        lines.append(f"solved at least once in {matches['samples']} samples: {solved}")
         lines += [*graders_lines(rows), ""]
     lines += [partial_line(name, part) for name, part in result.get("partial", {}).items()]
     lines.append(
@@ -96,14 +96,14 @@ def _completions(row: Mapping[str, Any]) -> dict[str, str]:
 
 def graders_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Which models' samples another tool drew, and who graded them; where there are any."""
-    found = [
+    result = [
         f"{name}: drawn by {row['drawn_by']}, graded by {row['graded_by']}"
         for name, row in rows.items()
         if "drawn_by" in row
     ]
-    if not found:
+    if not result:
         return []
-    return ["; ".join(found) + ". A difference may be that of prompts, sampling or graders."]
+    return ["; ".join(result) + ". A difference may be that of prompts, sampling or graders."]
 
 
 def interval_text(

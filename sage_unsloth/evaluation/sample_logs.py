@@ -131,7 +131,7 @@ def log_sets(
         ValueError: no metric that can be read, problems that are not those of a set on the same
             benchmark, or a log without completions that is to be graded here.
     """
-    known = {one.benchmark: (_in_order(one), one.grader) for one in reversed(ours)}
+    known = {item.benchmark: (_in_order(item), item.grader) for item in reversed(ours)}
     _refuse_unused(logs, options)
     if options.regrade:
         _refuse_without_texts(logs)
@@ -150,21 +150,21 @@ def log_sets(
                 right = record["scores"][metric] == 1
                 record["grade"] = (Grade.CORRECT if right else Grade.WRONG).value
                 record["grader"] = by
-        one = record_set(records, log.model, benchmark, {"temperature": log.temperature})
+        item = record_set(records, log.model, benchmark, {"temperature": log.temperature})
         texts = {record["problem_id"]: record["problem"] for record in records}
-        one = dataclasses.replace(one, tool=log.tool, texts=texts)
-        known.setdefault(benchmark, (dict(one.golds), by if options.regrade else ""))
-        sets.append(one)
+        item = dataclasses.replace(item, tool=log.tool, texts=texts)
+        known.setdefault(benchmark, (dict(item.golds), by if options.regrade else ""))
+        sets.append(item)
     return sets
 
 
-def _in_order(one: RecordSet) -> dict[str, str]:
+def _in_order(item: RecordSet) -> dict[str, str]:
     """problem -> gold in the order of the benchmark, which its texts keep; else as it was drawn."""
-    names = one.texts if one.golds.keys() <= one.texts.keys() else one.golds
-    return {name: one.golds[name] for name in names if name in one.golds}
+    names = item.texts if item.golds.keys() <= item.texts.keys() else item.golds
+    return {name: item.golds[name] for name in names if name in item.golds}
 
 
-def chosen_metric(log: SampleLog, wanted: Sequence[str] = ()) -> str:
+def chosen_metric(log: SampleLog, expected: Sequence[str] = ()) -> str:
     """The metric that says which samples are correct: the only one that can, or one of `wanted`.
 
     Raises:
@@ -188,7 +188,7 @@ def chosen_metric(log: SampleLog, wanted: Sequence[str] = ()) -> str:
             f"a metric must be 0 or 1 for every sample; {log.path} has {_names(offered)}, which "
             f"are not; {remedy}"
         )
-    chosen = [name for name in binary if name in wanted] or binary
+    chosen = [name for name in binary if name in expected] or binary
     if len(chosen) > 1:
         raise ValueError(
             f"one metric must say what is correct; {log.path} has {_names(chosen)}; choose one of "

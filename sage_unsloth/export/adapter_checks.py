@@ -129,13 +129,13 @@ def check_parity(model: Any, answers: Answers, *, exact: bool = True) -> dict[st
     for ids, start, expected, base in zip(
         answers.ids, answers.starts, answers.with_adapter, answers.without, strict=True
     ):
-        found = _logits(model, ids)
-        expected, found, base = (x[0, start:-1] for x in (expected, found, base))
-        apart += float((found - expected).abs().mean())
+        result = _logits(model, ids)
+        expected, result, base = (x[0, start:-1] for x in (expected, result, base))
+        apart += float((result - expected).abs().mean())
         changed += float((base - expected).abs().mean())
-        logps, others = expected.double().log_softmax(-1), found.double().log_softmax(-1)
+        logps, others = expected.double().log_softmax(-1), result.double().log_softmax(-1)
         divergence += float((logps.exp() * (logps - others)).sum())
-        chosen, preferred = found.argmax(-1), expected.argmax(-1)
+        chosen, preferred = result.argmax(-1), expected.argmax(-1)
         gap = expected.max(-1).values - expected.gather(-1, chosen[:, None])[:, 0]
         rounding = 4 * 2**-8 * float(expected.abs().max())
         if exact and float(gap.max()) > rounding:

@@ -29,19 +29,19 @@ def data_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     Args:
         data: the entry of `run.json`.
     """
-    found = []
+    rows = []
     for key, title in FACTS.items():
         value = data.get(key)
         if isinstance(value, Mapping):
             value = ", ".join(f"{name}={column}" for name, column in value.items())
         if value is not None and value != "":
-            found.append((title, f"{value:,}" if key == "rows" else str(value)))
+            rows.append((title, f"{value:,}" if key == "rows" else str(value)))
     for name, count in data.get("filters", {}).items():
         if name != "rows":
-            found.append((f"rows left by: {name}", f"{count:,}"))
+            rows.append((f"rows left by: {name}", f"{count:,}"))
     if "held_out" in data:
-        found += [(f"held out, {name}", value) for name, value in data_rows(data["held_out"])]
-    return found
+        rows += [(f"held out, {name}", value) for name, value in data_rows(data["held_out"])]
+    return rows
 
 
 def hub_data(data: Mapping[str, Any]) -> list[str]:

@@ -187,13 +187,13 @@ def _prompt_text(prompt: PromptFormat) -> str:
     where = r"in its last `\boxed{}`"
     if prompt.solution is not None:
         where = f"between `{prompt.solution[0]}` and `{prompt.solution[1]}`"
-    told = (
+    given = (
         "The chat template in the tokenizer adds the system prompt of the training where a "
         "conversation has none: without it the model was not trained to answer."
     )
     if prompt.system is None:
-        told = "It was trained without a system prompt of this package."
-    text = f"{told} The answer is {where}."
+        given = "It was trained without a system prompt of this package."
+    text = f"{given} The answer is {where}."
     if prompt.system in (None, PROJECT_PROMPT.system):
         return text
     lines = [f"    {printable(line)}" for line in prompt.system.splitlines()]

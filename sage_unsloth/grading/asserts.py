@@ -248,17 +248,17 @@ class Assert:
             ast.Compare, ast.BoolOp, ast.Call, ast.Subscript, ast.Attribute, ast.Name, ast.keyword,
             ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context, ast.Slice,
         )  # fmt: skip
-        for found in ast.walk(node):
-            if not isinstance(found, known):
-                raise ValueError(f"{type(found).__name__} is not understood")
-            if isinstance(found, ast.BinOp):
-                _operator(_BINARY, found.op)
-                if not any(child in self._nodes for child in ast.walk(found)):
-                    _evaluate(found, {})  # one that is refused for its types would never hold
-            if isinstance(found, ast.Attribute):
-                _evaluate(found, {})
-            if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute):
-                _evaluate(found.func, {})
+        for result in ast.walk(node):
+            if not isinstance(result, known):
+                raise ValueError(f"{type(result).__name__} is not understood")
+            if isinstance(result, ast.BinOp):
+                _operator(_BINARY, result.op)
+                if not any(child in self._nodes for child in ast.walk(result)):
+                    _evaluate(result, {})  # one that is refused for its types would never hold
+            if isinstance(result, ast.Attribute):
+                _evaluate(result, {})
+            if isinstance(result, ast.Call) and isinstance(result.func, ast.Attribute):
+                _evaluate(result.func, {})
 
 
 def _operator(table: Mapping[type, Any], node: ast.AST) -> Any:

@@ -31,7 +31,7 @@ def roles(text: str) -> dict[str, str] | None:
     if len(text) > LONGEST_ANSWER:
         return None
     text = _MARKUP.sub("", text)
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for part in re.split(r"[,;\n]|\band\b", text):
         if not (part := part.strip()):
             continue
@@ -39,9 +39,9 @@ def roles(text: str) -> dict[str, str] | None:
         if match is None:
             return None
         name, role = match["name"].lower(), match["role"].lower()
-        if found.setdefault(name, role) != role:
+        if result.setdefault(name, role) != role:
             return None
-    return found or None
+    return result or None
 
 
 def _check_roles(answer: str | None, gold: str) -> Verdict:
@@ -51,10 +51,10 @@ def _check_roles(answer: str | None, gold: str) -> Verdict:
             f"a gold answer must state roles, as `A is a knight, B is a knave`; got "
             f"{gold!r:.200}; repair the row"
         )
-    found = None if answer is None else roles(answer)
-    if found is None:
+    result = None if answer is None else roles(answer)
+    if result is None:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
-    return Verdict(Grade.CORRECT if found == expected else Grade.WRONG, Kind.ROLES)
+    return Verdict(Grade.CORRECT if result == expected else Grade.WRONG, Kind.ROLES)
 
 
 ROLES = Checker(name="roles", version=1, plainly=_check_roles)

@@ -162,11 +162,11 @@ def landlock_ruleset(
     rights_of = dict.fromkeys(readable or (), read_file | read_folder)
     for path, rights in (rights_of | dict.fromkeys(listed, read_folder)).items():
         with contextlib.suppress(OSError):  # one that is not there
-            found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            result = os.open(path, os.O_PATH | os.O_CLOEXEC)
             rights &= ~0 if os.path.isdir(path) else ~read_folder
-            rule = _Beneath(rights, found)
+            rule = _Beneath(rights, result)
             libc.syscall(add_rule, ruleset, 1, ctypes.byref(rule), 0)
-            os.close(found)
+            os.close(result)
     return ruleset
 
 

@@ -68,21 +68,21 @@ def extract_answer(
     tags: list[tuple[int, int, int]] = []  # complete ones: begin and end of the inside, and end
     first = opened = marks = 0  # where the answer's part begins; the open tag's text, 0 for none
     end, working = len(text), False
-    for found in pattern.finditer(text):
-        meaning = meanings[found.group()]
+    for result in pattern.finditer(text):
+        meaning = meanings[result.group()]
         if meaning == "ends working":
-            tags, first, opened, marks, working = [], found.end(), 0, 0, False
+            tags, first, opened, marks, working = [], result.end(), 0, 0, False
         elif meaning == "starts working":
             working = True
         elif meaning == "opens":
-            opened, marks = found.end(), marks + 1
+            opened, marks = result.end(), marks + 1
         elif meaning == "closes":
             marks += 1
             if opened:
-                tags.append((opened, found.start(), found.end()))
+                tags.append((opened, result.start(), result.end()))
             opened = 0
         elif not opened:  # the end, where it is no end token inside a tag
-            end = found.start()
+            end = result.start()
             break
     if working:
         return None
@@ -158,17 +158,17 @@ def last_block(completion: str, prompt: PromptFormat = PROJECT_PROMPT) -> str | 
             other = True
     if other:
         return None
-    found, lines, is_python = None, None, False
+    result, lines, is_python = None, None, False
     for line in text[first:end].splitlines():
         fence = line.strip()
         if lines is None:
             if fence.startswith(FENCE):
                 lines, is_python = [], fence[len(FENCE) :].strip().lower() in PYTHON
         elif fence == FENCE:
-            found, lines = ("\n".join(lines) if is_python else found), None
+            result, lines = ("\n".join(lines) if is_python else result), None
         else:
             lines.append(line)
-    return None if lines is not None else found
+    return None if lines is not None else result
 
 
 def unfenced(text: str) -> str:

@@ -75,10 +75,10 @@ class Grader:
 
     def extract(self, completion: str) -> str | None:
         """The answer inside a completion that this grader grades, or None where there is none."""
-        found = extract_answer(completion, boxed=self.boxed, prompt=self.prompt)
-        if found is None and self.checker.blocks:
+        result = extract_answer(completion, boxed=self.boxed, prompt=self.prompt)
+        if result is None and self.checker.blocks:
             return last_block(completion, self.prompt)
-        return found
+        return result
 
     def counted(
         self,
@@ -106,11 +106,11 @@ class Grader:
         hard: dict[Pair, tuple[str, str]] = {}
         with self._lock:
             for pair in dict.fromkeys(pairs):
-                found = self._cache.pop(pair, None) or self.checker.plainly(*pair)
-                if isinstance(found, Verdict):
-                    verdicts[pair] = found
+                result = self._cache.pop(pair, None) or self.checker.plainly(*pair)
+                if isinstance(result, Verdict):
+                    verdicts[pair] = result
                 else:
-                    hard[pair] = found
+                    hard[pair] = result
             if hard:
                 # Different answers may have one normal form.
                 compared = self._compare_all(list(dict.fromkeys(hard.values())))

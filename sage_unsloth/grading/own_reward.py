@@ -118,8 +118,8 @@ class OwnReward:
 
     def pop_mean(self) -> tuple[float, int]:
         """The sum of the rewards since the last call, and of how many."""
-        found, self._sum, self._count = (self._sum, self._count), 0.0, 0
-        return found
+        mean, self._sum, self._count = (self._sum, self._count), 0.0, 0
+        return mean
 
 
 def try_reward(reward: Reward, row: Mapping[str, Any], seconds: float) -> None:

@@ -43,7 +43,9 @@ def _libraries(path: Path) -> list[Path]:
     """A file, or the shared libraries in a folder; other packages' files may lie beside them."""
     if path.name == "zoneinfo" or path.is_file():
         return [path]
-    return [found for folder in (path, *path.glob("*-linux-gnu")) for found in folder.glob("*.so*")]
+    return [
+        result for folder in (path, *path.glob("*-linux-gnu")) for result in folder.glob("*.so*")
+    ]
 
 
 class Namespaces:
@@ -223,8 +225,8 @@ def kept_from(confinement: Confinement) -> list[str]:
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as found:
-        text = found.read()
+    with os.fdopen(reading) as result:
+        text = result.read()
     os.waitpid(child, 0)
     return json.loads(text or "[]")
 

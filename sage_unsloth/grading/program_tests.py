@@ -82,12 +82,12 @@ def read_tests(gold: str) -> Tests:
         ValueError: another form than the module says, or no test.
     """
     try:
-        found = json.loads(gold)
+        result = json.loads(gold)
     except (ValueError, TypeError, RecursionError):
-        found = None
+        result = None
     longest = max(LONGEST_RESULTS, RESULTS_PER_GOLD * len(gold))
-    if isinstance(found, list) and found and all(isinstance(text, str) for text in found):
-        asserts = [Assert(text) for text in found]
+    if isinstance(result, list) and result and all(isinstance(text, str) for text in result):
+        asserts = [Assert(text) for text in result]
         calls = [
             [
                 call.name,
@@ -98,9 +98,9 @@ def read_tests(gold: str) -> Tests:
             for call in test.calls
         ]
         return Tests(calls=calls, asserts=asserts, longest_results=longest)
-    if isinstance(found, dict):
-        inputs, outputs = found.get("inputs"), found.get("outputs")
-        name = found.get("fn_name")
+    if isinstance(result, dict):
+        inputs, outputs = result.get("inputs"), result.get("outputs")
+        name = result.get("fn_name")
         if isinstance(inputs, list) and isinstance(outputs, list) and inputs:
             same_number = len(inputs) == len(outputs)
             texts = all(isinstance(text, str) for text in (*inputs, *outputs))
@@ -117,28 +117,28 @@ def read_tests(gold: str) -> Tests:
     )
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(result: Any, expected: Any) -> bool:
     """Whether a returned value is the expected one of JSON: a tuple counts as a list, and True is
     not 1.
     """
-    if isinstance(found, tuple):
-        found = list(found)
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return type(found) is type(expected) and found == expected
-    if isinstance(found, float) or isinstance(expected, float):
-        numbers = isinstance(found, (int, float)) and isinstance(expected, (int, float))
+    if isinstance(result, tuple):
+        result = list(result)
+    if isinstance(result, bool) or isinstance(expected, bool):
+        return type(result) is type(expected) and result == expected
+    if isinstance(result, float) or isinstance(expected, float):
+        numbers = isinstance(result, (int, float)) and isinstance(expected, (int, float))
         try:
-            return numbers and math.isclose(found, expected, rel_tol=RELATIVE)
+            return numbers and math.isclose(result, expected, rel_tol=RELATIVE)
         except OverflowError:
             return False
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    if isinstance(found, DictValue) and isinstance(expected, dict):
+    if isinstance(result, list) and isinstance(expected, list):
+        return len(result) == len(expected) and all(map(same, result, expected))
+    if isinstance(result, DictValue) and isinstance(expected, dict):
         try:
-            by_text = {str(key): value for key, value in found.items()}
+            by_text = {str(key): value for key, value in result.items()}
         except (TypeError, ValueError):  # of keys that have no text
             return False
         return by_text.keys() == expected.keys() and all(
             same(by_text[key], expected[key]) for key in expected
         )
-    return type(found) is type(expected) and found == expected
+    return type(result) is type(expected) and result == expected

@@ -54,10 +54,10 @@ class SolutionReward:
             )
         texts = [_text(completion) for completion in completions]
         extracted = [self.grader.extract(text) for text in texts]
-        asked = [
+        requested = [
             None if prompt is None else _text(prompt) for prompt in prompts or [None] * len(texts)
         ]
-        counted = self.grader.counted(extracted, answer, asked)
+        counted = self.grader.counted(extracted, answer, requested)
         verdicts = self.grader.judge_answers(list(map(without_counted, extracted, counted)), answer)
         self._counts.update(verdict.grade for verdict in verdicts)
         self._kinds.update(v.kind for v in verdicts if v.grade is Grade.CORRECT)
@@ -66,13 +66,13 @@ class SolutionReward:
                 "prompt": prompt,
                 "completion": text,
                 "answer": gold,
-                "extracted": found,
+                "extracted": result,
                 "grade": verdict.grade.value,
                 "kind": verdict.kind.value,
                 "grader": self.grader.label,
             }
-            for prompt, text, gold, found, verdict in zip(
-                asked, texts, answer, extracted, verdicts, strict=True
+            for prompt, text, gold, result, verdict in zip(
+                requested, texts, answer, extracted, verdicts, strict=True
             )
         ]
         return [float(verdict.grade is Grade.CORRECT) for verdict in verdicts]

@@ -64,23 +64,23 @@ class Reward:
 
 
 def get_rewards(
-    wanted: Sequence[str | Callable[..., Any] | Reward] | None,
+    expected: Sequence[str | Callable[..., Any] | Reward] | None,
 ) -> tuple[Reward, ...]:
     """The rewards of a run: exactly those that are named; without any, the checked answer alone.
 
     Args:
-        wanted: `Reward`s, functions, or texts `answer` and `module:function`, each with `=WEIGHT`
+        expected: `Reward`s, functions, or texts `answer` and `module:function`, each with `=WEIGHT`
             behind it for another weight than 1.
 
     Raises:
         ValueError: a text of another form, a function that cannot be imported, two of one name, or
             no weight but 0.
     """
-    if wanted is None or (not isinstance(wanted, str) and not wanted):
+    if expected is None or (not isinstance(expected, str) and not expected):
         return (Reward(),)
-    if isinstance(wanted, str):
-        raise ValueError(f"rewards must be a list; got the text {wanted!r}; write [{wanted!r}]")
-    rewards = tuple(_reward(item) for item in wanted)
+    if isinstance(expected, str):
+        raise ValueError(f"rewards must be a list; got the text {expected!r}; write [{expected!r}]")
+    rewards = tuple(_reward(item) for item in expected)
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise ValueError(
@@ -117,12 +117,12 @@ def recorded_rewards(rewards: Sequence[Reward]) -> list[dict[str, Any]] | None:
     """As `run.json` has them; None for the checked answer alone, which needs no record."""
     if [(reward.function, reward.weight) for reward in rewards] == [(None, 1.0)]:
         return None
-    found = []
+    results = []
     for reward in rewards:
         own = reward.own
         source = {} if own is None else {"function": own.reference, "source": own.digest}
-        found.append({"name": reward.name, "weight": float(reward.weight)} | source)
-    return found
+        results.append({"name": reward.name, "weight": float(reward.weight)} | source)
+    return results
 
 
 def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> N
         if lacking:
             known = ("prompts", "completions", *OF_TRL, *there)
             meant = [difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in lacking]
-            guess = ", ".join(found for match in meant for found in match)
+            guess = ", ".join(result for match in meant for result in match)
             others = [name for name, match in zip(lacking, meant, strict=True) if not match]
             read = ""
             if others:

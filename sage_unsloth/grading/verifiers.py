@@ -36,12 +36,12 @@ _NOTHING = Verdict(Grade.UNPARSABLE, Kind.NONE)
 
 
 def get_verifier(
-    wanted: str | Checker | Callable[[str, str], Any], *, allow_unconfined: bool = False
+    expected: str | Checker | Callable[[str, str], Any], *, allow_unconfined: bool = False
 ) -> Checker:
     """A verifier.
 
     Args:
-        wanted: a name of `VERIFIERS`; `number:TOLERANCE`; `module:function`, or the function
+        expected: a name of `VERIFIERS`; `number:TOLERANCE`; `module:function`, or the function
             itself: (answer, gold) -> True or a score of 1 if it is right, None if it is no answer.
         allow_unconfined: `python` runs programs also where the kernel cannot keep them from files,
             network and processes.
@@ -50,30 +50,30 @@ def get_verifier(
         ValueError: an unknown name, a package that is missing, or a function that cannot be
             imported.
     """
-    if isinstance(wanted, Checker):
-        return wanted
-    if not isinstance(wanted, str):
-        return _own(describe_function(wanted))
-    name, colon, option = wanted.partition(":")
+    if isinstance(expected, Checker):
+        return expected
+    if not isinstance(expected, str):
+        return _own(describe_function(expected))
+    name, colon, option = expected.partition(":")
     if name == "number" and colon:
         return _number(option)
-    if wanted == "python":
+    if expected == "python":
         return python_checker(allow_unconfined=allow_unconfined)
-    if wanted in VERIFIERS:
-        checker = VERIFIERS[wanted]
+    if expected in VERIFIERS:
+        checker = VERIFIERS[expected]
         for package in checker.packages:
             if package_version(package) is None:
                 raise ValueError(
-                    f"the verifier {wanted} needs the package {package}; it is not installed; pip "
-                    f"install {package}"
+                    f"the verifier {expected} needs the package {package}; it is not installed; "
+                    f"pip install {package}"
                 )
         return checker
     if not colon:
         raise ValueError(
             f"a verifier is one of {', '.join(VERIFIERS)}, number:TOLERANCE, or module:function of "
-            f"your own; got {wanted!r}"
+            f"your own; got {expected!r}"
         )
-    return _own(named_function(wanted, "a verifier"))
+    return _own(named_function(expected, "a verifier"))
 
 
 def _judged(right: bool, kind: Kind) -> Verdict:
@@ -95,13 +95,13 @@ def _check_text(answer: str | None, gold: str) -> Verdict:
         )
     if answer is None or _too_long(answer):
         return _NOTHING
-    found, expected = (unicodedata.normalize("NFC", text).strip() for text in (answer, gold))
-    return _judged(found == expected, Kind.TEXT)
+    result, expected = (unicodedata.normalize("NFC", text).strip() for text in (answer, gold))
+    return _judged(result == expected, Kind.TEXT)
 
 
 def _read_number(text: str) -> Fraction | None:
-    found = spelled(text)
-    return None if found is None else plain_number(found)
+    result = spelled(text)
+    return None if result is None else plain_number(result)
 
 
 def _check_number(tolerance: Fraction, answer: str | None, gold: str) -> Verdict:
@@ -111,10 +111,10 @@ def _check_number(tolerance: Fraction, answer: str | None, gold: str) -> Verdict
             "a gold answer must be a plainly written number, as 42, 0.5, 3/4 or 1e3; got "
             f"{gold!r:.200}; repair the row, or use --verifier math"
         )
-    found = None if answer is None or _too_long(answer) else _read_number(answer)
-    if found is None:
+    result = None if answer is None or _too_long(answer) else _read_number(answer)
+    if result is None:
         return _NOTHING
-    return _judged(abs(found - expected) <= tolerance * max(1, abs(expected)), Kind.NUMBER)
+    return _judged(abs(result - expected) <= tolerance * max(1, abs(expected)), Kind.NUMBER)
 
 
 def _number(tolerance: str) -> Checker:
@@ -212,7 +212,7 @@ def compare_schema(answer: str, gold: str) -> Verdict | None:
     import jsonschema
     from jsonschema.validators import validator_for
 
-    schema, found = _json(gold), _json(unfenced(answer))
+    schema, result = _json(gold), _json(unfenced(answer))
     if schema is ValueError:
         return None
     try:
@@ -220,9 +220,9 @@ def compare_schema(answer: str, gold: str) -> Verdict | None:
         kind.check_schema(schema)
     except jsonschema.SchemaError:
         return None
-    if found is ValueError:
+    if result is ValueError:
         return _NOTHING
-    return _judged(kind(schema).is_valid(found), Kind.SCHEMA)
+    return _judged(kind(schema).is_valid(result), Kind.SCHEMA)
 
 
 def _check_math_verify(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
@@ -242,10 +242,10 @@ def compare_math_verify(answer: str, gold: str) -> Verdict:
         whole = parse(f"${text}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
         return whole or parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
-    expected, found = parsed(gold), parsed(answer)
-    if not found:
+    expected, result = parsed(gold), parsed(answer)
+    if not result:
         return _NOTHING
-    return _judged(bool(verify(expected, found, timeout_seconds=None)), Kind.MATHEMATICS)
+    return _judged(bool(verify(expected, result, timeout_seconds=None)), Kind.MATHEMATICS)
 
 
 # --- of one's own ---------------------------------------------------------------------------------
@@ -291,28 +291,28 @@ def compare_own(answer: str, question: str) -> Verdict | None:
     Raises:
         OwnCodeError: it raised, or its value is neither a truth value, a number nor None.
     """
-    asked = _json(question)
-    if not isinstance(asked, dict):
+    requested = _json(question)
+    if not isinstance(requested, dict):
         return None  # the question with which every worker starts
-    function = named_function(asked["import"], "a verifier").function
-    if "gold" not in asked:
+    function = named_function(requested["import"], "a verifier").function
+    if "gold" not in requested:
         return None
     try:
-        value = function(answer, asked["gold"])
+        value = function(answer, requested["gold"])
     except MemoryError:
         raise
     except Exception as error:
         raise OwnCodeError(
-            f"the verifier {asked['import']} must return True, False, a number or None; it raised "
-            f"{raised(error)}; the answer was {answer!r:.200}, the gold {asked['gold']!r:.200}; "
-            "mend it, and run the same command again, which resumes"
+            f"the verifier {requested['import']} must return True, False, a number or None; it "
+            f"raised {raised(error)}; the answer was {answer!r:.200}, the gold "
+            f"{requested['gold']!r:.200}; mend it, and run the same command again, which resumes"
         ) from error
     if value is None:
         return _NOTHING
     if isinstance(value, (bool, int, float)) and not math.isnan(value):
         return _judged(value >= 1, Kind.OWN)
     raise OwnCodeError(
-        f"the verifier {asked['import']} must return True, False, a number or None; got "
+        f"the verifier {requested['import']} must return True, False, a number or None; got "
         f"{value!r:.200} for the answer {answer!r:.200}; mend it, and run the same command again, "
         "which resumes"
     )

@@ -108,8 +108,8 @@ class Worker:
             if not part:
                 return False
             line += part
-        found = json.loads(line.splitlines()[-1])
-        self.pid, self.kept_from, self._asked = found["pid"], tuple(found["kept_from"]), 0
+        result = json.loads(line.splitlines()[-1])
+        self.pid, self.kept_from, self._asked = result["pid"], tuple(result["kept_from"]), 0
         # What the child before it has written; this one has not been asked yet.
         while connection.wait([self._replies], 0) and os.read(self._replies, 65_536):
             pass

@@ -157,5 +157,5 @@ def _peaks() -> tuple[int, int]:
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
-    found = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return 1024 * int(found["VmHWM"].split()[0]), 1024 * int(found["VmPeak"].split()[0])
+    result = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return 1024 * int(result["VmHWM"].split()[0]), 1024 * int(result["VmPeak"].split()[0])

@@ -94,8 +94,8 @@ class AdvantageRule:
             step, max_steps: the optimizer step, and how many there are.
         """
         ranks = -1.0 - torch.arange(rewards.shape[1], device=rewards.device).expand(rewards.shape)
-        found = self(rewards, mean_logps=ranks, step=step, max_steps=max_steps)
-        return (found != 0).any(1)
+        result = self(rewards, mean_logps=ranks, step=step, max_steps=max_steps)
+        return (result != 0).any(1)
 
     def silent_counts(self, num_generations: int) -> list[int]:
         """The numbers of right answers with which a group of that size teaches nothing.
@@ -202,7 +202,7 @@ def rule_settings(texts: Iterable[str], known: Collection[str], rule: str) -> di
     Raises:
         ValueError: not NAME=VALUE, no such setting, or not a number.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or key not in known:
@@ -211,9 +211,9 @@ def rule_settings(texts: Iterable[str], known: Collection[str], rule: str) -> di
                 f"{', '.join(known) or 'none: it has no settings'}; got {text!r}"
             )
         try:
-            found[key] = ast.literal_eval(value)
+            settings[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             raise ValueError(f"{key} of {rule} must be a number; got {value!r}") from None
-        if type(found[key]) not in (int, float):
+        if type(settings[key]) not in (int, float):
             raise ValueError(f"{key} of {rule} must be a number; got {value}")
-    return found
+    return settings

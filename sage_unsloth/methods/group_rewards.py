@@ -201,12 +201,12 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
     first = trainer.accelerator.process_index * len(batch["advantages"])
     of_trl = _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     of_trl = of_trl[first : first + len(batch["advantages"])]
-    found = batch["advantages"]
-    if not torch.allclose(found.float(), of_trl.to(found.device).float(), rtol=1e-3, atol=1e-4):
+    result = batch["advantages"]
+    if not torch.allclose(result.float(), of_trl.to(result.device).float(), rtol=1e-3, atol=1e-4):
         raise ContractError(
             f"the advantages of {names.ROLLOUT} must be those of the rewards of {names.REWARDS}, "
             "in its order",
-            found=found.tolist(),
+            found=result.tolist(),
             expected=of_trl.tolist(),
         )
     return rewards

@@ -253,8 +253,8 @@ class _PenaltyPlace(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
-        found = isinstance(target, ast.Name) and target.id == names.PENALTY
-        if found and ast.unparse(node.value) == names.TRL_PENALTY:
+        result = isinstance(target, ast.Name) and target.id == names.PENALTY
+        if result and ast.unparse(node.value) == names.TRL_PENALTY:
             call = f"self.{PENALTY_HOOK}(per_token_logps, ref_per_token_logps)"
             node.value = ast.copy_location(ast.parse(call, mode="eval").body, node.value)
             self.count += 1

@@ -233,7 +233,7 @@ class _Term:
 
     def __init__(self, trainer: Any, stored: Sequence[Stored], rule: RehearsalRule) -> None:
         self.trainer, self.rule = trainer, rule
-        if not stored or not all(one.prompt_ids and one.completion_ids for one in stored):
+        if not stored or not all(item.prompt_ids and item.completion_ids for item in stored):
             raise ValueError(
                 "a rehearsal needs completions, each with at least one token behind its prompt; "
                 f"got {len(stored)}"
@@ -255,8 +255,8 @@ class _Term:
                 "target modules and modules_to_save"
             )
         self.by_problem: dict[int, list[Stored]] = {}
-        for one in stored:
-            self.by_problem.setdefault(one.problem, []).append(one)
+        for item in stored:
+            self.by_problem.setdefault(item.problem, []).append(item)
         self.problems = sorted(self.by_problem)
         self.clock, self.checked = Clock(trainer, "rehearsal"), False
 
@@ -288,17 +288,17 @@ def completion_logps(
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = base.get_output_embeddings()
-    device, width = head.weight.device, max(len(one.completion_ids) for one in rows)
-    longest = max(len(one.prompt_ids) + len(one.completion_ids) for one in rows)
+    device, width = head.weight.device, max(len(row.completion_ids) for row in rows)
+    longest = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
     ids, attention = torch.zeros(2, len(rows), longest, dtype=torch.long)
     index, place = torch.zeros(2, len(rows), width, dtype=torch.long)
     mask = torch.zeros(len(rows), width)
-    for number, one in enumerate(rows):  # padded on the right, where nothing looks at it
-        row, length = [*one.prompt_ids, *one.completion_ids], len(one.completion_ids)
+    for number, item in enumerate(rows):  # padded on the right, where nothing looks at it
+        row, length = [*item.prompt_ids, *item.completion_ids], len(item.completion_ids)
         ids[number, : len(row)] = torch.tensor(row)
         attention[number, : len(row)] = 1
-        index[number, :length] = torch.tensor(one.completion_ids)
-        place[number, :length] = torch.arange(length) + len(one.prompt_ids) - 1
+        index[number, :length] = torch.tensor(item.completion_ids)
+        place[number, :length] = torch.arange(length) + len(item.prompt_ids) - 1
         mask[number, :length] = 1.0
     decoder, config = base.get_decoder(), base.config.get_text_config()
     hidden = decoder(input_ids=ids.to(device), attention_mask=attention.to(device))[0]

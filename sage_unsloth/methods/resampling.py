@@ -256,18 +256,18 @@ class _Batches:
     def _check_lengths(self, completion_ids: list, logged: dict[str, int]) -> None:
         """What `completion_lengths` will write over is what Unsloth wrote of these completions."""
         metrics = names.metrics_of(self.trainer, "train")
-        found = {
+        result = {
             name: values[-1]
             for name, values in metrics.items()
             if name.startswith("completions/") and len(values) > logged.get(name, 0)
         }
         expected = completion_lengths(self.trainer, completion_ids)
-        if found.keys() != expected.keys() or any(
-            abs(found[name] - value) > 1e-4 * max(1.0, value) for name, value in expected.items()
+        if result.keys() != expected.keys() or any(
+            abs(result[name] - value) > 1e-4 * max(1.0, value) for name, value in expected.items()
         ):
             raise ContractError(
                 f"{names.GENERATE} must log the lengths of its completions as before",
-                found=found,
+                found=result,
                 expected=expected,
             )
 
@@ -330,8 +330,8 @@ def _check_functions(trainer: Any) -> None:
     """
     for name, expected in EXPECTED_PARAMETERS.items():
         function = getattr(type(trainer), name, None)
-        found = None if function is None else tuple(inspect.signature(function).parameters)
-        if found != expected:
+        result = None if function is None else tuple(inspect.signature(function).parameters)
+        if result != expected:
             raise ContractError(
-                f"{name} of the trainer must have these parameters", found=found, expected=expected
+                f"{name} of the trainer must have these parameters", found=result, expected=expected
             )

@@ -14,19 +14,19 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _IN_FILES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def chosen_dtype(wanted: str, path: str | Path) -> str:
+def chosen_dtype(expected: str, path: str | Path) -> str:
     """The format to load a model in: what is asked for, or its own.
 
     Args:
-        wanted: one of `DTYPES`.
+        expected: one of `DTYPES`.
         path: model folder or hub id.
 
     Raises:
         ValueError: an unknown format.
     """
-    if wanted not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {wanted!r}")
-    return own_dtype(path) if wanted == "auto" else wanted
+    if expected not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {expected!r}")
+    return own_dtype(path) if expected == "auto" else expected
 
 
 def own_dtype(path: str | Path) -> str:
@@ -59,8 +59,8 @@ def _config(path: str | Path) -> Mapping[str, Any]:
 def _named(config: Mapping[str, Any]) -> str | None:
     """A config's own entry, or that of the text model within it."""
     text = config.get("text_config") or {}
-    found = (c.get(key) for c in (config, text) for key in ("dtype", "torch_dtype"))
-    name = next((value for value in found if value), None)
+    result = (c.get(key) for c in (config, text) for key in ("dtype", "torch_dtype"))
+    name = next((value for value in result if value), None)
     return None if name is None else str(name).removeprefix("torch.")
 
 

@@ -225,16 +225,16 @@ def _load_plain(
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
     """Refuses to train a trained adapter more under other settings than those it was made with."""
     config = adapter_config(adapter)
-    found = {
+    result = {
         "rank": config["r"],
         "alpha": config["lora_alpha"],
         "targets": sorted(config["target_modules"]),
     }
-    wanted = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
-    if found != wanted:
+    expected = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
+    if result != expected:
         raise ValueError(
-            f"an adapter is trained further with the same settings only; {adapter} has {found}, "
-            f"asked for {wanted}; set lora to match"
+            f"an adapter is trained further with the same settings only; {adapter} has {result}, "
+            f"asked for {expected}; set lora to match"
         )
 
 

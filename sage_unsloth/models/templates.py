@@ -43,7 +43,7 @@ def choose_template(
     path: str | Path,
     tokenizer: Any,
     stops: list[int],
-    wanted: str | None = None,
+    expected: str | None = None,
     adapter: str | Path | None = None,
     prompt: PromptFormat = PROJECT_PROMPT,
 ) -> TemplateChoice:
@@ -58,7 +58,7 @@ def choose_template(
         path: model folder or hub id.
         tokenizer: the model's, as loaded.
         stops: the tokens that end its completions (`tokenizers.stop_tokens`).
-        wanted: one of `prompts.TEMPLATES`, or None.
+        expected: one of `prompts.TEMPLATES`, or None.
         adapter: the LoRA folder that will be put on the model.
         prompt: the format of the prompts (`choose_format`).
 
@@ -66,23 +66,23 @@ def choose_template(
         ValueError: an unknown template; one that the model was not trained with; "model" where it
             has none, or one without a system turn.
     """
-    if wanted is not None:
-        check_template(wanted)
+    if expected is not None:
+        check_template(expected)
     trained, recorded = _training(path, adapter)[0], recorded_template(path, adapter)
     if recorded is not None:
-        if wanted not in (None, recorded):
+        if expected not in (None, recorded):
             raise ValueError(
                 "a model is asked with the template that it was trained with; "
-                f"{trained} was trained with template {recorded!r}, and {wanted!r} is asked for; "
+                f"{trained} was trained with template {recorded!r}, and {expected!r} is asked for; "
                 f"give {recorded!r}, or leave it out"
             )
         return TemplateChoice(recorded, f"{trained} was trained with it")
-    if wanted == "project":
+    if expected == "project":
         return TemplateChoice("project", "as asked for")
     own = _own(tokenizer)
     if own is not None and own.endswith((TURNS, turns_part(prompt.reasoning))):
         return TemplateChoice("project", f"{path} carries it")
-    if wanted == "model":
+    if expected == "model":
         _check_own(tokenizer, path, prompt)
         return TemplateChoice("model", "as asked for")
     if own is None:
@@ -111,7 +111,7 @@ def recorded_template(path: str | Path, adapter: str | Path | None = None) -> st
 
 
 def choose_format(
-    path: str | Path, wanted: PromptFormat | None = None, adapter: str | Path | None = None
+    path: str | Path, expected: PromptFormat | None = None, adapter: str | Path | None = None
 ) -> PromptFormat:
     """The format of a model's prompts: that of its training here or before its export, else the one
     that is asked for, else the project's.
@@ -121,12 +121,12 @@ def choose_format(
     """
     trained, settings = _training(path, adapter)
     if settings is None:
-        return wanted or PROJECT_PROMPT
+        return expected or PROJECT_PROMPT
     recorded = recorded_format(settings)
-    if wanted not in (None, recorded):
+    if expected not in (None, recorded):
         raise ValueError(
             "a model is asked with the prompt that it was trained with; "
-            f"{trained} was trained with {_asked(recorded)}, and {_asked(wanted)} is asked for; "
+            f"{trained} was trained with {_asked(recorded)}, and {_asked(expected)} is asked for; "
             "leave --system-prompt and --tags out (in Python, the parameter of the prompt)"
         )
     return recorded

@@ -50,7 +50,7 @@ def load_tokenizer(
 
 def template_for(
     path: str | Path,
-    wanted: str | None = None,
+    expected: str | None = None,
     adapter: str | Path | None = None,
     prompt: PromptFormat | None = None,
 ) -> TemplateChoice:
@@ -67,7 +67,7 @@ def template_for(
         raise ValueError(not_found(path, error)) from error
     prompt = choose_format(path, prompt, adapter)
     stops = load_stop_tokens(path, tokenizer)
-    return choose_template(path, tokenizer, stops, wanted, adapter, prompt)
+    return choose_template(path, tokenizer, stops, expected, adapter, prompt)
 
 
 def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
@@ -82,9 +82,9 @@ def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
 
 def stop_tokens(generation: Any, tokenizer: Any) -> list[int]:
     """The `eos_token_id` of a generation config, None, one or several, and the tokenizer's."""
-    found = getattr(generation, "eos_token_id", None)
-    found = found if isinstance(found, list) else [found]
-    return sorted({*found, tokenizer.eos_token_id} - {None})
+    result = getattr(generation, "eos_token_id", None)
+    result = result if isinstance(result, list) else [result]
+    return sorted({*result, tokenizer.eos_token_id} - {None})
 
 
 def not_found(path: str | Path, error: Exception) -> str:

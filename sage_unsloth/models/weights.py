@@ -87,12 +87,12 @@ def _check_shapes(base: Path, adapter: Path) -> None:
         # A is (rank, in), B is (out, rank), and the base's weight (out, in).
         axis = 1 if side[0] == "A" else 0
         if weight is None or weight[axis] != shape[axis]:
-            found = (
+            result = (
                 "no such layer" if weight is None else f"a weight of shape {tuple(weight)} there"
             )
             raise ValueError(
                 f"an adapter must fit its base; {adapter} has {name} of shape {tuple(shape)}, and "
-                f"{base} has {found}; give the base that it was trained on"
+                f"{base} has {result}; give the base that it was trained on"
             )
 
 

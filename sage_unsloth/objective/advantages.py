@@ -39,8 +39,8 @@ def shaped(
     Raises:
         ValueError: the result has another shape, or the function wrote into what it was given.
     """
-    asked = {*inspect.signature(shape).parameters} & {*offered}
-    given = {name: offered[name] for name in asked}
+    requested = {*inspect.signature(shape).parameters} & {*offered}
+    given = {name: offered[name] for name in requested}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     with read_only(vars(signals) | {"advantages": advantages} | tensors, shape):
         result = shape(signals, advantages, **given)

@@ -32,10 +32,10 @@ def check_parameters(name: str, function: Any, expected: tuple[str, ...]) -> Non
     """Raises ContractError unless the function is there and begins with these parameters."""
     if not callable(function):
         raise ContractError(f"{name} must be a function", found=repr(function), expected=name)
-    found = tuple(inspect.signature(function).parameters)
-    if found[: len(expected)] != expected:
+    result = tuple(inspect.signature(function).parameters)
+    if result[: len(expected)] != expected:
         raise ContractError(
-            f"{name} must begin with these parameters", found=found, expected=expected
+            f"{name} must begin with these parameters", found=result, expected=expected
         )
 
 
@@ -60,8 +60,8 @@ def check_numbers(
     advantages = torch.tensor([[0.7, -0.2, 0.4], [-0.7, 0.1, 0.3]], dtype=torch.float64)
     theirs, ours = start.clone().requires_grad_(), start.clone().requires_grad_()
     try:
-        found = run(theirs, ref + log_guide, mask, advantages)
-        (found_gradient,) = torch.autograd.grad(found, theirs)
+        result = run(theirs, ref + log_guide, mask, advantages)
+        (found_gradient,) = torch.autograd.grad(result, theirs)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, ContractError):
             raise
@@ -82,13 +82,13 @@ def check_numbers(
     )
     (gradient,) = torch.autograd.grad(expected, ours)
     if not (
-        torch.allclose(found, expected, atol=1e-7)
+        torch.allclose(result, expected, atol=1e-7)
         and torch.allclose(found_gradient, gradient, atol=1e-7)
     ):
         raise ContractError(
             f"{name} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, "
             "which for 'k3' is exp(d) − d − 1",
-            found=f"loss {found.item():.8f}, gradient {found_gradient.flatten().tolist()}",
+            found=f"loss {result.item():.8f}, gradient {found_gradient.flatten().tolist()}",
             expected=f"loss {expected.item():.8f}, gradient {gradient.flatten().tolist()}",
         )
 
@@ -224,11 +224,11 @@ def check_trl(trainer_class: type, consulted_loss: Callable[..., Tensor]) -> Non
             found=repr(loss),
             expected="a function",
         )
-    found = tuple(inspect.signature(loss).parameters)
-    if found != names.TRL_LOSS_PARAMETERS:
+    result = tuple(inspect.signature(loss).parameters)
+    if result != names.TRL_LOSS_PARAMETERS:
         raise ContractError(
             f"{names.TRL_LOSS} must have these parameters",
-            found=found,
+            found=result,
             expected=names.TRL_LOSS_PARAMETERS,
         )
     check_parameters(names.SCORE, getattr(trainer_class, names.SCORE), names.SCORE_PARAMETERS)

@@ -107,12 +107,12 @@ class Hook:
             return None
         with read_only(vars(signals), guide):
             log_guide = guide.log_guide(signals, **now._asdict())
-        mask, found = signals.mask, f"{log_guide!r:.100}"
+        mask, result = signals.mask, f"{log_guide!r:.100}"
         if isinstance(log_guide, Tensor):
             if log_guide.shape == mask.shape and log_guide.dtype == torch.float32:
                 return torch.where(mask.bool(), log_guide.detach(), 0.0)
-            found = f"{log_guide.dtype} {tuple(log_guide.shape)}"
+            result = f"{log_guide.dtype} {tuple(log_guide.shape)}"
         raise ValueError(
-            f"log_guide must return a float32 tensor of the mask's shape; got {found} for "
+            f"log_guide must return a float32 tensor of the mask's shape; got {result} for "
             f"{tuple(mask.shape)} from {guide!r}"
         )

@@ -91,7 +91,7 @@ def _code_text(code: types.CodeType) -> str:
 
 
 def check_resumed(
-    step: int, kept: dict | None, now: dict[str, Any], steered: SteeredGuide | None
+    step: int, selected: dict | None, now: dict[str, Any], steered: SteeredGuide | None
 ) -> None:
     """Compare a checkpoint's record with what it is resumed with.
 
@@ -100,20 +100,20 @@ def check_resumed(
 
     Args:
         step: of the checkpoint.
-        kept: what it holds under `watch.STATE`.
+        selected: what it holds under `watch.STATE`.
         now: `trained_with`, now.
         steered: the guide now, if it has a state.
 
     Raises:
         ValueError: something differs, or the state of the guide is missing.
     """
-    if steered is not None and not (kept or {}).get("attributes"):
+    if steered is not None and not (selected or {}).get("attributes"):
         raise ValueError(
             "a checkpoint must hold the state of the guide that it was trained with; the one of "
             f"step {step} holds none for {steered!r}; resume with the guide that it was trained "
             "with, or start a new run"
         )
-    before = (kept or {}).get("args") or {}
+    before = (selected or {}).get("args") or {}
     if not before:
         logger.warning(
             "the checkpoint of step %s does not record what it was trained with; resuming with %s",

@@ -64,14 +64,14 @@ class TrlScoring:
 def _add_fused_head() -> Callable[..., None]:
     from trl.trainer import utils
 
-    found = getattr(utils, names.FUSED_HEAD, None)
-    if found is None:
+    head = getattr(utils, names.FUSED_HEAD, None)
+    if head is None:
         raise ContractError(
             "trl.trainer.utils must have what gives a model a head that scores",
             found="nothing",
             expected=names.FUSED_HEAD,
         )
-    return found
+    return head
 
 
 @contextmanager

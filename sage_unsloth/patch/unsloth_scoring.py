@@ -186,12 +186,12 @@ def _check_functions(trainer: Any) -> None:
             expected=(ROLLOUT, SCORE, *needed),
         )
     source = inspect.getsource(getattr(type(trainer), SCORE))
-    asked = "from unsloth_zoo.rl_replacements import" in source and f"{OF_LOGITS}," in source
+    requested = "from unsloth_zoo.rl_replacements import" in source and f"{OF_LOGITS}," in source
     parameters = inspect.signature(getattr(zoo, SCORER_WITH_ENTROPY)).parameters
-    if not asked or "return_entropy" not in parameters:
+    if not requested or "return_entropy" not in parameters:
         raise ContractError(
             f"{SCORE} must import its scorers when it is called, and {SCORER_WITH_ENTROPY} must "
             f"return entropies",
-            found=f"import {asked}, parameters {tuple(parameters)}",
+            found=f"import {requested}, parameters {tuple(parameters)}",
             expected="import True, return_entropy",
         )

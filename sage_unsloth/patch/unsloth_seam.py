@@ -74,8 +74,8 @@ class UnslothHook(Hook):
             stack.callback(setattr, self, "entropies", None)
             stack.enter_context(replaced(self.zoo, **own))
             if not masks:
-                asked = {names.ENTROPY_QUANTILE: ANY_QUANTILE}
-                stack.enter_context(replaced(settings, **asked))
+                requested = {names.ENTROPY_QUANTILE: ANY_QUANTILE}
+                stack.enter_context(replaced(settings, **requested))
             yield
 
     def apply(self, *arguments: Any) -> tuple:

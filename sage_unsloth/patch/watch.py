@@ -89,12 +89,12 @@ def guide_watch(
         seen = 0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            kept = state.stateful_callbacks.get(STATE)
+            selected = state.stateful_callbacks.get(STATE)
             if state.global_step > 0 and not resume_with_changes:
-                check_resumed(state.global_step, kept, record, steered)
+                check_resumed(state.global_step, selected, record, steered)
             if steered is not None:
-                same = ((kept or {}).get("args") or record)["guide"] == record["guide"]
-                steered.restore(((kept or {}).get("attributes") or None) if same else None)
+                same = ((selected or {}).get("args") or record)["guide"] == record["guide"]
+                steered.restore(((selected or {}).get("attributes") or None) if same else None)
             if measured is not None and clock is not None:  # of a step that was interrupted
                 measured.pop_step()
                 clock.restart()

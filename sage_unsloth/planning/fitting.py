@@ -15,16 +15,16 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
         ValueError: it does not fit; the message names each change, what it saves, and whether it
             suffices.
     """
-    found = memory_plan(setup, memory_gib)
-    if found.fits:
-        return found
+    fits = memory_plan(setup, memory_gib)
+    if fits.fits:
+        return fits
     lines = [
-        f"the run must fit the card's {memory_gib:.1f} GiB; it needs {found.needed / GIB:.1f} GiB "
+        f"the run must fit the card's {memory_gib:.1f} GiB; it needs {fits.needed / GIB:.1f} GiB "
         "(computed). What to change, least harm first:"
     ]
     together = setup
     for number, (text, changed) in enumerate(remedies(setup), 1):
-        saved = found.needed - memory_plan(changed, memory_gib).needed
+        saved = fits.needed - memory_plan(changed, memory_gib).needed
         together = replace(together, **_difference(setup, changed))
         after = memory_plan(together, memory_gib)
         which = "then" if number == 1 else f"with 1 to {number}"

@@ -237,11 +237,11 @@ def _logits(s: Setup, number: int) -> Item:
     vocabulary, tokens = s.architecture.vocab_size, s.max_completion_length
     chunk = ceil(tokens / max(4, s.max_length // 4096))
     working = chunk * vocabulary * 2 * (number + 4)
-    kept, passes = 0, ceil(s.completions_per_step / s.micro_batch)
+    selected, passes = 0, ceil(s.completions_per_step / s.micro_batch)
     if not s.recompute_logits:
         every = passes == 1 or (tokens <= 1024 and passes <= 8)
-        kept = s.completions_per_step if every else s.micro_batch
+        selected = s.completions_per_step if every else s.micro_batch
     note = f"chunks of {chunk:,} tokens x {vocabulary:,}" + (
-        f", {kept} completions kept" if kept else ", recomputed"
+        f", {selected} completions kept" if selected else ", recomputed"
     )
-    return Item("logits", working + kept * tokens * vocabulary * 4, "update", True, note)
+    return Item("logits", working + selected * tokens * vocabulary * 4, "update", True, note)

@@ -80,7 +80,7 @@ def load_benchmark(
         parts = [load_benchmark(part, path) for part in TOGETHER[name]]
         rows = [row for part in parts for row in part.rows]
         provenance = [source for part in parts for source in part.provenance]
-        odd = [found for part in parts for found in part.not_integers]
+        odd = [result for part in parts for result in part.not_integers]
         together = Benchmark(name=name, rows=rows, provenance=provenance, not_integers=odd)
         return together if repairs is None else repaired(together, repairs)
     spec = _spec_of(name, path)
@@ -139,13 +139,13 @@ def _read_parts(
         return [(rows, hub_id, provenance) for hub_id, rows, provenance in parts]
     path = Path(path)
     if path.is_dir():
-        found = [path / f"{name}{suffix}" for suffix in SUFFIXES]
-        if not any(file.is_file() for file in found):
+        results = [path / f"{name}{suffix}" for suffix in SUFFIXES]
+        if not any(file.is_file() for file in results):
             raise ValueError(
-                f"{name} must be in {path} as one of {', '.join(file.name for file in found)}; "
+                f"{name} must be in {path} as one of {', '.join(file.name for file in results)}; "
                 "there is none; put it there"
             )
-        path = next(file for file in found if file.is_file())
+        path = next(file for file in results if file.is_file())
     files = [path] if path.exists() else [Path(part) for part in str(path).split(",")]
     parts = [(file.name, *read_source(Source(hub_id="", split=""), file)) for file in files]
     return [(rows, file, provenance) for file, rows, provenance in parts]
@@ -162,8 +162,8 @@ def _own_parts(
         raw, provenance = read_raw(data, columns, split="test")
         if not columns and {"problem", "question"} & raw[0].keys():
             return None
-        found = read_columns(raw, columns, ("answer",), data)
-        for rule, good in found.kept.items():
+        result = read_columns(raw, columns, ("answer",), data)
+        for rule, good in result.kept.items():
             if not all(good):
                 raise ValueError(
                     f"every problem of an evaluation must have an answer; by the rule '{rule}' "
@@ -172,7 +172,7 @@ def _own_parts(
                 )
         rows = [
             {"id": own.get("unique_id") or own.get("id"), "level": own.get("level")} | row
-            for row, own in zip(found.rows, raw, strict=True)
+            for row, own in zip(result.rows, raw, strict=True)
         ]
         parts.append((rows, Path(data).name, provenance))
     return parts
@@ -235,15 +235,15 @@ def repaired(benchmark: Benchmark, table: str | Path) -> Benchmark:
     rows, source = read_source(Source(hub_id="", split=""), Path(table))
     repairs = {str(row.get("id")): row for row in rows}
     known = {row["id"]: row for row in benchmark.rows}
-    for found, row in repairs.items():
-        if found not in known or not str(row.get("gold", "")).strip() or not row.get("reason"):
+    for result, row in repairs.items():
+        if result not in known or not str(row.get("gold", "")).strip() or not row.get("reason"):
             raise ValueError(
                 f"a repair must have the id of a row of {benchmark.name}, a `gold` and a `reason`; "
                 f"got {row!r:.200}; correct {table}"
             )
     done = [
-        {"id": found, "was": known[found]["answer"]} | {k: row[k] for k in ("gold", "reason")}
-        for found, row in repairs.items()
+        {"id": result, "was": known[result]["answer"]} | {k: row[k] for k in ("gold", "reason")}
+        for result, row in repairs.items()
     ]
     new = [
         row | {"answer": str(repairs[row["id"]]["gold"]).strip()} if row["id"] in repairs else row
@@ -301,6 +301,6 @@ def check_golds(benchmark: Benchmark, grader: Grader) -> list[dict]:
         elif row["id"] in benchmark.not_integers:
             why = "no integer"
         if why is not None:
-            found = {"benchmark": benchmark.name, "id": row["id"], "gold": row["answer"]}
-            listed.append(found | {"why": why})
+            result = {"benchmark": benchmark.name, "id": row["id"], "gold": row["answer"]}
+            listed.append(result | {"why": why})
     return listed

@@ -134,13 +134,13 @@ def find_columns(
         if {"problem", "messages"} <= places.keys():
             del places["messages"]
     chat = "messages" in places
-    wanted = [name for name in ("answer", "solution") if name in (*needed, *optional)]
-    for name in wanted:
+    expected = [name for name in ("answer", "solution") if name in (*needed, *optional)]
+    for name in expected:
         for column in FOUND_BY_NAME[name]:
             # One column is answer and solution only where a pattern takes the answer out of it.
             if column in seen and (columns.answer_pattern or column not in places.values()):
                 places.setdefault(name, column)
-    if columns.answer_pattern is not None and "answer" in wanted and "answer" not in places:
+    if columns.answer_pattern is not None and "answer" in expected and "answer" not in places:
         raise ValueError(
             f"--answer-pattern needs a column that it is looked for in; {data} has "
             f"{', '.join(seen)}; say which it is: --columns answer=COLUMN"

@@ -206,7 +206,7 @@ def rl_rows(
     """
     check_limit(limit)
     data, path, columns = _asked_for(data, path, columns, RL_DATA)
-    kept: dict[str, list[bool]] = {}
+    selected: dict[str, list[bool]] = {}
     read: dict[str, str] = {}
     if data == "arithmetic":
         rows, provenance = arithmetic.problems("train"), {"embedded": "arithmetic, split train"}
@@ -216,16 +216,16 @@ def rl_rows(
         check_columns(rows, ("prompt", "solution"))
         rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
     elif data.startswith(PREFIX):
-        rows, kept, provenance = training_rows(data, limit or RL_ROWS, verifier is None)
+        rows, selected, provenance = training_rows(data, limit or RL_ROWS, verifier is None)
         verifier = verifier or REASONING_GYM
     else:
         where = {"needed" if answered else "optional": ("answer",)}
         own = read_own(data, columns, **({"needed": ()} | where), split="train")
-        rows, kept, provenance, read = own.rows, own.kept, own.provenance, own.columns
+        rows, selected, provenance, read = own.rows, own.kept, own.provenance, own.columns
     checker = verifier or MATH
     filters = Filters({"rows": len(rows)}, {})
     rows = filters.first(rows, limit)
-    rows = filters.keep_by(rows, {name: good[:limit] for name, good in kept.items()})
+    rows = filters.keep_by(rows, {name: good[:limit] for name, good in selected.items()})
     if answered:
         good = gradable(rows, checker)
         if rows and not any(good):
@@ -280,10 +280,10 @@ def _own_sft_rows(
     A solution with an answer is written between the tags; where it would not be read as that answer
     (a tag or a box stands in it), the row is left out. Without answers it is taught as it is.
     """
-    found = read_own(data, columns, ("solution",), optional=("answer",), split="train")
-    filters = Filters({"rows": len(found.rows)}, {})
-    kept = {name: good[:limit] for name, good in found.kept.items()}
-    rows = filters.keep_by(filters.first(found.rows, limit), kept)
+    result = read_own(data, columns, ("solution",), optional=("answer",), split="train")
+    filters = Filters({"rows": len(result.rows)}, {})
+    selected = {name: good[:limit] for name, good in result.kept.items()}
+    rows = filters.keep_by(filters.first(result.rows, limit), selected)
     if any("answer" in row for row in rows):
         rows = filters.keep(rows, [bool(row["answer"]) for row in rows], "has an answer")
         if not _teaches_answers(rows, data, verifier):
@@ -292,7 +292,7 @@ def _own_sft_rows(
         rows = [row | {"solution": without_think_tags(row["solution"])} for row in rows]
         read = [extract_answer(prompt.taught(row), prompt=prompt) == row["answer"] for row in rows]
         rows = filters.keep(rows, read, "the answer is read from the taught text")
-    return replace(corpus_of(rows, filters, found.provenance), columns=found.columns)
+    return replace(corpus_of(rows, filters, result.provenance), columns=result.columns)
 
 
 def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) -> bool:

@@ -71,13 +71,13 @@ class Corpus:
         """What is said of questions that stand in several rows; empty without any."""
         answers: dict[str, set[str]] = {}
         for row in self.rows:
-            asked = json.dumps(turns_of(row))
-            answers.setdefault(asked, set()).add(str(row.get("answer")))
+            requested = json.dumps(turns_of(row))
+            answers.setdefault(requested, set()).add(str(row.get("answer")))
         more = len(self.rows) - len(answers)
         if not more:
             return ""
         text = f"Duplicate questions: {more:,} of {len(self.rows):,} rows repeat that of another"
-        if other := sum(len(found) > 1 for found in answers.values()):
+        if other := sum(len(result) > 1 for result in answers.values()):
             text += f"; {other:,} questions have different answers, of which one at most is right"
         return f"{text}."
 
@@ -104,10 +104,10 @@ class Filters:
         self.counts[f"first {limit:,}"] = len(rows[:limit])
         return rows[:limit]
 
-    def keep_by(self, rows: list[dict], kept: Mapping[str, Sequence[bool]]) -> list[dict]:
+    def keep_by(self, rows: list[dict], selected: Mapping[str, Sequence[bool]]) -> list[dict]:
         """The rows that pass every filter of `kept`, which has a list over all rows for each."""
         left = list(range(len(rows)))
-        for name, good in kept.items():
+        for name, good in selected.items():
             self.keep([rows[i] for i in left], [good[i] for i in left], name)
             left = [i for i in left if good[i]]
         return [rows[i] for i in left]
@@ -117,9 +117,9 @@ class Filters:
         gone = [row["problem"] for row, passes in zip(rows, good, strict=True) if not passes]
         if gone:
             self.left_out[name] = gone[:NAMED]
-        kept = [row for row, passes in zip(rows, good, strict=True) if passes]
-        self.counts[name] = len(kept)
-        return kept
+        selected = [row for row, passes in zip(rows, good, strict=True) if passes]
+        self.counts[name] = len(selected)
+        return selected
 
 
 def check_limit(limit: int | None) -> None:

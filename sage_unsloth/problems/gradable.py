@@ -10,8 +10,8 @@ from sage_unsloth.grading.mathematics import MATH, only_its_text
 def gradable(rows: Sequence[dict], checker: Checker = MATH) -> list[bool]:
     """Whether each row's gold is one that answers can be graded against."""
     if checker is MATH:
-        found = gradable_answers(row["answer"] for row in rows)
-        return [row["answer"] in found for row in rows]
+        result = gradable_answers(row["answer"] for row in rows)
+        return [row["answer"] in result for row in rows]
     return [_is_gold(row.get("gold", row["answer"]), checker) for row in rows]
 
 

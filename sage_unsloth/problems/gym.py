@@ -64,8 +64,10 @@ def training_rows(
         own_scorer: rows have the `gold` of the task's own scorer.
     """
     rows, provenance = gym_rows(name, size, TRAINING_SEED)
-    asked = {row["problem"] for row in gym_rows(name, REASONING_GYM_ITEMS, REASONING_GYM_SEED)[0]}
-    new = [row["problem"] not in asked for row in rows]
+    requested = {
+        row["problem"] for row in gym_rows(name, REASONING_GYM_ITEMS, REASONING_GYM_SEED)[0]
+    }
+    new = [row["problem"] not in requested for row in rows]
     columns = ("problem", "answer", *(("gold",) if own_scorer else ()))
     rows = [{column: row[column] for column in columns} for row in rows]
     return rows, {f"not among the {REASONING_GYM_ITEMS} that evaluate asks": new}, provenance

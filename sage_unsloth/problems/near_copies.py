@@ -87,7 +87,7 @@ def near_copies(
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"the threshold of near copies must be in (0, 1]; got {threshold}")
-    found = []
+    copies = []
     for row, (score, place) in zip(
         benchmark.rows,
         best_scores([row["problem"] for row in benchmark.rows], [r["problem"] for r in training]),
@@ -95,7 +95,7 @@ def near_copies(
     ):
         if score >= threshold:
             text = training[place]["problem"]
-            found.append(
+            copies.append(
                 {
                     "id": row["id"],
                     "score": round(score, 3),
@@ -103,7 +103,7 @@ def near_copies(
                     "training_problem": text,
                 }
             )
-    return found
+    return copies
 
 
 def best_scores(problems: Sequence[str], training: Sequence[str]) -> list[tuple[float, int]]:
@@ -116,7 +116,7 @@ def best_scores(problems: Sequence[str], training: Sequence[str]) -> list[tuple[
     for place, (words, _) in enumerate(theirs):
         for word in words:
             rows_with[word].append(place)
-    return [_best(one, theirs, weight, rows_with) for one in mine]
+    return [_best(item, theirs, weight, rows_with) for item in mine]
 
 
 def _best(

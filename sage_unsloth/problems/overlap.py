@@ -65,21 +65,21 @@ def overlap(
     if n < 1:
         raise ValueError(f"n must be >= 1 word; got {n}")
     words = {row["id"]: re.findall(r"\w+", row["problem"].lower()) for row in benchmark.rows}
-    lengths = {min(n, len(found)) for found in words.values()} - {0}
+    lengths = {min(n, len(result)) for result in words.values()} - {0}
     seen: set[tuple[str, ...]] = set()
     for row in training:
         text = re.findall(r"\w+", row["problem"].lower())
         for length in lengths:
             seen.update(_grams(text, length))
-    found = []
+    results = []
     for row_id, text in words.items():
         grams = _grams(text, min(n, len(text))) if text else []
         shared = [gram for gram in grams if gram in seen]
         if shared:
-            found.append(
+            results.append(
                 {"id": row_id, "shared": len(shared) / len(grams), "words": " ".join(shared[0])}
             )
-    return found
+    return results
 
 
 def _grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:

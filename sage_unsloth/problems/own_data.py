@@ -51,14 +51,14 @@ def source_of(data: str, split: str) -> tuple[Source, Path | None]:
     spelled = data.startswith((".", "/", "~")) or path.suffix in (*SUFFIXES, *OTHER_KINDS)
     if path.is_file() or spelled:
         return Source(hub_id="", split=""), path
-    found = _HUB_ID.fullmatch(data)
-    if found is None:
+    match = _HUB_ID.fullmatch(data)
+    if match is None:
         raise ValueError(
             "data must be a file, a hub id (OWNER/NAME or OWNER/NAME:CONFIG), reasoning-gym:TASK, "
             f"or a name that this package knows; got {data!r}, and there is no such file; check "
             "the name"
         )
-    return Source(hub_id=found["id"], config=found["config"], split=split), None
+    return Source(hub_id=match["id"], config=match["config"], split=split), None
 
 
 def read_own(
@@ -111,20 +111,22 @@ def read_columns(
 ) -> OwnRows:
     """`read_own` on rows that are read already; `data` names them in messages."""
     places = find_columns(raw, columns, needed, data, optional)
-    asked = "messages" if "messages" in places else "problem"
+    requested = "messages" if "messages" in places else "problem"
     rows: list[dict[str, Any]] = []
     for number, row in enumerate(raw):
-        value = row.get(places[asked])
-        where = f"row {number} of {data}, column {places[asked]!r},"
-        rows.append(_conversation(value, where) if asked == "messages" else _problem(value, where))
-    kept: dict[str, list[bool]] = {}
+        value = row.get(places[requested])
+        where = f"row {number} of {data}, column {places[requested]!r},"
+        rows.append(
+            _conversation(value, where) if requested == "messages" else _problem(value, where)
+        )
+    selected: dict[str, list[bool]] = {}
     for name in ("answer", "solution"):
         if name in places and name in (*needed, *optional):
             texts = _texts(raw, places[name], data)
             if columns.answer_pattern is not None and name == "answer":
-                found = _matched(texts, columns.answer_pattern, data)
-                kept["answer pattern matches"] = [match is not None for match in found]
-                answers = ["" if match is None else match[1].strip() for match in found]
+                result = _matched(texts, columns.answer_pattern, data)
+                selected["answer pattern matches"] = [match is not None for match in result]
+                answers = ["" if match is None else match[1].strip() for match in result]
             elif columns.answer_pattern is not None and places.get("answer") == places[name]:
                 answers = [_without_match(text, columns.answer_pattern) for text in texts]
             else:
@@ -135,7 +137,7 @@ def read_columns(
             for row in rows:  # a conversation that ends in its solution
                 row.setdefault(name, row.pop("replied", ""))
         if name in needed:
-            kept[f"has {'an' if name == 'answer' else 'a'} {name}"] = [
+            selected[f"has {'an' if name == 'answer' else 'a'} {name}"] = [
                 bool(row[name]) for row in rows
             ]
     for row in rows:
@@ -146,7 +148,7 @@ def read_columns(
                 row[name] = _kept_value(source.get(column), f"row {number} of {data}, {column!r},")
     read = row_names(needed, optional) | columns.names.keys()
     places = {name: column for name, column in places.items() if name in read}
-    return OwnRows(rows=rows, kept=kept, provenance={}, columns=places)
+    return OwnRows(rows=rows, kept=selected, provenance={}, columns=places)
 
 
 def row_names(needed: Sequence[str], optional: Sequence[str]) -> set[str]:
@@ -206,11 +208,11 @@ def _texts(raw: Sequence[dict], column: str, data: str) -> list[str]:
         if kind != "nothing":
             kinds.setdefault(kind, number)
     if len(kinds) > 1:
-        told = " and ".join(
+        given = " and ".join(
             f"{kind} (row {number}: {values[number]!r:.60})" for kind, number in kinds.items()
         )
         raise ValueError(
-            f"a column must hold values of one kind; {column!r} of {data} has {told}; make them "
+            f"a column must hold values of one kind; {column!r} of {data} has {given}; make them "
             "of one kind"
         )
     if "values of another kind" in kinds:
@@ -254,18 +256,18 @@ def _text(value: Any) -> str:
 def _matched(texts: Sequence[str], pattern: str, data: str) -> list[re.Match[str] | None]:
     """The last match in each text; a group that took no part in it is none."""
     compiled = re.compile(pattern)
-    found = []
+    results = []
     for text in texts:
         matches = [match for match in compiled.finditer(text) if (match[1] or "").strip()]
-        found.append(matches[-1] if matches else None)
-    if not any(found):
+        results.append(matches[-1] if matches else None)
+    if not any(results):
         example = printable(texts[0])
         shown = example if len(example) <= 120 else f"… {example[-120:]}"
         raise ValueError(
             f"--answer-pattern must match answers; {pattern!r} matches 0 % of the {len(texts):,} "
             f"rows of {data}, of which the first is {shown!r}; correct the pattern"
         )
-    return found
+    return results
 
 
 def _without_match(text: str, pattern: str) -> str:

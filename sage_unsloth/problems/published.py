@@ -43,14 +43,14 @@ def _read_knights(row: dict) -> dict:
     columns = {"quiz", "names", "solution"}
     if not columns <= row.keys():
         raise ValueError(f"needs the columns {sorted(columns)}; saw {sorted(row)}")
-    told = ", ".join(
+    given = ", ".join(
         f"{name} is a {'knight' if honest else 'knave'}"
         for name, honest in zip(row["names"], row["solution"], strict=True)
     )
-    if "solution_text" in row and roles(row["solution_text"]) != roles(told):
-        raise ValueError(f"`solution` says {told!r}, `solution_text` {row['solution_text']!r}")
+    if "solution_text" in row and roles(row["solution_text"]) != roles(given):
+        raise ValueError(f"`solution` says {given!r}, `solution_text` {row['solution_text']!r}")
     problem = f"{row['quiz']}\n{ROLES_INSTRUCTION}"
-    return {"problem": problem, "answer": told, "level": len(row["names"])}
+    return {"problem": problem, "answer": given, "level": len(row["names"])}
 
 
 def _knights(people: int) -> Source:

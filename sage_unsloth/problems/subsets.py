@@ -21,12 +21,12 @@ def in_units(rows: Sequence[dict], sizes: Mapping[str, int]) -> list[dict]:
         sizes: family -> problems of a unit; 1 where a family has none.
     """
     place: Counter[str] = Counter()
-    found = []
+    units = []
     for row in rows:
         family = row["family"]
-        found.append(row | {"unit": f"{family}-{place[family] // sizes.get(family, 1)}"})
+        units.append(row | {"unit": f"{family}-{place[family] // sizes.get(family, 1)}"})
         place[family] += 1
-    return found
+    return units
 
 
 def with_units(
@@ -56,11 +56,11 @@ def allotted(
     for split, counts in sizes.items():
         allowed = set(sources[split]) - gone
         chosen = {
-            one
+            item
             for name, count in counts.items()
-            for one in [p for p in order if p in allowed and family(p) == name][:count]
+            for item in [p for p in order if p in allowed and family(p) == name][:count]
         }
-        splits[split] = tuple(one for one in order if one in chosen)
+        splits[split] = tuple(item for item in order if item in chosen)
         gone |= chosen
     return splits
 

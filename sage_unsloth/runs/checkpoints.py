@@ -93,9 +93,9 @@ def keep_newest(folder: Path, step: int) -> None:
     # Looking for a fault reads every byte of the optimizer's state: at no more of them than are
     # kept.
     others = [path for path in _newest_first(folder) if path != newest]
-    kept = list(itertools.islice((path for path in others if _fault(path) is None), KEPT - 1))
+    selected = list(itertools.islice((path for path in others if _fault(path) is None), KEPT - 1))
     for path in others:
-        if path not in kept:
+        if path not in selected:
             shutil.rmtree(path)
 
 
@@ -121,8 +121,8 @@ def keeper() -> Any:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
-    return sorted(found, key=step_of, reverse=True)
+    results = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    return sorted(results, key=step_of, reverse=True)
 
 
 def _optimizer(checkpoint: Path) -> tuple[str, ...]:
@@ -154,9 +154,9 @@ def _fault(checkpoint: Path) -> str | None:
     try:
         if (checkpoint / SIZES).exists():
             for name, size in json.loads((checkpoint / SIZES).read_text()).items():
-                found = (checkpoint / name).stat().st_size
-                if found != size:
-                    return f"{name} has {found} of {size} bytes"
+                result = (checkpoint / name).stat().st_size
+                if result != size:
+                    return f"{name} has {result} of {size} bytes"
         for name in (*_optimizer(checkpoint), "scheduler.pt", *random_states):
             # PyTorch's files are zip archives: the directory is at the end, with checksums.
             with zipfile.ZipFile(checkpoint / name) as archive:

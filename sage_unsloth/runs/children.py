@@ -79,15 +79,15 @@ def available_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: of the file system with `proc` and `sys`.
     """
-    found = []
+    results = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/meminfo").read_text().splitlines()
         table: Mapping[str, str] = dict(line.split(":", 1) for line in lines if ":" in line)
-        found.append(1024 * int(table["MemAvailable"].split()[0]))
+        results.append(1024 * int(table["MemAvailable"].split()[0]))
     with contextlib.suppress(OSError, ValueError):  # "max": no limit
         group = root / "sys/fs/cgroup"
         limit = int((group / "memory.max").read_text())
         inactive = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / "memory.current").read_text()) - int(inactive["inactive_file"])
-        found.append(max(0, limit - used))
-    return min(found, default=None)
+        results.append(max(0, limit - used))
+    return min(results, default=None)

@@ -37,15 +37,15 @@ def read_json(path: str | Path) -> dict:
     """
     path = Path(path)
     content = path.read_bytes()
-    found = _row(content)
-    if found is None:
+    result = _row(content)
+    if result is None:
         raise ValueError(
             f"{path} must hold one JSON object; it "
             + (f"begins with {content[:40]!r}" if content else "is empty")
             + "; it was damaged from outside, since it is only ever replaced as a whole: put back "
             "a copy, or choose another --out"
         )
-    return found
+    return result
 
 
 def sync(path: str | Path) -> None:

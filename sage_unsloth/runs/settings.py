@@ -95,20 +95,20 @@ def settings_of(config: Any) -> dict[str, Setting]:
     """
     stage = config if isinstance(config, type) else type(config)
     hints, result = get_type_hints(stage), {}
-    for one in _own_first(stage):
-        if not one.metadata["option"]:
+    for item in _own_first(stage):
+        if not item.metadata["option"]:
             continue
-        default = getattr(config, one.name)
+        default = getattr(config, item.name)
         if hasattr(default, "__dataclass_fields__"):
             within = settings_of(default)
             result |= {
-                f"{one.name}.{name}": replace(inner, name=f"{one.name}.{name}")
+                f"{item.name}.{name}": replace(inner, name=f"{item.name}.{name}")
                 for name, inner in within.items()
             }
             continue
-        known = {name: one.metadata[name] for name in ("text", "group", "free", "trainer")}
-        limits = _limits(one.metadata)
-        result[one.name] = Setting(one.name, default, hints[one.name], limits=limits, **known)
+        known = {name: item.metadata[name] for name in ("text", "group", "free", "trainer")}
+        limits = _limits(item.metadata)
+        result[item.name] = Setting(item.name, default, hints[item.name], limits=limits, **known)
     return result
 
 
@@ -119,7 +119,7 @@ def _own_first(stage: type) -> list[Any]:
 
 def names_where(stage: type, mark: str) -> tuple[str, ...]:
     """Names of the fields that are marked `free` or `trainer`."""
-    return tuple(one.name for one in fields(stage) if one.metadata[mark])
+    return tuple(item.name for item in fields(stage) if item.metadata[mark])
 
 
 def check_settings(config: Any) -> None:
@@ -129,11 +129,11 @@ def check_settings(config: Any) -> None:
         ValueError: with the rule and the value.
     """
     hints = get_type_hints(type(config))
-    for one in fields(config):
-        value, rule = getattr(config, one.name), one.metadata
-        if get_origin(hints[one.name]) is Literal and value not in get_args(hints[one.name]):
-            choices = ", ".join(map(str, get_args(hints[one.name])))
-            raise ValueError(f"{one.name} must be one of {choices}; got {value!r}")
+    for item in fields(config):
+        value, rule = getattr(config, item.name), item.metadata
+        if get_origin(hints[item.name]) is Literal and value not in get_args(hints[item.name]):
+            choices = ", ".join(map(str, get_args(hints[item.name])))
+            raise ValueError(f"{item.name} must be one of {choices}; got {value!r}")
         if value is None or not (limits := _limits(rule)):
             continue
         inside = rule["above"] is None or value > rule["above"]
@@ -141,7 +141,7 @@ def check_settings(config: Any) -> None:
         inside &= rule["high"] is None or value <= rule["high"]
         if not inside:
             because = f" {rule['why']}" if rule["why"] else ""
-            raise ValueError(f"{one.name} must be {limits}{because}; got {value}")
+            raise ValueError(f"{item.name} must be {limits}{because}; got {value}")
 
 
 def _limits(rule: Any) -> str:
@@ -184,27 +184,29 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _parse_value(one: Setting, text: str) -> Any:
+def _parse_value(item: Setting, text: str) -> Any:
     """The text as a value of the setting's type."""
-    if isinstance(one.default, tuple):  # names with commas between, in quotes and brackets or not
+    if isinstance(item.default, tuple):  # names with commas between, in quotes and brackets or not
         names = [name.strip("()'\" ") for name in text.split(",")]
         return tuple(name for name in names if name)
-    types = get_args(one.type) or (one.type,)
+    types = get_args(item.type) or (item.type,)
     try:
-        value = text if str in types or one.choices else ast.literal_eval(_as_python(text))
+        value = text if str in types or item.choices else ast.literal_eval(_as_python(text))
     except (ValueError, SyntaxError):
-        raise ValueError(f"{one.name} must be a value like {one.default!r}; got {text!r}") from None
-    if one.choices:
-        if value not in one.choices:
+        raise ValueError(
+            f"{item.name} must be a value like {item.default!r}; got {text!r}"
+        ) from None
+    if item.choices:
+        if value not in item.choices:
             raise ValueError(
-                f"{one.name} must be one of {', '.join(one.choices)}; got {value!r}"
-                f"{did_you_mean(value, one.choices)}"
+                f"{item.name} must be one of {', '.join(item.choices)}; got {value!r}"
+                f"{did_you_mean(value, item.choices)}"
             )
         return value
     if float in types and type(value) is int:
         value = float(value)
     if type(value) not in types and not (value is None and NoneType in types):
-        raise ValueError(f"{one.name} must be a value like {one.default!r}; got {value!r}")
+        raise ValueError(f"{item.name} must be a value like {item.default!r}; got {value!r}")
     return value
 
 
@@ -216,10 +218,10 @@ def _as_python(text: str) -> str:
 def attributes_text(stage: type) -> str:
     """The `Attributes:` of a stage's docstring."""
     lines = ["", "    Attributes:"]
-    for one in _own_first(stage):
-        limits = _limits(one.metadata)
+    for item in _own_first(stage):
+        limits = _limits(item.metadata)
         shown = f" ({limits})" if limits else ""
-        lines.append(f"        {one.name}: {one.metadata['text']}{shown}.")
+        lines.append(f"        {item.name}: {item.metadata['text']}{shown}.")
     return "\n".join([*lines, ""])
 
 
@@ -233,15 +235,15 @@ def markdown_table(stage: type) -> str:
     """Every setting of a stage as Markdown tables, one a group."""
     parts: list[str] = []
     for group in GROUPS:
-        rows = [one for one in settings_of(stage).values() if one.group == group]
+        rows = [item for item in settings_of(stage).values() if item.group == group]
         if rows:
             parts += [f"## {group[0].upper()}{group[1:]}", "", "| option | default | what it is |"]
-            parts += ["|---|---|---|", *(_row(one) for one in rows), ""]
+            parts += ["|---|---|---|", *(_row(row) for row in rows), ""]
     return "\n".join(parts).rstrip()
 
 
-def _row(one: Setting) -> str:
-    values: Sequence[str] = one.choices or ([one.limits] if one.limits else [])
-    text = one.text + (f" ({', '.join(values)})" if values else "")
-    name = one.name.replace("_", "-")
-    return f"| `--{name}` | `{one.default_text}` | {text} |".replace("|V|", "\\|V\\|")
+def _row(item: Setting) -> str:
+    values: Sequence[str] = item.choices or ([item.limits] if item.limits else [])
+    text = item.text + (f" ({', '.join(values)})" if values else "")
+    name = item.name.replace("_", "-")
+    return f"| `--{name}` | `{item.default_text}` | {text} |".replace("|V|", "\\|V\\|")

@@ -99,26 +99,26 @@ def ending() -> Iterator[None]:
     except around an import in a library takes it for a missing package: then the process is ended
     after `UNWINDING` seconds.
     """
-    asked: list[int] = []
+    requested: list[int] = []
     began = 0.0
     report = sys.unraisablehook
 
     def end(signum: int, frame: FrameType | None) -> None:
         nonlocal began
-        if not asked:
+        if not requested:
             began = time.monotonic()
-            asked.append(signum)
+            requested.append(signum)
             rise()
         elif not _is_repeated(signum, began):
             os._exit(128 + signum)
 
     def rise(*_: object) -> None:
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + asked[0]))
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + requested[0]))
         signal.setitimer(signal.ITIMER_REAL, UNWINDING)
-        raise _end(asked[0], f"stopped by {signal.Signals(asked[0]).name}")
+        raise _end(requested[0], f"stopped by {signal.Signals(requested[0]).name}")
 
     def dropped(unraisable: "sys.UnraisableHookArgs") -> None:
-        if asked and isinstance(unraisable.exc_value, KeyboardInterrupt | Terminated):
+        if requested and isinstance(unraisable.exc_value, KeyboardInterrupt | Terminated):
             signal.signal(signal.SIGALRM, rise)
             signal.setitimer(signal.ITIMER_REAL, 0.05)
         else:
@@ -129,7 +129,7 @@ def ending() -> Iterator[None]:
         try:
             yield
         finally:
-            if asked:
+            if requested:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             sys.unraisablehook = report
 

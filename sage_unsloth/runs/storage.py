@@ -83,8 +83,8 @@ def _disk_error(error: Exception) -> int | None:
     """
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    if found:
-        return int(found[1])
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    if match:
+        return int(match[1])
     # PyTorch does not say why its writer failed; a path that it may not open has another text.
     return errno.ENOSPC if re.search("PytorchStreamWriter|unexpected pos", str(error)) else None

@@ -30,19 +30,21 @@ def correct_matrix(
     Raises:
         ValueError: a problem does not have exactly the samples 0 to N - 1.
     """
-    found: dict[str, dict[int, bool]] = defaultdict(dict)
+    result: dict[str, dict[int, bool]] = defaultdict(dict)
     for record in records:
-        found[record["problem_id"]][record["sample"]] = record["grade"] == Grade.CORRECT
-    problems = list(found) if problems is None else problems
+        result[record["problem_id"]][record["sample"]] = record["grade"] == Grade.CORRECT
+    problems = list(result) if problems is None else problems
     if num_samples is None:
-        num_samples = max((max(found[p]) + 1 for p in problems if found[p]), default=0)
+        num_samples = max((max(result[p]) + 1 for p in problems if result[p]), default=0)
     for problem in problems:
-        samples = found[problem]
+        samples = result[problem]
         if len(samples) != num_samples or not samples.keys() <= set(range(num_samples)):
             raise ValueError(
                 f"every problem must have {num_samples} samples; {problem!r}"
                 f"{f' of {of}' if of else ''} has {len(samples)}; run the command that drew them "
                 "(evaluate) again: it draws the rest"
             )
-    correct_PN = np.array([[found[p][i] for i in range(num_samples)] for p in problems], dtype=bool)
+    correct_PN = np.array(
+        [[result[p][i] for i in range(num_samples)] for p in problems], dtype=bool
+    )
     return correct_PN.reshape(len(problems), num_samples)

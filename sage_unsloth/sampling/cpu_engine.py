@@ -29,7 +29,7 @@ def start_beside(
     from vllm import LLM
 
     dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
-    told = engine_arguments((), max_length, dtype=dtype) | lora_arguments([rank])
+    given = engine_arguments((), max_length, dtype=dtype) | lora_arguments([rank])
     # The importance weights are taken to what a token was drawn from, so after min-p and the rest.
-    told |= {"logprobs_mode": "processed_logprobs"} | dict(arguments or {})
-    put_beside(model, lambda: LLM(model=str(path), **told))
+    given |= {"logprobs_mode": "processed_logprobs"} | dict(arguments or {})
+    put_beside(model, lambda: LLM(model=str(path), **given))

@@ -68,13 +68,13 @@ def completions(
     Raises:
         EngineError: the engine failed; what had ended before was yielded.
     """
-    asked: list[Wanted] = []
+    requested: list[Wanted] = []
 
     def requests() -> Iterator[Request]:
         for row, sample in missing:
             if stop.asked is not None:
                 return
-            asked.append((row, sample))
+            requested.append((row, sample))
             yield prompts[row["id"]], sample_seed(config.seed, row["id"], sample)
 
     size = config.batch_size
@@ -85,7 +85,7 @@ def completions(
     tokens, started = 0, time.perf_counter()
     try:
         for number, completion in engine.stream(requests(), config, bar.update):
-            row, sample = asked[number]
+            row, sample = requested[number]
             seed = sample_seed(config.seed, row["id"], sample)
             ended.append(Drawn(row, sample, seed, completion))
             tokens += completion.num_tokens

@@ -50,7 +50,7 @@ def parse_arguments(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         ValueError: not NAME=VALUE, a name twice, or one that another setting decides.
     """
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -63,10 +63,10 @@ def parse_arguments(texts: Iterable[str]) -> dict[str, Any]:
                 f"{name} of the engine follows from {OURS[name]}, so that it is the same in every "
                 f"engine; got {text!r}; set that instead"
             )
-        if name in found:
+        if name in arguments:
             raise ValueError(f"an engine argument must be given once; got {name} twice")
-        found[name] = _value(value)
-    return found
+        arguments[name] = _value(value)
+    return arguments
 
 
 def _value(text: str) -> Any:

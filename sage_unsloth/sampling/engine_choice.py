@@ -70,21 +70,21 @@ def why_not_chosen(**run: bool) -> str | None:
     return reason
 
 
-def choose_rollouts(wanted: str, **run: bool) -> str:
+def choose_rollouts(expected: str, **run: bool) -> str:
     """The engine to use, "vllm" or "transformers"; why "auto" falls back to the latter is logged.
 
     Args:
-        wanted: one of `ROLLOUTS`.
+        expected: one of `ROLLOUTS`.
         run: what else decides; the arguments of `why_no_vllm`.
 
     Raises:
         ValueError: an unknown choice, or "vllm" where it cannot run.
     """
-    if wanted not in ROLLOUTS:
-        raise ValueError(f"rollouts must be one of {', '.join(ROLLOUTS)}; got {wanted!r}")
-    if wanted == "transformers":
-        return wanted
-    if wanted == "vllm":
+    if expected not in ROLLOUTS:
+        raise ValueError(f"rollouts must be one of {', '.join(ROLLOUTS)}; got {expected!r}")
+    if expected == "transformers":
+        return expected
+    if expected == "vllm":
         if (reason := why_no_vllm(**run)) is not None:
             raise ValueError(
                 f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or "
@@ -123,10 +123,10 @@ def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)
         for params in given if isinstance(given, list) else [given]:
-            found = {name: getattr(params, name, "absent") for name in expected}
-            if found != dict(expected):
+            result = {name: getattr(params, name, "absent") for name in expected}
+            if result != dict(expected):
                 raise RolloutError(
-                    f"the engine must sample as configured; it was told {found}, expected "
+                    f"the engine must sample as configured; it was told {result}, expected "
                     f"{dict(expected)}; use the tested versions (python -m sage_unsloth doctor), "
                     "or rollouts='transformers'"
                 )

@@ -164,8 +164,8 @@ class TransformersEngine(InBatches):
         if not self.fills_places:
             return self._generate(prompts, seeds, config)
         together = replace(config, batch_size=len(prompts))
-        found = dict(self.stream(zip(prompts, seeds, strict=True), together))
-        return [found[i] for i in range(len(prompts))]
+        result = dict(self.stream(zip(prompts, seeds, strict=True), together))
+        return [result[i] for i in range(len(prompts))]
 
     def stream(
         self, requests: Iterable[Request], config: SamplingConfig, ended: Ended = ignore
@@ -228,16 +228,16 @@ def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
     """transformers' own: no pad token, temperature, top-k, top-p, min-p, in its own order."""
     from transformers.generation import logits_process as processors
 
-    found: list[Any] = [processors.SuppressTokensLogitsProcessor([pad_token_id], device=device)]
+    filters: list[Any] = [processors.SuppressTokensLogitsProcessor([pad_token_id], device=device)]
     if config.temperature != 1:
-        found.append(processors.TemperatureLogitsWarper(config.temperature))
+        filters.append(processors.TemperatureLogitsWarper(config.temperature))
     if config.top_k > 0:
-        found.append(processors.TopKLogitsWarper(config.top_k))
+        filters.append(processors.TopKLogitsWarper(config.top_k))
     if config.top_p < 1:
-        found.append(processors.TopPLogitsWarper(config.top_p))
+        filters.append(processors.TopPLogitsWarper(config.top_p))
     if config.min_p > 0:
-        found.append(processors.MinPLogitsWarper(config.min_p))
-    return found
+        filters.append(processors.MinPLogitsWarper(config.min_p))
+    return filters
 
 
 class _Draw:

@@ -24,22 +24,23 @@ def count_kinds(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int
     """
     counts: dict[str, dict[str, int]] = {}
     for record in records:
-        found = counts.setdefault(kind_of(record), {"answers": 0, "correct": 0})
-        found["answers"] += 1
-        found["correct"] += record["grade"] == Grade.CORRECT
+        result = counts.setdefault(kind_of(record), {"answers": 0, "correct": 0})
+        result["answers"] += 1
+        result["correct"] += record["grade"] == Grade.CORRECT
     return dict(sorted(counts.items(), key=lambda item: -item[1]["answers"]))
 
 
 def correct_shares(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     """kind -> its share of the correct answers; of kinds that have some."""
-    total = sum(found["correct"] for found in counts.values())
+    total = sum(result["correct"] for result in counts.values())
     return {
-        kind: found["correct"] / total for kind, found in counts.items() if found["correct"] > 0
+        kind: result["correct"] / total for kind, result in counts.items() if result["correct"] > 0
     }
 
 
 def kinds_text(counts: Mapping[str, Mapping[str, int]]) -> str:
     """One line: "number 12 of 20 right, text 3 of 4 right"."""
     return ", ".join(
-        f"{kind} {found['correct']} of {found['answers']} right" for kind, found in counts.items()
+        f"{kind} {result['correct']} of {result['answers']} right"
+        for kind, result in counts.items()
     )

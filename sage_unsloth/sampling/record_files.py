@@ -70,11 +70,13 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             "was the .jsonl moved alone?"
         )
     recorded = read_json(file)
-    found = recorded.get("format", 1)
-    if found != FORMAT:
-        remedy = "upgrade sage_unsloth" if found > FORMAT else "choose another --out and draw again"
+    result = recorded.get("format", 1)
+    if result != FORMAT:
+        remedy = (
+            "upgrade sage_unsloth" if result > FORMAT else "choose another --out and draw again"
+        )
         raise ValueError(
-            f"record sets must be of format {FORMAT}; {file} is of format {found}; {remedy}"
+            f"record sets must be of format {FORMAT}; {file} is of format {result}; {remedy}"
         )
     return recorded
 

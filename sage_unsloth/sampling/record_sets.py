@@ -113,12 +113,12 @@ def sample_and_grade(
         names = {"run": run, "model": model, "benchmark": benchmark}
         _grade_again(path, records, rows, grader)
         done = {(record["problem_id"], record["sample"]) for record in records}
-        wanted = in_rounds(rows, num_samples)
-        missing = [(row, sample) for row, sample in wanted if (row["id"], sample) not in done]
+        expected = in_rounds(rows, num_samples)
+        missing = [(row, sample) for row, sample in expected if (row["id"], sample) not in done]
         if bar is None:
             bar = progress(
-                total=len(wanted),
-                initial=len(wanted) - len(missing),
+                total=len(expected),
+                initial=len(expected) - len(missing),
                 desc=f"{model} on {benchmark}",
                 unit="completion",
             )
@@ -133,12 +133,12 @@ def sample_and_grade(
             bar.refresh()
     # `records` is what the file holds; it need not be read again.
     places = {row["id"]: place for place, row in enumerate(rows)}
-    found = [
+    results = [
         record
         for record in records
         if record["problem_id"] in places and record["sample"] < num_samples
     ]
-    return sorted(found, key=lambda record: (places[record["problem_id"]], record["sample"]))
+    return sorted(results, key=lambda record: (places[record["problem_id"]], record["sample"]))
 
 
 def _records(drawn: Sequence[Drawn], names: Mapping[str, str]) -> list[dict]:

@@ -128,28 +128,28 @@ class _Flight:
 
         from sage_unsloth.sampling.roomy_cache import RoomyLayer
 
-        kept = [i for i, row in enumerate(self.rows) if not row.ended]
+        selected = [i for i, row in enumerate(self.rows) if not row.ended]
         added = {
             prompt: self._prompts.get(prompt) or self._prefill(prompt)
             for prompt in dict.fromkeys(row.prompt for row in new)
         }
         self._prompts = added or self._prompts
-        before, self.rows = self.layers, [self.rows[i] for i in kept] + list(new)
+        before, self.rows = self.layers, [self.rows[i] for i in selected] + list(new)
         if not self.rows:
             return
         columns = [len(row.prompt) + len(row.ids) for row in self.rows]
-        width, old = max(columns), max(columns[: len(kept)], default=0)
+        width, old = max(columns), max(columns[: len(selected)], default=0)
         self.mask = torch.tensor([[0] * (width - n) + [1] * n for n in columns])
-        logits = [self.logits_BV[kept]] if kept else []
+        logits = [self.logits_BV[selected]] if selected else []
         self.logits_BV = torch.cat([*logits, *(added[row.prompt][1] for row in new)])
         self.layers = []
         for number, like in enumerate(before or next(iter(added.values()))[0]):
             layer = RoomyLayer.of_shape(like, len(self.rows), width)
             for which, buffer in enumerate(layer.buffers):
-                if kept:
+                if selected:
                     whole = before[number].pair[which]
-                    buffer[: len(kept), :, width - old : width] = whole[kept, :, -old:]
-                for place, row in enumerate(new, len(kept)):
+                    buffer[: len(selected), :, width - old : width] = whole[selected, :, -old:]
+                for place, row in enumerate(new, len(selected)):
                     part = added[row.prompt][0][number].pair[which]
                     buffer[place, :, width - len(row.prompt) : width] = part[0]
             self.layers.append(layer)
@@ -182,7 +182,7 @@ class _Flight:
         from transformers.cache_utils import Cache
 
         with torch.inference_mode():
-            found = self.model(
+            result = self.model(
                 input_ids=input_ids, past_key_values=Cache(layers=layers), use_cache=True, **inputs
             )
-            return found.logits[:, -1].float()
+            return result.logits[:, -1].float()

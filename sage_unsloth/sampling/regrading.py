@@ -71,8 +71,8 @@ def copy_set(file: Path, copy: Path) -> None:
     if settings_path(copy).exists():
         same = read_settings(file)["run"] == read_settings(copy)["run"]
         keys = [
-            {(record["problem_id"], record["sample"]) for record in read_samples(one)}
-            for one in (file, copy)
+            {(record["problem_id"], record["sample"]) for record in read_samples(item)}
+            for item in (file, copy)
         ]
         if not same or not keys[0] <= keys[1]:
             raise ValueError(

@@ -41,10 +41,10 @@ def check_requests(client: Any, expected: Mapping[str, Any]) -> None:
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = kwargs | (kwargs.get("generation_kwargs") or {})
-        found = {name: given.get(name, "absent") for name in expected}
-        if found != dict(expected):
+        result = {name: given.get(name, "absent") for name in expected}
+        if result != dict(expected):
             raise RolloutError(
-                f"the server must sample as configured; it would be asked for {found}, expected "
+                f"the server must sample as configured; it would be asked for {result}, expected "
                 f"{dict(expected)}; use the tested versions (python -m sage_unsloth doctor), or "
                 "rollouts='transformers'"
             )

@@ -63,10 +63,10 @@ def step_costs(folder: Path) -> Iterator[Finding]:
             max_completion_length=length,
             optim="adamw_8bit" if gpu else "adamw_torch",
         )
-        found = _measured(trainer, guide)
+        result = _measured(trainer, guide)
         del trainer
         release_memory()
-        return found
+        return result
 
     costs(None, steps=1)  # the first use of anything allocates what stays
     plain, guided = costs(None), costs(BranchGuide(**policy.GUIDE))
@@ -91,16 +91,16 @@ def _ratios(plain: Costs, guided: Costs) -> Iterator[Finding]:
     yield _ratio("guided step, memory", peaks, MEMORY_ALLOWED, "MiB", MIB)
 
 
-def _ratio(name: str, pair: list[float], allowed: float, unit: str, one: float) -> Finding:
+def _ratio(name: str, pair: list[float], allowed: float, unit: str, item: float) -> Finding:
     ratio = pair[1] / pair[0]
     good = ratio <= allowed
     return Finding.of(
         good,
         name=name,
-        found=f"{ratio:.2f} times the plain one's {pair[0] / one:.3g} {unit}"
+        found=f"{ratio:.2f} times the plain one's {pair[0] / item:.3g} {unit}"
         + ("" if good else f" (allowed {allowed:g})"),
         remedy="let nothing else use the machine and repeat; send selftest.json",
-        figures={"plain": pair[0] / one, "guided": pair[1] / one, "unit": unit, "ratio": ratio},
+        figures={"plain": pair[0] / item, "guided": pair[1] / item, "unit": unit, "ratio": ratio},
     )
 
 
@@ -160,10 +160,10 @@ def _peak(costs: Costs) -> Iterator[None]:
     if memory_source() is None:
         yield
         return
-    with measured() as found:
+    with measured() as result:
         yield
     phases = costs.phases.values()
-    costs.peak = max(found["peak_bytes"] or 0, *phases) if phases else found["peak_bytes"]
+    costs.peak = max(result["peak_bytes"] or 0, *phases) if phases else result["peak_bytes"]
 
 
 def _start_phase() -> int:
@@ -222,15 +222,15 @@ def _plan(model: Any, costs: Costs, length: int) -> Iterator[Finding]:
         ),
         "KV cache": (planned["KV cache"] + planned["logits"], lambda: costs.phases["rollouts"]),
     }
-    for name, (plan, found) in estimates.items():
-        yield _item(name, plan, found(), found() <= plan + planned["reserve"])
+    for name, (plan, result) in estimates.items():
+        yield _item(name, plan, result(), result() <= plan + planned["reserve"])
 
 
-def _item(name: str, planned: float, found: float, good: bool) -> Finding:
+def _item(name: str, planned: float, result: float, good: bool) -> Finding:
     return Finding.of(
         good,
         name=f"plan, {name}",
-        found=f"{planned / MIB:.3g} MiB planned, {found / MIB:.3g} measured",
+        found=f"{planned / MIB:.3g} MiB planned, {result / MIB:.3g} measured",
         remedy="leave the card that much more room; send selftest.json",
-        figures={"planned_bytes": planned, "measured_bytes": found},
+        figures={"planned_bytes": planned, "measured_bytes": result},
     )

@@ -139,24 +139,24 @@ def judged(step: Step, expected: Expected, plain: Expected, rounding: float) -> 
         plain: by plain PyTorch in the policy's format.
         rounding: the unit roundoff of that format, below which no yardstick is.
     """
-    wanted = expected.total
-    found = distance(step.gradients, step.loss, wanted, expected.loss)
-    yardstick = distance(plain.total, plain.loss, wanted, expected.loss)
+    required = expected.total
+    result = distance(step.gradients, step.loss, required, expected.loss)
+    yardstick = distance(plain.total, plain.loss, required, expected.loss)
     allowed = ALLOWED * max(yardstick.gradient, rounding)
     coefficients, movable = coefficients_of(step.gradients, expected, allowed)
     wrong = [t for t in TERMS if not abs(coefficients[t] - 1) <= movable[t]]
-    good = found.gradient <= allowed and found.loss <= allowed and not wrong
-    text = f"gradient off by {found.gradient:.1e} (allowed {allowed:.1e})"
+    good = result.gradient <= allowed and result.loss <= allowed and not wrong
+    text = f"gradient off by {result.gradient:.1e} (allowed {allowed:.1e})"
     if wrong:
         text += "; " + ", ".join(f"the {t} term is {coefficients[t]:.3g} times" for t in wrong)
-    elif not found.loss <= allowed:
+    elif not result.loss <= allowed:
         text += f"; loss {step.loss:.6f}, expected {expected.loss:.6f}"
     return {
         "status": PASSED if good else FAILED,
         "found": text,
         "remedy": "" if good else "do not train in this way here; send selftest.json",
         "figures": {
-            "gradient_error": found.gradient,
+            "gradient_error": result.gradient,
             "error_allowed": allowed,
             "gradient_error_of_plain_pytorch": yardstick.gradient,
             "loss": step.loss,
@@ -169,11 +169,11 @@ def judged(step: Step, expected: Expected, plain: Expected, rounding: float) -> 
 
 
 def distance(
-    gradients: Mapping[str, Tensor], loss: float, wanted: Mapping[str, Tensor], wanted_loss: float
+    gradients: Mapping[str, Tensor], loss: float, required: Mapping[str, Tensor], wanted_loss: float
 ) -> Distance:
     """See `Distance`; a weight without a gradient is as far as can be."""
     ratios = []
-    for name, expected in wanted.items():
+    for name, expected in required.items():
         error = gradients.get(name, torch.zeros_like(expected)) - expected
         ratios.append(error.norm() / expected.norm())
     worst = torch.stack(ratios).max().item()  # nan, if one is

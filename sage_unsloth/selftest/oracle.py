@@ -49,8 +49,8 @@ def score(
     length = inputs["completion_ids"].shape[1]
     logps, entropies = [], []
     for prompt, completion in completion_rows(inputs):
-        found = logits(torch.cat([prompt, completion]))[len(prompt) - 1 : -1] / temperature
-        all_logps = found.log_softmax(-1)
+        result = logits(torch.cat([prompt, completion]))[len(prompt) - 1 : -1] / temperature
+        all_logps = result.log_softmax(-1)
         padding = (0, length - len(completion))
         picked = all_logps.gather(1, completion[:, None])[:, 0]
         logps.append(torch.nn.functional.pad(picked, padding))
@@ -189,10 +189,10 @@ def expected_step(
     scale = FLOAT16_SCALE if decoder.dtype == torch.float16 else 1.0
     for term, value in terms.items():
         weights = list(decoder.adapter.values())
-        found = torch.autograd.grad(value * scale, weights, retain_graph=True)
+        result = torch.autograd.grad(value * scale, weights, retain_graph=True)
         gradients[term] = {
             name: g.double().cpu().flatten() / scale
-            for name, g in zip(decoder.adapter, found, strict=True)
+            for name, g in zip(decoder.adapter, result, strict=True)
         }
     loss = sum(value.item() for value in terms.values())
     return Expected(loss, gradients, ref.double().cpu())

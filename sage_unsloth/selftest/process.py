@@ -64,19 +64,19 @@ def _failure(check: Check, code: int | None, took: float, limit: float, log: str
     remedy = REMEDY
     lines = [line for line in log.splitlines() if line.strip()]
     if code is None and limit < check.limit:
-        status, found = NOT_RUN, f"stopped after {took:.0f} s, as the time was over"
+        status, result = NOT_RUN, f"stopped after {took:.0f} s, as the time was over"
         remedy = "call the command again: it goes on from here"
     elif code is None:
-        status, found = FAILED, f"did not end within {limit:.0f} s"
+        status, result = FAILED, f"did not end within {limit:.0f} s"
     elif code < 0:
-        status, found = FAILED, f"its process was ended by {signal.Signals(-code).name}"
+        status, result = FAILED, f"its process was ended by {signal.Signals(-code).name}"
     else:
-        status, found = FAILED, lines[-1] if lines else f"its process ended with code {code}"
+        status, result = FAILED, lines[-1] if lines else f"its process ended with code {code}"
     return Finding(
         check=check.name,
         name=check.name,
         status=status,
-        found=found,
+        found=result,
         remedy=remedy,
         seconds=took,
         figures={"log": lines[-LOG_LINES:]},

@@ -123,7 +123,7 @@ def distances(model: Any, inputs: Mapping[str, Any], pad: int) -> dict[str, floa
         sampled = torch.where(mask, sampled.double(), 0.0)
     else:
         sampled = to_completion_layout(sampled, batch)
-    found = {}
+    matches = {}
     for name, adapted in (("policy", True), ("base", False)):
 
         def logits(ids: Tensor, adapted: bool = adapted) -> Tensor:
@@ -132,5 +132,5 @@ def distances(model: Any, inputs: Mapping[str, Any], pad: int) -> dict[str, floa
 
         with torch.no_grad():
             logps, _ = score(logits, batch)
-        found[name] = ((sampled - logps).abs() * mask).sum().item() / mask.sum().item()
-    return found
+        matches[name] = ((sampled - logps).abs() * mask).sum().item() / mask.sum().item()
+    return matches

@@ -48,14 +48,14 @@ def run_selftest(
     checks = all_checks() if checks is None else checks
     report: dict[str, Any] = {"machine": machine(), "environment": _environment(), "findings": []}
     with locked(file):
-        kept = [] if again else _kept(file, report, print_line)
+        selected = [] if again else _kept(file, report, print_line)
         print_line(f"Self-test: at most {seconds / 60:.0f} minutes; Ctrl-C keeps what is done.\n")
         print_line(f"{'':<9}{'':<32}{'s':>6}")
         for check in checks:
-            rows = [row for row in kept if row["check"] == check.name]
+            rows = [row for row in selected if row["check"] == check.name]
             if not rows:
-                found = findings_of(check, ends - time.monotonic())
-                rows = [finding.row() for finding in found]
+                findings = findings_of(check, ends - time.monotonic())
+                rows = [finding.row() for finding in findings]
             for row in rows:
                 _show(row, print_line)
             report["findings"] += rows
@@ -72,16 +72,16 @@ def machine() -> dict[str, Any]:
 
     from sage_unsloth.models.meter import device_name
 
-    found: dict[str, Any] = {"device": device_name(), "processor": platform.machine()}
+    result: dict[str, Any] = {"device": device_name(), "processor": platform.machine()}
     if has_gpu():
         properties = torch.cuda.get_device_properties(0)
-        found |= {
+        result |= {
             "memory_gib": round(properties.total_memory / GIB, 2),
             "compute_capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
             "cards": torch.cuda.device_count(),
         }
-    return found
+    return result
 
 
 def _environment() -> dict[str, Any]:
@@ -98,8 +98,8 @@ def _kept(file: Path, report: dict[str, Any], print_line: Callable[[str], None])
             f"{file} must be the record of a self-test; it is another file; give another --out"
         )
 
-    def same(found: dict[str, Any]) -> list[Any]:
-        return [found["machine"], *(found["environment"].get(k) for k in ("packages", "commit"))]
+    def same(result: dict[str, Any]) -> list[Any]:
+        return [result["machine"], *(result["environment"].get(k) for k in ("packages", "commit"))]
 
     if same(before) != same(report):
         print_line("Another machine or other versions than those of the record: all runs anew.")

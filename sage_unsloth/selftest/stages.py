@@ -138,13 +138,13 @@ def _merge_error(decoder: Any, layers: list[str], folder: Path) -> float:
     """The largest error of a weight, over the largest weight of its matrix."""
     from safetensors.torch import load_file
 
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for file in folder.glob("*.safetensors"):
-        found |= load_file(file)
+        result |= load_file(file)
     worst = 0.0
     for name in layers:
         a, b = (decoder.adapter[f"{name}.lora_{side}"].detach() for side in "AB")
         expected = decoder.weights[f"{name}.weight"] + b @ a * decoder.scale
-        error = (found[f"{name}.weight"].double() - expected).abs().max() / expected.abs().max()
+        error = (result[f"{name}.weight"].double() - expected).abs().max() / expected.abs().max()
         worst = max(worst, error.item())
     return worst

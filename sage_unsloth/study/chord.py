@@ -57,17 +57,17 @@ def find_neighbours(
     return left, right
 
 
-def distance_to_chord(point: Place, one: Place, other: Place) -> CrossedEstimate:
+def distance_to_chord(point: Place, item: Place, other: Place) -> CrossedEstimate:
     """pass@k of a point minus that of the chord from `one` to `other` at the point's pass@1.
 
     Raises:
         ValueError: `one` and `other` have the same mean pass@1.
     """
-    run = float(one.first.mean() - other.first.mean())
+    run = float(item.first.mean() - other.first.mean())
     if not run:
         raise ValueError("a chord needs two different values of pass@1; both ends have the same")
     weight = float(point.first.mean() - other.first.mean()) / run
-    slope = float(one.many.mean() - other.many.mean()) / run
-    across = point.first - weight * one.first - (1 - weight) * other.first
-    up = point.many - weight * one.many - (1 - weight) * other.many
+    slope = float(item.many.mean() - other.many.mean()) / run
+    across = point.first - weight * item.first - (1 - weight) * other.first
+    up = point.many - weight * item.many - (1 - weight) * other.many
     return crossed_interval(up - slope * across)

@@ -13,13 +13,13 @@ from sage_unsloth.study.crossed import CrossedEstimate
 ALPHA = 0.05
 
 
-def p_value(found: CrossedEstimate, threshold: float) -> float:
+def p_value(result: CrossedEstimate, threshold: float) -> float:
     """Two-sided, of an interval's own t distribution: below .05 where the 95 % interval lies above
     `threshold`.
     """
-    if not found.error:
-        return 0.0 if found.mean > threshold else 1.0
-    return min(1.0, 2 * float(student.sf((found.mean - threshold) / found.error, found.freedom)))
+    if not result.error:
+        return 0.0 if result.mean > threshold else 1.0
+    return min(1.0, 2 * float(student.sf((result.mean - threshold) / result.error, result.freedom)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -90,7 +90,7 @@ def components(values_SP) -> Components:
 
 
 def detectable_difference(
-    found: Components, seeds: int, problems: int, *, power: float = 0.8, confidence: float = 0.95
+    result: Components, seeds: int, problems: int, *, power: float = 0.8, confidence: float = 0.95
 ) -> float:
     """The smallest true difference that a design of S >= 2 seeds and P problems finds.
 
@@ -106,7 +106,7 @@ def detectable_difference(
     if seeds < 2 or problems < 1:
         raise ValueError(f"power needs seeds >= 2 and problems >= 1; got {seeds} and {problems}")
     error = math.sqrt(
-        found.seed / seeds + found.problem / problems + found.rest / (seeds * problems)
+        result.seed / seeds + result.problem / problems + result.rest / (seeds * problems)
     )
     quantiles = (student_quantile(p, seeds - 1) for p in ((1 + confidence) / 2, power))
     return sum(quantiles) * error

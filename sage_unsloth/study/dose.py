@@ -27,16 +27,16 @@ def measure_dose(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
         recorded; else `log_guide_sum_at_most`, mean length times log mean q (Jensen).
     """
     series = [run["training"] for run in runs]
-    if not series or any(_missing(one.get("guide_mean")) for one in series):
+    if not series or any(_missing(item.get("guide_mean")) for item in series):
         return None
-    touched = float(np.mean([one["share_touched"] for one in series]))
-    guide_mean = float(np.mean([one["guide_mean"] for one in series]))
-    found = {"touched": touched, "guide_mean": guide_mean}
-    if all(not _missing(one.get("log_guide_mean")) for one in series):
-        sums = [np.multiply(one["log_guide_mean"], one["mean_length"]) for one in series]
-        return found | {"log_guide_sum": float(np.mean(sums))}
-    length = float(np.mean([one["mean_length"] for one in series]))
-    return found | {"log_guide_sum_at_most": length * math.log(guide_mean)}
+    touched = float(np.mean([item["share_touched"] for item in series]))
+    guide_mean = float(np.mean([item["guide_mean"] for item in series]))
+    result = {"touched": touched, "guide_mean": guide_mean}
+    if all(not _missing(item.get("log_guide_mean")) for item in series):
+        sums = [np.multiply(item["log_guide_mean"], item["mean_length"]) for item in series]
+        return result | {"log_guide_sum": float(np.mean(sums))}
+    length = float(np.mean([item["mean_length"] for item in series]))
+    return result | {"log_guide_sum_at_most": length * math.log(guide_mean)}
 
 
 def _missing(values: Sequence[float | None] | None) -> bool:

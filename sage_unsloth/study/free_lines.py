@@ -90,14 +90,14 @@ def distance_to_line(point: Place, nodes: Sequence[Node], steps: bool) -> Crosse
         nodes: of the line, by ascending position.
         steps: whether neighbours must be at most a factor `LARGEST_STEP` apart.
     """
-    level, found = float(point.first.mean()), []
+    level, result = float(point.first.mean()), []
     for left, right in itertools.pairwise(nodes):
         ends = sorted(float(node.place.first.mean()) for node in (left, right))
         far = steps and right.position > LARGEST_STEP * left.position * (1 + 1e-9)
         if ends[0] <= level <= ends[1] and ends[0] < ends[1] and not far:
-            found.append(distance_to_chord(point, left.place, right.place))
+            result.append(distance_to_chord(point, left.place, right.place))
     # A line that bends back has several values there: the highest counts.
-    return min(found, key=lambda one: one.mean, default=None)
+    return min(result, key=lambda item: item.mean, default=None)
 
 
 def above_lines(
@@ -109,8 +109,8 @@ def above_lines(
     for name, nodes in lines.items():
         if any(node.label == point for node in nodes):
             continue
-        if (found := distance_to_line(place, nodes, name != MIXTURE)) is not None:
-            distances[name] = found
+        if (result := distance_to_line(place, nodes, name != MIXTURE)) is not None:
+            distances[name] = result
     return distances
 
 

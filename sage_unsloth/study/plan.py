@@ -210,14 +210,16 @@ def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
 def plan_text(plan: Plan, count: int, why: str) -> str:
     """What will be done."""
     task, config = plan.task, plan.task.rlvr
-    asked = ", ".join(f"{len(one.rows)} of {one.name}" for one in task.benchmarks)
+    requested = ", ".join(
+        f"{len(benchmark.rows)} of {benchmark.name}" for benchmark in task.benchmarks
+    )
     free = ", ".join(f"{kind} {value:g}" for kind, value in plan.variants()) or "none"
     lines = [
         f"Study -> {plan.out}  ({task.title})",
         f"  {len(plan.points)} points x {len(plan.seeds)} training seeds: "
         + ", ".join(point.name for point in plan.points),
         f"  each: {config.max_steps} steps of {config.completions_per_step} completions, then "
-        f"{task.sampling.num_samples} samples of {asked}; the start model {MORE} times as many",
+        f"{task.sampling.num_samples} samples of {requested}; the start model {MORE} times as many",
         f"  free lines of {plan.baseline.name}: mixture with the start model, {free}",
         f"  claims named before the runs: {', '.join(c.text for c in plan.claims) or 'none'}",
         f"  {count} at a time: {why}",

@@ -43,9 +43,9 @@ def draw(report: Mapping[str, Any], out: Path) -> None:
     panels = {
         name: {
             point: {int(k): Estimate(**level) for k, level in row["level"].items()}
-            for point, row in one["points"].items()
+            for point, row in item["points"].items()
         }
-        for name, one in report["sets"].items()
+        for name, item in report["sets"].items()
     }
     plot_pass_at_k(panels, out / "pass_at_k.png", note)
 
@@ -56,17 +56,17 @@ def draw_frontier(report: Mapping[str, Any], path: Path, note: str) -> None:
     """
     from matplotlib.figure import Figure
 
-    one = next(iter(report["sets"].values()))
-    k, rows = str(one["k"]), []
+    item = next(iter(report["sets"].values()))
+    k, rows = str(item["k"]), []
     figure = Figure(figsize=(9.5, 6.6), layout="constrained")
     axis = figure.subplots()
-    for number, (name, nodes) in enumerate(one["lines"].items()):
+    for number, (name, nodes) in enumerate(item["lines"].items()):
         x, y = ([node[end] for node in nodes] for end in ("pass@1", "pass@k"))
         dashes = (":", "--", "-.", (0, (1, 3)), "-")[number % 5]
         axis.plot(x, y, color=GREY, linestyle=dashes, marker=".", linewidth=1, label=TITLES[name])
         rows += [{"line": name, "point": node["label"], "pass@1": node["pass@1"],
                   f"pass@{k}": node["pass@k"]} for node in nodes]  # fmt: skip
-    for number, (point, row) in enumerate(one["points"].items()):
+    for number, (point, row) in enumerate(item["points"].items()):
         x, y = row["level"]["1"]["mean"], row["level"][k]["mean"]
         rows.append({"line": "", "point": point, "pass@1": x, f"pass@{k}": y})
         if point == START:

@@ -56,16 +56,16 @@ def collect(plan: Plan) -> dict[str, Any]:
         "settings": recorded["settings"],
         "environment": recorded["environment"] | {"finished": environment()["date"]},
         "sets": {
-            one.name: {
-                "problems": [row["id"] for row in one.rows],
-                **_column(one.rows, "family", "families"),
-                **_column(one.rows, "unit", "units"),
-                **_column(one.rows, "guess", "guess"),
+            benchmark.name: {
+                "problems": [row["id"] for row in benchmark.rows],
+                **_column(benchmark.rows, "family", "families"),
+                **_column(benchmark.rows, "unit", "units"),
+                **_column(benchmark.rows, "guess", "guess"),
             }
-            for one in plan.task.benchmarks
+            for benchmark in plan.task.benchmarks
         },
         "start": read_json(plan.result(START)),
-        "variants": [one for one in variants if one["seed"] in complete],
+        "variants": [variant for variant in variants if variant["seed"] in complete],
         "runs": [read_json(file) for seed in complete for file in names[seed]],
     }
 
@@ -112,7 +112,7 @@ class Tables:
         """
         runs = [self.data["start"]] * len(self.seeds) if point == START else self.of(point)
         sets = [run["sets"][self.name] for run in runs]
-        return sets[0]["num_samples"], np.array([one["correct"] for one in sets])
+        return sets[0]["num_samples"], np.array([item["correct"] for item in sets])
 
     def by_problem(self, point: str, k: int) -> np.ndarray:
         return np.asarray(pass_at_k(*self.correct(point), k))
@@ -127,9 +127,9 @@ class Tables:
     def variant_places(self, kind: str, k: int) -> dict[float, Place]:
         """The baseline's variants of a kind that every seed has: value -> its place."""
         by_value: dict[float, dict[int, Any]] = {}
-        for one in self.data["variants"]:
-            if one["kind"] == kind:
-                by_value.setdefault(one["value"], {})[one["seed"]] = one["sets"][self.name]
+        for item in self.data["variants"]:
+            if item["kind"] == kind:
+                by_value.setdefault(item["value"], {})[item["seed"]] = item["sets"][self.name]
         places = {}
         for value, by_seed in by_value.items():
             if set(by_seed) != set(self.seeds):

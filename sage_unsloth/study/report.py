@@ -37,8 +37,8 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
     main = Tables(data, first)
     doses = _doses(data, main, sets[first]["k"])
     off = {row["point"] for row in doses if row["no_verdict"]}
-    for one in sets.values():
-        _give_verdicts(one, off, len(main.seeds))
+    for item in sets.values():
+        _give_verdicts(item, off, len(main.seeds))
     return {
         "title": data["title"],
         "baseline": data["baseline"],
@@ -49,7 +49,7 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         "sets": sets,
         "dose": doses,
         "claims": _claims(data, main, sets[first]["ks"], off),
-        "comparisons": sum(_count(one) for one in sets.values()),
+        "comparisons": sum(_count(item) for item in sets.values()),
     }
 
 
@@ -62,8 +62,8 @@ def _level(values_SU: np.ndarray, *, once: bool) -> dict[str, float]:
     values_SU = values_SU[:1] if once else values_SU
     if values_SU.size < 2:
         return dict.fromkeys(("mean", "low", "high"), float(values_SU.mean()))
-    found = as_dict(crossed_interval(values_SU))
-    return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
+    result = as_dict(crossed_interval(values_SU))
+    return {name: min(1.0, max(0.0, value)) for name, value in result.items()}
 
 
 def _set_report(data: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def _strengths(data: Mapping[str, Any]) -> list[tuple[float, str]]:
 def points_of(data: Mapping[str, Any]) -> dict[str, Point]:
     trained = {run["point"] for run in data["runs"]}
     return {
-        name: Point(one["algorithm"], tuple(one["settings"].items()))
-        for name, one in data["points"].items()
+        name: Point(item["algorithm"], tuple(item["settings"].items()))
+        for name, item in data["points"].items()
         if name in trained
     }
 
@@ -136,7 +136,7 @@ def _beside_lines(tables: Tables, point: str, lines: Mapping, k: int) -> dict[st
     highest = envelope(distances)
     if highest is None:
         return {"why": "no free line has this pass@1"}
-    each = {name: as_dict(one) for name, one in distances.items()}
+    each = {name: as_dict(item) for name, item in distances.items()}
     return {"line": highest[0], **as_dict(highest[1]), "each": each}
 
 
@@ -159,12 +159,12 @@ def _detectable(tables: Tables, values: Mapping, k: int) -> dict[str, float] | N
     others = [point for point in tables.points if point != tables.baseline]
     if min(sizes) < 2 or not others:
         return None
-    found = {}
+    detectable = {}
     for at in dict.fromkeys((1, k)):
         tables_of = [values[point, at] - values[tables.baseline, at] for point in others]
         each = [detectable_difference(components(table), *sizes) for table in tables_of]
-        found[str(at)] = max(each)
-    return found
+        detectable[str(at)] = max(each)
+    return detectable
 
 
 def _doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any]]:
@@ -186,8 +186,8 @@ def _doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, An
                 detectable = detectable_difference(components(difference), *difference.shape)
             possible = None
             if len(line) > 1 and twin.settings[0][0] == "beta":
-                many = [float(tables.values(one.name, k).mean()) for one in line]
-                strengths = [one.settings[0][1] for one in line]
+                many = [float(tables.values(item.name, k).mean()) for item in line]
+                strengths = [item.settings[0][1] for item in line]
                 possible = possible_change(dose["guide_mean"], line.index(twin), many, strengths)
             row |= {"twin": twin.name, "difference": as_dict(crossed_interval(difference))}
             row |= {"detectable": detectable, "possible": possible}
@@ -196,24 +196,24 @@ def _doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, An
     return rows
 
 
-def _give_verdicts(one: dict[str, Any], off: set[str], seeds: int) -> None:
+def _give_verdicts(item: dict[str, Any], off: set[str], seeds: int) -> None:
     """What each difference says: a word for each, or why there is none."""
-    for point, row in one["points"].items():
+    for point, row in item["points"].items():
         if point == START:
             continue
         row["verdicts"] = {}
         for to in ("to_start", "to_baseline", "to_lines"):
-            for k, found in row[to].items():
-                if "mean" not in found:
+            for k, result in row[to].items():
+                if "mean" not in result:
                     continue
-                word = judge_difference(found["low"], found["high"])
-                if not one["ks"][k]["usable"]:
+                word = judge_difference(result["low"], result["high"])
+                if not item["ks"][k]["usable"]:
                     word = GUESSING
                 elif seeds < 2:
                     word = ONE_SEED
                 elif point in off and to != "to_start":
                     word = NO_DOSE
-                elif found["low"] == found["high"]:
+                elif result["low"] == result["high"]:
                     word = EQUAL  # nothing was measured of how much a problem could differ
                 row["verdicts"][f"{to}@{k}"] = word
 
@@ -258,11 +258,11 @@ def _claims(
     return rows
 
 
-def _count(one: Mapping[str, Any]) -> int:
+def _count(item: Mapping[str, Any]) -> int:
     """How many differences a benchmark's report has, each with its own interval."""
     return sum(
-        "mean" in found
-        for row in one["points"].values()
+        "mean" in result
+        for row in item["points"].values()
         for to in ("to_start", "to_baseline", "to_lines")
-        for found in row[to].values()
+        for result in row[to].values()
     )

@@ -120,7 +120,7 @@ def settings_of(task: Task) -> dict[str, Any]:
         "sampling": asdict(task.sampling),
         "sft": task.sft and asdict(task.sft),
         "rows": digest_of(task.rows),
-        "benchmarks": {one.name: digest_of(one.rows) for one in task.benchmarks},
+        "benchmarks": {benchmark.name: digest_of(benchmark.rows) for benchmark in task.benchmarks},
         "verifier": task.verifier.label,
         "rewards": list(task.rewards or ()),
     }
@@ -147,7 +147,7 @@ def name_claims(plan: Plan) -> Plan:
         for point in plan.points
     }
     write_json(file, {"points": points, "seeds": list(plan.seeds), "claims": named})
-    all_claims = [Claim(one["better"], one["worse"], one["k"]) for one in named.values()]
+    all_claims = [Claim(item["better"], item["worse"], item["k"]) for item in named.values()]
     return replace(plan, claims=tuple(all_claims))
 
 
@@ -170,7 +170,7 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
     said: list[str] = []
 
     def tell_pace(job: Job, seconds: float) -> None:
-        rest = [one for one in left if not one.is_complete]
+        rest = [item for item in left if not item.is_complete]
         if rest and not said and job.max_steps and job.name != "sft":
             said.append(job.name)
             show(f"{job.name} took {seconds:.0f} s. {cost_text(plan, rest, count)}")

@@ -110,7 +110,9 @@ def get_task(name: str) -> Task:
 def shrink(task: Task) -> Task:
     """The same at a size that only shows that everything works; its figures mean nothing."""
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
-    benchmarks = tuple(replace(one, rows=_few(one.rows)) for one in task.benchmarks[:1])
+    benchmarks = tuple(
+        replace(benchmark, rows=_few(benchmark.rows)) for benchmark in task.benchmarks[:1]
+    )
     return replace(
         task,
         benchmarks=benchmarks,
@@ -210,11 +212,11 @@ def own_task(
     config = replace(config, template=choice.template)
     checker = None if verifier is None else get_verifier(verifier)
     answered = any(reward.function is None for reward in get_rewards(rewards))
-    found = rl_rows(data=data, limit=None, columns=columns, verifier=checker, answered=answered)
+    result = rl_rows(data=data, limit=None, columns=columns, verifier=checker, answered=answered)
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
-    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=found)
-    show(f"{point}\n{choice}\n{found.origin()}; {len(corpus.rows):,} rows to train on")
-    asked = tuple(_own_benchmark(text, columns, group, guess, corpus) for text in benchmarks)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
+    show(f"{point}\n{choice}\n{result.origin()}; {len(corpus.rows):,} rows to train on")
+    requested = tuple(_own_benchmark(text, columns, group, guess, corpus) for text in benchmarks)
     drawn: dict[str, Any] = dict(
         num_samples=32,
         temperature=config.temperature,
@@ -228,7 +230,7 @@ def own_task(
         model=point.model,
         adapter=None if point.adapter is None else str(point.adapter),
         rows=corpus.rows,
-        benchmarks=asked,
+        benchmarks=requested,
         rlvr=config,
         sampling=SamplingConfig(**(drawn | dict(sampling or {}))),
         common=settings,
@@ -242,7 +244,9 @@ def own_task(
     if not smoke:
         return task
     few = replace(task.sampling, num_samples=(sampling or {}).get("num_samples", 8))
-    return replace(task, sampling=few, benchmarks=tuple(replace(b, rows=b.rows[:8]) for b in asked))
+    return replace(
+        task, sampling=few, benchmarks=tuple(replace(b, rows=b.rows[:8]) for b in requested)
+    )
 
 
 def _own_benchmark(

@@ -13,13 +13,13 @@ from sage_unsloth.study.verdicts import MATTERS
 NO_VALUE = "–"
 
 
-def cell(found: Mapping[str, float] | None, sign: bool = True) -> str:
+def cell(result: Mapping[str, float] | None, sign: bool = True) -> str:
     """`+.031 [+.011, +.054]`; without an interval where nothing varies."""
-    if found is None or "mean" not in found:
+    if result is None or "mean" not in result:
         return NO_VALUE
-    if found["low"] == found["high"]:
-        return _number(found["mean"], sign)
-    mean, low, high = (_number(found[name], sign) for name in ("mean", "low", "high"))
+    if result["low"] == result["high"]:
+        return _number(result["mean"], sign)
+    mean, low, high = (_number(result[name], sign) for name in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
 
@@ -49,13 +49,13 @@ def conditions(report: Mapping[str, Any]) -> str:
 
 def answer_lines(report: Mapping[str, Any]) -> list[str]:
     """What each method buys and loses, a paragraph each; for the first benchmark."""
-    name, one = next(iter(report["sets"].items()))
-    baseline, k = report["baseline"], str(one["k"])
+    name, item = next(iter(report["sets"].items()))
+    baseline, k = report["baseline"], str(item["k"])
     lines = [
-        f"On {name}, {one['num_problems']} problems; k = {k} is the largest with n >= 2k that "
+        f"On {name}, {item['num_problems']} problems; k = {k} is the largest with n >= 2k that "
         "guessing does not reach."
     ]
-    for point, row in one["points"].items():
+    for point, row in item["points"].items():
         if point == START:
             continue
         parts = [_against("the start model", row, "to_start", k)]
@@ -112,8 +112,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     ]
     if report["claims"]:
         parts += ["## Named comparisons, after Holm", markdown_table(claims_table(report))]
-    for name, one in report["sets"].items():
-        parts += [f"## {name}", *_set_parts(report, one)]
+    for name, item in report["sets"].items():
+        parts += [f"## {name}", *_set_parts(report, item)]
     if report["dose"]:
         parts += ["## Dose of the guides", *_dose_parts(report)]
     return "\n\n".join(parts) + "\n"
@@ -128,71 +128,71 @@ def claims_table(report: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def level_table(one: Mapping[str, Any]) -> list[list[str]]:
-    return [["", *_headers(one)]] + [
-        [point, *(cell(found, sign=False) for found in row["level"].values())]
-        for point, row in one["points"].items()
+def level_table(item: Mapping[str, Any]) -> list[list[str]]:
+    return [["", *_headers(item)]] + [
+        [point, *(cell(result, sign=False) for result in row["level"].values())]
+        for point, row in item["points"].items()
     ]
 
 
-def difference_table(one: Mapping[str, Any], to: str) -> list[list[str]]:
-    return [["", *_headers(one)]] + [
-        [point, *(cell(found) for found in row[to].values())]
-        for point, row in one["points"].items()
+def difference_table(item: Mapping[str, Any], to: str) -> list[list[str]]:
+    return [["", *_headers(item)]] + [
+        [point, *(cell(result) for result in row[to].values())]
+        for point, row in item["points"].items()
         if row[to]
     ]
 
 
-def _headers(one: Mapping[str, Any]) -> list[str]:
-    return [f"pass@{k}" + ("" if row["usable"] else " (guessing)") for k, row in one["ks"].items()]
+def _headers(item: Mapping[str, Any]) -> list[str]:
+    return [f"pass@{k}" + ("" if row["usable"] else " (guessing)") for k, row in item["ks"].items()]
 
 
-def _set_parts(report: Mapping[str, Any], one: Mapping[str, Any]) -> list[str]:
-    samples = one["num_samples"]
+def _set_parts(report: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
+    samples = item["num_samples"]
     parts = [
-        f"{one['num_problems']} problems"
-        + (f" in {one['num_units']} units" if one["num_units"] != one["num_problems"] else "")
+        f"{item['num_problems']} problems"
+        + (f" in {item['num_units']} units" if item["num_units"] != item["num_problems"] else "")
         + f", {samples[report['baseline']]} samples of each, of the start model {samples[START]}.",
-        markdown_table(level_table(one)),
+        markdown_table(level_table(item)),
         "Minus the start model:",
-        markdown_table(difference_table(one, "to_start")),
+        markdown_table(difference_table(item, "to_start")),
     ]
-    if len(one["points"]) > 2:
+    if len(item["points"]) > 2:
         parts += [
             f"Minus `{report['baseline']}`:",
-            markdown_table(difference_table(one, "to_baseline")),
-            *_line_parts(one),
+            markdown_table(difference_table(item, "to_baseline")),
+            *_line_parts(item),
         ]
-    parts += _guess_parts(one)
-    if one["groups"] is not None:
-        parts += _group_parts(one)
-    if one["detectable"] and any(one["detectable"].values()):
-        found = ", ".join(f"pass@{k} {value:.3f}" for k, value in one["detectable"].items())
+    parts += _guess_parts(item)
+    if item["groups"] is not None:
+        parts += _group_parts(item)
+    if item["detectable"] and any(item["detectable"].values()):
+        result = ", ".join(f"pass@{k} {value:.3f}" for k, value in item["detectable"].items())
         parts.append(
-            f"A true difference to the baseline that this design finds 4 times in 5: {found}."
+            f"A true difference to the baseline that this design finds 4 times in 5: {result}."
         )
     return parts
 
 
-def _line_parts(one: Mapping[str, Any]) -> list[str]:
-    ks = [k for k in one["ks"] if k != "1"]
+def _line_parts(item: Mapping[str, Any]) -> list[str]:
+    ks = [k for k in item["ks"] if k != "1"]
     rows = [["", "highest line", *(f"pass@{k}" for k in ks)]]
-    for point, row in one["points"].items():
+    for point, row in item["points"].items():
         if not row["to_lines"]:
             continue
         names = dict.fromkeys(row["to_lines"][k].get("line", "none has its pass@1") for k in ks)
         rows.append([point, ", ".join(names), *(cell(row["to_lines"][k]) for k in ks)])
     return [
         "Minus the highest of the lines that cost no training, at the point's own pass@1: "
-        + ", ".join(f"{name} ({TITLES[name]})" for name in one["lines"])
+        + ", ".join(f"{name} ({TITLES[name]})" for name in item["lines"])
         + f". Lines are interpolated between neighbours at most a factor {LARGEST_STEP:g} apart "
         "and have no value beyond their ends.",
         markdown_table(rows),
     ]
 
 
-def _guess_parts(one: Mapping[str, Any]) -> list[str]:
-    if all(row["guess"] is None for row in one["ks"].values()):
+def _guess_parts(item: Mapping[str, Any]) -> list[str]:
+    if all(row["guess"] is None for row in item["ks"].values()):
         return []
     rows = [["k", "blind guessing", START, "baseline", "verdict"]] + [
         [
@@ -200,7 +200,7 @@ def _guess_parts(one: Mapping[str, Any]) -> list[str]:
             *(_number(row[name]) for name in ("guess", START, "baseline")),
             "given" if row["usable"] else "none",
         ]
-        for k, row in one["ks"].items()
+        for k, row in item["ks"].items()
     ]
     return [
         "pass@k of attempts that never look at the problem. Where they have "
@@ -209,18 +209,18 @@ def _guess_parts(one: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _group_parts(one: Mapping[str, Any]) -> list[str]:
-    found, k = one["groups"], str(one["k"])
-    names = list(found["weights"])
+def _group_parts(item: Mapping[str, Any]) -> list[str]:
+    result, k = item["groups"], str(item["k"])
+    names = list(result["weights"])
     cells = [["pass@1; pass@" + k, *names]]
     cells += [
         [point, *(f"{_number(curve[n]['1'])}; {_number(curve[n][k])}" for n in names)]
-        for point, curve in found["curves"].items()
+        for point, curve in result["curves"].items()
     ]
     adds = [[f"adds to the change of pass@1; pass@{k}", *names]]
     adds += [
         [point, *(f"{_number(part[n]['1'], True)}; {_number(part[n][k], True)}" for n in names)]
-        for point, part in found["parts"].items()
+        for point, part in result["parts"].items()
     ]
     return ["By group of problems:", markdown_table(cells), markdown_table(adds)]
 
@@ -251,8 +251,8 @@ def summary(report: Mapping[str, Any]) -> str:
     """For a terminal: the answer, and the levels."""
     texts = [line.replace("**", "").replace("`", "") for line in answer_lines(report)]
     texts += [line.replace("`", "") for line in claim_lines(report)]
-    one = next(iter(report["sets"].values()))
-    rows = level_table(one)
+    item = next(iter(report["sets"].values()))
+    rows = level_table(item)
     rows[0][0] = "model"
     table = table_text([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
     return "\n".join([*texts, "", table])

@@ -135,16 +135,16 @@ def sample_variants(
     model, _ = start_model(task, out)
     folder, rows, total = out / "runs" / run, [], 0.0
     for kind, value in variants:
-        adapter, asked = folder / "adapter", task
+        adapter, requested = folder / "adapter", task
         if kind == EARLY:
             adapter = folder / EARLY / f"{value:g}"
         elif kind == SCALE:
             adapter = scale_adapter(adapter, value, folder / "scaled" / f"{value:g}")
         else:
-            asked = replace(task, sampling=replace(task.sampling, temperature=value))
+            requested = replace(task, sampling=replace(task.sampling, temperature=value))
         release_memory()
         name = f"{run}_{kind}-{value:g}"
-        sets, seconds = sample_model(asked, out, name, model, str(adapter))
+        sets, seconds = sample_model(requested, out, name, model, str(adapter))
         rows.append({"run": run, "seed": seed, "kind": kind, "value": value, "sets": sets})
         total += seconds
     record = {"variants": rows, "seconds": {"evaluate": total}, "environment": environment()}

@@ -29,18 +29,18 @@ def backend() -> str:
     return UNSLOTH if is_installed(UNSLOTH) else TRL
 
 
-def load_backend(wanted: str | None = None, *, standby: bool = False) -> str:
+def load_backend(expected: str | None = None, *, standby: bool = False) -> str:
     """Choose the backend of this process, import Unsloth where it is the one, and return its name.
 
     Args:
-        wanted: one of `BACKENDS`; None is `backend()`.
+        expected: one of `BACKENDS`; None is `backend()`.
         standby: see `load_unsloth`.
 
     Raises:
         ValueError: an unknown backend, one that is not installed, or another one than this process
             has already.
     """
-    name = wanted or backend()
+    name = expected or backend()
     check_backend(name)
     if name == UNSLOTH:
         if UNSLOTH not in sys.modules:
@@ -52,19 +52,19 @@ def load_backend(wanted: str | None = None, *, standby: bool = False) -> str:
     return name
 
 
-def check_backend(wanted: str) -> None:
+def check_backend(expected: str) -> None:
     """Raises ValueError where this process cannot have that backend; imports nothing."""
-    if wanted not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {wanted!r}")
-    if not is_installed(wanted):
-        raise ValueError(MISSING if wanted == UNSLOTH else NO_TRL)
-    if wanted == TRL and UNSLOTH in sys.modules:
+    if expected not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {expected!r}")
+    if not is_installed(expected):
+        raise ValueError(MISSING if expected == UNSLOTH else NO_TRL)
+    if expected == TRL and UNSLOTH in sys.modules:
         raise ValueError(
             "backend='trl' needs a process in which Unsloth was never imported, because that "
             "replaces trl.GRPOTrainer; it is imported here; start a new Python process (in a "
             "notebook, restart the kernel)"
         )
-    if wanted == UNSLOTH and TRL in _chosen:
+    if expected == UNSLOTH and TRL in _chosen:
         raise ValueError(
             "a process has one backend, because Unsloth replaces trl.GRPOTrainer while it is "
             "imported; got backend='unsloth' after 'trl'; start a new Python process (in a "

@@ -26,22 +26,22 @@ def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
         ValueError: the model is split among them (FSDP, DeepSpeed) where it must be whole, or
             nothing joins them.
     """
-    found, kind = accelerator.num_processes, kind_of(accelerator)
+    result, kind = accelerator.num_processes, kind_of(accelerator)
     known = WHOLE if whole_model else WHOLE + SPLIT
-    if found == world_size() and (found == 1 or kind in known[1:]):
+    if result == world_size() and (result == 1 or kind in known[1:]):
         return
     if whole_model:
         raise ValueError(
             "several processes must be joined by PyTorch's DistributedDataParallel, with the "
             "whole model in each; got "
-            f"{kind} with {found} of WORLD_SIZE={world_size()} processes; start all of them with "
+            f"{kind} with {result} of WORLD_SIZE={world_size()} processes; start all of them with "
             f"torchrun or accelerate launch "
             "--multi_gpu, without FSDP and DeepSpeed (which TRL's own trainer takes, without "
             "Unsloth)"
         )
     raise ValueError(
         f"several processes must be joined by one of {', '.join(known[1:])}; got {kind} with "
-        f"{found} of WORLD_SIZE={world_size()} processes; start all of them with accelerate launch"
+        f"{result} of WORLD_SIZE={world_size()} processes; start all of them with accelerate launch"
     )
 
 
@@ -99,8 +99,8 @@ def pooled_means(result: tuple, mask: "torch.Tensor", accelerator: Any) -> tuple
         return result
     loss, length, kl, *rest = result
     rows = torch.tensor(float(len(mask)), device=mask.device)
-    kept = (mask.sum(-1) > 0).sum().float()
+    selected = (mask.sum(-1) > 0).sum().float()
     sums = accelerator.reduce(
-        torch.stack([length.detach() * rows, rows, kl.detach() * kept, kept]), "sum"
+        torch.stack([length.detach() * rows, rows, kl.detach() * selected, selected]), "sum"
     )
     return (loss, sums[0] / sums[1], sums[2] / sums[3].clamp(min=1), *rest)

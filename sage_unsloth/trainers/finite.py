@@ -82,10 +82,10 @@ class Guard:
         for name, values in inside.items():
             place = _first(values)
             if place is not None:
-                kept = {k: v for k, v in signals.items() if v is not None} | {"mask": mask}
+                selected = {k: v for k, v in signals.items() if v is not None} | {"mask": mask}
                 value, (row, *column) = values[place].item(), place
                 token = [int(valid[row, : column[0]].sum())] if column else []
-                self._stop("signal", name, value, (row, *token), signals=kept)
+                self._stop("signal", name, value, (row, *token), signals=selected)
 
     def check_backward(self, loss: Tensor) -> None:
         """Of one micro-batch: its loss, and the gradients as far as they are summed up."""
@@ -155,9 +155,9 @@ class Guard:
                 texts=texts or {},
                 weights={name: own_part(p.detach()) for name, p in self._weights()},
             )
-            kept = f"its batch is kept in {folder} (sage_unsloth.trainers.reproduce)"
+            selected = f"its batch is kept in {folder} (sage_unsloth.trainers.reproduce)"
         except Exception as error:  # a full disk must not hide the nan
-            kept = f"its batch could not be kept: {type(error).__name__}: {error!s:.200}"
+            selected = f"its batch could not be kept: {type(error).__name__}: {error!s:.200}"
         done = (
             "the step has been made, and no checkpoint has it"
             if kind == "weight"
@@ -168,8 +168,8 @@ class Guard:
         )
         raise NotFiniteError(
             f"every number of a training step must be finite; in step {step}, {what} is "
-            f"{value}{' at ' if where else ''}{where}; {done}; {kept}; {remedy}; the same command "
-            "resumes from the last checkpoint, other settings need a new --out"
+            f"{value}{' at ' if where else ''}{where}; {done}; {selected}; {remedy}; the same "
+            "command resumes from the last checkpoint, other settings need a new --out"
         )
 
 

@@ -94,12 +94,12 @@ def _copies_for_the_engine() -> Iterator[None]:
     """While open, a request of Unsloth's for vLLM holds tensors of its own."""
     module = importlib.import_module("unsloth_zoo.vllm_utils")
     build = getattr(module, names.LORA_REQUEST, None)
-    found = () if build is None else tuple(inspect.signature(build).parameters)
+    result = () if build is None else tuple(inspect.signature(build).parameters)
     expected = names.LORA_REQUEST_PARAMETERS
-    if build is None or found[: len(expected)] != expected:
+    if build is None or result[: len(expected)] != expected:
         raise ContractError(
             f"{module.__name__} must make the engine's adapter requests by {names.LORA_REQUEST}",
-            found=found or "nothing",
+            found=result or "nothing",
             expected=expected,
         )
 

@@ -59,7 +59,7 @@ class Algorithm:
     paper_row: str | None = None
 
     def __post_init__(self) -> None:
-        known = {one.name for one in fields(RlvrConfig)}
+        known = {item.name for item in fields(RlvrConfig)}
         if unknown := [name for name in self.settings if name not in known]:
             raise ValueError(
                 "an algorithm's settings must be fields of RlvrConfig; got "

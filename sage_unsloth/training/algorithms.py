@@ -35,13 +35,13 @@ def get_algorithm(name: str) -> Algorithm:
         return named_algorithm(name)
     brought = _brought()
     if name in brought:
-        found = brought[name]
-        if found.algorithm is None:
+        result = brought[name]
+        if result.algorithm is None:
             raise ValueError(
-                f"the algorithm {name!r} of {found.package} cannot be used: {found.problem}; mend "
-                "or uninstall that package, or take another algorithm"
+                f"the algorithm {name!r} of {result.package} cannot be used: {result.problem}; "
+                "mend or uninstall that package, or take another algorithm"
             )
-        return found.algorithm
+        return result.algorithm
     names = [*ALGORITHMS, *brought]
     near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
     raise ValueError(
@@ -69,11 +69,11 @@ def listing() -> str:
         (name, (_changes_text(algorithm), algorithm.description))
         for name, algorithm in ALGORITHMS.items()
     ]
-    for name, found in _brought().items():
-        texts = (f"cannot be used: {found.problem}",)
-        if found.algorithm is not None:
-            texts = (_changes_text(found.algorithm), found.algorithm.description)
-        blocks.append((name, (*texts, f"from {found.package}")))
+    for name, result in _brought().items():
+        texts = (f"cannot be used: {result.problem}",)
+        if result.algorithm is not None:
+            texts = (_changes_text(result.algorithm), result.algorithm.description)
+        blocks.append((name, (*texts, f"from {result.package}")))
     width = 2 + max(len(name) for name, _ in blocks)
     return "\n".join(
         textwrap.fill(

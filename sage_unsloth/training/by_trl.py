@@ -75,9 +75,9 @@ def check_trl(config: RlvrConfig) -> None:
         )
 
 
-def choose_trl_rollouts(wanted: str) -> str:
+def choose_trl_rollouts(expected: str) -> str:
     """The engine of the rollouts: "auto" is transformers, "vllm" is colocated in each process."""
-    return "transformers" if wanted == "auto" else wanted
+    return "transformers" if expected == "auto" else expected
 
 
 def common_trl_arguments() -> dict[str, Any]:

@@ -116,19 +116,19 @@ class HeldOut:
         """
         if not is_due(self.config, self.curve, step):
             return {}
-        found: Any = None
+        result: Any = None
         if rank() == 0:
             try:
-                found = self._evaluate(step)
+                result = self._evaluate(step)
             except KeyboardInterrupt:
-                found = signal.SIGINT
+                result = signal.SIGINT
             except Terminated as stopped:
-                found = stopped.signum
-        found = gathered([found])[0]
-        if isinstance(found, signal.Signals):
-            self.asked = found
+                result = stopped.signum
+        result = gathered([result])[0]
+        if isinstance(result, signal.Signals):
+            self.asked = result
             return {}
-        row = {"step": step} | found
+        row = {"step": step} | result
         self.curve.append(row)
         if rank() == 0 and evaluations_since_best(self.curve, self.metric) == 0:
             self._keep_best(row)
@@ -202,25 +202,25 @@ class HeldOut:
     def _restore_best(self, step: int) -> None:
         """`best/` as it was at this step: a later one is of steps that are trained again."""
         best, place = best_evaluation(self.curve, self.metric), self.folder / BEST
-        kept = self.folder / "checkpoints" / f"checkpoint-{step}"
-        wanted = None if best is None else best["step"]
-        if wanted is None or wanted != _step_of(place):
-            copy = kept / FOLDER / BEST
-            if wanted is not None and wanted == _step_of(copy):
+        selected = self.folder / "checkpoints" / f"checkpoint-{step}"
+        expected = None if best is None else best["step"]
+        if expected is None or expected != _step_of(place):
+            copy = selected / FOLDER / BEST
+            if expected is not None and expected == _step_of(copy):
                 with whole_folder(place, replace=True) as partial:
                     shutil.copytree(copy, partial)
             else:
                 shutil.rmtree(place, ignore_errors=True)
-                if wanted is not None:
+                if expected is not None:
                     logger.warning(
                         "The adapter of step %d, which was best by %s, is not there any more; the "
                         "next one that is better becomes %s.",
-                        wanted,
+                        expected,
                         self.metric,
                         place,
                     )
-        if wanted is not None and kept.is_dir() and not (kept / FOLDER).is_dir():
-            self.saved(kept)  # killed between the checkpoint and its copy
+        if expected is not None and selected.is_dir() and not (selected / FOLDER).is_dir():
+            self.saved(selected)  # killed between the checkpoint and its copy
 
 
 def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:

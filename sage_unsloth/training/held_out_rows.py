@@ -44,25 +44,25 @@ def split_rows(
                 f"to hold rows out of training there must be at least {LARGEST_SHARE}; got "
                 f"{len(rows)}; give more rows, or eval_steps=0"
             )
-        training, kept = hold_out(rows, count)
+        training, selected = hold_out(rows, count)
     else:
-        kept = _with_ids(held_out)
-        problems = {row["problem"] for row in kept}
+        selected = _with_ids(held_out)
+        problems = {row["problem"] for row in selected}
         training = [row for row in rows if row["problem"] not in problems]
         if rows and not training:
             raise ValueError(
                 f"held-out rows must leave rows to train on; all {len(rows)} rows share their "
                 "problem with a held-out one; give other held-out rows"
             )
-    shared = len(rows) - len(training) - (len(kept) if held_out is None else 0)
+    shared = len(rows) - len(training) - (len(selected) if held_out is None else 0)
     logger.info(
         "Held-out curve: %d rows are held out, %d are trained on; %d are left out because they "
         "share a problem with a held-out one.",
-        len(kept),
+        len(selected),
         len(training),
         shared,
     )
-    return training, kept
+    return training, selected
 
 
 def check_evaluations(config: RlvrConfig, given: int | None, *, graded: bool) -> None:
@@ -100,12 +100,12 @@ def _with_ids(rows: Sequence[dict]) -> list[dict]:
             "the training rows are then held out"
         )
     check_columns(rows, ("problem", "answer"))
-    kept = [{"id": f"held-out-{number}"} | row for number, row in enumerate(rows)]
-    names = [row["id"] for row in kept]
+    selected = [{"id": f"held-out-{number}"} | row for number, row in enumerate(rows)]
+    names = [row["id"] for row in selected]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(
             f"each held-out row must have an id of its own, or none; {twice!r} is there "
             f"{names.count(twice)} times; rename them, or leave the column out"
         )
-    return kept
+    return selected

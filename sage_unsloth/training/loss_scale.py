@@ -46,7 +46,7 @@ def with_loss_scale(
                 step,
                 accelerator.scaler.get_scale(),
             )
-        found = {SCALE: accelerator.scaler.get_scale(), SKIPPED: int(skipped)}
-        return extra(step, logs) | found
+        result = {SCALE: accelerator.scaler.get_scale(), SKIPPED: int(skipped)}
+        return extra(step, logs) | result
 
     return extra if trainer.accelerator.scaler is None else scaled

@@ -80,15 +80,15 @@ def before_and_after(
             prompt=config.prompt,
         )
         del model
-        found = signal(records)
+        result = signal(records)
         table.append(
             {
                 "model": f"{name} SFT",
-                "in format": f"{found['format_rate']:.3f}",
-                "parsed": f"{found['parsed_rate']:.3f}",
-                "right": f"{found['solve_rate']:.3f}",
-                "cut": f"{found['truncation_rate']:.3f}",
-                "tokens": f"{found['mean_tokens']:.0f}",
+                "in format": f"{result['format_rate']:.3f}",
+                "parsed": f"{result['parsed_rate']:.3f}",
+                "right": f"{result['solve_rate']:.3f}",
+                "cut": f"{result['truncation_rate']:.3f}",
+                "tokens": f"{result['mean_tokens']:.0f}",
             }
         )
     write_json(report, table)
@@ -313,10 +313,10 @@ def outcome(out: Path, metrics: Sequence[dict], prompt: PromptFormat) -> list[st
     parts: list[str | list[dict]] = []
     preflight = out / REPORT
     if preflight.is_file():
-        found = json.loads(preflight.read_text(encoding="utf-8"))
+        result = json.loads(preflight.read_text(encoding="utf-8"))
         parts += ["\nPreflight, before the first step:"]
-        parts += [[{name: f"{found[name]:.3f}" for name in SHARES if name in found}]]
+        parts += [[{name: f"{result[name]:.3f}" for name in SHARES if name in result}]]
     parts += ["\nTraining:", course(metrics)]
-    if found := advice(metrics, prompt):
-        parts.append(f"\n{found}.")
+    if result := advice(metrics, prompt):
+        parts.append(f"\n{result}.")
     return parts

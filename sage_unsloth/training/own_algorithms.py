@@ -59,22 +59,28 @@ def brought_algorithms(rows: frozenset[str]) -> dict[str, Brought]:
     Args:
         rows: the names that the table has already.
     """
-    found: dict[str, Brought] = {}
+    algorithms: dict[str, Brought] = {}
     for entry in metadata.entry_points(group=GROUP):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
-        if entry.name in rows or entry.name in found:
-            other = found[entry.name].package if entry.name in found else "this package's table"
+        if entry.name in rows or entry.name in algorithms:
+            other = (
+                algorithms[entry.name].package
+                if entry.name in algorithms
+                else "this package's table"
+            )
             name = f"{entry.name} ({package})"
-            found[name] = Brought(name, package, problem=f"the name {entry.name} is of {other}")
+            algorithms[name] = Brought(
+                name, package, problem=f"the name {entry.name} is of {other}"
+            )
             continue
         try:
             algorithm = _as_algorithm(entry.load(), entry.name)
         except Exception as error:  # whatever the package raises: the others must stay usable
             problem = f"{type(error).__name__}: {error!s:.200}"
-            found[entry.name] = Brought(entry.name, package, problem=problem)
+            algorithms[entry.name] = Brought(entry.name, package, problem=problem)
         else:
-            found[entry.name] = Brought(entry.name, package, algorithm)
-    return found
+            algorithms[entry.name] = Brought(entry.name, package, algorithm)
+    return algorithms
 
 
 def own_code(guide: Guide | None, advantages: str, token_advantages: str = NONE) -> dict[str, str]:
@@ -100,14 +106,14 @@ def _digest(written: Any) -> str:
         return "unknown"
 
 
-def _as_algorithm(found: Any, name: str) -> Algorithm:
-    if isinstance(found, Algorithm):
-        return found
-    if isinstance(found, type) or not isinstance(found, Guide):
+def _as_algorithm(result: Any, name: str) -> Algorithm:
+    if isinstance(result, Algorithm):
+        return result
+    if isinstance(result, type) or not isinstance(result, Guide):
         raise ValueError(
             "an algorithm of your own must be an Algorithm or a guide, and not a class of these; "
-            f"{name} is {found!r:.100}; write {name.rpartition(':')[2]} = Algorithm(name=…, "
+            f"{name} is {result!r:.100}; write {name.rpartition(':')[2]} = Algorithm(name=…, "
             "description=…, guide=…), from sage_unsloth.training"
         )
     own = name.rpartition(":")[2].replace("_", "-").lower()
-    return Algorithm(name=own, description=f"grpo with the guide {name}", guide=found)
+    return Algorithm(name=own, description=f"grpo with the guide {name}", guide=result)

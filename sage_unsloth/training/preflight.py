@@ -86,7 +86,7 @@ def boxed_share(records: Sequence[dict]) -> float:
 
 
 def remedies(
-    found: dict[str, float],
+    values: dict[str, float],
     max_completion_length: int,
     prompt: PromptFormat = PROJECT_PROMPT,
     boxed: float = 0.0,
@@ -94,48 +94,48 @@ def remedies(
     """What to change where the signal is small; empty where it is not.
 
     Args:
-        found: see `signal`.
+        values: see `signal`.
         max_completion_length: tokens.
         prompt: what was asked.
         boxed: see `boxed_share`.
     """
     result = []
-    if found["truncation_rate"] > 0.5:
+    if values["truncation_rate"] > 0.5:
         result.append(
-            f"{found['truncation_rate']:.0%} of the completions were cut at "
+            f"{values['truncation_rate']:.0%} of the completions were cut at "
             f"{max_completion_length} tokens, which counts as wrong: raise max_completion_length, "
             "or train on shorter problems"
         )
-    if found.get("format_rate", 1) < 0.5:
+    if values.get("format_rate", 1) < 0.5:
         place = r"one answer in \boxed{}" if prompt.solution is None else "a complete solution tag"
         seen = f" ({boxed:.0%} put their answer into a box instead)" if boxed else ""
         result.append(
-            f"only {found['format_rate']:.0%} of the completions hold {place}{seen}, and no other "
+            f"only {values['format_rate']:.0%} of the completions hold {place}{seen}, and no other "
             f"is ever rewarded: {answers_remedy(prompt)}"
         )
-    if found["dead_groups"] > 0.8:
-        often = found.get("solve_rate", 0) >= 0.5
+    if values["dead_groups"] > 0.8:
+        often = values.get("solve_rate", 0) >= 0.5
         direction = "harder problems" if often else "easier problems or more SFT"
         result.append(
-            f"{found['dead_groups']:.0%} of the groups teach nothing, as those of one and the same "
-            f"reward do: take {direction}, or raise num_generations"
+            f"{values['dead_groups']:.0%} of the groups teach nothing, as those of one and the "
+            f"same reward do: take {direction}, or raise num_generations"
         )
     return result
 
 
-def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -> None:
+def check_signal(result: dict[str, float], config: Any, *, force: bool = False) -> None:
     """Stop a run before its first step where every group of the preflight is dead: the advantages
     are 0, and the KL term alone would move the model.
 
     Args:
-        found: what `preflight` returned.
+        result: what `preflight` returned.
         config: of the RL run.
         force: log it, and train all the same.
 
     Raises:
         ValueError: every group is dead, and `force` is not set.
     """
-    if found["dead_groups"] < 1:
+    if result["dead_groups"] < 1:
         return
     rule = "one and the same reward"
     if config.advantages != GRPO:
@@ -144,12 +144,12 @@ def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -
         "a run learns from groups whose completions get different advantages; of the preflight's "
         f"groups of {config.num_generations} every one got {rule}"
     )
-    if "solve_rate" in found:
-        fact += f" ({found['solve_rate']:.0%} of the completions are right)"
+    if "solve_rate" in result:
+        fact += f" ({result['solve_rate']:.0%} of the completions are right)"
     if force:
         logger.warning("%s; training goes on all the same.", fact)
         return
-    advice = remedies(found, config.max_completion_length, config.prompt)
+    advice = remedies(result, config.max_completion_length, config.prompt)
     raise ValueError(
         f"{fact}; {'; '.join(advice)}; look at more prompts (preflight_prompts="
         f"{2 * config.preflight_prompts}), or train all the same by --force (force=True)"
@@ -194,33 +194,33 @@ def preflight(
         prompt=config.prompt,
     )
     means = {} if reward is None else add_rewards(records, reward, chosen, engine.tokenizer)
-    found = signal(records, config.advantages)
+    result = signal(records, config.advantages)
     if verifier is UNGRADED:
-        found = {name: value for name, value in found.items() if name not in OF_ANSWERS}
-    boxed = boxed_share(records) if "format_rate" in found else 0.0
-    warnings = remedies(found, config.max_completion_length, config.prompt, boxed)
+        result = {name: value for name, value in result.items() if name not in OF_ANSWERS}
+    boxed = boxed_share(records) if "format_rate" in result else 0.0
+    warnings = remedies(result, config.max_completion_length, config.prompt, boxed)
     if means and verifier is not UNGRADED and config.scale_rewards == "group":
         warnings += _outweighed(untold_groups(records))
     kinds = count_kinds(records)
-    report = found | {"prompts": len(chosen), "warnings": warnings, "kinds": kinds}
+    report = result | {"prompts": len(chosen), "warnings": warnings, "kinds": kinds}
     write_json(folder / REPORT, report | ({"rewards": means} if means else {}))
     names = {"solved": "solve_rate", "in format": "format_rate", "truncated": "truncation_rate"}
     names |= {"dead groups": "dead_groups"}
-    shares = [f"{text} {100 * found[n]:.0f} %" for text, n in names.items() if n in found]
+    shares = [f"{text} {100 * result[n]:.0f} %" for text, n in names.items() if n in result]
     logger.info(
         "Preflight, %d prompts x %d: %s, %.0f tokens.",
         len(chosen),
         config.num_generations,
         ", ".join(shares),
-        found["mean_tokens"],
+        result["mean_tokens"],
     )
     if means:
-        told = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items())
-        logger.info("Preflight, means of your own rewards: %s.", told)
+        given = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items())
+        logger.info("Preflight, means of your own rewards: %s.", given)
     logger.info("Preflight, how answers reached their grade: %s.", kinds_text(kinds))
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
-    return found
+    return result
 
 
 def chosen_rows(config: Any, rows: Sequence[dict]) -> list[dict]:
@@ -281,20 +281,20 @@ def add_rewards(
     from transformers import TrainerState
 
     of_id = {row["id"]: trainer_row(row) for row in rows}
-    asked = [of_id[record["problem_id"]] for record in records]
-    columns = {name: [row[name] for row in asked] for name in asked[0] if name != "prompt"}
+    requested = [of_id[record["problem_id"]] for record in records]
+    columns = {name: [row[name] for row in requested] for name in requested[0] if name != "prompt"}
     columns |= {
         "completion_ids": [completion_ids(tokenizer, record["completion"]) for record in records],
         "trainer_state": TrainerState(),
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,
     }
-    totals = reward.of_records([row["prompt"] for row in asked], records, columns)
+    totals = reward.of_records([row["prompt"] for row in requested], records, columns)
     for record, total in zip(records, totals, strict=True):
         record["reward"] = total
     means = {}
-    for one, function in zip(reward.rewards, reward.functions, strict=True):
-        if one.function is not None:
+    for item, function in zip(reward.rewards, reward.functions, strict=True):
+        if item.function is not None:
             given = [row["reward"] for row in function.last_batch if row["reward"] is not None]
-            means[one.name] = sum(given) / max(1, len(given))
+            means[item.name] = sum(given) / max(1, len(given))
     return means

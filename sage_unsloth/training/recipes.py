@@ -125,7 +125,7 @@ def run_sft(
     checker = None
     if verifier is not None:
         checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
-    found = sft_rows(
+    result = sft_rows(
         data=data,
         path=path,
         limit=limit,
@@ -138,14 +138,14 @@ def run_sft(
     template = template_for(start, settings.get("template"), prompt=config.prompt)
     config = replace(config, template=template.template)
     tokenizer = load_tokenizer(start, config.template, prompt=config.prompt)
-    corpus = sft_corpus(tokenizer, config.max_length, found=found, prompt=config.prompt)
+    corpus = sft_corpus(tokenizer, config.max_length, found=result, prompt=config.prompt)
     # Without answers there is nothing to compare.
     answered = all("answer" in row for row in corpus.rows)
-    training, kept = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
-    dropped = len(corpus.rows) - len(training) - len(kept)
-    graded = gradable(kept, checker or MATH)
-    ungraded = [row for row, good in zip(kept, graded, strict=True) if not good]
-    kept = [row for row, good in zip(kept, graded, strict=True) if good]
+    training, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
+    dropped = len(corpus.rows) - len(training) - len(selected)
+    graded = gradable(selected, checker or MATH)
+    ungraded = [row for row, good in zip(selected, graded, strict=True) if not good]
+    selected = [row for row, good in zip(selected, graded, strict=True) if good]
     training += ungraded
     steps = config.max_steps
     if steps == -1:
@@ -155,8 +155,8 @@ def run_sft(
     for text in filter(None, (corpus.named(), corpus.repeated())):
         _show(text)
     _show(
-        f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
-        f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
+        f"\n{len(training):,} rows to train on, {len(selected)} held out, {dropped} left out "
+        f"because they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
         + ungraded_text(ungraded, checker or MATH)
     )
     if done is None:  # the merged model; one of the hub is not looked at
@@ -164,13 +164,13 @@ def run_sft(
     merged = sft(config, start, training, out, data=corpus.record(path or data), command=command)
     rollouts = rlvr_config(preset)
     table = (
-        before_and_after(config, start, merged, kept, out, checker or MATH, rollouts)
-        if kept
+        before_and_after(config, start, merged, selected, out, checker or MATH, rollouts)
+        if selected
         else []
     )
     if table:
         _show(
-            f"\n{len(kept)} held-out rows, {SAMPLES} completions each, sampled as in RL "
+            f"\n{len(selected)} held-out rows, {SAMPLES} completions each, sampled as in RL "
             f"(temperature {rollouts.temperature:g}, min-p {rollouts.min_p:g}):\n"
         )
         _show(table)
@@ -240,7 +240,7 @@ def run_rlvr(
             change.
     """
     _show_log()
-    asked = get_rewards(rewards)
+    requested = get_rewards(rewards)
     checker = None
     if verifier is not None:
         checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
@@ -269,9 +269,9 @@ def run_rlvr(
     reading: dict[str, Any] = {
         "columns": columns,
         "verifier": checker,
-        "answered": any(reward.function is None for reward in asked),
+        "answered": any(reward.function is None for reward in requested),
     }
-    found = rl_rows(data=data, path=path, limit=limit, **reading)
+    result = rl_rows(data=data, path=path, limit=limit, **reading)
     for_curve = None
     if eval_file is not None:
         own = {"data": str(eval_file)}  # beside data of one's own, in the same columns
@@ -279,8 +279,8 @@ def run_rlvr(
         for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
     given = None if for_curve is None else len(for_curve.rows)
     check_evaluations(config, given, graded=reading["answered"])
-    check_fills_a_step(config, len(found.rows))
-    check_judges(asked, found.checker, found.rows, config.reward_seconds)
+    check_fills_a_step(config, len(result.rows))
+    check_judges(requested, result.checker, result.rows, config.reward_seconds)
     if rank() == 0:
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
         known |= own_code(algorithm.guide, config.advantages, config.token_advantages)
@@ -293,18 +293,18 @@ def run_rlvr(
     wait_for_all()
     template = template_for(point.model, settings.get("template"), point.adapter, config.prompt)
     config = replace(config, template=template.template)
-    _show(f"{point}\n{template}\n{found.origin()}\n")
+    _show(f"{point}\n{template}\n{result.origin()}\n")
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
-    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=found)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
     _show(corpus.table())
     for text in filter(None, (corpus.named(), corpus.repeated())):
         _show(text)
     held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
-        kept = rl_corpus(tokenizer, config.max_prompt_length, found=for_curve)
-        held_out, origin["held_out"] = kept.rows, kept.record(eval_file)
+        selected = rl_corpus(tokenizer, config.max_prompt_length, found=for_curve)
+        held_out, origin["held_out"] = selected.rows, selected.record(eval_file)
         _show(f"\nHeld-out rows, of {eval_file}:\n")
-        _show(kept.table())
+        _show(selected.table())
     if done is None:
         _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
         check_room(out, round(step_plan(setup, config.max_steps).disk_bytes))
@@ -319,7 +319,7 @@ def run_rlvr(
         held_out=held_out,
         callbacks=callbacks,
         force=force or smoke,
-        rewards=asked,
+        rewards=requested,
         verifier=corpus.checker,
         data=origin,
         command=command,
@@ -366,10 +366,10 @@ def _show_log() -> None:
 
 
 def _load_libraries(
-    preset: ModelPreset, wanted: str | None = None, *, standby: bool = False
+    preset: ModelPreset, expected: str | None = None, *, standby: bool = False
 ) -> None:
     """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not."""
-    load_backend(wanted, standby=standby)
+    load_backend(expected, standby=standby)
     if is_small(model_path(preset)):
         settle_process()
 

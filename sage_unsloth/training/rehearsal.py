@@ -51,12 +51,12 @@ def draw_rehearsal(
             "put it back, or start anew in another folder"
         )
     chosen = spread(rows, min(rule.problems, len(rows)))
-    asked = [row | {"id": f"prompt-{number}"} for number, row in enumerate(chosen)]
+    requested = [row | {"id": f"prompt-{number}"} for number, row in enumerate(chosen)]
     sampling = sampling_as_in_training(config, engine, rule.samples)
     records = sample_and_grade(
         sampling,
         engine,
-        asked,
+        requested,
         path,
         model="policy",
         benchmark="rehearsal",
@@ -65,12 +65,12 @@ def draw_rehearsal(
         prompt=config.prompt,
         token_ids=True,
     )
-    stored = _right(records, asked, engine, rule)
-    problems = len({one.problem for one in stored})
+    stored = _right(records, requested, engine, rule)
+    problems = len({item.problem for item in stored})
     if not stored:
         raise ValueError(
             "a rehearsal needs right completions of the model that RL starts from; of "
-            f"{len(records)} on {len(asked)} problems none could be used; raise its samples "
+            f"{len(records)} on {len(requested)} problems none could be used; raise its samples "
             f"(rehearsal={rule.divergence},samples={2 * rule.samples}), lower solved, take easier "
             "problems or more SFT"
         )
@@ -78,7 +78,7 @@ def draw_rehearsal(
         "Rehearsal: %d right completions of %d of %d problems are stored.",
         len(stored),
         problems,
-        len(asked),
+        len(requested),
     )
     return stored
 
@@ -93,7 +93,7 @@ def _right(
     right = Counter(r["problem_id"] for r in records if r["grade"] == Grade.CORRECT)
     places = {row["id"]: number for number, row in enumerate(rows)}
     prompts = {name: prompt_ids(tokenizer, turns_of(rows[places[name]])) for name in right}
-    found = []
+    results = []
     for record in records:
         name = record["problem_id"]
         if record["grade"] != Grade.CORRECT or record["finish_reason"] != "stop":
@@ -104,5 +104,5 @@ def _right(
         if ids is None:
             ids = completion_ids(tokenizer, record["completion"])
         if ids and len(ids) == record["num_tokens"]:
-            found.append(Stored(places[name], prompts[name], [*ids, tokenizer.eos_token_id]))
-    return found
+            results.append(Stored(places[name], prompts[name], [*ids, tokenizer.eos_token_id]))
+    return results

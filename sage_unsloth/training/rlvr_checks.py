@@ -73,13 +73,13 @@ def check_rehearsal(config: RlvrConfig, *, graded: bool) -> None:
         return
     wrong = [
         text
-        for text, found in (
+        for text, result in (
             ("rewards without a checked answer", not graded),
             ("reference='base'", config.reference != "sft"),
             ("full_finetuning=True", config.full_finetuning),
             (f"WORLD_SIZE={world_size()}", world_size() > 1),
         )
-        if found
+        if result
     ]
     if wrong:
         raise ValueError(

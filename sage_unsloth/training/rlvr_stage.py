@@ -164,8 +164,8 @@ def resolve(
     )
     if not judged:
         check_request(config)
-    asked, verifier = get_rewards(rewards), get_verifier(verifier)
-    if all(reward.function is not None for reward in asked):
+    requested, verifier = get_rewards(rewards), get_verifier(verifier)
+    if all(reward.function is not None for reward in requested):
         verifier = UNGRADED
     check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
     if (adapter is None) != (config.reference == "sft"):
@@ -174,10 +174,10 @@ def resolve(
             f"reference='sft' trains a fresh one; got reference={config.reference!r} with "
             f"adapter={adapter}; give both, or neither"
         )
-    rows, kept = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
-    check_golds([*rows, *kept], verifier)
+    rows, selected = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
+    check_golds([*rows, *selected], verifier)
     if not judged:
-        check_judges(asked, verifier, rows, config.reward_seconds)
+        check_judges(requested, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
     check_rehearsal(config, graded=verifier is not UNGRADED)
     rollouts = choose_engine(config)
@@ -185,7 +185,7 @@ def resolve(
         config=config,
         model_path=model_path,
         rows=rows,
-        held_out=kept,
+        held_out=selected,
         folder=Path(folder),
         guide=guide,
         name=name,
@@ -194,7 +194,7 @@ def resolve(
         callbacks=callbacks,
         force=force,
         verifier=verifier,
-        rewards=asked,
+        rewards=requested,
         data=data,
         command=tuple(command),
         judged=judged,
@@ -294,8 +294,8 @@ def _train(
             preflight_engine, model, tokenizer, job.model_path, by_vllm=by_vllm
         )
         if resume is None and config.preflight_prompts and rank() == 0:
-            found = preflight(config, engine(), job.rows, folder, job.verifier, reward)
-            check_signal(found, config, force=job.force)
+            result = preflight(config, engine(), job.rows, folder, job.verifier, reward)
+            check_signal(result, config, force=job.force)
             if job.guide is not None:
                 report_dose(config, job.guide, model, tokenizer, job.rows, folder)
         stored: list[Stored] = []

@@ -26,8 +26,8 @@ def held_out_curve(rows: Sequence[Mapping[str, Any]], last: int | None = None) -
         rows: of `metrics.jsonl`, each with `step`.
         last: the last step that counts; None counts all.
     """
-    found = [row for row in rows if PASS_AT_1 in row and (last is None or row["step"] <= last)]
-    return sorted(found, key=lambda row: row["step"])
+    result = [row for row in rows if PASS_AT_1 in row and (last is None or row["step"] <= last)]
+    return sorted(result, key=lambda row: row["step"])
 
 
 def best_evaluation(curve: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any] | None:

@@ -61,28 +61,28 @@ def add_groups(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 def add_settings(groups: Mapping[str, Any], stage: type) -> None:
     """An option for each setting of a stage's dataclass, in its group."""
-    for one in settings_of(stage).values():
-        option = f"--{one.name.replace('_', '-')}"
-        keywords: dict[str, Any] = {"metavar": _metavar(one), "help": _help(one)}
+    for setting in settings_of(stage).values():
+        option = f"--{setting.name.replace('_', '-')}"
+        keywords: dict[str, Any] = {"metavar": _metavar(setting), "help": _help(setting)}
         options = [option]
-        if one.type is bool:  # --x, --no-x, --x false
+        if setting.type is bool:  # --x, --no-x, --x false
             options.append(f"--no-{option[2:]}")
             keywords |= {"nargs": "?", "const": "True", "metavar": "BOOL"}
-        groups[one.group].add_argument(
-            *options, action=SettingAction, dest=one.name, default=argparse.SUPPRESS, **keywords
+        groups[setting.group].add_argument(
+            *options, action=SettingAction, dest=setting.name, default=argparse.SUPPRESS, **keywords
         )
 
 
-def _metavar(one: Setting) -> str:
-    if one.choices:
-        return "{" + ",".join(one.choices) + "}"
+def _metavar(item: Setting) -> str:
+    if item.choices:
+        return "{" + ",".join(item.choices) + "}"
     kinds = {int: "N", float: "X", str: "TEXT"}
-    return kinds.get(type(one.default), "N" if one.default is None else "A,B")
+    return kinds.get(type(item.default), "N" if item.default is None else "A,B")
 
 
-def _help(one: Setting) -> str:
-    limits = f", {one.limits}" if one.limits else ""
-    return f"{one.text} (default: {one.default_text}{limits})".replace("%", "%%")
+def _help(item: Setting) -> str:
+    limits = f", {item.limits}" if item.limits else ""
+    return f"{item.text} (default: {item.default_text}{limits})".replace("%", "%%")
 
 
 def expand_config(words: Sequence[str]) -> list[str]:
@@ -127,7 +127,7 @@ def _options_in(file: Path, command: str) -> list[str]:
         )
     stage = _stage(command)
     recorded = content["settings"] | content["free_settings"]
-    known = {one.name for one in fields(stage) if one.metadata["option"]}
+    known = {item.name for item in fields(stage) if item.metadata["option"]}
     return [*words[1:], *_as_options({k: v for k, v in recorded.items() if k in known and v != []})]
 
 
@@ -186,15 +186,15 @@ def _listed(value: Any) -> list[str]:
 
 def recorded_command(words: Sequence[str]) -> list[str]:
     """The words of a command without its folder, as `run.json` keeps them for `--config`."""
-    kept, skip = [], False
+    selected, skip = [], False
     for word in words:
         if skip:
             skip = False
         elif word == "--out":
             skip = True
         elif not word.startswith("--out="):
-            kept.append(word)
-    return json.loads(json.dumps(kept))
+            selected.append(word)
+    return json.loads(json.dumps(selected))
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
         stage: a stage's dataclass, or an instance.
         by_set: the command has `--set` alone.
     """
-    names = "|".join([one.name for one in fields(stage)] + [r"lora\.\w+"])
+    names = "|".join([item.name for item in fields(stage)] + [r"lora\.\w+"])
     try:
         yield
     except ValueError as error:

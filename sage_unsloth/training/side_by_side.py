@@ -152,7 +152,7 @@ def run_side_by_side(
                 time.sleep(0.2)
                 for child in running:
                     child.show()
-                for child in [one for one in running if one.process.poll() is not None]:
+                for child in [item for item in running if item.process.poll() is not None]:
                     seconds[child.job.name] = child.result()
                     running.remove(child)
                     ended(child.job, seconds[child.job.name])
@@ -225,14 +225,14 @@ class _Child:
         """
         self.show()
         ended = self.own / ENDED
-        found = read_json(ended) if ended.is_file() else {}
-        if self.process.returncode == 0 and "seconds" in found:
-            return found["seconds"]
-        told = found.get("error") or "\n".join(
+        matches = read_json(ended) if ended.is_file() else {}
+        if self.process.returncode == 0 and "seconds" in matches:
+            return matches["seconds"]
+        given = matches.get("error") or "\n".join(
             self.log.read_text(errors="replace").replace("\r", "\n").strip().splitlines()[-8:]
         )
         raise SideBySideError(
-            f"{self.job.name} stopped: {told or 'its process was killed'} (exit code "
+            f"{self.job.name} stopped: {given or 'its process was killed'} (exit code "
             f"{self.process.returncode}, log {self.log}); the other runs have saved their last "
             "step, and the same command resumes"
         )

@@ -113,14 +113,14 @@ def refuse_more_steps(folder: Path, recorded: Mapping[str, Any], settings: dict)
     Raises:
         ValueError: with what to do instead.
     """
-    had, asked = recorded.get("max_steps", -1), settings["max_steps"]
-    if recorded.get("stage") == settings["stage"] and 0 < had < asked:
+    had, requested = recorded.get("max_steps", -1), settings["max_steps"]
+    if recorded.get("stage") == settings["stage"] and 0 < had < requested:
         is_sft = settings["stage"] == "sft"
         onwards = f"--model {folder / 'model'}" if is_sft else f"--from {folder}"
         raise ValueError(
             "a run has the steps that it began with, because its learning rate is scheduled over "
             "them and its optimizer's state is deleted after the last; "
-            f"{folder} has {had}, and this asks for {asked}; train what it leaves further by "
+            f"{folder} has {had}, and this asks for {requested}; train what it leaves further by "
             f"{onwards} with another --out, or begin anew with another --out"
         )
 
@@ -209,18 +209,18 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
     if not path.exists():
         return
     rows, last = read_jsonl(path), -1 if resume is None else step_of(resume)
-    kept = next((i for i, row in enumerate(rows) if row["step"] > last), None)
-    if kept is None:
+    selected = next((i for i, row in enumerate(rows) if row["step"] > last), None)
+    if selected is None:
         return
     aside = path.with_name(f"{path.stem}{REPLACED}")
-    append_jsonl(aside, rows[kept:])
+    append_jsonl(aside, rows[selected:])
     with path.open("rb+") as file:
-        file.truncate(sum(len(file.readline()) for _ in range(kept)))
+        file.truncate(sum(len(file.readline()) for _ in range(selected)))
     logger.warning(
         "Training resumes after step %d, so steps %d to %d are trained again; their old rows of "
         "%s are now in %s.",
         max(last, 0),
-        rows[kept]["step"],
+        rows[selected]["step"],
         rows[-1]["step"],
         path.name,
         aside,

@@ -218,8 +218,8 @@ def rlvr_config(
     )
     config = replace(config, **settings)
     if recorded is not None:
-        kept = {name: recorded[name] for name in CARD_SETTINGS if name not in settings}
-        return replace(config, **kept)
+        selected = {name: recorded[name] for name in CARD_SETTINGS if name not in settings}
+        return replace(config, **selected)
     if gib is None:
         return config
     return replace(config, **(_decided_by_card(preset, config, gib, settings) | settings))

@@ -138,10 +138,10 @@ class StepLog(TrainerCallback):
         """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
         is not lost.
         """
-        asked = [signum for signum in gathered([self.stop.asked]) if signum is not None]
-        if asked:
-            self.stop.asked = asked[0]
-        return bool(asked)
+        requested = [signum for signum in gathered([self.stop.asked]) if signum is not None]
+        if requested:
+            self.stop.asked = requested[0]
+        return bool(requested)
 
     def take(self, row: dict[str, Any]) -> None:
         """A row of an evaluation alone. A run has begun once it has trained a step, so the one

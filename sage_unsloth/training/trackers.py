@@ -135,7 +135,7 @@ class Trackio:
         database = folder / "trackio"
         shutil.rmtree(database, ignore_errors=True)
         database.mkdir()
-        kept = {name: value for name, value in os.environ.items() if name not in REMOTE}
+        selected = {name: value for name, value in os.environ.items() if name not in REMOTE}
         self.log, self.ended = database / "writer.log", False
         with self.log.open("w") as file:
             self.process = subprocess.Popen(
@@ -147,7 +147,7 @@ class Trackio:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env=kept
+                env=selected
                 | {
                     "TRACKIO_DIR": str(database.absolute()),
                     "HF_HUB_OFFLINE": "1",
@@ -183,11 +183,11 @@ class Trackio:
         self.process.wait()
         self.process.__exit__(None, None, None)
 
-    def _tell(self, told: Mapping[str, Any]) -> None:
+    def _tell(self, given: Mapping[str, Any]) -> None:
         """Passes a line on. Where trackio has ended, training goes on without it."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(told) + "\n")
+            self.process.stdin.write(json.dumps(given) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             if not self.ended:
@@ -243,7 +243,7 @@ class Tracked:
         self.tracker.metrics(step, row)
         rows = read_jsonl(self.samples) if self.samples.exists() else []
         rows = [
-            {k: v for k, v in one.items() if k != "step"} for one in rows if one["step"] == step
+            {k: v for k, v in row.items() if k != "step"} for row in rows if row["step"] == step
         ]
         if rows:
             self.tracker.completions(step, rows)

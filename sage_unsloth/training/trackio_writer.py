@@ -33,11 +33,11 @@ def main(project: str, name: str) -> None:
     )
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
-        told = json.loads(line)
-        values = told.get("metrics")
+        given = json.loads(line)
+        values = given.get("metrics")
         if values is None:
-            values = {told["table"]: trackio.Table(columns=told["columns"], data=told["data"])}
-        run.log(values, step=told["step"])
+            values = {given["table"]: trackio.Table(columns=given["columns"], data=given["data"])}
+        run.log(values, step=given["step"])
     trackio.finish()
 
 
