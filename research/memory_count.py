@@ -42,7 +42,7 @@ from sage_unsloth.planning.setup import Setup
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.record import environment
 from sage_unsloth.trainers.loading import load_unsloth
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import SCORER_WITH_ENTROPY, SCORERS, ZOO
 
 SCORE_KEPT, SCORE_AGAIN, SCORE_ONCE = "logits kept", "logits again", "one pass"
@@ -338,7 +338,7 @@ def rows(chosen: Sequence[Case]) -> Iterator[dict[str, Any]]:
     # The sizes of blocks that it takes on a GPU, which fake tensors are not on.
     scoring = sys.modules[logps_and_entropies.__module__]
     blocks = {"BLOCK_NUMBERS": scoring.GPU_BLOCK_NUMBERS}
-    with torch.compiler.set_stance("force_eager"), replaced(scoring, **blocks):
+    with torch.compiler.set_stance("force_eager"), replace_attributes(scoring, **blocks):
         for case in chosen:
             architecture = ARCHITECTURES[case.model]
             counted = count_case(case, architecture, functions[case.scorer], functions[SCORE_KEPT])

@@ -86,20 +86,20 @@ def main(arguments: list[str] | None = None) -> int:
     known = dict.fromkeys(name for _, name in COMMANDS)
     only = f"add_{words[0]}" if words and f"add_{words[0]}" in known else None
     try:
-        words = _expanded([_dashed(word) for word in words])
+        words = _insert_config([_with_dashes(word) for word in words])
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return run_command(make_parser(only), words)
 
 
-def _dashed(word: str) -> str:
+def _with_dashes(word: str) -> str:
     """`--max_steps` as `--max-steps`."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-def _expanded(words: list[str]) -> list[str]:
+def _insert_config(words: list[str]) -> list[str]:
     """The words with the options of a file (`--config`) in its place."""
     if not words or words[0] not in WITH_CONFIG:
         return words

@@ -23,7 +23,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sage_unsloth.models.device import Card, compiled_for, nvidia_cards, why_unserved
+from sage_unsloth.models.device import Card, compiled_architecture, nvidia_cards, why_unserved
 from sage_unsloth.sampling.engine_choice import VLLM_CAPABILITY
 
 KEPT = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
@@ -121,7 +121,7 @@ def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
             say(reason)
         say(f"Installing {', '.join(lacking)}; this takes a few minutes.")
         _run_pip(choice)
-    replaced = _replaced()
+    replaced = _replaced_versions()
     if replaced:
         raise RestartNeededError(
             "Installed. Please restart the kernel once, then run all cells again (Colab: Runtime > "
@@ -152,9 +152,10 @@ def choose(machine: Machine, expected: Iterable[str]) -> Choice:
     if machine.cards and not keeps_torch and (machine.driver or 0) < CUDA_13_DRIVER:
         raise InstallError(
             f"PyTorch must be {_specifier('torch', expected)}, and what pip has of it needs "
-            f"NVIDIA's driver {CUDA_13_DRIVER} or newer; got PyTorch {machine.packages.get('torch')} and "
-            f"driver {machine.driver}; take a newer image (Kaggle: Settings > Environment), or "
-            "install a PyTorch of that version for this driver first (pytorch.org)"
+            f"NVIDIA's driver {CUDA_13_DRIVER} or newer; got PyTorch "
+            f"{machine.packages.get('torch')} and driver {machine.driver}; take a newer image "
+            "(Kaggle: Settings > Environment), or install a PyTorch of that version for this driver "
+            "first (pytorch.org)"
         )
     selected = set(KEPT) if keeps_torch else set(KEPT) - {"torch", "torchvision", "torchaudio"}
     if any(Requirement(text).name == "vllm" for text in expected):
@@ -219,9 +220,9 @@ def requirements(extra: str | None = None) -> tuple[str, ...]:
 
 def look() -> Machine:
     """This machine's packages and cards, without loading PyTorch, which may be replaced yet."""
-    packages = _installed()
+    packages = _installed_versions()
     cards, driver = nvidia_cards()
-    arches = compiled_for() if cards and "torch" in packages else ()
+    arches = compiled_architecture() if cards and "torch" in packages else ()
     return Machine(packages=packages, cards=cards, driver=driver, arches=arches)
 
 
@@ -276,7 +277,7 @@ def _specifier(name: str, expected: Iterable[str]) -> str:
     )
 
 
-def _installed() -> dict[str, str]:
+def _installed_versions() -> dict[str, str]:
     """Distributions -> versions. Of a name that is there twice, Python imports the first."""
     result: dict[str, str] = {}
     for distribution in metadata.distributions():
@@ -294,13 +295,13 @@ def _loaded_versions() -> dict[str, str]:
         if module in top_level
         for name in result
     }
-    installed = _installed()
+    installed = _installed_versions()
     return {name: installed[name] for name in map(canonicalize_name, names)}
 
 
-def _replaced() -> list[str]:
+def _replaced_versions() -> list[str]:
     """What was loaded when this module was, and has another version on the disk now."""
-    now = _installed()
+    now = _installed_versions()
     return [
         f"{name} {version} -> {now.get(name, 'removed')}"
         for name, version in sorted(_LOADED.items())

@@ -71,7 +71,7 @@ def named_object(reference: str, what: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
             given = f"is not there; put {file} in {os.getcwd()}, or install its package"
         else:
-            given = f"raised {raised(error)}; mend {file}"
+            given = f"raised {describe_exception(error)}; mend {file}"
         raise ValueError(f"{what} of your own must be importable; {module_name} {given}") from error
     if not hasattr(module, name):
         there = [key for key in vars(module) if not key.startswith("_")]
@@ -123,7 +123,7 @@ def source_digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def raised(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """What an exception says, and the last line of the user's own code that it went through:
     `KeyError: 'x' at my_rewards.py:12, in brevity`.
     """

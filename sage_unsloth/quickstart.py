@@ -21,12 +21,12 @@ from sage_unsloth.models.embedded import BASE_MODEL, data_folder, settle_process
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.runs.files import read_json, write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.quickstart_plan import SECONDS, plan, rl_seconds
 from sage_unsloth.training.setting_options import add_processes, add_set
-from sage_unsloth.training.side_by_side import Job, processes_for, run_side_by_side
+from sage_unsloth.training.side_by_side import Job, choose_processes, run_side_by_side
 from sage_unsloth.training.stage import read_metrics
 
 # What loads PyTorch is imported where it is used, since `--help` imports this module.
@@ -72,7 +72,7 @@ def _act(options: argparse.Namespace) -> int:
     return 0
 
 
-def _embedded() -> Any:
+def _embedded_settings() -> Any:
     from sage_unsloth.training import embedded_settings
 
     return embedded_settings
@@ -82,9 +82,9 @@ def _embedded() -> Any:
 class QuickstartConfig:
     """Settings of the stages and the evaluation; `num_problems` held-out ones, None for all."""
 
-    sft: "SftConfig" = field(default_factory=lambda: _embedded().SFT)
-    rlvr: "RlvrConfig" = field(default_factory=lambda: _embedded().RLVR)
-    sampling: "SamplingConfig" = field(default_factory=lambda: _embedded().SAMPLING)
+    sft: "SftConfig" = field(default_factory=lambda: _embedded_settings().SFT)
+    rlvr: "RlvrConfig" = field(default_factory=lambda: _embedded_settings().RLVR)
+    sampling: "SamplingConfig" = field(default_factory=lambda: _embedded_settings().SAMPLING)
     num_problems: int | None = None
 
 
@@ -92,9 +92,9 @@ def smoke_config() -> QuickstartConfig:
     """The same stages at a size that only shows that they run; its figures mean nothing."""
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
     return QuickstartConfig(
-        sft=replace(_embedded().SFT, max_steps=2),
-        rlvr=replace(_embedded().RLVR, **few),
-        sampling=replace(_embedded().SAMPLING, num_samples=4, batch_size=16),
+        sft=replace(_embedded_settings().SFT, max_steps=2),
+        rlvr=replace(_embedded_settings().RLVR, **few),
+        sampling=replace(_embedded_settings().SAMPLING, num_samples=4, batch_size=16),
         num_problems=4,
     )
 
@@ -127,8 +127,8 @@ def run(
             holds another run's settings, or another process writes to it.
     """
     config = config or QuickstartConfig()
-    runs = chosen(config, algorithms, settings)
-    with locked(out):
+    runs = choose_algorithms(config, algorithms, settings)
+    with exclusive_lock(out):
         return _run(Path(out), config, runs, settings, processes)
 
 
@@ -141,7 +141,7 @@ def _run(
 ) -> dict[str, Any]:
     """`run` once the folder is this process's own."""
     guides = {name: algorithm.guide for name, algorithm in runs.items()}
-    recorded = {name: _recorded(guide) for name, guide in guides.items()}
+    recorded = {name: _guide_record(guide) for name, guide in guides.items()}
     known = {"command": "quickstart", "guides": recorded} | asdict(config)
     given = {key: vars(v) if is_dataclass(v) else v for key, v in settings.items()}
     if given:
@@ -155,7 +155,7 @@ def _run(
     jobs = _jobs(out, configs, guides)
     rl = next(iter(configs.values()))
     left = [job for job in jobs if not job.is_complete]
-    count, why = processes_for(left, processes, long=rl_seconds(rl) > SECONDS["start"])
+    count, why = choose_processes(left, processes, long=rl_seconds(rl) > SECONDS["start"])
     problems = config.num_problems or len(arithmetic.problems("test"))
     print(plan(out, config.sft, list(runs), rl, config.sampling, problems, count, why))
     seconds, models = _train(out, config, jobs, count)
@@ -185,7 +185,7 @@ def _run(
     return report
 
 
-def chosen(
+def choose_algorithms(
     config: QuickstartConfig, algorithms: Sequence[str], settings: dict[str, Any]
 ) -> "dict[str, Algorithm]":
     """Name here -> the algorithm, under the settings that were given or differ from the defaults.
@@ -201,7 +201,7 @@ def chosen(
             f"each algorithm must be named once, and one at least; got {list(algorithms)}; "
             "name different rows of `train --list`"
         )
-    defaults = _embedded().RLVR
+    defaults = _embedded_settings().RLVR
     own = {n: getattr(config.rlvr, n) for n in SETTINGS}
     changed = {n: value for n, value in own.items() if value != getattr(defaults, n)}
     rows = [get_algorithm(row) for row in algorithms]
@@ -215,7 +215,7 @@ def chosen(
     return result
 
 
-def _recorded(guide: "Guide | None") -> Any:
+def _guide_record(guide: "Guide | None") -> Any:
     """A guide as `run.json` holds it."""
     if guide is None or not is_dataclass(guide):
         from sage_unsloth.training.rlvr_job import recorded_guide

@@ -162,9 +162,12 @@ def digest_alone(trainer):
     """`guided_kl` as if Unsloth had made the request in another way."""
     from sage_unsloth import guided_kl
     from sage_unsloth.trainers import rollout_weights
-    from sage_unsloth.trainers.replaced import replaced
+    from sage_unsloth.trainers.replaced import replace_attributes
 
-    with replaced(rollout_weights, _copies_for_the_engine=nullcontext), guided_kl(trainer):
+    with (
+        replace_attributes(rollout_weights, _copies_for_the_engine=nullcontext),
+        guided_kl(trainer),
+    ):
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import sage_unsloth
 from sage_unsloth import front
-from sage_unsloth.models.embedded import located
+from sage_unsloth.models.embedded import locate_model
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
@@ -84,7 +84,7 @@ def test_from_rows_to_a_trained_adapter(unsloth_module, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     model, tokenizer = sage_unsloth.load_policy(
-        located("arithmetic-base"), lora=sage_unsloth.LoraSettings()
+        locate_model("arithmetic-base"), lora=sage_unsloth.LoraSettings()
     )
     data = sage_unsloth.load_dataset("arithmetic", tokenizer, max_tokens=64)
     reward = sage_unsloth.rewards(["answer"])
@@ -115,7 +115,7 @@ def test_from_rows_to_a_trained_adapter(unsloth_module, tmp_path, monkeypatch):
 
 
 def test_reports_print_as_tables(tmp_path):
-    models = ["base=arithmetic-base", f"same={located('arithmetic-base')}"]
+    models = ["base=arithmetic-base", f"same={locate_model('arithmetic-base')}"]
     small = {"num_samples": 2, "max_completion_length": 8, "batch_size": 8}
     report = front.evaluate(models[:1], ["arithmetic"], tmp_path, problems=2, **small)
     assert "base" in str(report) and report["table"]
@@ -124,7 +124,7 @@ def test_reports_print_as_tables(tmp_path):
 
 
 def test_a_question_is_answered(unsloth_module):
-    base = located("arithmetic-base")
+    base = locate_model("arithmetic-base")
     (greedy,) = sage_unsloth.ask(base, "64*6=?", max_tokens=48)
     assert "<SOLUTION>" in greedy and sage_unsloth.ask(base, "64*6=?", max_tokens=48) == [greedy]
     assert len(sage_unsloth.ask(base, "64*6=?", n=3, temperature=1.0, max_tokens=8)) == 3

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from sage_unsloth.models.embedded import located
+from sage_unsloth.models.embedded import locate_model
 from sage_unsloth.planning.presets import model_preset
 from sage_unsloth.training.starting import model_path, rlvr_config, sft_config
 
@@ -230,7 +230,7 @@ def test_the_parameters_are_those_of_the_commands(memory, monkeypatch, tmp_path)
     given = parameters("01_sft", memory, monkeypatch)
     preset = model_preset("qwen2.5-math-7b" if memory else "arithmetic-base")
     config = sft_config(preset)
-    assert model_path(preset) == located(given.MODEL)
+    assert model_path(preset) == locate_model(given.MODEL)
     assert (
         config.max_length, config.max_steps, config.epochs, config.batch_size,
     ) == (given.MAX_LENGTH, given.MAX_STEPS, given.EPOCHS, given.BATCH_SIZE)  # fmt: skip
@@ -240,7 +240,7 @@ def test_the_parameters_are_those_of_the_commands(memory, monkeypatch, tmp_path)
     given = parameters("02_rlvr", memory, monkeypatch)
     preset = model_preset("llama-3.2-1b-instruct" if memory else "arithmetic-base")
     config = rlvr_config(preset, memory)
-    assert model_path(preset) == located(given.MODEL)
+    assert model_path(preset) == locate_model(given.MODEL)
     assert (
         config.max_prompt_length, config.max_completion_length, config.max_steps,
     ) == (given.MAX_PROMPT, given.MAX_COMPLETION, given.MAX_STEPS)  # fmt: skip

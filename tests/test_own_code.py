@@ -10,7 +10,7 @@ from sage_unsloth.grading.own_reward import OwnReward
 from sage_unsloth.grading.reward_functions import Reward, get_rewards
 from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.methods.advantage_rules import advantage_rule
-from sage_unsloth.own_code import named_object, own_frames, raised
+from sage_unsloth.own_code import describe_exception, named_object, own_frames
 from sage_unsloth.training.own_algorithms import named_algorithm
 
 ASKED = {
@@ -118,7 +118,9 @@ def test_what_broke_in_a_library_alone_has_no_place(tmp_path):
     except TypeError as error:
         frames = traceback.extract_tb(error.__traceback__)
         assert [frame.filename for frame in own_frames(frames)] == [__file__]
-        assert f"at {__file__}:" in raised(error) or "test_own_code.py:" in raised(error)
+        assert f"at {__file__}:" in describe_exception(
+            error
+        ) or "test_own_code.py:" in describe_exception(error)
         error.__traceback__ = error.__traceback__.tb_next
-        assert " at " not in raised(error)
+        assert " at " not in describe_exception(error)
     assert Reward(function=len).name == "len"

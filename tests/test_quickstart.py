@@ -201,19 +201,21 @@ def test_a_few_steps_are_drawn_as_points_and_not_as_a_course(tmp_path, monkeypat
 
 def test_any_algorithms_under_settings_of_ones_own():
     config = quickstart.smoke_config()
-    default = quickstart.chosen(config, quickstart.ALGORITHMS, {})
+    default = quickstart.choose_algorithms(config, quickstart.ALGORITHMS, {})
     assert list(default) == ["GRPO", "SAGE-Branch"] == list(quickstart.MODELS[1:])
     assert all(one.configure(config.rlvr) == config.rlvr for one in default.values())
-    found = quickstart.chosen(config, ["grpo-no-kl", "sage-token"], {"epsilon_high": 0.3})
+    found = quickstart.choose_algorithms(
+        config, ["grpo-no-kl", "sage-token"], {"epsilon_high": 0.3}
+    )
     assert list(found) == ["grpo-no-kl", "sage-token"]
     assert [one.beta for one in found.values()] == [0.0, config.rlvr.beta]
     assert [one.epsilon_high for one in found.values()] == [0.3, 0.3]
     with pytest.raises(ValueError, match="grpo-no-kl is named for beta=0"):
-        quickstart.chosen(config, ["grpo-no-kl"], {"beta": config.rlvr.beta})
+        quickstart.choose_algorithms(config, ["grpo-no-kl"], {"beta": config.rlvr.beta})
     other = replace(config, rlvr=replace(config.rlvr, beta=0.5))
-    assert [a.beta for a in quickstart.chosen(other, quickstart.ALGORITHMS, {}).values()] == [
-        0.5
-    ] * 2
+    assert [
+        a.beta for a in quickstart.choose_algorithms(other, quickstart.ALGORITHMS, {}).values()
+    ] == [0.5] * 2
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from research.benchmark.text import power_lines
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.planning.plan import duration
 from sage_unsloth.runs.files import write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.training.quickstart_plan import SECONDS
 from sage_unsloth.training.side_by_side import Job, run_side_by_side
@@ -100,7 +100,7 @@ def run_all(
     """
     if workers is None:
         workers = 1 if has_gpu() else len(os.sched_getaffinity(0))
-    with locked(out):
+    with exclusive_lock(out):
         out = open_run(out, settings)
         write_json(out / DESIGN, asdict(design))
         logger.info("%s", announce(workers))

@@ -22,7 +22,7 @@ from research.cost.trainers import Place, make_batch
 from research.cost.variants import Variant
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.reward import SolutionReward
-from sage_unsloth.models.meter import measured, synchronize
+from sage_unsloth.models.meter import measure, synchronize
 from sage_unsloth.runs.progress import progress
 
 MIB, GIB = 2**20, 2**30
@@ -81,7 +81,7 @@ def one_pass(trainer: Any, batch: Mapping[str, Any], variant: Variant) -> dict[s
     """Loss and backward pass of one variant: time, memory, the loss, and the guide's seconds."""
     guide_seconds: list[float] = []
     trainer.model.zero_grad(set_to_none=True)
-    with variant.on(trainer, guide_seconds), measured() as values:
+    with variant.on(trainer, guide_seconds), measure() as values:
         loss = trainer.compute_loss(trainer.model, dict(batch))
         loss.backward()
     return values | {"loss": loss.item(), "guide_seconds": sum(guide_seconds)}

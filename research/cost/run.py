@@ -25,7 +25,7 @@ from research.cost.trainers import Place
 from research.cost.variants import choose_variants
 from sage_unsloth.models.meter import device_name, memory_source
 from sage_unsloth.runs.files import read_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
 from sage_unsloth.trainers.backends import UNSLOTH, load_backend
 from sage_unsloth.trainers.switches import compilation_is_on
@@ -93,7 +93,7 @@ def measure_costs(
         "memory_by": memory_source(),
         "environment": environment(),
     }
-    with locked(out), tempfile.TemporaryDirectory(prefix="sage_unsloth_bench_") as folder:
+    with exclusive_lock(out), tempfile.TemporaryDirectory(prefix="sage_unsloth_bench_") as folder:
         place = Place(Path(folder))
         report["loss"] = [
             row for size in sizes for row in measure_loss(place, size, variants, rounds, len(sizes))

@@ -14,7 +14,7 @@ three pass@k. So shares of families, and levels, are comparable, and chance is l
 import functools
 
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.problems.subsets import allotted, drawn_anew, with_units
+from sage_unsloth.problems.subsets import allot, drawn_anew, with_units
 
 SALT = "fresh "
 UNITS = {"rare": 3, "far": 3}
@@ -29,7 +29,7 @@ def allocation() -> dict[str, tuple[tuple[int, int], ...]]:
     evaluated = set(arithmetic.allocation()["test"])
     unseen = [pair for pair in every if pair not in evaluated]
     sources = {"test": unseen, "sft": every, "train": every}
-    return allotted(every, SPLITS, sources, lambda pair: arithmetic.family(pair[0]))
+    return allot(every, SPLITS, sources, lambda pair: arithmetic.family(pair[0]))
 
 
 def problems(split: str) -> list[dict]:

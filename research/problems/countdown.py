@@ -38,7 +38,7 @@ from fractions import Fraction
 from typing import Any
 
 from sage_unsloth.problems.arithmetic import EOS, prompt_form
-from sage_unsloth.problems.subsets import allotted
+from sage_unsloth.problems.subsets import allot
 from sage_unsloth.prompts import REASONING_END, REASONING_START, solution_text
 
 ROUTES = {"sum": 0.30, "product": 0.52, "bracket": 0.10, "guess": 0.08}
@@ -147,7 +147,7 @@ def allocation() -> dict[str, tuple[Problem, ...]]:
     """The problems of each split; no two splits share one, in any order of the numbers."""
     learnt = [problem for problem in all_problems() if problem not in held_out()]
     sources = {"test": held_out(), "sft": learnt, "train": learnt}
-    return allotted(all_problems(), SPLITS, sources, family)
+    return allot(all_problems(), SPLITS, sources, family)
 
 
 def problems(split: str) -> list[dict]:

@@ -12,7 +12,7 @@ three make a unit.
 import functools
 
 from research.problems import countdown
-from sage_unsloth.problems.subsets import allotted, drawn_anew, with_units
+from sage_unsloth.problems.subsets import allot, drawn_anew, with_units
 
 SALT = "fresh "
 UNITS = {"other": 3, "rare": 3}
@@ -27,7 +27,7 @@ def allocation() -> dict[str, tuple[countdown.Problem, ...]]:
     seen = set(countdown.held_out())
     unseen = [item for item in every if item not in seen]
     sources = {"test": unseen, "sft": every, "train": every}
-    return allotted(every, SPLITS, sources, countdown.family)
+    return allot(every, SPLITS, sources, countdown.family)
 
 
 def problems(split: str) -> list[dict]:

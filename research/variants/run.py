@@ -29,7 +29,7 @@ from research.variants.design import (
 )
 from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.runs.files import write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.runs.stopping import ending
 from sage_unsloth.runs.text import log_to_terminal
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load_unsloth()
     settle_process()
     options.out.mkdir(parents=True, exist_ok=True)
-    with ending(), locked(options.out / "queue"):
+    with ending(), exclusive_lock(options.out / "queue"):
         if options.rates:
             sample_rates(options.out)
         else:

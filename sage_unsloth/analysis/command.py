@@ -94,7 +94,7 @@ def _analyze(options: argparse.Namespace) -> int:
         kind=options.kind,
         guide=None if options.guide is None else _own_guide(options.guide),
     )
-    print(_written(out, before))
+    print(_list_files(out, before))
     guided = any(
         row.get("sage/share_touched")
         for folder in result["runs"].values()
@@ -148,7 +148,7 @@ def _versions(folder: Path) -> dict[Path, tuple[int, int]]:
     return {f: (f.stat().st_ino, f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
 
 
-def _written(out: Path, before: dict[Path, tuple[int, int]]) -> str:
+def _list_files(out: Path, before: dict[Path, tuple[int, int]]) -> str:
     """Which files this run wrote, and which an earlier one."""
     after = {str(file.relative_to(out)): version for file, version in _versions(out).items()}
     earlier = {str(file.relative_to(out)): version for file, version in before.items()}

@@ -20,7 +20,7 @@ import numpy as np
 from sage_unsloth.evaluation.bootstrap import mean_difference, mean_interval
 from sage_unsloth.models.scoring import score
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import refuse_other_settings
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 
@@ -113,7 +113,7 @@ def score_records(
             f"scoring needs the text of every problem; {unknown[0]!r} is not among the "
             f"{len(problems)} that were read; give the benchmark that the records were drawn on"
         )
-    with locked(path):
+    with exclusive_lock(path):
         done = _scores_on_disk(path, settings)
         expected = [(record["problem_id"], record["sample"]) for record in records]
         missing = [r for r, key in zip(records, expected, strict=True) if key not in done]

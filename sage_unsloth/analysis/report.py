@@ -32,7 +32,7 @@ from sage_unsloth.evaluation.report_text import interval_text
 from sage_unsloth.figures import show_table, write_table
 from sage_unsloth.models.device import frees_models
 from sage_unsloth.runs.files import write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.training.stage import read_metrics
@@ -98,7 +98,7 @@ def analyze(
             process writes to `out`.
     """
     out, patterns = Path(out), dict(patterns or {})
-    with locked(out):
+    with exclusive_lock(out):
         if patterns:
             compile_patterns(patterns)
         if responses < 1:

@@ -75,18 +75,18 @@ def comparison_page(
     return page(title, body, CURVES_STYLE + STYLE)
 
 
-def _numbered(curve: Mapping[str, Any]) -> dict[int, Any]:
+def _with_numeric_keys(curve: Mapping[str, Any]) -> dict[int, Any]:
     """A curve of `report.json`, whose keys are texts."""
     return {int(k): estimate for k, estimate in curve.items()}
 
 
 def _graphs(curves: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
     panels = [
-        graph({name: _numbered(curve) for name, curve in curves.items()}, "pass@k")
+        graph({name: _with_numeric_keys(curve) for name, curve in curves.items()}, "pass@k")
         + legend(list(curves))
     ]
     if differences:
-        shown = {pair: _numbered(curve) for pair, curve in differences.items()}
+        shown = {pair: _with_numeric_keys(curve) for pair, curve in differences.items()}
         # The first colour is that of the model which the others are compared with.
         panels.append(
             graph(shown, "difference of pass@k, paired by problem", signed=True, first=1)

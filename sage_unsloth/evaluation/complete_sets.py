@@ -21,7 +21,7 @@ from sage_unsloth.sampling.engine_arguments import not_free
 from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
-from sage_unsloth.sampling.record_sets import asked_in, sample_and_grade
+from sage_unsloth.sampling.record_sets import prompt_identity, sample_and_grade
 
 Key = tuple[int, str]
 """A model by its number, since training seeds share a name, and a benchmark by its name."""
@@ -46,7 +46,7 @@ def identities_of(
             identity["dtype"] = result
         if matters := not_free(arguments):
             identity["engine_arguments"] = matters
-        identities.append(identity | asked_in(spec.prompt or PROJECT_PROMPT))
+        identities.append(identity | prompt_identity(spec.prompt or PROJECT_PROMPT))
     return identities
 
 

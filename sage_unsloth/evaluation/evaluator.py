@@ -15,7 +15,7 @@ from sage_unsloth.evaluation.complete_sets import (
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.evaluation.record_tables import RecordSet
 from sage_unsloth.evaluation.report import report_sets
-from sage_unsloth.evaluation.trained_on import trained_on
+from sage_unsloth.evaluation.trained_on import contamination_warnings
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
@@ -28,7 +28,7 @@ from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.near_copies import near_copies
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_arguments import check_temperature
 from sage_unsloth.sampling.engine_choice import choose_rollouts
@@ -120,7 +120,7 @@ def evaluate(
     """
     _check_request(models, benchmarks, against)
     sets = sample_models(models, benchmarks, out, config, **options)
-    with locked(out):
+    with exclusive_lock(out):
         return report_sets(sets, Path(out), against)
 
 
@@ -171,7 +171,7 @@ def sample_models(
             f"{', '.join(engine_arguments)} with engine {engine}; leave them out, or take vllm"
         )
     _say_precisions(models, show)
-    for warning in trained_on(models, benchmarks):
+    for warning in contamination_warnings(models, benchmarks):
         show(warning)
     identities = identities_of(models, dtype, engine_arguments or {})
     files = set_files(models, benchmarks, out, identities)
@@ -184,7 +184,7 @@ def sample_models(
         identity = identities[number] | {"template": templates[number]}
         settings = set_settings(config, engine, models[number].name, benchmark, identity)
         refuse_other_set(file, settings)
-    with locked(out):
+    with exclusive_lock(out):
         out.mkdir(parents=True, exist_ok=True)
         for benchmark in benchmarks:
             with Grader(2, config.grade_seconds, boxed=True, checker=benchmark.checker) as grader:

@@ -55,7 +55,7 @@ def named_model(report: Mapping[str, Any], expected: str | None) -> str | None:
     return model_rows({"table": report.get("table", [])}, expected)[0]["model"]
 
 
-def refused(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> str | None:
+def refusal_reason(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> str | None:
     """Why a benchmark's score belongs on no leaderboard of the hub; None where it does."""
     if row.get("drawn_by"):
         return f"its samples are {row['drawn_by']}'s, which says no data set"
@@ -105,7 +105,7 @@ def eval_results(
     for row in rows:
         benchmark = row["benchmark"]
         sources = report.get("datasets", {}).get(benchmark, [])
-        reason = refused(row, sources)
+        reason = refusal_reason(row, sources)
         if reason is not None:
             reasons[benchmark] = reason
             continue

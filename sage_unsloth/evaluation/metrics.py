@@ -143,7 +143,7 @@ def mean_and_deviation(values_S) -> tuple[float, float]:
     return float(values_S.mean()), float(values_S.std(ddof=1))
 
 
-def solved_only_by(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def unique_solutions(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """For each model, which problems it alone solved at least once.
 
     Args:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from sage_unsloth.evaluation.loading import ModelSpec
-from sage_unsloth.models.embedded import located
+from sage_unsloth.models.embedded import locate_model
 from sage_unsloth.models.trained import read_run, trained_in_4bit
 from sage_unsloth.models.weights import adapter_config
 from sage_unsloth.planning.presets import MODELS
@@ -75,7 +75,7 @@ def find_model(path: str, load_in_4bit: bool | None = None) -> tuple[str, str | 
             an adapter whose base cannot be found.
     """
     if path in MODELS:
-        return located(MODELS[path].hub_id), None
+        return locate_model(MODELS[path].hub_id), None
     folder = Path(path)
     if not folder.is_dir():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:

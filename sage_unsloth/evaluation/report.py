@@ -25,7 +25,7 @@ from sage_unsloth.evaluation.metrics import (
     pass_at_k,
     pass_at_k_curve,
     powers_of_two,
-    solved_only_by,
+    unique_solutions,
 )
 from sage_unsloth.evaluation.partial import shared_part
 from sage_unsloth.evaluation.record_tables import (
@@ -48,7 +48,7 @@ from sage_unsloth.evaluation.sample_logs import (
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.runs.files import write_json, write_text
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
 from sage_unsloth.sampling.record_files import read_settings
 
@@ -100,7 +100,7 @@ def compare(
     sets = ours + log_sets(
         [read_log(path, name) for path, name in result.items()], ours, logs or ReadingOptions()
     )
-    with locked(out):
+    with exclusive_lock(out):
         return report_sets(sets, out, against, parts)
 
 
@@ -224,7 +224,7 @@ def _coverage(by_model: Sets) -> dict[str, Any]:
         "solved": {name: int((counts > 0).sum()) for name, counts in solved.items()},
         "only": {
             name: [problem for problem, mine in zip(problems, only, strict=True) if mine]
-            for name, only in solved_only_by(solved).items()
+            for name, only in unique_solutions(solved).items()
         },
     }
 

@@ -20,7 +20,7 @@ def report_text(result: Mapping[str, Any]) -> str:
         rows = {row["model"]: row for row in result["table"] if row["benchmark"] == benchmark}
         lines += [
             f"{benchmark} ({next(iter(rows.values()))['problems']} problems)",
-            table_text([_solved(row, curves[name]) for name, row in rows.items()]),
+            table_text([_pass_at_k_row(row, curves[name]) for name, row in rows.items()]),
             "",
             table_text([_completions(row) for row in rows.values()]),
             "",
@@ -70,7 +70,9 @@ def partial_line(benchmark: str, part: Mapping[str, int]) -> str:
     return f"{benchmark}: nothing is left out; all models have {samples} samples of {of} problems."
 
 
-def _solved(row: Mapping[str, Any], curve: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+def _pass_at_k_row(
+    row: Mapping[str, Any], curve: Mapping[str, Mapping[str, float]]
+) -> dict[str, str]:
     """pass@k of a model, a row of the first table."""
     deviation = "-"
     if "seed_mean" in row:

@@ -139,7 +139,7 @@ def log_sets(
     for log in logs:
         benchmark = options.same.get(log.task, log.task)
         golds, grader = known.get(benchmark, ({}, ""))
-        records = renamed(log, golds, benchmark)
+        records = rename_problems(log, golds, benchmark)
         if options.regrade:
             _grade_here(records, _checker(grader, log.path))
             by = records[0]["grader"]
@@ -171,7 +171,7 @@ def chosen_metric(log: SampleLog, expected: Sequence[str] = ()) -> str:
         ValueError: samples without a grade of their own, or no metric or several that could be
             meant.
     """
-    offered = _offered(log)
+    offered = _metric_kinds(log)
     remedy = (
         "give --regrade, which grades every completion here"
         if log.has_texts
@@ -197,7 +197,7 @@ def chosen_metric(log: SampleLog, expected: Sequence[str] = ()) -> str:
     return chosen[0]
 
 
-def _offered(log: SampleLog) -> dict[str, bool]:
+def _metric_kinds(log: SampleLog) -> dict[str, bool]:
     """The log's metrics, and whether each is 0 or 1 wherever it is."""
     offered: dict[str, bool] = {}
     for record in log.records:
@@ -214,7 +214,7 @@ def _refuse_without_texts(logs: Sequence[SampleLog]) -> None:
     """
     for log in logs:
         if not log.has_texts:
-            binary = [name for name, is_binary in _offered(log).items() if is_binary]
+            binary = [name for name, is_binary in _metric_kinds(log).items() if is_binary]
             own = f"compare it without --regrade: --metric {' or '.join(binary)}"
             raise ValueError(
                 f"--regrade grades completions; {log.path} has none, but log-likelihoods of given "
@@ -248,7 +248,7 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-def renamed(log: SampleLog, golds: Mapping[str, str], benchmark: str) -> list[dict]:
+def rename_problems(log: SampleLog, golds: Mapping[str, str], benchmark: str) -> list[dict]:
     """The log's records with the problem names and golds of a set on the same benchmark.
 
     Args:

@@ -9,7 +9,9 @@ from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.runs.files import read_json
 
 
-def trained_on(models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark]) -> Iterator[str]:
+def contamination_warnings(
+    models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark]
+) -> Iterator[str]:
     """A warning for each model and benchmark of one file, by its digest.
 
     Args:

@@ -27,7 +27,7 @@ from sage_unsloth.models.trained import EXPORT, Run
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.prompts import recorded_format
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.training.stage import METRICS, read_metrics
 
 
@@ -81,7 +81,7 @@ def export(
             f"an export does not overwrite; {out} exists; choose another --out, or delete it"
         )
     own = None if report is None else named_model(report, report_model)
-    with locked(out), whole_folder(out) as partial:
+    with exclusive_lock(out), whole_folder(out) as partial:
         if to == "adapter":
             checks = _write_adapter(run, partial, base_id)
         elif to == "merged":

@@ -88,10 +88,10 @@ def with_constant(gold: Node, answer: Node) -> Node:
 
 def compare(gold: Node, answer: Node, same: Same) -> bool:
     """Whether an answer, without its name, is a gold of one of the kinds of `COMPARISONS`."""
-    return COMPARISONS[gold.kind][0](gold, _unnamed(answer, gold.kind), same)
+    return COMPARISONS[gold.kind][0](gold, _right_side(answer, gold.kind), same)
 
 
-def _unnamed(answer: Node, kind: str) -> Node:
+def _right_side(answer: Node, kind: str) -> Node:
     r"""The right side of `S = {1, 2}`, `(x, y) = (3, 4)`, `A^{-1} = M`; else the answer itself."""
     if answer.kind != "equation" or len(answer.args) != 2 or kind == "equation":
         return answer
@@ -122,7 +122,7 @@ def _all_same(gold: Sequence[Node], answer: Sequence[Node], same: Same) -> bool:
     )
 
 
-def _matched(gold: Sequence, answer: Sequence, equals: Callable[[Node, Node], bool]) -> bool:
+def _parts_match(gold: Sequence, answer: Sequence, equals: Callable[[Node, Node], bool]) -> bool:
     """Whether each of the gold's parts has a part of the answer of its own."""
     left = list(answer)
     for expected in gold:
@@ -186,7 +186,7 @@ def _elements(gold: Node, answer: Node, same: Same) -> bool:
         answer = Node("members", (answer,))
     if answer.kind != "members" or len(answer.args) != len(gold.args):
         return False
-    return _matched(gold.args, answer.args, lambda a, b: _same_side(a, b, same))
+    return _parts_match(gold.args, answer.args, lambda a, b: _same_side(a, b, same))
 
 
 def _tuples(gold: Node, answer: Node, same: Same) -> bool:
@@ -215,7 +215,7 @@ def _unions(gold: Node, answer: Node, same: Same) -> bool:
     (expected, variable), (pieces, answer_variable) = unions
     if variable and answer_variable and variable != answer_variable:
         return False
-    return _matched(expected, pieces, lambda a, b: _same_interval(a, b, same))
+    return _parts_match(expected, pieces, lambda a, b: _same_interval(a, b, same))
 
 
 def _same_interval(gold: Node, answer: Node, same: Same) -> bool:
@@ -245,7 +245,7 @@ def _dimensions(gold: Node, answer: Node, same: Same) -> bool:
     return answer.kind == "dimensions" and _all_same(gold.args, answer.args, same)
 
 
-def _assigned(gold: Node, answer: Node, same: Same) -> bool:
+def _values_by_name(gold: Node, answer: Node, same: Same) -> bool:
     """Values of several variables, by name."""
     if answer.kind != "assignments" or len(answer.args) != len(gold.args):
         return False
@@ -263,5 +263,5 @@ COMPARISONS: dict[str, tuple[Callable[[Node, Node, Same], bool], Kind]] = {
     "relation": (_relations, Kind.INTERVAL),
     "based": (lambda gold, answer, same: gold == answer, Kind.NUMBER),
     "dimensions": (_dimensions, Kind.TUPLE),
-    "assignments": (_assigned, Kind.TUPLE),
+    "assignments": (_values_by_name, Kind.TUPLE),
 }

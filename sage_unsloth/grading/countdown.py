@@ -14,7 +14,7 @@ from functools import lru_cache
 from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.forms import read
 from sage_unsloth.grading.tree import Node, children, exact
-from sage_unsloth.grading.writing import spelled
+from sage_unsloth.grading.writing import normalise_spelling
 
 MOST_NUMBERS = 20
 # What an expression is written with; not a sign before a number, nor two numbers side by side.
@@ -73,7 +73,7 @@ def check_countdown(answer: str | None, gold: str) -> Verdict:
     in front of a number is not among these. `expression = target` is read as the expression.
     """
     task = read_task(gold)
-    text = None if answer is None else spelled(answer)
+    text = None if answer is None else normalise_spelling(answer)
     tree = None
     if text is not None and _WRITTEN.fullmatch(text) and not _REFUSED.search(text):
         tree = read(text, units=False)

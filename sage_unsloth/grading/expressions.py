@@ -264,22 +264,22 @@ class Reader:
                 raise Unreadable
             self.at += 2 + 2 * braces
             self.take("...", r"\ldots", r"\dots")
-            return number(_repeated(whole, decimals, block.text))
+            return number(_repeating_decimal(whole, decimals, block.text))
         if self.peek() == "(" and not self.token().spaced and self.peek(2) == ")":  # pyright: ignore
             block = self.token(1)
             if block is not None and _is_int(block) and self.token(3) is None:
                 self.at += 3
-                return number(_repeated(whole, decimals, block.text))
+                return number(_repeating_decimal(whole, decimals, block.text))
         if self.take("...", r"\ldots", r"\dots", r"\cdots"):
             for size in range(1, len(decimals) // 2 + 1):
                 block = decimals[-size:]
                 times = 3 if size == 1 else 2
                 if decimals.endswith(block * times):
                     start = decimals[: -size * times]
-                    return number(_repeated(whole, start, block))
+                    return number(_repeating_decimal(whole, start, block))
             raise Unreadable
         if decimals and self.take("repeating", "recurring"):
-            return number(_repeated(whole, "", decimals))
+            return number(_repeating_decimal(whole, "", decimals))
         return None
 
     def function(self, name: str) -> Node:
@@ -513,7 +513,7 @@ def _is_whole(node: Node) -> bool:
     return node.kind == "number" and node.args[0].denominator == 1
 
 
-def _repeated(whole: str, decimals: str, block: str) -> Fraction:
+def _repeating_decimal(whole: str, decimals: str, block: str) -> Fraction:
     """The value of whole.decimals followed by the block for ever."""
     start = int((whole or "0") + decimals)
     top = int((whole or "0") + decimals + block) - start

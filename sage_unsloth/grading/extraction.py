@@ -171,7 +171,7 @@ def last_block(completion: str, prompt: PromptFormat = PROJECT_PROMPT) -> str | 
     return None if lines is not None else result
 
 
-def unfenced(text: str) -> str:
+def strip_fence(text: str) -> str:
     """What is inside a block of code, where the text is one block and nothing else."""
     first, _, rest = text.strip().partition("\n")
     inside, _, last = rest.rpartition("\n")

@@ -93,7 +93,7 @@ class Statement(Sets):
                 self.expect(")")
             if self.token() is not None:
                 raise Unreadable
-        return _joined(items, joins)
+        return _join(items, joins)
 
     def separator(self) -> str | None:
         """ "," "and" or "or", which is then behind; `, and` is "and"."""
@@ -206,7 +206,7 @@ class Statement(Sets):
         while (join := self.separator()) is not None:
             joins.append(join)
             items.append(self.item())
-        node = _joined(items, joins)
+        node = _join(items, joins)
         if node.kind != "union" or node.args[1] != variable:
             raise Unreadable
         return node
@@ -337,7 +337,7 @@ def _about(node: Node, variable: str) -> Node:
     return Node("union", (node.args[0], variable)) if node.kind == "union" else node
 
 
-def _joined(items: list[Node], joins: list[str]) -> Node:
+def _join(items: list[Node], joins: list[str]) -> Node:
     """Several items: conditions on one variable, values of variables, or the elements of a set."""
     if len(items) == 1:
         return items[0]
@@ -397,12 +397,12 @@ def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node
         for sign in "+-":
             tokens[signed[0]] = Token("sign", sign, True)
             both.append(Statement(tokens, units=units, nouns=nouns).answer())
-        return _merged(both)
+        return _merge_signs(both)
     except (Unreadable, RecursionError, ArithmeticError):
         return None
 
 
-def _merged(both: list[Node]) -> Node:
+def _merge_signs(both: list[Node]) -> Node:
     r"""The values for both signs of \pm as a set."""
     parts: list[Node] = []
     for node in both:

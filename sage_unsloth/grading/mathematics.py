@@ -41,7 +41,7 @@ from sage_unsloth.grading.writing import (
     as_text,
     as_words,
     is_formula,
-    spelled,
+    normalise_spelling,
     unwrap,
     without_lead,
 )
@@ -85,7 +85,7 @@ def plain_number(text: str) -> Fraction | None:
 
 def normalise(text: str) -> str | None:
     """The text in one spelling, numbers as "42" or "7/4"; None if it is no answer."""
-    spelling = spelled(text)
+    spelling = normalise_spelling(text)
     value = None if spelling is None else plain_number(spelling)
     return spelling if value is None else str(value)
 
@@ -104,7 +104,7 @@ class Gold:
     """
 
     def __init__(self, gold: str):
-        text = spelled(gold)
+        text = normalise_spelling(gold)
         self.kind, self.text, self.node = "text", gold, Node("text", ())
         self.value: Fraction | None = None
         self.letters, self.lone_letter, self.matrices = False, False, False
@@ -161,7 +161,7 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     try:
         return _judge(answer, read_gold(gold), Same())
     except NeedsDigits:
-        text = spelled(answer or "")
+        text = normalise_spelling(answer or "")
         assert text is not None
         return text, gold
 
@@ -185,19 +185,19 @@ def only_its_text(gold: str, verdict: Verdict) -> bool:
 
 
 def _judge(answer: str | None, gold: Gold, same: Same) -> Verdict:
-    text = None if answer is None or len(answer) > LONGEST_ANSWER else spelled(answer)
+    text = None if answer is None or len(answer) > LONGEST_ANSWER else normalise_spelling(answer)
     if gold.kind == "text":
         if answer is None or len(answer) > LONGEST_ANSWER:
             return _NOTHING
-        return _judged(as_text(text or answer) == as_text(gold.text), Kind.TEXT)
+        return _verdict(as_text(text or answer) == as_text(gold.text), Kind.TEXT)
     if text is None:
         return _NOTHING
     bare = without_lead(text)
     bare = _JOINED.sub("", bare) if gold.nouns else bare
     if gold.kind == "choice":
-        return _judged(is_choice(text, gold.text) or is_choice(bare, gold.text), Kind.CHOICE)
+        return _verdict(is_choice(text, gold.text) or is_choice(bare, gold.text), Kind.CHOICE)
     if gold.kind == "words":
-        return _judged(gold.text in (as_words(text), as_words(bare)), Kind.TEXT)
+        return _verdict(gold.text in (as_words(text), as_words(bare)), Kind.TEXT)
     node = read(bare, units=gold.letters, nouns=gold.nouns)
     if node is None and gold.letters and (labelled := _LABELLED.fullmatch(bare)):
         node = read(labelled["value"], units=True, nouns=gold.nouns)
@@ -205,34 +205,34 @@ def _judge(answer: str | None, gold: Gold, same: Same) -> Verdict:
         return _NOTHING
     if gold.kind in ("expression", "quantity"):
         return _judge_value(node, gold, same)
-    return _judged(compare(gold.node, node, same), COMPARISONS[gold.kind][1])
+    return _verdict(compare(gold.node, node, same), COMPARISONS[gold.kind][1])
 
 
 _NOTHING = Verdict(Grade.UNPARSABLE, Kind.NONE)
 
 
-def _judged(right: bool, kind: Kind) -> Verdict:
+def _verdict(right: bool, kind: Kind) -> Verdict:
     return Verdict(Grade.CORRECT if right else Grade.WRONG, kind)
 
 
 def _judge_value(answer: Node, gold: Gold, same: Same) -> Verdict:
     """A gold that is one expression, with or without a unit; each side of an answer must be it."""
     if answer.kind == "members" and len(answer.args) == 1 and gold.kind == "expression":
-        return _judged(False, Kind.SET)
+        return _verdict(False, Kind.SET)
     kind = Kind.MATHEMATICS
     for side in _values(answer, gold):
         value, unit = amount(side)
         if value.kind == "dimensions" and gold.value is not None:
             value = Node("product", value.args)
         if value.kind not in EXPRESSIONS:
-            return _judged(False, kind)
+            return _verdict(False, kind)
         if exact(value) is not None and gold.letters:
             kind = Kind.NUMBER if kind is not Kind.QUANTITY else kind
         if unit is not None or gold.kind == "quantity":
             kind = Kind.QUANTITY
         if not _same_quantity(value, unit, gold, same):
-            return _judged(False, kind)
-    return _judged(True, kind)
+            return _verdict(False, kind)
+    return _verdict(True, kind)
 
 
 def _values(answer: Node, gold: Gold) -> Sequence[Node]:

@@ -333,7 +333,7 @@ def is_of_matrices(node: Node) -> bool:
     at = Evaluation(digits(), "positive", "")
     for name in capitals:
         try:
-            if _agree(at.value(node), at.value(_renamed(node, name))):
+            if _agree(at.value(node), at.value(_rename(node, name))):
                 return True
         except _ERRORS:
             return False
@@ -356,8 +356,8 @@ def _does_not_commute(node: Node) -> bool:
     return any(map(_does_not_commute, children(node)))
 
 
-def _renamed(node: Node, name: str) -> Node:
+def _rename(node: Node, name: str) -> Node:
     if node == Node("symbol", (name,)):
         return Node("symbol", (name + "*",))
-    parts = (_renamed(arg, name) if isinstance(arg, Node) else arg for arg in node.args)
+    parts = (_rename(arg, name) if isinstance(arg, Node) else arg for arg in node.args)
     return Node(node.kind, tuple(parts))

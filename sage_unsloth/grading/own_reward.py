@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
 from sage_unsloth.grading.reward_functions import OF_TRL, Reward, columns_needed, parameters_of
-from sage_unsloth.own_code import own_frames, place_of, raised
+from sage_unsloth.own_code import describe_exception, own_frames, place_of
 
 UNINTERRUPTED = 30.0
 """Seconds after its time limit at which a function that even holds Python's lock ends the run."""
@@ -54,7 +54,7 @@ class OwnReward:
         given = {"prompts": prompts, "completions": completions} | columns
         if self._takes is not None:
             given = {name: value for name, value in given.items() if name in self._takes}
-        values = _checked(self.name, self._call(given), len(completions))
+        values = _check_values(self.name, self._call(given), len(completions))
         self.last_batch = [
             {"prompt": _last(prompt), "completion": _last(completion), "reward": value}
             for prompt, completion, value in zip(prompts, completions, values, strict=True)
@@ -102,8 +102,8 @@ class OwnReward:
             "".join(traceback.format_list(frames)),
         )
         raise ValueError(
-            f"the reward {self.name} must return a list of numbers; it raised {raised(value)}; "
-            "mend it, and run the same command again, which resumes"
+            f"the reward {self.name} must return a list of numbers; it raised "
+            f"{describe_exception(value)}; mend it, and run the same command again, which resumes"
         ) from value
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
@@ -157,7 +157,7 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _checked(name: str, values: Any, count: int) -> list[float | None]:
+def _check_values(name: str, values: Any, count: int) -> list[float | None]:
     """The values as numbers, None where the function has nothing to say.
 
     Raises:

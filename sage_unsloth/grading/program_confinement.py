@@ -212,7 +212,7 @@ def server_settings() -> list:
     return settings
 
 
-def kept_from(confinement: Confinement) -> list[str]:
+def denied_access(confinement: Confinement) -> list[str]:
     """What a confined child cannot do, as one finds that tries: "files", "network", "processes",
     "limits".
     """

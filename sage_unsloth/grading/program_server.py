@@ -36,8 +36,8 @@ from sage_unsloth.grading.confinement import end_on_refused_events
 from sage_unsloth.grading.program_confinement import (
     Confinement,
     Namespaces,
+    denied_access,
     end_with_parent,
-    kept_from,
     server_settings,
 )
 from sage_unsloth.grading.program_values import decode, encode, output_digest
@@ -87,7 +87,7 @@ def serve(memory_limit_gib: float) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
     settings = server_settings()
-    _send(replies, {"kept_from": kept_from(confinement), "namespaces": namespaces.granted})
+    _send(replies, {"kept_from": denied_access(confinement), "namespaces": namespaces.granted})
     for line in requests:
         reply, results = _run(confinement, json.loads(line))
         _send(replies, reply | {"moved": server_settings() != settings}, results)
@@ -248,7 +248,7 @@ def _run_child(
     except (SyntaxError, ValueError, RecursionError):
         return NOT_PYTHON
     if calls is None:
-        return _finished(code, module.__dict__)
+        return _exit_status(code, module.__dict__)
     try:
         module.__dict__.update(ANNOTATIONS)
         exec(code, module.__dict__)
@@ -273,7 +273,7 @@ def _find_function(names: dict[str, Any], name: str) -> Any:
     return getattr(names[SOLUTION](), name)
 
 
-def _finished(code: Any, names: dict[str, Any]) -> int:
+def _exit_status(code: Any, names: dict[str, Any]) -> int:
     """The exit status of a program that is run to its end, its threads included."""
     status = 0
     try:

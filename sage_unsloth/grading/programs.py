@@ -19,7 +19,7 @@ from typing import Any
 
 from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.confinement import allowed_environment
-from sage_unsloth.grading.extraction import unfenced
+from sage_unsloth.grading.extraction import strip_fence
 from sage_unsloth.grading.program_server import NOT_PYTHON
 from sage_unsloth.grading.program_tests import read_tests
 from sage_unsloth.grading.worker import LATE, PATIENCE
@@ -252,7 +252,7 @@ def python_checker(*, allow_unconfined: bool = False) -> Checker:
 
 def _check_program(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     read_tests(gold)
-    program = None if answer is None else unfenced(answer)
+    program = None if answer is None else strip_fence(answer)
     if not program or len(program) > LONGEST_PROGRAM:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
     return program, gold

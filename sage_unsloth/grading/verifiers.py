@@ -17,16 +17,16 @@ from typing import Any
 from sage_unsloth.grading.checker import LONGEST_ANSWER, Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.checkers import REASONING_GYM, ROLES
 from sage_unsloth.grading.countdown import COUNTDOWN
-from sage_unsloth.grading.extraction import unfenced
+from sage_unsloth.grading.extraction import strip_fence
 from sage_unsloth.grading.mathematics import MATH, plain_number
 from sage_unsloth.grading.programs import python_checker
-from sage_unsloth.grading.writing import spelled, unwrap
+from sage_unsloth.grading.writing import normalise_spelling, unwrap
 from sage_unsloth.own_code import (
     OwnCodeError,
     OwnFunction,
+    describe_exception,
     describe_function,
     named_function,
-    raised,
 )
 from sage_unsloth.runs.record import package_version
 
@@ -76,7 +76,7 @@ def get_verifier(
     return _own(named_function(expected, "a verifier"))
 
 
-def _judged(right: bool, kind: Kind) -> Verdict:
+def _verdict(right: bool, kind: Kind) -> Verdict:
     return Verdict(Grade.CORRECT if right else Grade.WRONG, kind)
 
 
@@ -96,11 +96,11 @@ def _check_text(answer: str | None, gold: str) -> Verdict:
     if answer is None or _too_long(answer):
         return _NOTHING
     result, expected = (unicodedata.normalize("NFC", text).strip() for text in (answer, gold))
-    return _judged(result == expected, Kind.TEXT)
+    return _verdict(result == expected, Kind.TEXT)
 
 
 def _read_number(text: str) -> Fraction | None:
-    result = spelled(text)
+    result = normalise_spelling(text)
     return None if result is None else plain_number(result)
 
 
@@ -114,7 +114,7 @@ def _check_number(tolerance: Fraction, answer: str | None, gold: str) -> Verdict
     result = None if answer is None or _too_long(answer) else _read_number(answer)
     if result is None:
         return _NOTHING
-    return _judged(abs(result - expected) <= tolerance * max(1, abs(expected)), Kind.NUMBER)
+    return _verdict(abs(result - expected) <= tolerance * max(1, abs(expected)), Kind.NUMBER)
 
 
 def _number(tolerance: str) -> Checker:
@@ -160,7 +160,7 @@ def _check_choice(answer: str | None, gold: str) -> Verdict:
     rest = match["rest"]
     if _TAKES_BACK.search(rest) or _OTHER_LETTER.search(rest):
         return Verdict(Grade.WRONG, Kind.CHOICE)
-    return _judged((match[1] or match[2]).upper() == expected[1], Kind.CHOICE)
+    return _verdict((match[1] or match[2]).upper() == expected[1], Kind.CHOICE)
 
 
 # --- compared in a worker -------------------------------------------------------------------------
@@ -182,7 +182,7 @@ _compiled = lru_cache(maxsize=1024)(re.compile)
 
 def compare_pattern(answer: str, gold: str) -> Verdict:
     """Whether the whole answer matches the gold, a pattern; it may take for ever."""
-    return _judged(re.fullmatch(gold, answer) is not None, Kind.PATTERN)
+    return _verdict(re.fullmatch(gold, answer) is not None, Kind.PATTERN)
 
 
 def _check_schema(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
@@ -212,7 +212,7 @@ def compare_schema(answer: str, gold: str) -> Verdict | None:
     import jsonschema
     from jsonschema.validators import validator_for
 
-    schema, result = _json(gold), _json(unfenced(answer))
+    schema, result = _json(gold), _json(strip_fence(answer))
     if schema is ValueError:
         return None
     try:
@@ -222,7 +222,7 @@ def compare_schema(answer: str, gold: str) -> Verdict | None:
         return None
     if result is ValueError:
         return _NOTHING
-    return _judged(kind(schema).is_valid(result), Kind.SCHEMA)
+    return _verdict(kind(schema).is_valid(result), Kind.SCHEMA)
 
 
 def _check_math_verify(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
@@ -245,7 +245,7 @@ def compare_math_verify(answer: str, gold: str) -> Verdict:
     expected, result = parsed(gold), parsed(answer)
     if not result:
         return _NOTHING
-    return _judged(bool(verify(expected, result, timeout_seconds=None)), Kind.MATHEMATICS)
+    return _verdict(bool(verify(expected, result, timeout_seconds=None)), Kind.MATHEMATICS)
 
 
 # --- of one's own ---------------------------------------------------------------------------------
@@ -304,13 +304,13 @@ def compare_own(answer: str, question: str) -> Verdict | None:
     except Exception as error:
         raise OwnCodeError(
             f"the verifier {requested['import']} must return True, False, a number or None; it "
-            f"raised {raised(error)}; the answer was {answer!r:.200}, the gold "
+            f"raised {describe_exception(error)}; the answer was {answer!r:.200}, the gold "
             f"{requested['gold']!r:.200}; mend it, and run the same command again, which resumes"
         ) from error
     if value is None:
         return _NOTHING
     if isinstance(value, (bool, int, float)) and not math.isnan(value):
-        return _judged(value >= 1, Kind.OWN)
+        return _verdict(value >= 1, Kind.OWN)
     raise OwnCodeError(
         f"the verifier {requested['import']} must return True, False, a number or None; got "
         f"{value!r:.200} for the answer {answer!r:.200}; mend it, and run the same command again, "

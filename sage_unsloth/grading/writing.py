@@ -149,7 +149,7 @@ def unwrap(text: str) -> str:
     return text
 
 
-def spelled(text: str) -> str | None:
+def normalise_spelling(text: str) -> str | None:
     """The text in one spelling, without markup; None if it is empty, too long, or unbalanced."""
     struck = "~~" in text or text.lstrip().startswith("~")
     if len(text) > LONGEST_ANSWER or text.count("{") > MOST_BRACES or struck:

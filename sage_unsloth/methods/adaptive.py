@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.guides import Q_MAX, Q_MIN, RandomGuide, check_clip, clipped
+from sage_unsloth.objective.guides import Q_MAX, Q_MIN, RandomGuide, check_clip, clip_guide
 from sage_unsloth.objective.protocols import CausalGuide, Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 
@@ -111,7 +111,7 @@ class AdaptiveGuide:
         log_guide = self.guide.log_guide(
             signals, step=step, max_steps=max_steps, generator=generator
         )
-        return clipped(self.strength * log_guide, signals.mask, self.q_min, self.q_max)
+        return clip_guide(self.strength * log_guide, signals.mask, self.q_min, self.q_max)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
         """Move κ by what the optimizer step measured; `metrics` are those of

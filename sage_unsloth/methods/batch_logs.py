@@ -49,10 +49,10 @@ class RewardLogs:
             self.extra[name] = [None] * (max(places) + 1)
         for name, values in self.extra.items():
             values += [None] * (max(places) + 1 - len(values))
-            put_in(values, places, new.extra.get(name, [None] * len(places)))
+            insert_values(values, places, new.extra.get(name, [None] * len(places)))
         for graded, dropped, of_new in zip(self.graded, self.dropped, new.graded, strict=True):
             dropped += [graded[place] for place in places]
-            put_in(graded, places, of_new)
+            insert_values(graded, places, of_new)
 
     def keep(self) -> None:
         """Hand back to trainer and reward functions what is left."""
@@ -61,7 +61,7 @@ class RewardLogs:
             reward.forget(dropped, graded)
 
 
-def put_in(values: list | None, places: list[int], new: list | None) -> None:
+def insert_values(values: list | None, places: list[int], new: list | None) -> None:
     """Put the values of `new` in these places; None is a list that does not exist."""
     if values is not None:
         for place, value in zip(places, new or [], strict=True):

@@ -73,7 +73,7 @@ def clip_cov(
     cov = covariance(signals.policy_logps, advantages, signals.mask)
     band = ((cov > low) & (cov < high) & signals.mask.bool()).flatten().nonzero().squeeze(1)
     order = torch.randperm(len(band), generator=generator).to(band.device)
-    return _with(advantages, signals.mask, band[order[: _count(share, signals.mask)]], 0.0)
+    return _place_values(advantages, signals.mask, band[order[: _count(share, signals.mask)]], 0.0)
 
 
 def kl_cov(
@@ -119,7 +119,7 @@ def kl_cov(
     chosen = cov.topk(count).indices
     log_ratio = torch.where(valid, signals.policy_logps.float() - old_logps.float(), 0.0)
     change = coef * log_ratio.sign() * (-log_ratio).exp()
-    return _with(wide, signals.mask, chosen, (wide - change).flatten()[chosen])
+    return _place_values(wide, signals.mask, chosen, (wide - change).flatten()[chosen])
 
 
 def _check_share(share: float, name: str) -> None:
@@ -139,7 +139,9 @@ def _wide(advantages: Tensor, mask: Tensor) -> Tensor:
     return advantages.unsqueeze(1).expand(mask.shape) if advantages.dim() == 1 else advantages
 
 
-def _with(advantages: Tensor, mask: Tensor, places: Tensor, values: float | Tensor) -> Tensor:
+def _place_values(
+    advantages: Tensor, mask: Tensor, places: Tensor, values: float | Tensor
+) -> Tensor:
     """The advantages as (B, T), with other values at some places of the flattened tensor."""
     result = _wide(advantages, mask).clone().flatten()
     result[places] = values

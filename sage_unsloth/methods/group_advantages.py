@@ -29,7 +29,7 @@ def grpo(rewards: Tensor) -> Tensor:
     Args:
         rewards: (P, G).
     """
-    return _scored(rewards, _standardised)
+    return _score_group(rewards, _standardise)
 
 
 def maxrl(rewards: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def rs_grpo(rewards: Tensor, *, beta: float = 2.0) -> Tensor:
         weight = (beta * (group - group.max())).exp()
         return (weight / weight.mean() - 1) / beta
 
-    return _scored(rewards, risk_seeking)
+    return _score_group(rewards, risk_seeking)
 
 
 def unlikeliness(rewards: Tensor, *, mean_logps: Tensor, weight: float = 0.25) -> Tensor:
@@ -236,19 +236,19 @@ def unlikeliness(rewards: Tensor, *, mean_logps: Tensor, weight: float = 0.25) -
         if (group == group[0]).all():
             return torch.zeros_like(group)
         rank = logps.argsort(stable=True).argsort().to(group.dtype)
-        return _standardised(group * (1 - weight * rank / len(group)))
+        return _standardise(group * (1 - weight * rank / len(group)))
 
-    return _scored(rewards, ranked, mean_logps)
+    return _score_group(rewards, ranked, mean_logps)
 
 
-def _standardised(group: Tensor) -> Tensor:
+def _standardise(group: Tensor) -> Tensor:
     """(r − mean) / (σ + ε) of one group, 0 for a single completion."""
     if len(group) < 2:
         return torch.zeros_like(group)
     return (group - group.mean()) / (group.std() + GRPO_EPSILON)
 
 
-def _scored(rewards: Tensor, of_group: Callable[..., Tensor], *others: Tensor) -> Tensor:
+def _score_group(rewards: Tensor, of_group: Callable[..., Tensor], *others: Tensor) -> Tensor:
     """`of_group` of each group's rewards that are not nan, float64, and of the same entries of
     `others`; 0 elsewhere.
     """
@@ -283,7 +283,7 @@ def _by_count(
         right, wrong = weights(len(group), int(group.sum()))
         return torch.where(group == 1, right, wrong).to(group.dtype)
 
-    return _scored(rewards, of_group)
+    return _score_group(rewards, of_group)
 
 
 def _checked_k(rule: str, rewards: Tensor, k: int | None, *, most: int, name: str = "k") -> int:

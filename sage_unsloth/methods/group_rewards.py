@@ -32,7 +32,7 @@ from sage_unsloth.patch.seam import seam_of
 from sage_unsloth.patch.trained_with import describe_function
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import listening
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.switches import drops_equal_rewards
 from sage_unsloth.trainers.trainer_names import ContractError
 
@@ -75,7 +75,7 @@ def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
     with (
         method_added(trainer, method),
         groups_rewarded(trainer) as groups,
-        replaced(groups, rule=rule),
+        replace_attributes(groups, rule=rule),
     ):
         yield
 
@@ -102,7 +102,10 @@ def groups_rewarded(trainer: Any) -> Iterator["_Groups"]:
         return
     groups = _Groups(trainer)
     listeners = {names.ROLLOUT: groups.roll_out, names.REWARDS: groups.grade}
-    with replaced(trainer, **{GROUPS: groups}), listening(trainer, "advantages", **listeners):
+    with (
+        replace_attributes(trainer, **{GROUPS: groups}),
+        listening(trainer, "advantages", **listeners),
+    ):
         yield groups
 
 

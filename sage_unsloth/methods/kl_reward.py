@@ -18,7 +18,7 @@ from sage_unsloth.methods.group_rewards import (
 from sage_unsloth.patch.choice import Choice, Method, method_added
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import listening
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 
 
 @contextmanager
@@ -41,13 +41,13 @@ def kl_in_reward(trainer: Any) -> Iterator[None]:
         return less_kl(nothing, *scored, token_mask(trainer, batch), beta=beta)
 
     def compute_loss(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with replaced(trainer, beta=0.0):  # it is in the advantages already
+        with replace_attributes(trainer, beta=0.0):  # it is in the advantages already
             return proceed(*args, **kwargs)
 
     with (
         method_added(trainer, method),
         groups_rewarded(trainer) as groups,
-        replaced(groups, term=term),
+        replace_attributes(groups, term=term),
         listening(trainer, "kl_in", **{names.COMPUTE_LOSS: compute_loss}),
     ):
         yield

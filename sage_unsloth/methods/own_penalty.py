@@ -32,7 +32,7 @@ from sage_unsloth.patch.contract import check_numbers, run_of_trl, run_of_unslot
 from sage_unsloth.patch.seam import Seam, seam_of, seam_of_class
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import Listener, listening
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.switches import rollout_rejection
 from sage_unsloth.trainers.trainer_names import ContractError
 
@@ -106,11 +106,11 @@ def _inside_unsloth(
     kernel = getattr(seam.module, names.KERNEL)
     check_switches(kernel)
     # One function for all calls: compiled code is compiled anew for another one.
-    own = {names.KERNEL: kernel_with(penalty, kernel)}
+    own = {names.KERNEL: make_kernel(penalty, kernel)}
     check_numbers(names.KERNEL, run_of_unsloth(own[names.KERNEL]), penalty, k3_max=None)
 
     def compute_loss(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with replaced(seam.module, **own):
+        with replace_attributes(seam.module, **own):
             return proceed(*args, **kwargs)
 
     return {names.COMPUTE_LOSS: compute_loss}
@@ -132,7 +132,7 @@ def _inside_trl(
     )
 
     def compute_loss(_: Callable[..., Any], model: Any, inputs: dict[str, Any]) -> Tensor:
-        with replaced(trainer, **own):
+        with replace_attributes(trainer, **own):
             return rewritten(trainer, model, inputs)
 
     return {names.TRL_LOSS: compute_loss}
@@ -178,7 +178,7 @@ def _check_own_penalty(trainer: Any, kl_estimator: str) -> None:
 
 
 def check_switches(kernel: Any) -> None:
-    """The kernel must read the settings that `kernel_with` switches off by these names: of its
+    """The kernel must read the settings that `make_kernel` switches off by these names: of its
     `**kwargs` an unknown name is dropped without an error, and would switch nothing off.
     """
     read = {name for name in inspect.unwrap(kernel).__code__.co_consts if isinstance(name, str)}
@@ -199,7 +199,7 @@ POLICY_ONLY = {
 """Settings of the policy term, switched off in the second call; the normaliser stays."""
 
 
-def kernel_with(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Callable[..., tuple]:
+def make_kernel(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Callable[..., tuple]:
     """Unsloth's loss kernel with another KL penalty: the same parameters, the same seven values.
 
     It runs inside `torch.func.grad_and_value` and, compiled, as one graph, as Unsloth's own does.
@@ -268,7 +268,7 @@ def rewritten_loss(loss: types.FunctionType) -> types.FunctionType:
         ContractError: TRL's penalty is missing, is there twice, or is written otherwise.
     """
     place = _PenaltyPlace()
-    rewritten = recompiled(sys.modules[loss.__module__], loss, place)
+    rewritten = recompile(sys.modules[loss.__module__], loss, place)
     if place.count != 1:
         raise ContractError(
             f"{names.TRL_LOSS} must assign {names.PENALTY} = {names.TRL_PENALTY} once",
@@ -278,7 +278,7 @@ def rewritten_loss(loss: types.FunctionType) -> types.FunctionType:
     return rewritten
 
 
-def recompiled(
+def recompile(
     module: types.ModuleType, original: Any, transformer: ast.NodeTransformer
 ) -> types.FunctionType:
     """A function with its source transformed, over the same globals, with the same line numbers."""

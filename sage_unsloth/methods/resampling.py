@@ -33,7 +33,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sage_unsloth.methods.batch_logs import RewardLogs, completion_lengths, put_in
+from sage_unsloth.methods.batch_logs import RewardLogs, completion_lengths, insert_values
 from sage_unsloth.methods.group_rewards import dead_groups, total_rewards
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import inside, listening
@@ -158,9 +158,9 @@ class _Batches:
             new = self._generated(new_prompts)
             new_rewards, new_graded = self._graded(new_rows, new_prompts, new)
             for i in PER_COMPLETION:
-                put_in(result[i], places, new[i])
-            put_in(rows, places, new_rows)
-            put_in(prompts, places, new_prompts)
+                insert_values(result[i], places, new[i])
+            insert_values(rows, places, new_rows)
+            insert_values(prompts, places, new_prompts)
             graded.put(places, new_graded)
             rewards[places] = new_rewards
             resampled += len(drawn)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.guides import Q_MAX, Q_MIN, check_clip, clipped
+from sage_unsloth.objective.guides import Q_MAX, Q_MIN, check_clip, clip_guide
 from sage_unsloth.objective.signals import TokenSignals
 
 
@@ -63,4 +63,4 @@ class TeacherGuide:
         """
         teacher, ref = signals.require("teacher_logps", self), signals.require("ref_logps", self)
         log_guide = self.kappa * (teacher.float() - ref.float())
-        return clipped(log_guide, signals.mask, self.q_min, self.q_max)
+        return clip_guide(log_guide, signals.mask, self.q_min, self.q_max)

@@ -144,7 +144,7 @@ def parse_cards(said: str) -> tuple[tuple[Card, ...], int | None]:
     return tuple(cards), driver
 
 
-def compiled_for() -> tuple[str, ...]:
+def compiled_architecture() -> tuple[str, ...]:
     """What the installed PyTorch is compiled for, such as "sm_80"; empty without CUDA. It is asked
     in a process of its own, so that this one does not load it.
     """

@@ -15,7 +15,7 @@ def data_folder() -> Path:
     return package / "data" if (package / "data").is_dir() else package.parent / "data"
 
 
-def located(hub_id: str) -> str:
+def locate_model(hub_id: str) -> str:
     """What a preset's model is loaded from: its hub id, or the folder of the embedded one."""
     return str(data_folder() / BASE_MODEL) if hub_id == BASE_MODEL else hub_id
 

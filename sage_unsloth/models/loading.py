@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu, process_device, sixteen_bit_dtype
-from sage_unsloth.models.embedded import located
+from sage_unsloth.models.embedded import locate_model
 from sage_unsloth.models.lora import LORA_TARGETS as LORA_TARGETS
 from sage_unsloth.models.lora import LoraSettings as LoraSettings
 from sage_unsloth.models.quantised import (
@@ -86,7 +86,7 @@ def load_policy(
         )
     if not has_gpu() and use_vllm:
         raise ValueError("use_vllm needs a GPU; got none; leave it off")
-    path = located(str(path))
+    path = locate_model(str(path))
     refuse_pickles(path)
     if load_in_4bit:
         refuse_quantising_again(path)

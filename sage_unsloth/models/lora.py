@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from sage_unsloth.runs.settings import MODEL, check_settings, documented, setting
+from sage_unsloth.runs.settings import MODEL, check_settings, document_settings, setting
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-@documented
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
     """The adapter of both training stages (Tables 7 and 8)."""

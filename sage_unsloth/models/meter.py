@@ -27,7 +27,7 @@ def synchronize() -> None:
 
 
 @contextlib.contextmanager
-def measured() -> Iterator[dict[str, float | None]]:
+def measure() -> Iterator[dict[str, float | None]]:
     """Seconds by the clock and on the CPU, and the peak of memory beyond the beginning.
 
     `seconds`, `cpu_seconds` of this process, and `peak_bytes`, None where it is not measurable; all

@@ -45,7 +45,7 @@ def keep_exact_products(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def dequantised(parameter: Tensor) -> Tensor:
+def dequantise(parameter: Tensor) -> Tensor:
     """The weight's values: of 4-bit weights those that its products use."""
     if not _is_4bit(parameter):
         return parameter.data
@@ -71,7 +71,7 @@ def merge_dequantised(model: Any) -> Any:
         if isinstance(module, LoraLayer):
             layer: Any = module.get_base_layer()
             if _is_4bit(layer.weight):
-                weight = dequantised(layer.weight)
+                weight = dequantise(layer.weight)
                 for adapter in module.active_adapters:
                     delta = module.get_delta_weight(adapter)
                     weight = (weight.to(delta.dtype) + delta).to(weight.dtype)
@@ -81,7 +81,7 @@ def merge_dequantised(model: Any) -> Any:
             base.set_submodule(name, layer)
     for name, module in list(base.named_modules()):
         if isinstance(module, nn.Linear) and _is_4bit(module.weight):
-            base.set_submodule(name, _linear(dequantised(module.weight), module.bias))
+            base.set_submodule(name, _linear(dequantise(module.weight), module.bias))
     base.hf_quantizer.remove_quantization_config(base)
     setattr(base.config, MERGED, True)
     return base

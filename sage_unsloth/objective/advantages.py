@@ -25,7 +25,7 @@ OFFERED = ("old_logps", "generator", "log_guide", "groups", "metrics")
 """
 
 
-def shaped(
+def shape_advantages(
     shape: ShapeAdvantages, signals: TokenSignals, advantages: Tensor, **offered: Any
 ) -> Tensor:
     """What a user's function makes of the advantages, (B,) or (B, T), without gradient.

@@ -222,7 +222,7 @@ def _log_clipped(guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> Ten
     return torch.where(mask.bool(), guide.float().clamp(q_min, q_max).log(), 0.0)
 
 
-def clipped(log_guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> Tensor:
+def clip_guide(log_guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> Tensor:
     """log q within the bounds of q, 0 outside the mask."""
     within = log_guide.clamp(math.log(q_min), math.log(q_max))
     return torch.where(mask.bool(), within, 0.0)

@@ -9,7 +9,7 @@ from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import SHAPES, listening
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import ContractError
 
 METHODS, OPEN = "_sage_unsloth_methods", "_sage_unsloth_open"
@@ -64,7 +64,7 @@ def method_added(trainer: Any, method: Method) -> Iterator[None]:
         return proceed(*args, **kwargs)
 
     guard = nullcontext() if methods else listening(trainer, "methods", **{names.STEP: step})
-    with replaced(trainer, **{METHODS: (*methods, method)}), guard:
+    with replace_attributes(trainer, **{METHODS: (*methods, method)}), guard:
         yield
 
 
@@ -73,7 +73,7 @@ class Choice:
     """The arguments of `guided_kl`, by their names, and the methods opened around it.
 
     It is checked against the trainer (`settings.check_settings`), recorded in each checkpoint and
-    compared on resume (`trained_with`), and what the hook goes by.
+    compared on resume (`trained_with.resume_record`), and what the hook goes by.
     """
 
     guide: Guide | None

@@ -24,11 +24,11 @@ from sage_unsloth.patch.choice import OPEN, Choice, added_methods
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.seam import seam_of
 from sage_unsloth.patch.settings import check_settings
-from sage_unsloth.patch.trained_with import trained_with
+from sage_unsloth.patch.trained_with import resume_record
 from sage_unsloth.patch.watch import guide_watch
 from sage_unsloth.trainers.data_order import order_kept
 from sage_unsloth.trainers.finite import finite_only
-from sage_unsloth.trainers.replaced import alone, replaced, watched
+from sage_unsloth.trainers.replaced import alone, replace_attributes, with_callback
 from sage_unsloth.trainers.rollout_weights import keep_trained_weights
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def guided_kl(
         seam.check()
     with ExitStack() as stack:
         stack.enter_context(alone())
-        stack.enter_context(replaced(trainer, **{OPEN: True}))
+        stack.enter_context(replace_attributes(trainer, **{OPEN: True}))
         stack.enter_context(seam.prepared(trainer))
         guard = stack.enter_context(finite_only(trainer))
         hook = None  # the trainer's own loss is the one asked for
@@ -121,12 +121,12 @@ def guided_kl(
             None if hook is None else hook.measured,
             None if hook is None else hook.clock,
             guide=guide,
-            record=trained_with(trainer, choice, seam=seam.name, own_adapters=adapters),
+            record=resume_record(trainer, choice, seam=seam.name, own_adapters=adapters),
             frozen_adapters=(*adapters, *([teacher] if isinstance(teacher, str) else [])),
             loss=seam.loss,
             resume_with_changes=resume_with_changes,
         )
-        stack.enter_context(watched(trainer, watch))
+        stack.enter_context(with_callback(trainer, watch))
         stack.enter_context(order_kept(trainer))
         stack.enter_context(keep_trained_weights(trainer))
         yield

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.advantages import shaped
+from sage_unsloth.objective.advantages import shape_advantages
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.clock import Clock, Tick
@@ -68,7 +68,7 @@ class Hook:
             log_guide = self._log_guide(signals, now)
             metrics: dict[str, Tensor] = {}
             for shape in self.choice.shapes:
-                advantages = shaped(
+                advantages = shape_advantages(
                     shape,
                     signals,
                     advantages,

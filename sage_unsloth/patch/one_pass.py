@@ -25,7 +25,7 @@ from torch import Tensor
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.loading import trainer_module
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import (
     COMPUTE_LOSS,
     SCORER_PARAMETERS,
@@ -154,7 +154,7 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
     def compute(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal losses
         losses += 1
-        with replaced(scorers.zoo, **scorers.by_name):
+        with replace_attributes(scorers.zoo, **scorers.by_name):
             return proceed(*args, **kwargs)
 
     with listening(trainer, "one_pass", **{COMPUTE_LOSS: compute}):

@@ -40,7 +40,7 @@ RELIED_ON = (
 )
 
 
-def relied_on(trainer: Any) -> dict[str, Any]:
+def fixed_settings(trainer: Any) -> dict[str, Any]:
     """The trainer's settings that `check_settings` has judged; they must stay as they are."""
     own = {"beta": trainer.beta, "num_generations": trainer.num_generations}
     return own | {name: getattr(trainer.args, name) for name in RELIED_ON}

@@ -19,7 +19,7 @@ NONE = "the trainer's own"
 logger = logging.getLogger(__name__)
 
 
-def trained_with(
+def resume_record(
     trainer: Any, choice: Choice, *, seam: str, own_adapters: Collection[str]
 ) -> dict[str, Any]:
     """What a resumed checkpoint must agree in, by name.
@@ -101,7 +101,7 @@ def check_resumed(
     Args:
         step: of the checkpoint.
         selected: what it holds under `watch.STATE`.
-        now: `trained_with`, now.
+        now: `resume_record`, now.
         steered: the guide now, if it has a state.
 
     Raises:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sage_unsloth.patch.contract import check_parameters
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import ContractError
 
 
@@ -80,7 +80,7 @@ def _fused_head(trainer: Any, model: Any, outputs: tuple[str, ...]) -> Iterator[
     from accelerate.utils import is_peft_model
 
     base = model.get_base_model() if is_peft_model(model) else model
-    with replaced(base, forward=base.forward):
+    with replace_attributes(base, forward=base.forward):
         _add_fused_head()(
             base,
             temperature=trainer.temperature,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.patch.one_pass import OnePassScorers, has_one_pass_kernel
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import (
     OF_LOGITS,
     ROLLOUT,
@@ -154,7 +154,7 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         return logps
 
     ours_by_name = {name: functools.partial(of_hidden_states, name) for name in plain}
-    with replaced(zoo, **ours_by_name | {OF_LOGITS: of_logits}):
+    with replace_attributes(zoo, **ours_by_name | {OF_LOGITS: of_logits}):
         yield calls
 
 

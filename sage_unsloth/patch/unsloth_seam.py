@@ -28,7 +28,7 @@ from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.data_parallel import pooled_means
 from sage_unsloth.trainers.finite import Guard
 from sage_unsloth.trainers.listening import listening
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 
 ANY_QUANTILE = 0.5
 """Below 1, so that Unsloth computes entropies; what they would mask is not masked."""
@@ -50,7 +50,7 @@ class UnslothHook(Hook):
     def compute_loss(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around `trainer.compute_loss`."""
         own = {names.FUNCTION: types.SimpleNamespace(apply=self.apply)}
-        with replaced(self.module, **own), self._with_entropies():
+        with replace_attributes(self.module, **own), self._with_entropies():
             return proceed(*args, **kwargs)
 
     @contextmanager
@@ -72,10 +72,10 @@ class UnslothHook(Hook):
         own = {names.ENTROPY_MASK: mask, names.SCORER_WITH_ENTROPY: score}
         with ExitStack() as stack:
             stack.callback(setattr, self, "entropies", None)
-            stack.enter_context(replaced(self.zoo, **own))
+            stack.enter_context(replace_attributes(self.zoo, **own))
             if not masks:
                 requested = {names.ENTROPY_QUANTILE: ANY_QUANTILE}
-                stack.enter_context(replaced(settings, **requested))
+                stack.enter_context(replace_attributes(settings, **requested))
             yield
 
     def apply(self, *arguments: Any) -> tuple:

@@ -11,7 +11,7 @@ from sage_unsloth.objective.guide_metrics import GuideMetrics
 from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.clock import Clock
-from sage_unsloth.patch.settings import relied_on
+from sage_unsloth.patch.settings import fixed_settings
 from sage_unsloth.patch.trained_with import check_resumed
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.trainer_names import ContractError
@@ -83,7 +83,7 @@ def guide_watch(
     from transformers import TrainerCallback
 
     steered = guide if isinstance(guide, SteeredGuide) else None
-    settings = relied_on(trainer)
+    settings = fixed_settings(trainer)
 
     class GuideWatch(TrainerCallback):
         seen = 0
@@ -101,7 +101,7 @@ def guide_watch(
             self.keep(state)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            now = relied_on(trainer)
+            now = fixed_settings(trainer)
             changed = [
                 f"{k} was {v!r} and is {now[k]!r}" for k, v in settings.items() if now[k] != v
             ]

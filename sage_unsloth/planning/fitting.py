@@ -102,7 +102,7 @@ def remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
         )
 
 
-def settled(setup: Setup, memory_gib: float, fixed: Iterable[str] = ()) -> Setup:
+def fit_to_memory(setup: Setup, memory_gib: float, fixed: Iterable[str] = ()) -> Setup:
     """The settings with as few changes as make them fit: first those that change no result, then
     4-bit weights.
 
@@ -120,16 +120,16 @@ def settled(setup: Setup, memory_gib: float, fixed: Iterable[str] = ()) -> Setup
 
 
 def plan_setup(model: ModelPreset, memory_gib: float | None, **changes) -> Setup:
-    """The presets' settings for a model on a card of this size, with `changes`, then `settled`.
+    """The presets' settings for a model on a GPU of this size, with `changes`, made to fit.
 
     Args:
-        changes: fields of `Setup`; None leaves the preset's. `settled` keeps them.
+        changes: fields of `Setup`; None leaves the preset's. `fit_to_memory` keeps them.
     """
     changes = {key: value for key, value in changes.items() if value is not None}
     if memory_gib is None:
         return setup_for(model, None, **changes)
     setup = setup_for(model, nearest_card(memory_gib), **changes)
-    return settled(setup, memory_gib, fixed=changes)
+    return fit_to_memory(setup, memory_gib, fixed=changes)
 
 
 def memory_of_card(memory: float | None) -> float | None:

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 
 from sage_unsloth.figures import COLUMNS
-from sage_unsloth.planning.fitting import settled
+from sage_unsloth.planning.fitting import fit_to_memory
 from sage_unsloth.planning.memory import (
     GIB,
     memory_plan,
@@ -103,7 +103,7 @@ def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
         )
     if setup.use_vllm and setup.weight_bits == 4:
         lines.append("  vLLM from 0.28 needs the package vllm-bnb-plugin for 4-bit weights")
-    return _wrapped(lines, NOTES)
+    return _wrap(lines, NOTES)
 
 
 def run_report(setup: Setup, steps: int, num_rows: int | None = None) -> str:
@@ -120,7 +120,7 @@ def run_report(setup: Setup, steps: int, num_rows: int | None = None) -> str:
         "written, and the result",
         "  time: not known before the first step",
     ]
-    return _wrapped(lines, 4)
+    return _wrap(lines, 4)
 
 
 def what_fits() -> list[dict[str, str]]:
@@ -131,7 +131,7 @@ def what_fits() -> list[dict[str, str]]:
             continue
         row = {"model": model.name}
         for card in CARDS.values():
-            setup = settled(setup_for(model, card), card.memory_gib)
+            setup = fit_to_memory(setup_for(model, card), card.memory_gib)
             memory = memory_plan(setup, card.memory_gib)
             cell = f"{memory.needed / GIB:.1f}: {_settings(setup)}"
             if not memory.fits:
@@ -147,7 +147,7 @@ def _settings(setup: Setup) -> str:
     return f"{bits}, {rollouts}, micro-batch {min(setup.micro_batch, setup.completions_per_step)}"
 
 
-def _wrapped(lines: list[str], indent: int) -> str:
+def _wrap(lines: list[str], indent: int) -> str:
     """The lines, those that are longer than a terminal or a log broken and indented."""
     return "\n".join(
         textwrap.fill(line, COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False)

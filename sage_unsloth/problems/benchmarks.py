@@ -82,7 +82,7 @@ def load_benchmark(
         provenance = [source for part in parts for source in part.provenance]
         odd = [result for part in parts for result in part.not_integers]
         together = Benchmark(name=name, rows=rows, provenance=provenance, not_integers=odd)
-        return together if repairs is None else repaired(together, repairs)
+        return together if repairs is None else repair_golds(together, repairs)
     spec = _spec_of(name, path)
     own = _own_parts(name, path, columns or Columns())
     parts = own or _read_parts(name, spec, path)
@@ -107,7 +107,7 @@ def load_benchmark(
     provenance = [provenance for _, _, provenance in parts]
     benchmark = Benchmark(name=name, rows=rows, provenance=provenance, checker=spec.checker)
     table = repairs or _repairs_beside(name, path)
-    benchmark = benchmark if table is None else repaired(benchmark, table)
+    benchmark = benchmark if table is None else repair_golds(benchmark, table)
     if not spec.integer:
         return benchmark
     odd = [row["id"] for row in benchmark.rows if not _is_integer(row["answer"])]
@@ -222,7 +222,7 @@ def _repairs_beside(name: str, path: str | Path | None) -> Path | None:
     return file if file.is_file() else None
 
 
-def repaired(benchmark: Benchmark, table: str | Path) -> Benchmark:
+def repair_golds(benchmark: Benchmark, table: str | Path) -> Benchmark:
     """The benchmark with golds replaced, and its provenance with what was replaced and why.
 
     Args:

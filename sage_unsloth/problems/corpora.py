@@ -114,7 +114,7 @@ def sft_rows(
             cannot grade with no other verifier given, or no row is left.
     """
     check_limit(limit)
-    data, path, columns = _asked_for(data, path, columns, SFT_DATA)
+    data, path, columns = _resolve_source(data, path, columns, SFT_DATA)
     if data.startswith(PREFIX):
         raise ValueError(
             f"SFT needs worked solutions, and those of reasoning-gym have none; got {data}; give "
@@ -205,7 +205,7 @@ def rl_rows(
         ValueError: as `rl_corpus`.
     """
     check_limit(limit)
-    data, path, columns = _asked_for(data, path, columns, RL_DATA)
+    data, path, columns = _resolve_source(data, path, columns, RL_DATA)
     selected: dict[str, list[bool]] = {}
     read: dict[str, str] = {}
     if data == "arithmetic":
@@ -239,7 +239,7 @@ def rl_rows(
     return replace(corpus_of(rows, filters, provenance), checker=checker, columns=read)
 
 
-def _asked_for(
+def _resolve_source(
     data: str, path: str | Path | None, columns: Columns | None, names: Sequence[str]
 ) -> tuple[str, str | Path | None, Columns]:
     """What is to be read: a known name with the file that stands in for it, or one's own.

@@ -124,7 +124,7 @@ def read_columns(
         if name in places and name in (*needed, *optional):
             texts = _texts(raw, places[name], data)
             if columns.answer_pattern is not None and name == "answer":
-                result = _matched(texts, columns.answer_pattern, data)
+                result = _last_matches(texts, columns.answer_pattern, data)
                 selected["answer pattern matches"] = [match is not None for match in result]
                 answers = ["" if match is None else match[1].strip() for match in result]
             elif columns.answer_pattern is not None and places.get("answer") == places[name]:
@@ -145,7 +145,7 @@ def read_columns(
     for name, column in columns.names.items():
         if name not in row_names(needed, optional):
             for number, (row, source) in enumerate(zip(rows, raw, strict=True)):
-                row[name] = _kept_value(source.get(column), f"row {number} of {data}, {column!r},")
+                row[name] = _json_value(source.get(column), f"row {number} of {data}, {column!r},")
     read = row_names(needed, optional) | columns.names.keys()
     places = {name: column for name, column in places.items() if name in read}
     return OwnRows(rows=rows, kept=selected, provenance={}, columns=places)
@@ -253,7 +253,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _matched(texts: Sequence[str], pattern: str, data: str) -> list[re.Match[str] | None]:
+def _last_matches(texts: Sequence[str], pattern: str, data: str) -> list[re.Match[str] | None]:
     """The last match in each text; a group that took no part in it is none."""
     compiled = re.compile(pattern)
     results = []
@@ -278,7 +278,7 @@ def _without_match(text: str, pattern: str) -> str:
     return (text[: matches[-1].start()].rstrip() + text[matches[-1].end() :]).strip()
 
 
-def _kept_value(value: Any, where: str) -> Any:
+def _json_value(value: Any, where: str) -> Any:
     """A value that is kept for rewards: whatever JSON can hold; dates and decimals become text."""
     try:
         json.dumps(value, allow_nan=True)

@@ -37,7 +37,7 @@ def with_units(
     return {**splits, "test": test}
 
 
-def allotted(
+def allot(
     order: Sequence[Any],
     sizes: Mapping[str, Mapping[str, int]],
     sources: Mapping[str, Sequence[Any]],

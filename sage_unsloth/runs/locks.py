@@ -22,7 +22,7 @@ class HeldError(ValueError):
 
 
 @contextlib.contextmanager
-def locked(path: str | Path) -> Iterator[None]:
+def exclusive_lock(path: str | Path) -> Iterator[None]:
     """Holds a file or folder for this process alone, by a lock on `.<name>.lock` beside it.
 
     It does not wait. The system drops the lock when its process ends, however it ends; the lock

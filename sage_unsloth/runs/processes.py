@@ -32,7 +32,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def sharded_by() -> str | None:
+def sharding() -> str | None:
     """What accelerate was told to split the model by, "FSDP" or "DeepSpeed"; None for nothing."""
     for name, variable in SHARDED_BY.items():
         if os.environ.get(variable, "false").lower() == "true":
@@ -42,7 +42,7 @@ def sharded_by() -> str | None:
 
 def is_sharded() -> bool:
     """Whether accelerate was told to split the model among the processes."""
-    return sharded_by() is not None
+    return sharding() is not None
 
 
 def wait_for_all() -> None:
@@ -68,7 +68,7 @@ def first_process_speaks() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def gathered(rows: list) -> list:
+def gather_rows(rows: list) -> list:
     """The rows of every process, those of the first one first."""
     if world_size() == 1:
         return rows

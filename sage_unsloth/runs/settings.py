@@ -225,7 +225,7 @@ def attributes_text(stage: type) -> str:
     return "\n".join([*lines, ""])
 
 
-def documented(stage: type[Stage]) -> type[Stage]:
+def document_settings(stage: type[Stage]) -> type[Stage]:
     """The dataclass, its settings listed in its docstring."""
     stage.__doc__ = f"{stage.__doc__}\n{attributes_text(stage)}"
     return stage

@@ -43,10 +43,10 @@ def engine_errors(name: str, phase: str, *, refusals: bool = True) -> Iterator[N
     except Exception as error:
         if type(error) is EngineError or (refusals and type(error) is ValueError):
             raise
-        raise _phased(name, phase, error) from error
+        raise _name_phase(name, phase, error) from error
 
 
-def _phased(name: str, phase: str, error: Exception) -> EngineError:
+def _name_phase(name: str, phase: str, error: Exception) -> EngineError:
     rule, remedy = PHASES[phase]
     return EngineError(
         f"the engine of {name} must {rule}; it failed: {type(error).__name__}: {error!s:.500}; "

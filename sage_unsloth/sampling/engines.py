@@ -19,7 +19,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from sage_unsloth.sampling.refilling import Request, can_refill, refilled
+from sage_unsloth.sampling.refilling import Request, can_refill, sample_refilling
 from sage_unsloth.sampling.token_streams import invert, row_uniforms
 
 
@@ -183,7 +183,7 @@ class TransformersEngine(InBatches):
                 logits_BV = processor(None, logits_BV)
             return invert(torch.softmax(logits_BV, -1), uniforms_B)
 
-        for number, ids in refilled(
+        for number, ids in sample_refilling(
             self.model,
             requests,
             choose,

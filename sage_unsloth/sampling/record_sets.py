@@ -13,7 +13,7 @@ from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, Turns, render_prompt, turns_of
 from sage_unsloth.runs.files import append_jsonl
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.sampling.drawing import Drawn, completions, in_rounds
 from sage_unsloth.sampling.engine_errors import EngineError
@@ -42,7 +42,7 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def asked_in(prompt: PromptFormat) -> dict[str, Any]:
+def prompt_identity(prompt: PromptFormat) -> dict[str, Any]:
     """The format as the settings of a set have it; the project's is not named in them."""
     return {} if prompt == PROJECT_PROMPT else {"prompt": asdict(prompt)}
 
@@ -103,11 +103,13 @@ def sample_and_grade(
     num_samples = config.num_samples
     rules = {"boxed": boxed, "checker": checker, "prompt": prompt}
     with (
-        locked(path),
+        exclusive_lock(path),
         Grader(grading_workers(), config.grade_seconds, **rules) as grader,
     ):
         prompts = {row["id"]: prompt_ids(engine.tokenizer, turns_of(row)) for row in rows}
-        identity = dict(identity or {}) | ({} if boxed else {"boxed": False}) | asked_in(prompt)
+        identity = (
+            dict(identity or {}) | ({} if boxed else {"boxed": False}) | prompt_identity(prompt)
+        )
         settings = set_settings(config, engine.name, model, benchmark, identity)
         run, records = open_set(path, settings, prompts, provenance, engine.arguments)
         names = {"run": run, "model": model, "benchmark": benchmark}

@@ -55,7 +55,7 @@ class _Row:
     ended: bool = False
 
 
-def refilled(
+def sample_refilling(
     model: Any,
     requests: Iterable[Request],
     choose: Callable[[Any, Any], Any],

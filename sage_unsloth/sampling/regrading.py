@@ -17,7 +17,7 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.verifiers import VERIFIERS, get_verifier
 from sage_unsloth.prompts import recorded_format
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_text
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.sampling.grading_records import grade_records, is_stale, regraded_line
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
@@ -92,7 +92,7 @@ def regrade_set(file: Path, grade_seconds: float = 5.0) -> Regraded:
         ValueError: see `checker_of`; or another process writes to the set.
         KeyboardInterrupt, Terminated: after the batch in flight (`stopping.finishing`).
     """
-    with locked(file):
+    with exclusive_lock(file):
         settings, records = read_settings(file)["settings"], read_samples(file)
         checker = checker_of(records, file)
         rules = {"boxed": settings.get("boxed", True), "prompt": recorded_format(settings)}
@@ -129,7 +129,7 @@ def regrade_rollouts(file: Path, grade_seconds: float = 5.0, copy: Path | None =
     rows = read_jsonl(source)
     checker = checker_of(rows, source) if any(row.get("grader") for row in rows) else MATH
     with (
-        locked(copy.parent),
+        exclusive_lock(copy.parent),
         Grader(grading_workers(), grade_seconds, checker=checker, prompt=prompt) as grader,
     ):
         rows = read_jsonl(source)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sage_unsloth.models.device import has_gpu, release_memory
-from sage_unsloth.models.meter import measured, memory_source, synchronize
+from sage_unsloth.models.meter import measure, memory_source, synchronize
 from sage_unsloth.models.random_weights import save_random_model
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
@@ -63,7 +63,7 @@ def step_costs(folder: Path) -> Iterator[Finding]:
             max_completion_length=length,
             optim="adamw_8bit" if gpu else "adamw_torch",
         )
-        result = _measured(trainer, guide)
+        result = _measure(trainer, guide)
         del trainer
         release_memory()
         return result
@@ -104,7 +104,7 @@ def _ratio(name: str, pair: list[float], allowed: float, unit: str, item: float)
     )
 
 
-def _measured(trainer: Any, guide: Any) -> Costs:
+def _measure(trainer: Any, guide: Any) -> Costs:
     """`trainer.train()` under the guide, step by step and phase by phase."""
     from transformers import TrainerCallback
 
@@ -160,7 +160,7 @@ def _peak(costs: Costs) -> Iterator[None]:
     if memory_source() is None:
         yield
         return
-    with measured() as result:
+    with measure() as result:
         yield
     phases = costs.phases.values()
     costs.peak = max(result["peak_bytes"] or 0, *phases) if phases else result["peak_bytes"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from sage_unsloth.models.quantised import dequantised
+from sage_unsloth.models.quantised import dequantise
 
 _WRAPPERS = re.compile(r"^base_model\.model\.|\.base_layer|\.default(?=\.)")
 
@@ -165,7 +165,7 @@ def decoder_of(
         if ".lora_" in name:
             adapter[name] = parameter
         else:
-            weights[name] = dequantised(parameter)
+            weights[name] = dequantise(parameter)
     lora = policy.peft_config["default"]
     scale = lora.lora_alpha / lora.r
     return Decoder(shape_of(policy.config), weights, adapter, scale, dtype=dtype, device=device)

@@ -84,7 +84,7 @@ def guided_loss(folder: Path, number_format: str, ways: Sequence[str]) -> Iterat
         )
         expected = expected_step(exact, step.inputs, **settings)
         plain = expected_step(rounded, step.inputs, **settings)
-        finding = judged(step, expected, plain, torch.finfo(computed).eps / 2)
+        finding = judge_step(step, expected, plain, torch.finfo(computed).eps / 2)
         yield Finding(
             name=f"loss, {number_format}, {way}",
             **finding | {"figures": finding["figures"] | _paths_taken(model)},
@@ -130,7 +130,7 @@ def take_step(trainer: Any, source: str) -> Step:
     return step
 
 
-def judged(step: Step, expected: Expected, plain: Expected, rounding: float) -> dict[str, Any]:
+def judge_step(step: Step, expected: Expected, plain: Expected, rounding: float) -> dict[str, Any]:
     """Status, sentence, remedy and figures of a step.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.runs.files import read_json, write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
 from sage_unsloth.selftest.checks import Check, all_checks
 from sage_unsloth.selftest.findings import FAILED, NOT_RUN, STATUSES, without_places
@@ -47,8 +47,8 @@ def run_selftest(
     file, ends = Path(file), time.monotonic() + seconds
     checks = all_checks() if checks is None else checks
     report: dict[str, Any] = {"machine": machine(), "environment": _environment(), "findings": []}
-    with locked(file):
-        selected = [] if again else _kept(file, report, print_line)
+    with exclusive_lock(file):
+        selected = [] if again else _reusable_rows(file, report, print_line)
         print_line(f"Self-test: at most {seconds / 60:.0f} minutes; Ctrl-C keeps what is done.\n")
         print_line(f"{'':<9}{'':<32}{'s':>6}")
         for check in checks:
@@ -88,7 +88,9 @@ def _environment() -> dict[str, Any]:
     return without_places(environment())
 
 
-def _kept(file: Path, report: dict[str, Any], print_line: Callable[[str], None]) -> list[dict]:
+def _reusable_rows(
+    file: Path, report: dict[str, Any], print_line: Callable[[str], None]
+) -> list[dict]:
     """The rows of checks that need not run again."""
     if not file.exists():
         return []

@@ -34,17 +34,17 @@ def contract(folder: Path) -> Iterator[Finding]:
     )
 
 
-def resumed(folder: Path) -> Iterator[Finding]:
+def check_resume(folder: Path) -> Iterator[Finding]:
     """Three optimizer steps, and two that are saved and one from the checkpoint: one adapter.
 
     The guide draws noise and follows a schedule, so that it must find its step and its generator.
     """
     number_format = policy.half_precision()
     model = policy.small_model(folder / "model")
-    straight, start = _trained(model, folder / "straight", number_format)
-    _trained(model, folder / "resumed", number_format, stop_after=2)
+    straight, start = _train(model, folder / "straight", number_format)
+    _train(model, folder / "resumed", number_format, stop_after=2)
     checkpoint = folder / "resumed" / "checkpoint-2"
-    ended, _ = _trained(model, folder / "resumed", number_format, resume=checkpoint)
+    ended, _ = _train(model, folder / "resumed", number_format, resume=checkpoint)
     way = (straight - start).norm().item()
     off = (ended - straight).norm().item() / way if way else float("nan")
     allowed = RESUMED_ALLOWED if has_gpu() else 1e-5
@@ -58,7 +58,7 @@ def resumed(folder: Path) -> Iterator[Finding]:
     )
 
 
-def _trained(
+def _train(
     model_folder: Path,
     folder: Path,
     number_format: str,
@@ -101,7 +101,7 @@ def _adapter(model: Any) -> Tensor:
     return torch.cat(list(lora))
 
 
-def exported(folder: Path) -> Iterator[Finding]:
+def check_export(folder: Path) -> Iterator[Finding]:
     """An adapter and its merged model: the exporter's own checks, and each merged weight against
     W + B A · alpha / r in float64.
     """

@@ -16,14 +16,14 @@ from typing import Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.runs.files import read_json, write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.study.plan import FREE, Plan, completed_runs, cost_text, plan_text
 from sage_unsloth.study.points import Claim, find_twin, parse_claims, parse_methods
 from sage_unsloth.study.publish import publish
 from sage_unsloth.study.tasks import Task, get_task, own_task, shrink
 from sage_unsloth.training.rlvr_job import recorded_guide
-from sage_unsloth.training.side_by_side import MEMORY, Job, processes_for, run_side_by_side
+from sage_unsloth.training.side_by_side import MEMORY, Job, choose_processes, run_side_by_side
 from sage_unsloth.training.stage import digest_of
 
 DESIGN = "design.json"
@@ -99,7 +99,7 @@ def study(
     for point in points:
         point.configure(task.rlvr, task.common)
     plan = replace(plan, claims=tuple(parse_claims(claims, points, plan.ks)))
-    with locked(plan.out):
+    with exclusive_lock(plan.out):
         open_run(plan.out, settings_of(task))
         plan = name_claims(plan)
         if not report_only:
@@ -159,7 +159,7 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
     if plan.task.sft is not None:
         everything.insert(0, plan.sft_job())
     left = [job for job in everything if not job.is_complete]
-    count, why = processes_for(left, processes, long=True, memory=memory)
+    count, why = choose_processes(left, processes, long=True, memory=memory)
     if not left:
         return
     show(plan_text(plan, count, why))

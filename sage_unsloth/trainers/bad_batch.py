@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 
 
 def save_bad_batch(
@@ -85,5 +85,5 @@ def reproduce(trainer: Any, folder: str | Path) -> None:
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     trainer.model.zero_grad()
     # The trainer's own would draw another batch.
-    with replaced(trainer, _prepare_inputs=lambda _: inputs | record["inputs"]):
+    with replace_attributes(trainer, _prepare_inputs=lambda _: inputs | record["inputs"]):
         trainer.training_step(trainer.model, {}, None)

@@ -32,7 +32,7 @@ from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.bad_batch import save_bad_batch
 from sage_unsloth.trainers.data_parallel import check_same_gradients, own_part, shares_model
 from sage_unsloth.trainers.listening import Listener, listening
-from sage_unsloth.trainers.replaced import replaced, watched
+from sage_unsloth.trainers.replaced import replace_attributes, with_callback
 
 BAD_BATCH = "bad_batch"
 """Folder in the trainer's `output_dir`; `bad_batch_1` for the second of several processes."""
@@ -217,7 +217,7 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
     listeners: dict[str, Listener] = {names.COMPUTE_LOSS: compute, names.STEP: step}
     if hasattr(trainer, names.REWARDS):
         listeners[names.REWARDS] = _checked_rewards(trainer, guard)
-    with listening(trainer, "finite", **listeners), watched(trainer, Watch()):
+    with listening(trainer, "finite", **listeners), with_callback(trainer, Watch()):
         yield guard
 
 
@@ -250,7 +250,7 @@ def _checked_rewards(trainer: Any, guard: Guard) -> Listener:
         proceed: Callable, inputs: Any, prompts: Sequence, completions: Sequence, ids: Any
     ) -> Tensor:
         functions = [*zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)]
-        with replaced(trainer, reward_funcs=[checked(f, n) for f, n in functions]):
+        with replace_attributes(trainer, reward_funcs=[checked(f, n) for f, n in functions]):
             rewards = proceed(inputs, prompts, completions, ids)
         # Of all processes; each looks at its own, whose texts it has.
         first = trainer.accelerator.process_index * len(prompts)

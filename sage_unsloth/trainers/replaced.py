@@ -9,7 +9,7 @@ from sage_unsloth.trainers.trainer_names import ContractError
 
 
 @contextmanager
-def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+def replace_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
     """Within this context, the named attributes of `owner` are these; afterwards what they were.
 
     A method of a trainer is replaced on the instance, so other trainers keep theirs; afterwards
@@ -34,7 +34,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 @contextmanager
-def watched(trainer: Any, callback: Any) -> Iterator[None]:
+def with_callback(trainer: Any, callback: Any) -> Iterator[None]:
     """Within this context, the trainer calls `callback`, a transformers `TrainerCallback`."""
     trainer.add_callback(callback)
     try:

@@ -25,7 +25,7 @@ from torch import Tensor
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.data_parallel import own_part
 from sage_unsloth.trainers.listening import listening
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import ContractError
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -111,5 +111,5 @@ def _copies_for_the_engine() -> Iterator[None]:
                 request.lora_tensors = {name: tensor.clone() for name, tensor in live.items()}
         return request
 
-    with replaced(module, **{names.LORA_REQUEST: with_copies}):
+    with replace_attributes(module, **{names.LORA_REQUEST: with_copies}):
         yield

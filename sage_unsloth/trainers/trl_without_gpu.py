@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import HEAD_CHOICE, HEAD_KERNEL
 
 
@@ -26,7 +26,7 @@ def head_without_gpu() -> Iterator[None]:
     if torch.cuda.is_available() or not hasattr(utils, HEAD_KERNEL) or hasattr(utils, HEAD_CHOICE):
         yield
         return
-    with replaced(utils, **{HEAD_KERNEL: _PlainHead}):
+    with replace_attributes(utils, **{HEAD_KERNEL: _PlainHead}):
         yield
 
 

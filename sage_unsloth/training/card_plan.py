@@ -99,7 +99,7 @@ def plan_for_card(*models: str | Path, memory: float | None = None) -> CardPlan:
                 f"Not {other}: in 16 bits it needs {memory_plan(tried, gib).needed / GIB:.1f} GiB."
                 for other, tried in setups[: usable.index(model)]
             ]
-            return _chosen(model, setup, gib, here, (first, *passed, *too_large))
+            return _choose(model, setup, gib, here, (first, *passed, *too_large))
     if not setups:
         raise ValueError(f"one model must be named for a GPU; got {', '.join(map(str, models))}")
     check_fits(setups[-1][1], gib)
@@ -132,7 +132,7 @@ def _why_no_vllm(gib: float, bits: int, here: bool) -> str | None:
     return "the pinned vLLM needs compute capability 8.0, which such a card does not have"
 
 
-def _chosen(
+def _choose(
     model: str | Path, setup: Setup, gib: float, here: bool, reasons: tuple[str, ...]
 ) -> CardPlan:
     preset = model_preset(str(model))

@@ -11,7 +11,7 @@ from sage_unsloth.models.scoring import score
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import read_jsonl, write_json
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
-from sage_unsloth.training.policy_engine import undisturbed
+from sage_unsloth.training.policy_engine import preserve_random_state
 from sage_unsloth.training.preflight import SAMPLES, chosen_rows
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def report_dose(
 
     if "teacher_logps" in guide.needs:
         return
-    with undisturbed(model, tokenizer):
+    with preserve_random_state(model, tokenizer):
         model.eval()
         dose = guide_dose(
             read_jsonl(folder / SAMPLES),

@@ -31,7 +31,7 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.tokenizers import load_stop_tokens
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.runs.files import read_json, read_jsonl, whole_folder, write_json
-from sage_unsloth.runs.processes import gathered, rank, wait_for_all
+from sage_unsloth.runs.processes import gather_rows, rank, wait_for_all
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.stopping import Terminated
 from sage_unsloth.sampling.counts import correct_matrix
@@ -124,7 +124,7 @@ class HeldOut:
                 result = signal.SIGINT
             except Terminated as stopped:
                 result = stopped.signum
-        result = gathered([result])[0]
+        result = gather_rows([result])[0]
         if isinstance(result, signal.Signals):
             self.asked = result
             return {}

@@ -267,7 +267,7 @@ def finished_text(out: str | Path, trained: Path) -> str:
     )
 
 
-def unanswered(metrics: Sequence[dict]) -> float | None:
+def unanswered_share(metrics: Sequence[dict]) -> float | None:
     """The share of completions without an answer that can be read; None where none was checked."""
     keys = [f"reward/{grade.value}" for grade in Grade]
     graded = [row for row in metrics if all(key in row for key in keys)]
@@ -279,7 +279,7 @@ def unanswered(metrics: Sequence[dict]) -> float | None:
 
 def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
     """What to do where most answers of the last tenth cannot be read; empty where they can."""
-    share = unanswered(metrics[-max(1, len(metrics) // 10) :])
+    share = unanswered_share(metrics[-max(1, len(metrics) // 10) :])
     if share is None or share <= 0.5:
         return ""
     return (
@@ -300,7 +300,7 @@ def course(metrics: Sequence[dict]) -> list[dict]:
             values = [step[metric] for step in steps if metric in step]
             if values:
                 row[title] = f"{sum(values) / len(values):.{decimals}f}"
-        if (share := unanswered(steps)) is not None:
+        if (share := unanswered_share(steps)) is not None:
             row["no answer"] = f"{share:.3f}"
         rows.append(row)
     return rows

@@ -1,8 +1,8 @@
 """Engines that draw from the policy while it trains, and leave the training as it was.
 
 Whatever is drawn between two optimizer steps, the next one is the same to the last bit: each
-completion has a random stream of its own, and what a generation switches is put back (`undisturbed`
-says what that is).
+completion has a random stream of its own, and what a generation switches is put back
+(`preserve_random_state` says what that is).
 """
 
 import random
@@ -14,7 +14,7 @@ from sage_unsloth.sampling.engines import Engine, TransformersEngine
 from sage_unsloth.sampling.vllm_engine import VllmEngine
 from sage_unsloth.trainers import switches
 from sage_unsloth.trainers.backends import UNSLOTH, backend
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 
 SWITCHED = ("training", "gradient_checkpointing", "_flag_for_generation")
 """Attributes of a module that Unsloth's `for_inference` and `model.eval()` set."""
@@ -30,7 +30,7 @@ def policy_engine(trainer: Any, tokenizer: Any, stops: Sequence[int]) -> Iterato
         stops: tokens that end a completion, for vLLM.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
-    with undisturbed(model, trainer.processing_class):
+    with preserve_random_state(model, trainer.processing_class):
         if draws_by_vllm(trainer):
             yield VllmEngine.around(RolloutLlm(trainer.vllm_generation), tokenizer, stops)
         else:
@@ -45,7 +45,7 @@ def draws_by_vllm(trainer: Any) -> bool:
 
 
 @contextmanager
-def undisturbed(model: Any, tokenizer: Any) -> Iterator[None]:
+def preserve_random_state(model: Any, tokenizer: Any) -> Iterator[None]:
     """Afterwards these are what they were: the random states of Python, NumPy and PyTorch (every
     device), `SWITCHED` of each module, `use_cache` of each config, the tokenizer's padding side,
     and Unsloth's environment variables.
@@ -100,7 +100,7 @@ class RolloutLlm:
             outputs.extend(plain(prompts, sampling_params=list(parameters), **options))
             return outputs
 
-        with replaced(llm, generate=generate):
+        with replace_attributes(llm, generate=generate):
             self.generation.generate(
                 prompts=[prompt["prompt_token_ids"] for prompt in prompts],
                 images=None,

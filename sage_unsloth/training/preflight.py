@@ -200,7 +200,7 @@ def preflight(
     boxed = boxed_share(records) if "format_rate" in result else 0.0
     warnings = remedies(result, config.max_completion_length, config.prompt, boxed)
     if means and verifier is not UNGRADED and config.scale_rewards == "group":
-        warnings += _outweighed(untold_groups(records))
+        warnings += _reward_warning(untold_groups(records))
     kinds = count_kinds(records)
     report = result | {"prompts": len(chosen), "warnings": warnings, "kinds": kinds}
     write_json(folder / REPORT, report | ({"rewards": means} if means else {}))
@@ -249,7 +249,7 @@ def untold_groups(records: Sequence[dict]) -> float:
     return sum(untold) / len(untold)
 
 
-def _outweighed(untold: float) -> list[str]:
+def _reward_warning(untold: float) -> list[str]:
     """A warning where most groups are ranked by rewards of one's own alone."""
     if untold <= 0.5:
         return []

@@ -13,7 +13,7 @@ from sage_unsloth.runs.settings import (
     ROLLOUTS,
     SAVING,
     check_settings,
-    documented,
+    document_settings,
     setting,
 )
 from sage_unsloth.training.stage_config import StageConfig
@@ -27,7 +27,7 @@ UNUSED_WITHOUT = (
 """Settings that have no effect while another has this value, and what to set instead."""
 
 
-@documented
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class RlvrConfig(StageConfig):
     """Stage 2 (Table 8); the values are the paper's where it gives one."""

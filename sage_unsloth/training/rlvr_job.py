@@ -42,7 +42,7 @@ class RlvrJob:
         return self.config.max_prompt_length + self.config.max_completion_length
 
 
-def resumed_by(job: RlvrJob) -> dict[str, Any]:
+def resume_key(job: RlvrJob) -> dict[str, Any]:
     """What must be equal for the run to be resumed."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     if job.held_out:

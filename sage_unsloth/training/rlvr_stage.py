@@ -35,7 +35,7 @@ from sage_unsloth.models.trained import write_readme
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.trainers import switches
 from sage_unsloth.trainers.backends import TRL, load_backend
@@ -56,7 +56,7 @@ from sage_unsloth.training.rlvr_checks import (
     check_request,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_job import RlvrJob, resumed_by
+from sage_unsloth.training.rlvr_job import RlvrJob, resume_key
 from sage_unsloth.training.rlvr_trainer import (
     extra_metrics,
     make_trainer,
@@ -64,18 +64,18 @@ from sage_unsloth.training.rlvr_trainer import (
 )
 from sage_unsloth.training.rollout_engine import (
     choose_engine,
-    loaded_with,
+    engine_kwargs,
     preflight_engine,
     start_engine,
 )
 from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
-    begin,
     check_checkpoints,
     check_rows,
     check_trained,
     set_aside_after,
+    start_run,
     train,
 )
 
@@ -204,10 +204,10 @@ def resolve(
 @frees_models
 def run_job(job: RlvrJob) -> Path:
     """Train what `resolve` gave: open the folder for it, then train there, or return its result."""
-    settings = resumed_by(job)
-    with locked(job.folder) if rank() == 0 else nullcontext():
+    settings = resume_key(job)
+    with exclusive_lock(job.folder) if rank() == 0 else nullcontext():
         if rank() == 0:
-            begin(job.folder, settings, job.config, job.model_path, job.data, job.command)
+            start_run(job.folder, settings, job.config, job.model_path, job.data, job.command)
         return _rlvr(job)
 
 
@@ -243,7 +243,7 @@ def _rlvr(job: RlvrJob) -> Path:
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
-        **loaded_with(config, with_vllm=with_vllm),
+        **engine_kwargs(config, with_vllm=with_vllm),
     )
     if with_vllm:
         start_engine(config, model, job.model_path, job.max_length)

@@ -12,7 +12,7 @@ from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
-from sage_unsloth.runs.processes import gathered, rank, world_size
+from sage_unsloth.runs.processes import gather_rows, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls
 from sage_unsloth.sampling.record_sets import gold_of
 from sage_unsloth.sampling.server_calls import check_requests
@@ -157,12 +157,12 @@ def log_grades(
 
     def graded(step: int, logs: dict) -> dict[str, Any]:
         if sample_steps and (step == 1 or step % sample_steps == 0):
-            batch = gathered(reward.last_batch)
+            batch = gather_rows(reward.last_batch)
             if rank() == 0:
                 append_jsonl(folder / COMPLETIONS, [{"step": step} | row for row in batch])
-        counts = gathered([reward.pop_counts()])
-        kinds = gathered([reward.pop_kinds()])
-        sums = gathered([reward.pop_sums()]) if isinstance(reward, TotalReward) else [{}]
+        counts = gather_rows([reward.pop_counts()])
+        kinds = gather_rows([reward.pop_kinds()])
+        sums = gather_rows([reward.pop_sums()]) if isinstance(reward, TotalReward) else [{}]
         means = {}
         for name in sums[0]:
             total, count = (sum(of_one[name][i] for of_one in sums) for i in (0, 1))

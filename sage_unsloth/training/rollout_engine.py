@@ -70,7 +70,7 @@ def rollout_sampling(config: RlvrConfig, num_samples: int, batch_size: int) -> S
     )
 
 
-def loaded_with(config: RlvrConfig, *, with_vllm: bool) -> dict[str, Any]:
+def engine_kwargs(config: RlvrConfig, *, with_vllm: bool) -> dict[str, Any]:
     """What `load_policy` is told of the engine, which Unsloth's loader starts on a GPU."""
     if not with_vllm or not has_gpu():
         return {}

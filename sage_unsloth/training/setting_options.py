@@ -103,11 +103,11 @@ def expand_config(words: Sequence[str]) -> list[str]:
         elif not equals and not rest:
             raise ValueError(f"{CONFIG} needs a FILE of settings, .yaml, .toml or a run's run.json")
         else:
-            options += _options_in(Path(file if equals else rest.pop(0)), command)
+            options += _read_options(Path(file if equals else rest.pop(0)), command)
     return [command, *options, *others]
 
 
-def _options_in(file: Path, command: str) -> list[str]:
+def _read_options(file: Path, command: str) -> list[str]:
     """The options that a file of settings, or a run's record, holds."""
     if not file.is_file():
         raise ValueError(f"{CONFIG} must name a file; there is no {file}; check the path")
@@ -170,9 +170,9 @@ def _as_options(content: Mapping[str, Any], prefix: str = "") -> list[str]:
         elif isinstance(value, Mapping):
             words += _as_options(value, f"{name}.")
         elif name == "reward":
-            words += [word for reward in _listed(value) for word in (option, reward)]
+            words += [word for reward in _as_list(value) for word in (option, reward)]
         elif name in ("columns", "tags"):
-            words += [option, *_listed(value)]
+            words += [option, *_as_list(value)]
         elif value is True and name in ("smoke", "force", "allow-unconfined", "allow_unconfined"):
             words.append(option)
         elif value is not False or name not in ("smoke", "force"):
@@ -180,7 +180,7 @@ def _as_options(content: Mapping[str, Any], prefix: str = "") -> list[str]:
     return words
 
 
-def _listed(value: Any) -> list[str]:
+def _as_list(value: Any) -> list[str]:
     return [f"{item}" for item in value] if isinstance(value, list) else [f"{value}"]
 
 

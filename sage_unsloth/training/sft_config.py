@@ -8,13 +8,13 @@ from sage_unsloth.runs.settings import (
     OPTIMISER,
     SAVING,
     check_settings,
-    documented,
+    document_settings,
     setting,
 )
 from sage_unsloth.training.stage_config import StageConfig
 
 
-@documented
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class SftConfig(StageConfig):
     """Stage 1 (Table 7); the values are the paper's where it gives one."""

@@ -21,20 +21,20 @@ from sage_unsloth.models.trained import write_readme
 from sage_unsloth.prompts import PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.settings import names_where
 from sage_unsloth.trainers.finite import finite_only
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.training.number_formats import dtype_of_weights
 from sage_unsloth.training.sft_config import SftConfig as SftConfig
 from sage_unsloth.training.stage import (
-    begin,
     check_checkpoints,
     check_rows,
     check_tracker,
     check_trained,
     common_arguments,
     run_settings,
+    start_run,
     train,
 )
 
@@ -77,8 +77,8 @@ def sft(
     _check_begins(config, rows)
     check_tracker(config.report_to)
     settings = run_settings("sft", config, model_path, rows)
-    with locked(folder):
-        begin(folder, settings, config, model_path, data, command)
+    with exclusive_lock(folder):
+        start_run(folder, settings, config, model_path, data, command)
         return _sft(config, model_path, rows, Path(folder))
 
 
@@ -197,7 +197,7 @@ def sft_trainer_class() -> type:
     class CpuSFTTrainer(generated.SFTTrainer):
         def __init__(self, *, model, **kwargs):
             base = model.get_base_model()
-            with replaced(base, is_loaded_in_4bit=False):
+            with replace_attributes(base, is_loaded_in_4bit=False):
                 super().__init__(model=model, **kwargs)
 
         def compute_loss(self, *args, **kwargs):

@@ -66,7 +66,7 @@ class Job:
         return self.result.exists()
 
 
-def processes_for(
+def choose_processes(
     jobs: Sequence[Job], processes: int | None, *, long: bool, memory: int = MEMORY
 ) -> tuple[int, str]:
     """How many of the runs go next to each other, and why no more.

@@ -14,12 +14,12 @@ from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.processes import (
     LONGEST_WAIT,
     rank,
     read_numbered_cpus,
-    sharded_by,
+    sharding,
     world_size,
 )
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
@@ -60,7 +60,7 @@ def run_settings(
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
     if world_size() > 1:  # each process draws from a random stream of its own
         settings["processes"] = world_size()
-    if (kind := sharded_by()) is not None:  # its checkpoints are of its own form
+    if (kind := sharding()) is not None:  # its checkpoints are of its own form
         settings["sharded_by"] = kind
     return {"stage": stage, "model": model, "rows": digest_of(rows)} | settings
 
@@ -80,18 +80,20 @@ def known_settings(
 
 
 def check_folder(folder: str | Path, settings: dict) -> None:
-    """What `begin` will refuse, as far as it is known before the rows are: another process in the
-    folder, a place where nothing can be written, files of something else, other settings.
+    """What `start_run` will refuse, as far as it is known before the rows are.
+
+    That is another process in the folder, a place where nothing can be written, files of something
+    else, other settings.
 
     Args:
         folder: of the run.
         settings: `known_settings`.
 
     Raises:
-        ValueError, OSError: see `locks.locked` and `record.open_run`.
+        ValueError, OSError: see `locks.exclusive_lock` and `record.open_run`.
     """
     folder = Path(folder)
-    with locked(folder):
+    with exclusive_lock(folder):
         record = folder / "run.json"
         if record.exists():
             recorded = read_json(record)["settings"]
@@ -125,7 +127,7 @@ def refuse_more_steps(folder: Path, recorded: Mapping[str, Any], settings: dict)
         )
 
 
-def begin(
+def start_run(
     folder: str | Path,
     settings: dict,
     config: Any,

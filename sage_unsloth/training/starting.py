@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu, release_memory
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder, located
+from sage_unsloth.models.embedded import BASE_MODEL, data_folder, locate_model
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
-from sage_unsloth.planning.fitting import memory_of_card, settled
+from sage_unsloth.planning.fitting import fit_to_memory, memory_of_card
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
 from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.files import read_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.sampling.engine_choice import why_no_vllm, why_not_chosen
 from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training import embedded_settings
@@ -143,7 +143,7 @@ def merge_run(folder: Path) -> None:
     merged, complete or not at all, for a second stage to start from.
     """
     run = read_json(folder / "run.json")
-    with locked(folder):
+    with exclusive_lock(folder):
         if (folder / "model").exists():
             return
         logger.info("Merging the adapter of %s into %s.", folder, folder / "model")
@@ -172,7 +172,7 @@ def _trained_preset(path: str) -> ModelPreset:
 
 def model_path(preset: ModelPreset) -> str:
     """Folder or hub id of a preset; the embedded model lies with the project's data."""
-    return located(preset.hub_id)
+    return locate_model(preset.hub_id)
 
 
 def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
@@ -244,7 +244,7 @@ def _decided_by_card(
         "recompute_logits": "recompute_logits",
     }
     fixed = [field for name, field in fields_of_setup.items() if name in settings]
-    setup = settled(setup, gib, fixed)
+    setup = fit_to_memory(setup, gib, fixed)
     return {
         "load_in_4bit": setup.weight_bits == 4,
         "micro_batch_size": math.gcd(setup.micro_batch, config.completions_per_step),

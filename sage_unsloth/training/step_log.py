@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from sage_unsloth.planning.plan import duration
 from sage_unsloth.runs.files import append_jsonl
-from sage_unsloth.runs.processes import gathered, world_size
+from sage_unsloth.runs.processes import gather_rows, world_size
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.stopping import Stop
 from sage_unsloth.training.held_out import HeldOut
@@ -138,7 +138,7 @@ class StepLog(TrainerCallback):
         """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
         is not lost.
         """
-        requested = [signum for signum in gathered([self.stop.asked]) if signum is not None]
+        requested = [signum for signum in gather_rows([self.stop.asked]) if signum is not None]
         if requested:
             self.stop.asked = requested[0]
         return bool(requested)

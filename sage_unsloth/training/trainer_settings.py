@@ -50,7 +50,7 @@ def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
     Raises:
         ValueError: the trainer has another value of a setting.
     """
-    for name, (expected, actual) in _compared(trainer, config, rollouts).items():
+    for name, (expected, actual) in _compare(trainer, config, rollouts).items():
         if actual != expected:
             raise ValueError(
                 f"the trainer must train with the settings of run.json; got {name}={actual!r} from "
@@ -59,7 +59,7 @@ def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
             )
 
 
-def _compared(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple[Any, Any]]:
+def _compare(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple[Any, Any]]:
     """(expected, actual) of each setting."""
     args = trainer.args
     names = names_where(RlvrConfig, "trainer")

@@ -15,7 +15,7 @@ from sage_unsloth.evaluation.metrics import (
     pass_at_k,
     pass_at_k_curve,
     pass_at_k_interval,
-    solved_only_by,
+    unique_solutions,
 )
 
 
@@ -117,7 +117,7 @@ def test_mean_and_deviation_by_hand():
 
 
 def test_problems_that_only_one_model_solved():
-    only = solved_only_by({"a": [1, 0, 5, 0], "b": [0, 2, 1, 0], "c": [0, 0, 0, 0]})
+    only = unique_solutions({"a": [1, 0, 5, 0], "b": [0, 2, 1, 0], "c": [0, 0, 0, 0]})
     assert {name: mine.tolist() for name, mine in only.items()} == {
         "a": [True, False, False, False],
         "b": [False, True, False, False],

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from sage_unsloth.evaluation.loading import ModelSpec
-from sage_unsloth.evaluation.trained_on import trained_on
+from sage_unsloth.evaluation.trained_on import contamination_warnings
 from sage_unsloth.problems.benchmarks import Benchmark
 
 
@@ -24,10 +24,10 @@ def test_each_model_and_each_of_its_training_files_is_named(tmp_path):
     models = [run(tmp_path / "a", digests[0]), run(tmp_path / "b", digests[1])]
     models += [run(tmp_path / "old", None), ModelSpec(name="hub", path="org/model")]
     benchmarks = [benchmark("one", digests[0]), benchmark("other", "0" * 64)]
-    (warning,) = trained_on(models, benchmarks)
+    (warning,) = contamination_warnings(models, benchmarks)
     assert warning.startswith("a was trained on one.jsonl, which is one:")
 
 
 def test_benchmarks_without_a_file_are_no_ones_training_data(tmp_path):
     plain = Benchmark(name="arithmetic", rows=[], provenance=[{"split": "test", "rows": 100}])
-    assert list(trained_on([run(tmp_path / "a", None)], [plain])) == []
+    assert list(contamination_warnings([run(tmp_path / "a", None)], [plain])) == []

@@ -18,7 +18,7 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import compare_math, grade_plainly
 from sage_unsloth.grading.tree import INFINITY, Node, number
 from sage_unsloth.grading.units import Unit
-from sage_unsloth.grading.writing import as_words, spelled
+from sage_unsloth.grading.writing import as_words, normalise_spelling
 
 
 def verdict(answer, gold):
@@ -218,11 +218,16 @@ def test_quantities_by_hand():
 
 @pytest.mark.smoke
 def test_spelling_by_hand():
-    assert spelled("The answer is $\\boxed{42}$.") == "42"
-    assert spelled("½") == r"\frac{1}{2}"
-    assert spelled("90°") == spelled(r"90^{\circ}") == r"90^\circ"
-    assert spelled("4\u200b2") == "42"
-    assert spelled("42}") is spelled("43 \\fbox{42}") is spelled("") is None
+    assert normalise_spelling("The answer is $\\boxed{42}$.") == "42"
+    assert normalise_spelling("½") == r"\frac{1}{2}"
+    assert normalise_spelling("90°") == normalise_spelling(r"90^{\circ}") == r"90^\circ"
+    assert normalise_spelling("4\u200b2") == "42"
+    assert (
+        normalise_spelling("42}")
+        is normalise_spelling("43 \\fbox{42}")
+        is normalise_spelling("")
+        is None
+    )
     assert as_words(r"\text{ The East }") == "east" and as_words("x") is None
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.merging import save_merged
-from sage_unsloth.models.quantised import dequantised, is_quantised
+from sage_unsloth.models.quantised import dequantise, is_quantised
 
 BASE = data_folder() / BASE_MODEL
 IDS = torch.randint(5, 300, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -64,7 +64,7 @@ def test_the_linear_layers_of_all_blocks_are_quantised_and_nothing_else(plain, s
             assert parameter.dtype == torch.float32
             continue
         name = name.replace(".base_layer", "")
-        weight, values = before[name], dequantised(parameter)
+        weight, values = before[name], dequantise(parameter)
         if weight.dim() == 1 or "embed_tokens" in name or "lm_head" in name:
             assert torch.equal(values, weight), name
             continue

@@ -9,7 +9,7 @@ import torch
 from oracle import to_completion_layout, train_and_check
 
 from sage_unsloth.methods.composed import with_methods
-from sage_unsloth.methods.own_penalty import kernel_with
+from sage_unsloth.methods.own_penalty import make_kernel
 from sage_unsloth.methods.penalties import KL_ESTIMATORS, NAIVE_KNEE, PENALTIES, SLOPE_MAX
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX
@@ -188,7 +188,7 @@ def test_settings_of_the_policy_term_leave_the_penalty_alone(unsloth_module, los
         return result, torch.autograd.grad(result[0], x)[0]
 
     plain, plain_gradient = run(kernel, 0.0, ref)
-    result, gradient = run(kernel_with(PENALTIES["k2"], kernel), beta, ref)
+    result, gradient = run(make_kernel(PENALTIES["k2"], kernel), beta, ref)
 
     # Unsloth's own k3, weighted to be k2 token by token, is linear in the weights: read them off
     # its gradient.
@@ -288,7 +288,7 @@ def test_a_loss_that_keeps_its_entropies_is_refused(make_trainer, unsloth_module
 
 def test_masked_positions_do_not_matter(unsloth_module):
     new, ref, _, _, mask, advantages = batch()
-    kernel = kernel_with(PENALTIES["k2"], vars(unsloth_module)[trainer_names.KERNEL])
+    kernel = make_kernel(PENALTIES["k2"], vars(unsloth_module)[trainer_names.KERNEL])
     outside = mask == 0
     results = []
     for filling in (0.0, float("inf"), float("nan")):

@@ -9,10 +9,10 @@ from meta_models import SHAPES, config_of, meta_model
 from sage_unsloth.planning.architecture import architecture_of
 from sage_unsloth.planning.fitting import (
     check_fits,
+    fit_to_memory,
     memory_of_card,
     plan_setup,
     remedies,
-    settled,
 )
 from sage_unsloth.planning.memory import (
     GIB,
@@ -402,12 +402,12 @@ def test_what_fits_is_not_refused():
 
 def test_settled_changes_no_more_than_needed():
     setup = setup_for(SEVEN, CARDS["24"], micro_batch=8, recompute_logits=False)
-    found = settled(setup, 22.0)
+    found = fit_to_memory(setup, 22.0)
     assert not memory_plan(replace(setup, recompute_logits=True), 22.0).fits
     assert found == replace(setup, recompute_logits=True, micro_batch=1)
-    assert settled(setup, 79.1) == setup
-    assert settled(setup, 8.0) == setup  # not even 4-bit weights suffice, so nothing changes
-    kept = settled(setup, 22.0, fixed=("micro_batch",))
+    assert fit_to_memory(setup, 79.1) == setup
+    assert fit_to_memory(setup, 8.0) == setup  # not even 4-bit weights suffice, so nothing changes
+    kept = fit_to_memory(setup, 22.0, fixed=("micro_batch",))
     assert kept == replace(setup, recompute_logits=True, weight_bits=4)
 
 

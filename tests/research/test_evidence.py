@@ -15,7 +15,7 @@ from research.benchmark.report import make_report
 from research.benchmark.tasks import TASKS, get_task
 from research.benchmark.text import markdown, readme_section
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.study.verdicts import verdict
 from sage_unsloth.training.algorithms import ALGORITHMS
 
@@ -321,7 +321,7 @@ def test_a_second_call_goes_on_and_others_are_refused(smoke, capsys):
     before = json.loads(result.read_text())
     result.unlink()  # as if it had been killed after training
     stamp = (smoke / "results" / "sage-branch_seed-1.json").stat().st_mtime_ns
-    with locked(smoke):
+    with exclusive_lock(smoke):
         assert main(words) == 2
     assert "one process at a time" in capsys.readouterr().err
     assert main(words) == 0

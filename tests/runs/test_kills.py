@@ -28,7 +28,7 @@ from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.stopping import Terminated, ending, finishing
 from sage_unsloth.sampling.engines import Completion, InBatches, SamplingConfig
 from sage_unsloth.sampling.record_sets import sample_and_grade
@@ -306,7 +306,7 @@ def test_sft_saves_the_step_in_flight(merged, tmp_path, monkeypatch, signum):
     with ending(), pytest.raises(ENDS[signum], match=f"{signum.name}; step 2 of 3 is saved in "):
         sft(SFT, BASE, ROWS, tmp_path)
     assert last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-2"
-    with locked(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
     assert sft(SFT, BASE, ROWS, tmp_path) and len(steps) == 3
     assert_equal_weights(weights(tmp_path / "model"), weights(merged))
@@ -524,7 +524,7 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
         "cost": ["--small", "--steps", "0", "--rounds", "1"],
     }
     words = [*command[name], "--out", str(out)]
-    with locked(out):
+    with exclusive_lock(out):
         if name in IN_A_CLONE:
             assert importlib.import_module(f"research.{name}.command").main(words) == 2
         else:
@@ -621,7 +621,7 @@ def test_a_notebook_is_usable_after_an_interrupt(tmp_path):
         said = run(cell, interrupt=True)
         (step,) = re.findall(r"stopped by SIGINT; step (\d+) of 24 is saved", said)
         assert last_checkpoint(out / "checkpoints").name == f"checkpoint-{step}"
-        with locked(out):
+        with exclusive_lock(out):
             pass
         free = "{'models': 0, 'patched': [], 'workers': 0, 'handler': True}"
         assert free in run(LOOK)

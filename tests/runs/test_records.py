@@ -17,7 +17,7 @@ import pytest
 from sage_unsloth.runs import record as records
 from sage_unsloth.runs.checkpoints import is_last
 from sage_unsloth.runs.files import append_jsonl, read_jsonl, write_json
-from sage_unsloth.runs.locks import HeldError, locked
+from sage_unsloth.runs.locks import HeldError, exclusive_lock
 from sage_unsloth.runs.record import environment, open_run
 
 ROWS = [{"id": 1, "text": "a\nb"}, {"id": 2, "text": "é {x} \u2028"}]
@@ -277,15 +277,15 @@ def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
             pytest.raises(
                 HeldError, match=rf"write to .*new/run; process {process.pid} on .*wait for"
             ),
-            locked(target),
+            exclusive_lock(target),
         ):
             pytest.fail("two processes hold it")
         assert time.monotonic() - started < 1, "it must not wait"
     process.kill()  # without any chance to tidy up
     process.communicate()
-    with locked(target):
+    with exclusive_lock(target):
         pass
-    with locked(target):  # and again, for a plain end frees too
+    with exclusive_lock(target):  # and again, for a plain end frees too
         assert not target.exists()
 
 
@@ -293,7 +293,7 @@ def test_a_lock_file_without_a_lock_means_nothing(tmp_path):
     """As a killed process leaves it; the next holder's name replaces the longer one of the last."""
     file = tmp_path / ".run.lock"
     file.write_text("process 1 on a host with a long name, of another version\n" * 3)
-    with locked(tmp_path / "run"):
+    with exclusive_lock(tmp_path / "run"):
         assert re.fullmatch(rf"process {os.getpid()} on \S+\n", file.read_text())
     assert file.exists()
 
@@ -302,22 +302,25 @@ def test_the_holders_of_older_versions_are_respected(tmp_path):
     """They took the same lock of the system on the same file, by themselves."""
     with (tmp_path / ".run.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(HeldError, match="another process does"), locked(tmp_path / "run"):
+        with (
+            pytest.raises(HeldError, match="another process does"),
+            exclusive_lock(tmp_path / "run"),
+        ):
             pytest.fail("two processes hold it")
-    with locked(tmp_path / "run"):
+    with exclusive_lock(tmp_path / "run"):
         pass
 
 
 def test_children_of_a_holder_do_not_hold(tmp_path):
     """A process that it started, or forked off, may outlive it."""
-    with locked(tmp_path / "run"):
+    with exclusive_lock(tmp_path / "run"):
         started = subprocess.Popen(["sleep", "60"], close_fds=False)
         forked = os.fork()
         if forked == 0:
             time.sleep(60)
             os._exit(0)
     try:
-        with locked(tmp_path / "run"):
+        with exclusive_lock(tmp_path / "run"):
             pass
     finally:
         started.kill()
@@ -327,10 +330,10 @@ def test_children_of_a_holder_do_not_hold(tmp_path):
 
 
 def test_a_lock_is_on_one_path(tmp_path):
-    with locked(tmp_path / "a"), locked(tmp_path / "b"):
+    with exclusive_lock(tmp_path / "a"), exclusive_lock(tmp_path / "b"):
         with (
             pytest.raises(ValueError, match="one process at a time"),
-            locked(tmp_path / "x" / ".." / "a"),
+            exclusive_lock(tmp_path / "x" / ".." / "a"),
         ):
             pass
         assert sorted(path.name for path in tmp_path.iterdir()) == [".a.lock", ".b.lock"]
@@ -343,11 +346,11 @@ def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch, caplog, nu
 
     monkeypatch.setattr(fcntl, "flock", flock)
     if number == errno.EIO:
-        with pytest.raises(OSError, match="no"), locked(tmp_path / "a"):
+        with pytest.raises(OSError, match="no"), exclusive_lock(tmp_path / "a"):
             pass
     else:
         for _ in range(2):  # what the first one left, killed or not, does not lock out the next
-            with locked(tmp_path / "a"):
+            with exclusive_lock(tmp_path / "a"):
                 assert "does not support locks; start no second process" in caplog.text
                 (tmp_path / ".a.lock").touch()
 

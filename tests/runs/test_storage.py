@@ -17,13 +17,13 @@ from table_engine import CONFIG, ROWS, Table
 import sage_unsloth
 from sage_unsloth.runs.checkpoints import KEPT, SIZES, keep_newest, last_checkpoint
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, whole_folder, write_json
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.runs.storage import StorageError, check_room, disk_errors
 from sage_unsloth.sampling.record_files import read_samples, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.trainers.finite import NotFiniteError
-from sage_unsloth.training.stage import begin, common_arguments, read_metrics, train
+from sage_unsloth.training.stage import common_arguments, read_metrics, start_run, train
 
 PACKAGE = Path(sage_unsloth.__file__).parent
 
@@ -356,7 +356,7 @@ def test_the_error_names_rule_value_and_remedy():
 def test_a_full_disk_loses_nothing_and_says_so_whoever_writes(small_disk, write):
     def attempt(number):
         value = {"row": number, "text": "x" * 9000}
-        with locked(small_disk / "run"):
+        with exclusive_lock(small_disk / "run"):
             if write == "jsonl":
                 append_jsonl(small_disk / "rows.jsonl", [value])
             elif write == "json":
@@ -400,11 +400,11 @@ def test_training_on_a_full_disk_goes_on_once_there_is_room(small_disk, line_run
                 fill(small_disk, leave=24_000)
 
     folder = small_disk / "run"
-    with pytest.raises(StorageError, match="must have room"), locked(folder):
+    with pytest.raises(StorageError, match="must have room"), exclusive_lock(folder):
         run_line(folder, callback=Fills())
     assert last_checkpoint(folder / "checkpoints").name == "checkpoint-2"
     (small_disk / "filler").unlink()
-    with locked(folder):
+    with exclusive_lock(folder):
         found = run_line(folder, resume=last_checkpoint(folder / "checkpoints"))
     assert all(torch.equal(found[name], line_run[1][name]) for name in found)
     assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4]
@@ -465,7 +465,7 @@ def test_a_read_only_disk_is_said(small_disk):
         pytest.raises(
             StorageError, match=r"allowed to .*refuses \(Read-only file system\); change"
         ),
-        locked(small_disk / "run"),
+        exclusive_lock(small_disk / "run"),
     ):
         pass
 
@@ -479,7 +479,7 @@ def test_a_folder_without_permission_is_said(tmp_path):
         try:
             if os.geteuid() == 0:  # root may write everywhere
                 os.setuid(65534)
-            with locked(closed / "run"):
+            with exclusive_lock(closed / "run"):
                 pass
         except StorageError as error:
             os.write(writer, str(error).encode())
@@ -497,7 +497,7 @@ def test_a_file_in_the_place_of_a_folder_is_said(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with (
             pytest.raises(StorageError, match=r"must be folders; .*file.* is not \(.*\); move"),
-            locked(path),
+            exclusive_lock(path),
         ):
             open_run(path, {})
 
@@ -607,7 +607,7 @@ def test_settings_that_are_damaged_are_named(record_set, content, tmp_path):
     with pytest.raises(ValueError, match=r"run\.json must hold one JSON object"):
         open_run(run, {})
     with pytest.raises(ValueError, match=r"run\.json must hold one JSON object"):
-        begin(run, {}, CONFIG, "model")
+        start_run(run, {}, CONFIG, "model")
 
 
 def test_the_records_of_a_killed_power_supply_are_json(record_set):

@@ -20,7 +20,7 @@ from sage_unsloth.grading.grader import grade
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import render_prompt
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.sampling import record_files
 from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import SamplingConfig
@@ -304,7 +304,7 @@ def test_an_answer_is_extracted_once(tmp_path, monkeypatch):
 def test_two_processes_on_one_set_are_refused(tmp_path):
     path = tmp_path / "samples.jsonl"
     with (
-        locked(path),
+        exclusive_lock(path),
         pytest.raises(ValueError, match=r"one process at a time may write to .*samples\.jsonl"),
     ):
         draw(CONFIG, Table(), ROWS, path)

@@ -7,7 +7,7 @@ from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch import unsloth_seam
 from sage_unsloth.selftest import losses, policy
 from sage_unsloth.selftest.findings import FAILED, PASSED
-from sage_unsloth.selftest.losses import Step, coefficients_of, distance, judged
+from sage_unsloth.selftest.losses import Step, coefficients_of, distance, judge_step
 from sage_unsloth.selftest.oracle import TERMS, Expected
 
 
@@ -136,8 +136,8 @@ def test_a_nan_never_passes():
     step = Step(
         {"completion_mask": torch.ones(1, 2)}, 1.0, {"w": torch.full((3,), torch.nan).double()}
     )
-    assert judged(step, expected, expected, 1e-7)["status"] == FAILED
+    assert judge_step(step, expected, expected, 1e-7)["status"] == FAILED
     step.gradients, step.loss = expected.total, float("nan")
-    assert judged(step, expected, expected, 1e-7)["status"] == FAILED
+    assert judge_step(step, expected, expected, 1e-7)["status"] == FAILED
     step.loss = 1.0
-    assert judged(step, expected, expected, 1e-7)["status"] == PASSED
+    assert judge_step(step, expected, expected, 1e-7)["status"] == PASSED

@@ -19,25 +19,25 @@ def test_the_contract_passes_and_its_error_ends_the_process(unsloth_module, tmp_
 
 @pytest.mark.long
 def test_a_resumed_run_is_the_straight_one(unsloth_module, tmp_path, monkeypatch):
-    (finding,) = stages.resumed(tmp_path / "right")
+    (finding,) = stages.check_resume(tmp_path / "right")
     assert finding.status == PASSED, finding
     assert finding.figures["way"] > 1e-3, "the weights must have moved"
     # A guide that draws other noise after the checkpoint.
-    trained = stages._trained
+    trained = stages._train
 
     def other_seed(*arguments, resume=None, **options):
         if resume is not None:
             monkeypatch.setattr(stages.policy, "SEED", 1)
         return trained(*arguments, resume=resume, **options)
 
-    monkeypatch.setattr(stages, "_trained", other_seed)
-    (finding,) = stages.resumed(tmp_path / "wrong")
+    monkeypatch.setattr(stages, "_train", other_seed)
+    (finding,) = stages.check_resume(tmp_path / "wrong")
     assert finding.status == FAILED and finding.remedy
 
 
 @pytest.mark.long
 def test_an_export_passes_and_a_wrong_merge_is_found(unsloth_module, tmp_path, monkeypatch):
-    assert [f.status for f in stages.exported(tmp_path / "right")] == [PASSED] * 3
+    assert [f.status for f in stages.check_export(tmp_path / "right")] == [PASSED] * 3
     decoder_of = stages.decoder_of
 
     def other_scale(model):
@@ -46,7 +46,7 @@ def test_an_export_passes_and_a_wrong_merge_is_found(unsloth_module, tmp_path, m
         return decoder
 
     monkeypatch.setattr(stages, "decoder_of", other_scale)
-    *_, finding = stages.exported(tmp_path / "wrong")
+    *_, finding = stages.check_export(tmp_path / "wrong")
     assert finding.status == FAILED and "share the adapter" in finding.remedy
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sage_unsloth.patch.clock import Clock
-from sage_unsloth.trainers.replaced import replaced, watched
+from sage_unsloth.trainers.replaced import replace_attributes, with_callback
 
 
 class Owner:
@@ -16,7 +16,7 @@ class Owner:
 
 def test_a_method_of_the_class_is_seen_again_and_others_keep_theirs():
     owner, other = Owner(), Owner()
-    with replaced(owner, method=lambda: "ours"):
+    with replace_attributes(owner, method=lambda: "ours"):
         assert (owner.method(), other.method()) == ("ours", "class")
     assert owner.method() == "class"
     assert vars(owner) == {}
@@ -25,7 +25,7 @@ def test_a_method_of_the_class_is_seen_again_and_others_keep_theirs():
 def test_an_attribute_of_the_instance_comes_back_after_an_exception():
     owner = Owner()
     owner.method = "own"
-    with pytest.raises(KeyError), replaced(owner, method="ours", new=1):
+    with pytest.raises(KeyError), replace_attributes(owner, method="ours", new=1):
         assert (owner.method, owner.new) == ("ours", 1)
         raise KeyError
     assert vars(owner) == {"method": "own"}
@@ -37,10 +37,10 @@ def test_what_fails_half_way_or_is_taken_away_inside_is_put_back():
 
     owner = Frozen()
     owner.first = "own"
-    with pytest.raises(AttributeError), replaced(owner, first="ours", fixed="ours"):
+    with pytest.raises(AttributeError), replace_attributes(owner, first="ours", fixed="ours"):
         pass
     assert vars(owner) == {"first": "own"}
-    with replaced(owner, first="ours", new=1):
+    with replace_attributes(owner, first="ours", new=1):
         del owner.new
     assert vars(owner) == {"first": "own"}
 
@@ -48,8 +48,8 @@ def test_what_fails_half_way_or_is_taken_away_inside_is_put_back():
 def test_overlapping_contexts_close_in_reverse_order():
     module = types.ModuleType("module")
     module.loss = "plain"
-    with replaced(module, loss="first"):
-        with replaced(module, loss="second"):
+    with replace_attributes(module, loss="first"):
+        with replace_attributes(module, loss="second"):
             assert module.loss == "second"
         assert module.loss == "first"
     assert module.loss == "plain"
@@ -58,7 +58,7 @@ def test_overlapping_contexts_close_in_reverse_order():
 def test_a_callback_leaves_after_an_exception():
     callbacks = []
     trainer = types.SimpleNamespace(add_callback=callbacks.append, remove_callback=callbacks.remove)
-    with pytest.raises(KeyError), watched(trainer, "ours"):
+    with pytest.raises(KeyError), with_callback(trainer, "ours"):
         assert callbacks == ["ours"]
         raise KeyError
     assert callbacks == []

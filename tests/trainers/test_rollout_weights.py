@@ -8,7 +8,7 @@ import torch
 
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.rollout_weights import ChangedWeightsError, digest, keep_trained_weights
 from sage_unsloth.trainers.trainer_names import LORA_REQUEST, ContractError
 
@@ -27,7 +27,7 @@ def writing(trainer, write):
             write()
         return result
 
-    return replaced(trainer, _generate=generated)
+    return replace_attributes(trainer, _generate=generated)
 
 
 @pytest.mark.smoke

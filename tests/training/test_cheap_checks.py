@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.training.starting import starting_point
 
 ROW = {"prompt": "1+1=?", "solution": "2"}
@@ -126,7 +126,7 @@ def test_bad_input_of_ones_own_is_refused_before_unsloth_is_imported(own_cases, 
 
 
 def test_bad_input_is_refused_before_unsloth_is_imported(cases, tmp_path):
-    with locked(tmp_path / "held"):
+    with exclusive_lock(tmp_path / "held"):
         refused_cheaply(cases, None)
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "other" / "metrics.jsonl").read_text() == '{"step": 1}\n'

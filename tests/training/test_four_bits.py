@@ -11,7 +11,7 @@ from sage_unsloth.__main__ import main
 from sage_unsloth.export.exporter import export
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.models.quantised import dequantised
+from sage_unsloth.models.quantised import dequantise
 from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
@@ -101,7 +101,7 @@ def test_the_reference_of_rl_is_the_merged_model_quantised(merged, run):
     reference, below = (load_policy(path, load_in_4bit=True)[0] for path in (merged, BASE))
     others = dict(below.named_parameters())
     moved = [
-        not torch.equal(dequantised(parameter), dequantised(others[name]))
+        not torch.equal(dequantise(parameter), dequantise(others[name]))
         for name, parameter in reference.named_parameters()
         if parameter.dtype == torch.uint8
     ]

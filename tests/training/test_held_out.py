@@ -25,7 +25,7 @@ from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_files import FORMAT, settings_path
 from sage_unsloth.training.held_out import _forget_other_policy, held_out_sampling
 from sage_unsloth.training.held_out_rows import split_rows
-from sage_unsloth.training.policy_engine import undisturbed
+from sage_unsloth.training.policy_engine import preserve_random_state
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.rows import best_evaluation, evaluations_since_best, held_out_curve
@@ -345,7 +345,7 @@ def test_what_an_evaluation_switches_is_put_back(make_trainer):
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-        with undisturbed(model, tokenizer):
+        with preserve_random_state(model, tokenizer):
             assert os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] == "0"
             state()  # draws from every generator
             model.eval()

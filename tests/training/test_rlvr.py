@@ -509,9 +509,9 @@ def test_the_trackers_get_our_metrics_too(merged, tmp_path, monkeypatch):
 
 
 def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):
-    from sage_unsloth.runs.locks import locked
+    from sage_unsloth.runs.locks import exclusive_lock
 
-    with locked(tmp_path / "run"), pytest.raises(ValueError, match="one process at a time"):
+    with exclusive_lock(tmp_path / "run"), pytest.raises(ValueError, match="one process at a time"):
         rlvr(RLVR, merged, TRAIN, tmp_path / "run")
 
 

@@ -19,7 +19,7 @@ from sage_unsloth.training import side_by_side
 from sage_unsloth.training.side_by_side import (
     Job,
     SideBySideError,
-    processes_for,
+    choose_processes,
     run_side_by_side,
 )
 
@@ -65,27 +65,27 @@ def test_as_many_as_cores_and_memory_allow(tmp_path, monkeypatch):
     cores = os.sched_getaffinity(0)
     monkeypatch.setattr(side_by_side, "available_memory", lambda: 40 * gib)
     if len(cores) > 1:
-        assert processes_for(two, None, long=True) == (2, "a core for each")
+        assert choose_processes(two, None, long=True) == (2, "a core for each")
         monkeypatch.setattr(side_by_side, "available_memory", lambda: 3 * gib)
-        count, why = processes_for(two, None, long=True)
+        count, why = choose_processes(two, None, long=True)
         assert count == 1 and "3.0 GiB of memory free, a run takes 2 GiB" in why
     os.sched_setaffinity(0, {min(cores)})
     try:
-        count, why = processes_for(two, None, long=True)
+        count, why = choose_processes(two, None, long=True)
         assert count == 1 and why.startswith("1 core,")
-        assert processes_for(two, 4, long=True) == (2, "as asked for")
+        assert choose_processes(two, 4, long=True) == (2, "as asked for")
     finally:
         os.sched_setaffinity(0, cores)
-    assert processes_for(two, None, long=False)[0] == 1
-    assert processes_for(two[:1], 2, long=True) == (1, "one run is left")
+    assert choose_processes(two, None, long=False)[0] == 1
+    assert choose_processes(two[:1], 2, long=True) == (1, "one run is left")
     own = BranchGuide()
     object.__setattr__(own, "function", lambda: None)
-    assert processes_for(jobs(tmp_path, "a", "b", guide=own), None, long=True) == (
+    assert choose_processes(jobs(tmp_path, "a", "b", guide=own), None, long=True) == (
         1,
         "the guide of a, b cannot be sent to another process",
     )
     with pytest.raises(ValueError, match="processes must be >= 1; got 0"):
-        processes_for(two, 0, long=True)
+        choose_processes(two, 0, long=True)
 
 
 def test_what_they_say_is_logged_by_name_and_nothing_is_left(child, tmp_path, caplog, capfd):
