@@ -233,7 +233,7 @@ def test_branch_without_entropies_is_refused():
 
 
 def test_the_guide_of_the_page_works():
-    page = (Path(__file__).parents[2] / "docs" / "own_guide.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides.md").read_text()
     code = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Lift" in b)
     namespace = {}
     exec(code, namespace)
