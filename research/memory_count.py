@@ -34,16 +34,16 @@ from research.live_bytes import LiveBytes
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.trainer_names import SCORER_WITH_ENTROPY, SCORERS, ZOO
 from sage_unsloth.planning.architecture import Architecture
 from sage_unsloth.planning.memory import BYTES_PER_4BIT_WEIGHT, memory_plan
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.planning.setup import Setup
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.record import environment
+from sage_unsloth.trainers.loading import load_unsloth
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import SCORER_WITH_ENTROPY, SCORERS, ZOO
 
 SCORE_KEPT, SCORE_AGAIN, SCORE_ONCE = "logits kept", "logits again", "one pass"
 """Who scores: Unsloth's two functions, and `patch/scoring.py`."""

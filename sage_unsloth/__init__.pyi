@@ -31,12 +31,12 @@ from .objective import TokenGuide as TokenGuide
 from .objective import TokenSignals as TokenSignals
 from .objective import grpo_loss as grpo_loss
 from .objective import k3 as k3
-from .patch import ContractError as ContractError
 from .patch import guided_kl as guided_kl
-from .patch import load_unsloth as load_unsloth
 from .patch import one_pass_loss as one_pass_loss
 from .problems import load_benchmark as load_benchmark
 from .sampling import choose_rollouts as choose_rollouts
+from .trainers import ContractError as ContractError
+from .trainers import load_unsloth as load_unsloth
 
 __version__: str
 __all__ = [

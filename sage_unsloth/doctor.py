@@ -14,8 +14,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from sage_unsloth.patch import cpu_vllm
 from sage_unsloth.selftest.command import add_deep
+from sage_unsloth.trainers import cpu_vllm
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 GIB = 2**30
@@ -222,9 +222,9 @@ def _contract() -> Check:
     own where Unsloth is not installed.
     """
     from sage_unsloth.methods.own_penalty import check_penalties
-    from sage_unsloth.patch.backends import TRL, UNSLOTH, load_backend
     from sage_unsloth.patch.seam import check_contract
-    from sage_unsloth.patch.trainer_names import (
+    from sage_unsloth.trainers.backends import TRL, UNSLOTH, load_backend
+    from sage_unsloth.trainers.trainer_names import (
         TESTED_TRL_VERSIONS,
         TESTED_VERSIONS,
         ContractError,

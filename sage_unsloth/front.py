@@ -294,7 +294,7 @@ def grpo_config(
             memory, the same result. It holds for the process.
         given: any field of `GRPOConfig`, which takes the place of the one set here.
     """
-    from sage_unsloth.patch import switches
+    from sage_unsloth.trainers import switches
     from sage_unsloth.training.grpo_arguments import grpo_arguments
 
     switches.recompute_logits(recompute_logits)
@@ -332,10 +332,10 @@ def record_run(
         name: on the progress bar.
         reward: of `rewards`, whose grades are counted at each step.
     """
-    from sage_unsloth.patch.choice import OPEN
-    from sage_unsloth.patch.finite import finite_only
+    from sage_unsloth.patch.choice import is_open
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
     from sage_unsloth.runs.files import whole_folder
+    from sage_unsloth.trainers.finite import finite_only
     from sage_unsloth.training import stage
     from sage_unsloth.training.live import LivePlot
     from sage_unsloth.training.rlvr_trainer import log_grades
@@ -349,7 +349,7 @@ def record_run(
         if reward is not None:
             extra["extra"] = log_grades(folder, reward, sample_steps=25)
         # An open `guided_kl` stops at a number that is not finite already.
-        guided = reward is not None or getattr(trainer, OPEN, False)
+        guided = reward is not None or is_open(trainer)
         checks = nullcontext() if guided else finite_only(trainer)
         with checks, stage.log_steps(trainer, folder, name, resume=resume, **extra):
             yield Recording(None if resume is None else str(resume), finished=False)

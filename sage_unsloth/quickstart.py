@@ -25,6 +25,7 @@ from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.quickstart_plan import SECONDS, plan, rl_seconds
+from sage_unsloth.training.setting_options import add_processes, add_set
 from sage_unsloth.training.side_by_side import Job, processes_for, run_side_by_side
 from sage_unsloth.training.stage import read_metrics
 
@@ -55,21 +56,8 @@ def add_quickstart(commands: Any) -> None:
         metavar="NAME",
         help="rows of `train --list` to compare (default: grpo sage-branch)",
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="settings",
-        help="RL settings for each of them, such as beta=0.5 max_steps=200",
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="RL runs at a time (default: as many as cores and memory allow)",
-    )
+    add_set(parser, "RL settings for each of them, such as beta=0.5 max_steps=200")
+    add_processes(parser)
     parser.set_defaults(act=_act)
 
 
@@ -262,7 +250,7 @@ def _train(
     out: Path, config: QuickstartConfig, jobs: Sequence[Job], count: int
 ) -> tuple[dict[str, float], dict[str, Path | None]]:
     """SFT, then the RL runs, `count` at a time: the seconds of each, and each model's adapter."""
-    from sage_unsloth.patch.backends import load_backend
+    from sage_unsloth.trainers.backends import load_backend
     from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.sft_stage import sft
 

@@ -51,7 +51,7 @@ def files_with_canary(folder):
 @pytest.fixture(scope="session")
 def unsloth_module():
     """The module of Unsloth's generated GRPO trainer."""
-    from sage_unsloth.patch.loading import load_unsloth
+    from sage_unsloth.trainers.loading import load_unsloth
 
     module = load_unsloth()
     # Unsloth collects garbage at the start of each training; what has been imported is none.
@@ -146,7 +146,7 @@ def build_trainer(
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    from sage_unsloth.patch.loading import prepare_for_cpu
+    from sage_unsloth.trainers.loading import prepare_for_cpu
 
     trainer = GRPOTrainer(
         model=prepare_for_cpu(tiny_model(lora_noise)),

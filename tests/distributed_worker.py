@@ -27,9 +27,9 @@ from sage_unsloth.methods.adaptive import AdaptiveGuide
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.prompts import PromptFormat
+from sage_unsloth.trainers.loading import load_unsloth
+from sage_unsloth.trainers.trainer_names import ContractError
 
 ROWS = 8  # of a step, over all processes: two prompts, four completions each
 TWO = dict(gradient_accumulation_steps=2)

@@ -63,7 +63,7 @@ def make_policy(engine):
     from transformers import AutoModelForCausalLM
     from unsloth_zoo import vllm_utils
 
-    from sage_unsloth.patch.loading import prepare_for_cpu
+    from sage_unsloth.trainers.loading import prepare_for_cpu
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
@@ -161,8 +161,8 @@ def measure_steps(engine, folder, guards):
 def digest_alone(trainer):
     """`guided_kl` as if Unsloth had made the request in another way."""
     from sage_unsloth import guided_kl
-    from sage_unsloth.patch import rollout_weights
-    from sage_unsloth.patch.replaced import replaced
+    from sage_unsloth.trainers import rollout_weights
+    from sage_unsloth.trainers.replaced import replaced
 
     with replaced(rollout_weights, _copies_for_the_engine=nullcontext), guided_kl(trainer):
         yield
@@ -171,7 +171,7 @@ def digest_alone(trainer):
 def measure_seconds():
     import torch
 
-    from sage_unsloth.patch.rollout_weights import digest
+    from sage_unsloth.trainers.rollout_weights import digest
 
     found = {}
     for name, numbers, tensors in (("adapter", 40e6, 500), ("all_weights", 494e6, 290)):

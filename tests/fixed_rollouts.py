@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.runs.settings import parse_settings
 from sage_unsloth.runs.stopping import Terminated
+from sage_unsloth.trainers.backends import load_backend
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 BASE = Path(__file__).parents[1] / "data" / "arithmetic-base"

@@ -15,7 +15,7 @@ import traceback
 
 import pytest
 
-from sage_unsloth.patch import cpu_vllm
+from sage_unsloth.trainers import cpu_vllm
 
 SECONDS = 1500
 LIBRARIES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "transformers", "peft")
@@ -36,7 +36,7 @@ def pytest_pyfunc_call(pyfuncitem):
         return None
     cpu_vllm.run_in_this_process()
     if pyfuncitem.get_closest_marker("with_unsloth"):
-        from sage_unsloth.patch.loading import load_unsloth
+        from sage_unsloth.trainers.loading import load_unsloth
 
         load_unsloth()
     for name in LIBRARIES:

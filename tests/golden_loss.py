@@ -241,8 +241,8 @@ def main() -> None:
 
     from conftest import build_trainer
 
-    from sage_unsloth.patch.loading import load_unsloth
     from sage_unsloth.runs.files import write_json
+    from sage_unsloth.trainers.loading import load_unsloth
 
     module = load_unsloth()
     with tempfile.TemporaryDirectory() as folder:

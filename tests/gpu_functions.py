@@ -11,7 +11,7 @@ from pathlib import Path
 import sage_unsloth
 
 ROOT = Path(sage_unsloth.__file__).parent
-PACKAGES = ("objective", "methods", "patch")
+PACKAGES = ("objective", "methods", "patch", "trainers")
 TOUCHES = {"torch", "Tensor", "TokenSignals"}
 OF_TRL = "trl_"
 """Files of TRL's own trainer, which tests/patch/own_trl/devices.py runs without Unsloth."""

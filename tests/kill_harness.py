@@ -197,7 +197,7 @@ def _fork(words: list[str], log: int) -> int:
 def import_everything() -> None:
     """What a fork then has; the order is the commands' own."""
     from sage_unsloth import quickstart  # noqa: F401
-    from sage_unsloth.patch.loading import load_unsloth
+    from sage_unsloth.trainers.loading import load_unsloth
 
     load_unsloth()
 

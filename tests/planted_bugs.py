@@ -44,7 +44,7 @@ class Bug(NamedTuple):
 
 GUIDES = ("objective/test_guides.py",)
 CREDIT = ("objective/test_sequence_credit.py",)
-ROLLOUTS = ("patch/test_rollout_weights.py",)
+ROLLOUTS = ("trainers/test_rollout_weights.py",)
 SEEDS = ("evaluation/test_intervals.py::test_training_seeds_of_two_models_are_not_paired",)
 DEVIATION = ("evaluation/test_metrics.py::test_mean_and_deviation_by_hand",)
 SAMPLING = ("sampling/test_sampling.py",)
@@ -94,16 +94,16 @@ BUGS = [
         ("methods/test_rehearsed.py",),
     ),
     Bug(
-        "patch/data_order.py",
+        "trainers/data_order.py",
         "passes = int(self.trainer.state.epoch or 0)",
         "passes = 0",
-        ("patch/test_data_order.py",),
+        ("trainers/test_data_order.py",),
     ),
     Bug(
-        "patch/data_order.py",
+        "trainers/data_order.py",
         "return _PassByPass(sampler, trainer) if",
         "return sampler if",
-        ("patch/test_data_order.py",),
+        ("trainers/test_data_order.py",),
     ),
     Bug(
         "methods/penalties.py",
@@ -156,7 +156,7 @@ BUGS = [
         ("objective/test_sequence_credit.py::test_an_evaluation_of_single_completions_is_refused",),
     ),
     Bug(
-        "patch/finite.py",
+        "trainers/finite.py",
         "scaler.get_scale() > 1",
         "scaler.get_scale() >= 1",
         (
@@ -176,9 +176,9 @@ BUGS = [
         "if type(before.get(name, NONE)) is not type(now.get(name, NONE))",
         ("patch/test_guards.py::test_other_choices_are_refused",),
     ),
-    Bug("patch/rollout_weights.py", "name: tensor.clone() for", "name: tensor for", ROLLOUTS),
+    Bug("trainers/rollout_weights.py", "name: tensor.clone() for", "name: tensor for", ROLLOUTS),
     Bug(
-        "patch/rollout_weights.py",
+        "trainers/rollout_weights.py",
         "changed = [name for name in trained if after[name] != before[name]]",
         "changed = [n for n in trained if 'lora_B' in n and after[n] != before[n]]",
         ROLLOUTS,

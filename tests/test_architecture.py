@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from sage_unsloth.__main__ import COMMANDS
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.listening import ORDER
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import ORDER
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_LINES = 600

@@ -426,7 +426,7 @@ def check_step(make_trainer, composition, monkeypatch):
 def make_teacher(trainer):
     from conftest import tiny_model
 
-    from sage_unsloth.patch.loading import prepare_for_cpu
+    from sage_unsloth.trainers.loading import prepare_for_cpu
 
     teacher = tiny_model(0.2)
     if "unsloth" in sys.modules:

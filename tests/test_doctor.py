@@ -53,7 +53,7 @@ def test_a_wrong_version_and_a_missing_package_are_named(monkeypatch):
 
 
 def test_a_broken_contract_is_a_failure(monkeypatch):
-    from sage_unsloth.patch import trainer_names
+    from sage_unsloth.trainers import trainer_names
 
     monkeypatch.setitem(trainer_names.EXPECTED_PARAMETERS, trainer_names.LOSS, ("trainer", "ids"))
     check = doctor._contract()

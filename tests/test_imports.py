@@ -49,7 +49,7 @@ LIGHT = [
     "analysis.command",
     "export.command",
     "planning.command",
-    "patch.trainer_names",
+    "trainers.trainer_names",
 ]
 LIGHT_RESEARCH = ["benchmark.command", "cost.command", "cost.report", "frontier.command"]
 FOLDERS = sorted(
@@ -73,7 +73,10 @@ PUBLIC = {
         grpo_loss
     """,
     "sage_unsloth.patch": """
-        guided_kl load_unsloth one_pass_loss ContractError finite_only reproduce
+        guided_kl one_pass_loss
+    """,
+    "sage_unsloth.trainers": """
+        load_unsloth ContractError finite_only reproduce
     """,
     "sage_unsloth.methods": """
         AdaptiveGuide TeacherGuide dynamic_sampling rehearsed

@@ -42,7 +42,7 @@ def test_python_blocks_run_in_their_order(page, request, tmp_path, monkeypatch):
     namespace = {}
     for code in run:
         exec(compile(code, str(page), "exec"), namespace)
-    if page.name == "own_training.md":
+    if page.name == "guides.md":
         logged = namespace["trainer"].state.log_history
         assert [entry["step"] for entry in logged if "sage/guide_mean" in entry] == [1, 2]
 

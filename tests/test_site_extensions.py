@@ -54,7 +54,7 @@ def test_a_signature_names_the_default_prompt(extension):
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
-        ("[a](memory.md#b)", "[a](memory.md#b)"),
+        ("[a](hardware.md#b)", "[a](hardware.md#b)"),
         ("[a](#b) [c](https://d.e)", "[a](#b) [c](https://d.e)"),
         ("[five](../notebooks/05_theory.ipynb)", "[five](tutorials/05_theory.ipynb)"),
         ("[how](../CONTRIBUTING.md#how-to-add)", "[how](contributing.md#how-to-add)"),
@@ -67,16 +67,16 @@ def test_a_signature_names_the_default_prompt(extension):
     ],
 )
 def test_links_lead_to_the_site_or_to_the_repository(extension, written, shown):
-    page = DOCS / "stages.md"
+    page = DOCS / "train.md"
     assert extension("repository").on_the_site(written, page, page) == shown
 
 
 def test_an_included_page_keeps_its_links(extension):
     on_the_site = extension("repository").on_the_site
-    written = "[plan](docs/memory.md) ![a](data/b.png)"
+    written = "[plan](docs/hardware.md#what-fits-in-memory) ![a](data/b.png)"
     assert (
         on_the_site(written, ROOT / "CONTRIBUTING.md", DOCS / "contributing.md")
-        == "[plan](memory.md) ![a](../data/b.png)"
+        == "[plan](hardware.md#what-fits-in-memory) ![a](../data/b.png)"
     )
 
 

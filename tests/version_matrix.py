@@ -54,7 +54,7 @@ TOGETHER = {
     "torch": ["torch", "torchvision"],
 }
 """What `--newest` looks up, and installs together."""
-COMPILED = ["tests/patch/test_guards.py", "tests/patch/test_rollout_weights.py"]
+COMPILED = ["tests/patch/test_guards.py", "tests/trainers/test_rollout_weights.py"]
 TESTS = [
     "tests/objective/test_losses.py",
     "tests/patch/test_patch.py::test_q_of_one_is_bitwise_the_unpatched_trainer",
@@ -76,7 +76,7 @@ report = {"versions": versions, "not_met": []}
 try:
     from sage_unsloth.methods.own_penalty import check_penalties
     from sage_unsloth.patch.seam import check_contract
-    from sage_unsloth.patch.trainer_names import ContractError
+    from sage_unsloth.trainers.trainer_names import ContractError
     from trl import GRPOTrainer
     try:
         check_contract(GRPOTrainer)

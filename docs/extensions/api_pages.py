@@ -32,8 +32,10 @@ def public_names(stub: Path) -> dict[str, str]:
 
 def summary(room: str, name: str) -> str:
     """The first paragraph of a public class's or function's docstring."""
-    module = public_names(PACKAGE / room / "__init__.pyi")[name]
-    body = ast.parse((PACKAGE / room / f"{module}.py").read_text(encoding="utf-8")).body
+    file = PACKAGE / f"{room}.py"
+    if not file.exists():
+        file = PACKAGE / room / f"{public_names(PACKAGE / room / '__init__.pyi')[name]}.py"
+    body = ast.parse(file.read_text(encoding="utf-8")).body
     kinds = (ast.ClassDef, ast.FunctionDef)
     found = next(node for node in body if isinstance(node, kinds) and node.name == name)
     text = " ".join((ast.get_docstring(found) or "").partition("\n\n")[0].split())

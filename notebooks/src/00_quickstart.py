@@ -197,5 +197,5 @@ for name in quickstart.MODELS:
 # - The same models with every problem's samples: [notebook 03](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
 #   and [notebook 04](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/04_analysis.ipynb).
 # - Your own guide is any object with a method `log_guide` and a set `needs`
-#   ([a page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_guide.md)).
+#   ([a page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/guides.md#your-own-guide)).
 # - The same run as a command: `python -m sage_unsloth quickstart --out runs/quickstart`.

@@ -89,7 +89,7 @@ SEED = 3407
 # %% [markdown]
 # ## Model
 # On a GPU `load_policy` is Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
-# without one, transformers and peft. Either way the tokenizer gets the [project's chat template](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/prompts.md),
+# without one, transformers and peft. Either way the tokenizer gets the [project's chat template](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/train.md#prompts-tags-and-chat-templates),
 # and a pad token that is not its EOS: Unsloth finds the end of a completion by the pad token.
 # Change `targets` to put the adapter elsewhere. After a finished run the cell loads what was
 # trained.

@@ -238,7 +238,7 @@ guide = BranchGuide(ratio=0.3, threshold=1.2)
 # Completions as training will sample them, with your rewards. Groups whose completions all get one
 # total have zero advantage (`dead_groups`); many of them call for easier problems, more SFT or more
 # completions of a prompt. A small `format_rate` calls for SFT, or for marks that the model writes
-# of itself ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/prompts.md)).
+# of itself ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/train.md#prompts-tags-and-chat-templates)).
 
 # %%
 from sage_unsloth import preview

@@ -24,11 +24,11 @@ from research.cost.sizes import Size
 from research.cost.trainers import Place
 from research.cost.variants import choose_variants
 from sage_unsloth.models.meter import device_name, memory_source
-from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.patch.switches import compilation_is_on
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
+from sage_unsloth.trainers.loading import load_unsloth
+from sage_unsloth.trainers.switches import compilation_is_on
 
 logger = logging.getLogger(__name__)
 

@@ -60,9 +60,9 @@ def count_start_samples(
 def sample_start_model(out: Path, config: FrontierConfig, num_samples: int) -> list[dict]:
     """Train SFT as the frontier does, in the folder `out`, and sample the result; resumable."""
     from sage_unsloth.models.loading import load_policy
-    from sage_unsloth.patch.loading import load_unsloth
     from sage_unsloth.sampling.engines import TransformersEngine
     from sage_unsloth.sampling.record_sets import sample_and_grade
+    from sage_unsloth.trainers.loading import load_unsloth
     from sage_unsloth.training.sft_stage import sft
 
     task = config.load_task()

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_to_terminal()
     logging.getLogger().setLevel(logging.INFO)
     # Unsloth patches what is imported after it
-    from sage_unsloth.patch.loading import load_unsloth
+    from sage_unsloth.trainers.loading import load_unsloth
 
     load_unsloth()
     settle_process()

@@ -36,7 +36,7 @@ def open_model(
     from sage_unsloth.models.device import release_memory
     from sage_unsloth.models.embedded import is_small, settle_process
     from sage_unsloth.models.templates import choose_format
-    from sage_unsloth.patch.backends import load_backend
+    from sage_unsloth.trainers.backends import load_backend
 
     load_backend()  # before transformers
     if is_small(spec.path):

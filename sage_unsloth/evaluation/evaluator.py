@@ -23,7 +23,6 @@ from sage_unsloth.models.device import frees_models
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import template_for
-from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.near_copies import near_copies
@@ -40,6 +39,7 @@ from sage_unsloth.sampling.record_files import (
     set_settings,
     settings_path,
 )
+from sage_unsloth.trainers.backends import load_backend
 
 logger = logging.getLogger(__name__)
 

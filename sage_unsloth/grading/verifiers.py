@@ -1,6 +1,6 @@
 """Verifiers: what makes an answer right, by name, or as a function of one's own.
 
-The page `docs/verifiers.md` has a table of them. Every verifier is a `Checker`; what may hang or
+The page `docs/own_reward.md` has a table of them. Every verifier is a `Checker`; what may hang or
 break is compared in the confined workers.
 """
 

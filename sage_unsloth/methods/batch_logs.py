@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from sage_unsloth.patch import trainer_names as names
+from sage_unsloth.trainers import trainer_names as names
 
 
 def completion_lengths(trainer: Any, completion_ids: list[list[int]]) -> dict[str, float]:

@@ -27,14 +27,14 @@ from sage_unsloth.methods.advantage_rules import (
 )
 from sage_unsloth.methods.group_advantages import GRPO_EPSILON
 from sage_unsloth.methods.reference import reference_adapter
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.choice import Choice, Method, method_added
-from sage_unsloth.patch.listening import listening
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.seam import seam_of
-from sage_unsloth.patch.switches import drops_equal_rewards
 from sage_unsloth.patch.trained_with import describe_function
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.switches import drops_equal_rewards
+from sage_unsloth.trainers.trainer_names import ContractError
 
 GROUPS = "_sage_unsloth_groups"
 """Ours, on the trainer: what changes the advantages of its groups, while something does."""

@@ -15,10 +15,10 @@ from sage_unsloth.methods.group_rewards import (
     reference_logps,
     token_mask,
 )
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.choice import Choice, Method, method_added
-from sage_unsloth.patch.listening import listening
-from sage_unsloth.patch.replaced import replaced
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.replaced import replaced
 
 
 @contextmanager

@@ -27,14 +27,14 @@ from sage_unsloth.methods.choices import check_together
 from sage_unsloth.methods.penalties import PENALTIES, check_kl_estimator
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import LOSS_TYPES, Penalty
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.choice import Choice, Method, method_added
 from sage_unsloth.patch.contract import check_numbers, run_of_trl, run_of_unsloth
-from sage_unsloth.patch.listening import Listener, listening
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.seam import Seam, seam_of, seam_of_class
-from sage_unsloth.patch.switches import rollout_rejection
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import Listener, listening
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.switches import rollout_rejection
+from sage_unsloth.trainers.trainer_names import ContractError
 
 PENALTY_HOOK = "_sage_unsloth_penalty"
 """Ours, on TRL's trainer: what the rewritten loss calls."""

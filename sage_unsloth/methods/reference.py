@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sage_unsloth.patch.trainer_names import REFERENCE_ADAPTER
+from sage_unsloth.trainers.trainer_names import REFERENCE_ADAPTER
 
 
 @contextmanager

@@ -35,11 +35,11 @@ from torch import Tensor
 
 from sage_unsloth.methods.advantage_rules import rule_settings
 from sage_unsloth.methods.reference import reference_adapter
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.clock import Clock
-from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.trainer_names import ContractError
 
 MAX_LOG_RATIO = 10.0
 """log u is at most this, in nats, and has no gradient above, so that one token cannot overflow."""

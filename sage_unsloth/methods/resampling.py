@@ -35,9 +35,9 @@ from torch import Tensor
 
 from sage_unsloth.methods.batch_logs import RewardLogs, completion_lengths, put_in
 from sage_unsloth.methods.group_rewards import dead_groups, total_rewards
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.listening import inside, listening
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import inside, listening
+from sage_unsloth.trainers.trainer_names import ContractError
 
 EXPECTED_PARAMETERS = {
     names.GENERATE: ("self", "prompts"),

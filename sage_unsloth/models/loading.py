@@ -21,10 +21,10 @@ from sage_unsloth.models.quantised import (
 from sage_unsloth.models.templates import choose_format, choose_template
 from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
-from sage_unsloth.patch import switches
-from sage_unsloth.patch.backends import TRL, backend, load_backend
-from sage_unsloth.patch.loading import prepare_for_cpu
 from sage_unsloth.prompts import PromptFormat
+from sage_unsloth.trainers import switches
+from sage_unsloth.trainers.backends import TRL, backend, load_backend
+from sage_unsloth.trainers.loading import prepare_for_cpu
 
 
 def load_policy(

@@ -6,8 +6,8 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.quantised import is_quantised, merge_dequantised
-from sage_unsloth.patch.backends import UNSLOTH, backend
 from sage_unsloth.runs.files import whole_folder
+from sage_unsloth.trainers.backends import UNSLOTH, backend
 
 
 def save_merged(

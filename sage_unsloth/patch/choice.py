@@ -7,10 +7,10 @@ from typing import Any
 
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.listening import SHAPES, listening
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import SHAPES, listening
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import ContractError
 
 METHODS, OPEN = "_sage_unsloth_methods", "_sage_unsloth_open"
 """Ours, on the trainer: the methods that `guided_kl` will find, and whether it is open."""
@@ -46,15 +46,15 @@ def method_added(trainer: Any, method: Method) -> Iterator[None]:
             training begins.
     """
     methods: tuple[Method, ...] = vars(trainer).get(METHODS, ())
-    if OPEN in vars(trainer) or method.name in [other.name for other in methods]:
+    if is_open(trainer) or method.name in [other.name for other in methods]:
         raise ContractError(
             f"what sets {method.name} must be opened once, before guided_kl",
-            found="an open guided_kl" if OPEN in vars(trainer) else f"another {method.name}",
+            found="an open guided_kl" if is_open(trainer) else f"another {method.name}",
             expected="with METHOD(trainer), guided_kl(trainer, guide): …",
         )
 
     def step(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if OPEN not in vars(trainer):
+        if not is_open(trainer):
             raise ContractError(
                 f"what sets {method.name} must be followed by guided_kl, which checks and records "
                 "it",
@@ -107,6 +107,11 @@ class Choice:
     def recorded(self, name: str, default: str) -> str:
         """What a method of that name records."""
         return next((m.record for m in self.methods if m.name == name), default)
+
+
+def is_open(trainer: Any) -> bool:
+    """Whether a `guided_kl` of the trainer is open."""
+    return OPEN in vars(trainer)
 
 
 def added_methods(trainer: Any) -> tuple[Method, ...]:

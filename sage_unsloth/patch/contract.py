@@ -19,9 +19,9 @@ from torch import Tensor
 
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX
 from sage_unsloth.objective.loss import Penalty, grpo_loss
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.hook import Consulted
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.trainer_names import ContractError
 
 BETA = 0.05
 Run = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

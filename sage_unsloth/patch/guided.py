@@ -21,15 +21,15 @@ from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.choice import OPEN, Choice, added_methods
-from sage_unsloth.patch.data_order import order_kept
-from sage_unsloth.patch.finite import finite_only
-from sage_unsloth.patch.replaced import alone, replaced, watched
 from sage_unsloth.patch.rollout_batch import rollout_signals
-from sage_unsloth.patch.rollout_weights import keep_trained_weights
 from sage_unsloth.patch.seam import seam_of
 from sage_unsloth.patch.settings import check_settings
 from sage_unsloth.patch.trained_with import trained_with
 from sage_unsloth.patch.watch import guide_watch
+from sage_unsloth.trainers.data_order import order_kept
+from sage_unsloth.trainers.finite import finite_only
+from sage_unsloth.trainers.replaced import alone, replaced, watched
+from sage_unsloth.trainers.rollout_weights import keep_trained_weights
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def guided_kl(
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`; or TRL's own, where Unsloth is not imported
-            (docs/trl.md). Other trainers in the process are not affected.
+            (docs/many_gpus.md). Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
@@ -88,9 +88,10 @@ def guided_kl(
         TypeError: `guide` is not a guide.
         ContractError: the trainer is not what was tested, another `guided_kl` is open, or training
             took a step that bypassed it.
-        NotFiniteError: a number of a training step is nan or inf; see `sage_unsloth.patch.finite`.
+        NotFiniteError: a number of a training step is nan or inf; see
+            `sage_unsloth.trainers.finite`.
         ChangedWeightsError: a rollout changed a trained weight; see
-            `sage_unsloth.patch.rollout_weights`.
+            `sage_unsloth.trainers.rollout_weights`.
     """
     seam = seam_of(trainer)
     choice = Choice(

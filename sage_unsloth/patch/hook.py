@@ -10,9 +10,9 @@ from sage_unsloth.objective.advantages import shaped
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.clock import Clock, Tick
-from sage_unsloth.patch.finite import Guard
-from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.patch.watch import Measured
+from sage_unsloth.trainers.finite import Guard
+from sage_unsloth.trainers.trainer_names import ContractError
 
 
 class Consulted(NamedTuple):

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch.listening import listening
-from sage_unsloth.patch.loading import trainer_module
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.trainer_names import (
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.loading import trainer_module
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import (
     COMPUTE_LOSS,
     SCORER_PARAMETERS,
     SCORER_WITH_ENTROPY,
@@ -138,9 +138,9 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
             trainer.train()
 
     The loss and its gradient are Unsloth's within rounding; time and memory are less on a CPU
-    (docs/speed.md). `guided_kl` does this by itself where entropies are asked for; together, either
-    may be the outer one. Where it does not hold, Unsloth's own scorer answers, and the log says
-    why.
+    (docs/architecture.md). `guided_kl` does this by itself where entropies are asked for. Together,
+    either may be the outer one. Where it does not hold, Unsloth's own scorer answers, and the log
+    says why.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`.

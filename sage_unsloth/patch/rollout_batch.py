@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch import trainer_names as names
-from sage_unsloth.patch.listening import listening
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.trainer_names import ContractError
 
 PREFIX = "sage_"
 GROUPS = f"{PREFIX}groups"

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from sage_unsloth.patch.choice import Choice
-from sage_unsloth.patch.finite import Guard
 from sage_unsloth.patch.hook import Hook
 from sage_unsloth.patch.rollout_batch import Scoring
-from sage_unsloth.patch.trainer_names import TRL_TRAINER, ContractError
+from sage_unsloth.trainers.finite import Guard
+from sage_unsloth.trainers.trainer_names import TRL_TRAINER, ContractError
 
 
 class Seam(Protocol):
@@ -58,7 +58,7 @@ def seam_of(trainer: Any) -> Seam:
 def seam_of_class(trainer_class: type) -> Seam:
     """The same of a trainer's class."""
     if "unsloth" in sys.modules:
-        loading = importlib.import_module("sage_unsloth.patch.loading")
+        loading = importlib.import_module("sage_unsloth.trainers.loading")
         seam = importlib.import_module("sage_unsloth.patch.unsloth_seam")
         return seam.UnslothSeam(loading.trainer_module(trainer_class))
     for base in trainer_class.__mro__:

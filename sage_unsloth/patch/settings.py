@@ -4,7 +4,7 @@ from typing import Any
 
 from sage_unsloth.objective.choices import check_guide, check_teacher
 from sage_unsloth.patch.choice import Choice
-from sage_unsloth.patch.data_parallel import check_data_parallel
+from sage_unsloth.trainers.data_parallel import check_data_parallel
 
 
 def check_settings(trainer: Any, choice: Choice, *, unsloth: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.patch.choice import Choice
-from sage_unsloth.patch.rollout_weights import digest
+from sage_unsloth.trainers.rollout_weights import digest
 
 NONE = "the trainer's own"
 """What is not recorded."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.contract import check_parameters
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import ContractError
 
 
 class TrlScoring:

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.contract import check_trl
-from sage_unsloth.patch.data_parallel import kind_of
-from sage_unsloth.patch.finite import Guard
 from sage_unsloth.patch.hook import Consulted, Hook
-from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.trl_scoring import TrlScoring
-from sage_unsloth.patch.trl_without_gpu import head_without_gpu
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.data_parallel import kind_of
+from sage_unsloth.trainers.finite import Guard
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.trl_without_gpu import head_without_gpu
 
 Consult = Callable[[Tensor, Tensor | None, Tensor, dict[str, Any]], Consulted]
 

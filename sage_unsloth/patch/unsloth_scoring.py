@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.patch.one_pass import OnePassScorers, has_one_pass_kernel
-from sage_unsloth.patch.replaced import replaced
-from sage_unsloth.patch.trainer_names import (
+from sage_unsloth.trainers.replaced import replaced
+from sage_unsloth.trainers.trainer_names import (
     OF_LOGITS,
     ROLLOUT,
     SCORE,

@@ -19,16 +19,16 @@ from typing import Any
 
 from torch import Tensor
 
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.contract import check_unsloth
-from sage_unsloth.patch.data_parallel import pooled_means
-from sage_unsloth.patch.finite import Guard
 from sage_unsloth.patch.hook import Hook
-from sage_unsloth.patch.listening import listening
 from sage_unsloth.patch.one_pass import OnePassScorers, has_entropy_bonus
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.patch.unsloth_scoring import UnslothScoring
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.data_parallel import pooled_means
+from sage_unsloth.trainers.finite import Guard
+from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.replaced import replaced
 
 ANY_QUANTILE = 0.5
 """Below 1, so that Unsloth computes entropies; what they would mask is not masked."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from sage_unsloth.objective.guide_metrics import GuideMetrics
 from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch import trainer_names as names
 from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.settings import relied_on
 from sage_unsloth.patch.trained_with import check_resumed
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.trainer_names import ContractError
 
 STATE = "SageGuide"
 """Where a checkpoint's trainer_state.json holds the guide's state."""

@@ -20,7 +20,7 @@ from typing import Any
 from sage_unsloth.problems.benchmarks import Benchmark
 
 NEAR = 0.4
-"""The score from which a problem is listed (`docs/evaluation_speed.md` has what it finds)."""
+"""The score from which a problem is listed (`docs/evaluation.md` has what it finds)."""
 CANDIDATES = 20  # training problems whose score is computed, of those that share the rarest words
 
 _ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen

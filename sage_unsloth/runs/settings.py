@@ -90,11 +90,12 @@ class Setting:
 def settings_of(config: Any) -> dict[str, Setting]:
     """The settings of a stage's dataclass, or of an instance, by name, those of `lora` among them.
 
-    Fields that have options of their own (`option=False`) are left out.
+    Fields that have options of their own (`option=False`) are left out. The stage's own come
+    before those that it shares.
     """
     stage = config if isinstance(config, type) else type(config)
     hints, result = get_type_hints(stage), {}
-    for one in fields(stage):
+    for one in _own_first(stage):
         if not one.metadata["option"]:
             continue
         default = getattr(config, one.name)
@@ -109,6 +110,11 @@ def settings_of(config: Any) -> dict[str, Setting]:
         limits = _limits(one.metadata)
         result[one.name] = Setting(one.name, default, hints[one.name], limits=limits, **known)
     return result
+
+
+def _own_first(stage: type) -> list[Any]:
+    """The fields of a stage's dataclass, inherited ones last."""
+    return sorted(fields(stage), key=lambda item: item.name not in stage.__annotations__)
 
 
 def names_where(stage: type, mark: str) -> tuple[str, ...]:
@@ -210,7 +216,7 @@ def _as_python(text: str) -> str:
 def attributes_text(stage: type) -> str:
     """The `Attributes:` of a stage's docstring."""
     lines = ["", "    Attributes:"]
-    for one in fields(stage):
+    for one in _own_first(stage):
         limits = _limits(one.metadata)
         shown = f" ({limits})" if limits else ""
         lines.append(f"        {one.name}: {one.metadata['text']}{shown}.")

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.patch.cpu_vllm import put_beside, run_in_this_process
 from sage_unsloth.sampling.engine_arguments import engine_arguments, lora_arguments
+from sage_unsloth.trainers.cpu_vllm import put_beside, run_in_this_process
 
 
 def start_beside(

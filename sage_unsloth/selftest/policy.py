@@ -12,12 +12,12 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.loading import LORA_TARGETS
 from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.random_weights import save_random_model
-from sage_unsloth.patch import switches
-from sage_unsloth.patch.loading import load_unsloth, prepare_for_cpu
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import prompt_messages
 from sage_unsloth.sampling.cpu_engine import start_beside
 from sage_unsloth.sampling.engine_choice import generation_arguments
+from sage_unsloth.trainers import switches
+from sage_unsloth.trainers.loading import load_unsloth, prepare_for_cpu
 from sage_unsloth.training.loss_scale import scale_losses
 
 FORMATS = ("float32", "bfloat16", "float16", "4-bit")

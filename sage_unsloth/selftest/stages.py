@@ -13,11 +13,11 @@ from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import TokenGuide
 from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.loading import load_unsloth
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.selftest import policy
 from sage_unsloth.selftest.decoder import decoder_of, plain_name
 from sage_unsloth.selftest.findings import PASSED, Finding
+from sage_unsloth.trainers.loading import load_unsloth
 
 RESUMED_ALLOWED = 1e-2
 """Of the way that the weights went, on a GPU: its sums may be formed in another order each time.

@@ -5,6 +5,7 @@ from typing import Any
 
 from sage_unsloth.grading.command import add_verifier
 from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
+from sage_unsloth.training.setting_options import add_processes, add_set
 
 
 def add_study(commands: Any) -> None:
@@ -84,21 +85,8 @@ def add_study(commands: Any) -> None:
         help="lines of the baseline that cost sampling and no training: early, scale, temperature "
         "(default: all; the mixture with the start model costs nothing and is always there)",
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="settings",
-        help="settings of every run, as in train",
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="runs at a time (default: as many as cores and memory allow)",
-    )
+    add_set(parser, "settings of every run, as in train")
+    add_processes(parser)
     parser.add_argument(
         "--out",
         default="runs/study",

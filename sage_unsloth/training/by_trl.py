@@ -9,10 +9,10 @@ recomputation   of activations, on a GPU, by transformers
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu, sixteen_bit_dtype
-from sage_unsloth.patch.backends import TRL
 from sage_unsloth.runs.processes import is_sharded, world_size
 from sage_unsloth.sampling.engine_choice import why_no_vllm
 from sage_unsloth.sampling.server_calls import check_client
+from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 REFERENCE = "ref"

@@ -9,6 +9,7 @@ from sage_unsloth.runs.settings import DATA, EVALUATION, MODEL, OBJECTIVE, SAVIN
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.setting_options import (
     add_groups,
+    add_set,
     add_settings,
     naming_options,
     recorded_command,
@@ -191,15 +192,7 @@ def _add_stage(
         metavar="FILE",
         help="options from a file, .yaml or .toml, or a run's run.json, which repeats that run",
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="settings",
-        help="settings by name: NAME=VALUE is --NAME VALUE",
-    )
+    add_set(parser, "settings by name: NAME=VALUE is --NAME VALUE")
     parser.add_argument(
         "--smoke",
         action="store_true",

@@ -30,7 +30,6 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.tokenizers import load_stop_tokens
 from sage_unsloth.models.trained import write_readme
-from sage_unsloth.patch.rollout_weights import digest
 from sage_unsloth.runs.files import read_json, read_jsonl, whole_folder, write_json
 from sage_unsloth.runs.processes import gathered, rank, wait_for_all
 from sage_unsloth.runs.progress import progress
@@ -39,6 +38,7 @@ from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 from sage_unsloth.sampling.record_files import read_settings, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.trainers.rollout_weights import digest
 from sage_unsloth.training.held_out_schedule import best_metric, is_due, is_exhausted
 from sage_unsloth.training.policy_engine import draws_by_vllm, policy_engine
 from sage_unsloth.training.rlvr_config import RlvrConfig

@@ -10,13 +10,13 @@ from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.patch.backends import TRL, backend
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.sources import SUFFIXES
 from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.embedded_settings import SAMPLING
 from sage_unsloth.training.preflight import REPORT, SHARES, answers_remedy, signal
 from sage_unsloth.training.rlvr_config import RlvrConfig

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sage_unsloth.patch import switches
-from sage_unsloth.patch.backends import UNSLOTH, backend
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.sampling.engines import Engine, TransformersEngine
 from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.trainers import switches
+from sage_unsloth.trainers.backends import UNSLOTH, backend
+from sage_unsloth.trainers.replaced import replaced
 
 SWITCHED = ("training", "gradient_checkpointing", "_flag_for_generation")
 """Attributes of a module that Unsloth's `for_inference` and `model.eval()` set."""

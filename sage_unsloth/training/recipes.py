@@ -17,7 +17,6 @@ from sage_unsloth.models.device import frees_models, has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
-from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report, step_plan
 from sage_unsloth.planning.presets import ModelPreset, model_preset
@@ -36,6 +35,7 @@ from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.storage import check_room
 from sage_unsloth.runs.text import log_to_terminal
+from sage_unsloth.trainers.backends import load_backend
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.held_out_rows import check_evaluations

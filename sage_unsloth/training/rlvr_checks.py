@@ -9,10 +9,10 @@ from sage_unsloth.grading.mathematics import MATH, normalise
 from sage_unsloth.grading.own_reward import try_reward
 from sage_unsloth.grading.reward_functions import Reward, check_columns_of
 from sage_unsloth.grading.total_reward import UNGRADED
-from sage_unsloth.patch.backends import TRL, check_backend
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.processes import world_size
 from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
+from sage_unsloth.trainers.backends import TRL, check_backend
 from sage_unsloth.training.by_trl import check_trl
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_trainer import trainer_row

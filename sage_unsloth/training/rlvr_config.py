@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from sage_unsloth.models.lora import LoraSettings
 from sage_unsloth.planning.presets import PAPER_BETA
-from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
 from sage_unsloth.runs.settings import (
     DATA,
     EVALUATION,
@@ -18,6 +16,7 @@ from sage_unsloth.runs.settings import (
     documented,
     setting,
 )
+from sage_unsloth.training.stage_config import StageConfig
 
 UNUSED_WITHOUT = (
     ("rehearsal", "rehearsal_coef", 0, "rehearsal_coef=0.1"),
@@ -30,7 +29,7 @@ UNUSED_WITHOUT = (
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class RlvrConfig:
+class RlvrConfig(StageConfig):
     """Stage 2 (Table 8); the values are the paper's where it gives one."""
 
     max_steps: int = setting(1000, "optimizer steps", OPTIMISER, above=0, trainer=True)
@@ -58,20 +57,8 @@ class RlvrConfig:
         1024, "tokens of a prompt; longer ones are left out", DATA, above=0
     )
     learning_rate: float = setting(5e-6, "peak learning rate", OPTIMISER, above=0, trainer=True)
-    lr_scheduler_type: Literal[
-        "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr"
-    ] = setting("linear", "how the learning rate falls after its peak", OPTIMISER, trainer=True)
     warmup_ratio: float = setting(
         0.1, "share of the steps in which the learning rate rises", OPTIMISER, low=0, high=1
-    )
-    optim: str = setting(
-        "auto",
-        "optimizer, as transformers names it; auto: adamw_8bit on a GPU, else adamw_torch",
-        OPTIMISER,
-    )
-    weight_decay: float = setting(0.01, "weight decay of AdamW", OPTIMISER, low=0, trainer=True)
-    max_grad_norm: float = setting(
-        1.0, "gradients are clipped to this norm; 0 never", OPTIMISER, low=0, trainer=True
     )
     num_iterations: int = setting(
         1, "times that each batch of completions is trained on", OPTIMISER, low=1, trainer=True
@@ -207,19 +194,6 @@ class RlvrConfig:
         trainer=True,
     )
     full_finetuning: bool = setting(False, "train every weight instead of an adapter", MODEL)
-    load_in_4bit: bool = setting(False, "quantise the frozen weights of the linear layers", MODEL)
-    precision: Literal["auto", "bfloat16", "float16"] = setting(
-        "auto",
-        "format of frozen weights and products; auto: float32 on a CPU, the GPU's own on one; the "
-        "adapter is float32",
-        MODEL,
-    )
-    template: Literal["project", "model"] = setting(
-        "project", "whose chat template makes the prompts", DATA, option=False
-    )
-    prompt: PromptFormat = setting(
-        PROJECT_PROMPT, "what prompts say, and the tags of an answer", DATA, option=False
-    )
     preflight_prompts: int = setting(
         32,
         "prompts sampled before training to see whether there is anything to learn; 0: none",
@@ -263,9 +237,6 @@ class RlvrConfig:
         0, "training ends after this many evaluations without a better one; 0 never", EVALUATION,
         low=0,
     )  # fmt: skip
-    report_to: Literal["none", "tensorboard", "trackio", "wandb"] = setting(
-        "none", "a tracker beside metrics.jsonl", SAVING, free=True
-    )
     grade_seconds: float = setting(
         5.0, "time limit for grading one answer, seconds", EVALUATION, above=0, free=True
     )
@@ -273,7 +244,6 @@ class RlvrConfig:
         60.0, "time limit of one call of a reward function of your own, seconds", EVALUATION,
         above=0, free=True,
     )  # fmt: skip
-    lora: LoraSettings = setting(LoraSettings(), "the adapter", MODEL)
     seed: int = setting(
         3407,
         "of adapter, data order, the guide's noise, and rollouts by transformers (vLLM has its "

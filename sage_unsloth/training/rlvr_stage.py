@@ -33,13 +33,13 @@ from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teach
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.patch import switches
-from sage_unsloth.patch.backends import TRL, load_backend
-from sage_unsloth.patch.known_lines import without_known_lines
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.processes import rank, wait_for_all
+from sage_unsloth.trainers import switches
+from sage_unsloth.trainers.backends import TRL, load_backend
+from sage_unsloth.trainers.known_lines import without_known_lines
 from sage_unsloth.training.guide_dose import report_dose
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_rows import split_rows

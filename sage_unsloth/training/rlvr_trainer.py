@@ -10,13 +10,13 @@ from typing import Any
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.patch.backends import TRL
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gathered, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls
 from sage_unsloth.sampling.record_sets import gold_of
 from sage_unsloth.sampling.server_calls import check_requests
+from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training.by_trl import (
     keep_base_as_reference,
     rollout_arguments,

@@ -8,7 +8,6 @@ from typing import Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.teacher import is_adapter
 from sage_unsloth.models.tokenizers import load_stop_tokens
-from sage_unsloth.patch.backends import TRL
 from sage_unsloth.runs.processes import world_size
 from sage_unsloth.sampling.cpu_engine import start_beside
 from sage_unsloth.sampling.engine_arguments import (
@@ -20,6 +19,7 @@ from sage_unsloth.sampling.engine_choice import choose_rollouts
 from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import Engine, SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.vllm_engine import VllmEngine
+from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training.by_trl import choose_trl_rollouts
 from sage_unsloth.training.rlvr_config import RlvrConfig
 

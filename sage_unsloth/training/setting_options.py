@@ -31,6 +31,29 @@ class SettingAction(argparse.Action):
         namespace.settings = [*(namespace.settings or ()), f"{self.dest}={value}"]
 
 
+def add_set(parser: argparse.ArgumentParser, text: str) -> None:
+    """`--set`, which gathers NAME=VALUE in `settings`."""
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="settings",
+        help=text,
+    )
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """`--processes` of the commands that train several runs side by side."""
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="RL runs at a time (default: as many as cores and memory allow)",
+    )
+
+
 def add_groups(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The groups of `--help`, by name."""
     return {group: parser.add_argument_group(group) for group in GROUPS}

@@ -18,12 +18,13 @@ from sage_unsloth.models.quantised import is_quantised
 from sage_unsloth.models.templates import check_teaches, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
-from sage_unsloth.patch.finite import finite_only
-from sage_unsloth.patch.replaced import replaced
 from sage_unsloth.prompts import PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import locked
+from sage_unsloth.runs.settings import names_where
+from sage_unsloth.trainers.finite import finite_only
+from sage_unsloth.trainers.replaced import replaced
 from sage_unsloth.training.number_formats import dtype_of_weights
 from sage_unsloth.training.sft_config import SftConfig as SftConfig
 from sage_unsloth.training.stage import (
@@ -163,19 +164,11 @@ def _trainer(
         processing_class=tokenizer,
         train_dataset=data,
         args=generated.SFTConfig(
-            max_steps=config.max_steps,
             num_train_epochs=config.epochs,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=config.batch_size // micro_batch,
-            learning_rate=config.learning_rate,
-            lr_scheduler_type=config.lr_scheduler_type,
-            max_grad_norm=config.max_grad_norm,
-            warmup_steps=config.warmup_steps,
-            weight_decay=config.weight_decay,
-            max_length=config.max_length,
-            completion_only_loss=config.completion_only_loss,
             packing=False,
-            seed=config.seed,
+            **{name: getattr(config, name) for name in names_where(SftConfig, "trainer")},
             **common_arguments(folder, config.save_steps, config.precision, config.optim),
         ),
     )

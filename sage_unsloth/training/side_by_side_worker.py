@@ -14,12 +14,12 @@ import traceback
 from pathlib import Path
 
 from sage_unsloth.models.embedded import settle_process
-from sage_unsloth.patch.backends import load_backend
 from sage_unsloth.runs.children import UNWINDING, end_with_parent
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import HeldError
 from sage_unsloth.runs.stopping import Terminated, ending
 from sage_unsloth.runs.text import PrintableFormatter
+from sage_unsloth.trainers.backends import load_backend
 from sage_unsloth.training.side_by_side import ENDED, SAID, Job
 
 PATIENCE = UNWINDING

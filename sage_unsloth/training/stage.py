@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
-from sage_unsloth.patch.backends import TRL, backend
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
@@ -26,6 +25,7 @@ from sage_unsloth.runs.processes import (
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
 from sage_unsloth.runs.settings import names_where
 from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.trackers import OPENED, Tracked

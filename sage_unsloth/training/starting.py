@@ -11,13 +11,13 @@ from sage_unsloth.models.device import has_gpu, release_memory
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, located
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
-from sage_unsloth.patch.backends import TRL
 from sage_unsloth.planning.fitting import memory_of_card, settled
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
 from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.sampling.engine_choice import why_no_vllm, why_not_chosen
+from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.by_trl import PLANNED_BY_TRL
 from sage_unsloth.training.rlvr_config import RlvrConfig

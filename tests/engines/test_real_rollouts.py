@@ -232,7 +232,7 @@ import torch
 torch.cpu._is_avx512_supported = torch.cpu._is_avx512_bf16_supported = lambda: False
 import vllm.platforms
 vllm.platforms.current_platform.import_kernels()
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.trainers.loading import load_unsloth
 load_unsloth()
 from real_engine import BASE, CONFIG, requests
 from sage_unsloth.sampling.vllm_engine import VllmEngine

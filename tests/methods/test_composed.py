@@ -13,7 +13,7 @@ from sage_unsloth.methods import (
 )
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers.trainer_names import ContractError
 
 METHODS = {
     "advantages": lambda trainer: advantages_by(trainer, "maxrl"),

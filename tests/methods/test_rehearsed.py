@@ -11,7 +11,7 @@ from sage_unsloth.methods.rehearsal import Stored, rehearsed
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 

@@ -128,6 +128,7 @@ def test_both_kinds_of_teacher_are_one(students, tmp_path):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_weights(students, tmp_path, monkeypatch):
     """The teacher's adapter is in the checkpoint too, where transformers would take it for the
     policy's.

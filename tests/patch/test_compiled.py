@@ -19,7 +19,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import conftest
 from sage_unsloth.methods.composed import with_methods
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.trainers.loading import load_unsloth
 from sage_unsloth.objective.guides import BranchGuide
 module = load_unsloth()
 import torch

@@ -16,7 +16,7 @@ from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.resampling import _Batches, dead_groups, dynamic_sampling
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 

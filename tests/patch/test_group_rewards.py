@@ -28,8 +28,8 @@ from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.resampling import dynamic_sampling
 from sage_unsloth.patch.trained_with import check_resumed
-from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.selftest.oracle import score
+from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 

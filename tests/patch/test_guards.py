@@ -18,7 +18,7 @@ from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.trained_with import describe_function, describe_teacher
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers.trainer_names import ContractError
 
 
 class Returns:
@@ -337,7 +337,7 @@ def test_a_teacher_that_is_an_adapter_is_told_by_its_weights(make_trainer):
 
 
 def frozen(model):
-    from sage_unsloth.patch.loading import prepare_for_cpu
+    from sage_unsloth.trainers.loading import prepare_for_cpu
 
     return prepare_for_cpu(model).requires_grad_(False).eval()
 

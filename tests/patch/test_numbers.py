@@ -21,14 +21,14 @@ from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
 from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch.bad_batch import reproduce
-from sage_unsloth.patch.finite import Guard, NotFiniteError, finite_only
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.patch.unsloth_seam import UnslothHook
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_json
+from sage_unsloth.trainers.bad_batch import reproduce
+from sage_unsloth.trainers.finite import Guard, NotFiniteError, finite_only
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 

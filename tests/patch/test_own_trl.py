@@ -25,6 +25,7 @@ def run_without_unsloth(arguments):
     return done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_in_a_process_without_unsloth(file, tmp_path):
     code, said = run_without_unsloth([str(file), "--basetemp", str(tmp_path / "inner")])
@@ -33,8 +34,10 @@ def test_in_a_process_without_unsloth(file, tmp_path):
 
 
 def test_the_script_of_the_page(tmp_path):
-    """docs/trl.md, as a user runs it."""
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trl.md").read_text(), re.DOTALL)
+    """docs/many_gpus.md, as a user runs it."""
+    (script,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/many_gpus.md").read_text(), re.DOTALL
+    )
     (tmp_path / "data").symlink_to(ROOT / "data")
     (tmp_path / "script.py").write_text(script)
     environment = {n: v for n, v in os.environ.items() if not n.startswith("UNSLOTH")}

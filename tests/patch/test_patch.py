@@ -16,11 +16,11 @@ from oracle import Oracle, Recording, train_and_check
 from sage_unsloth.methods.own_penalty import POLICY_ONLY, check_switches
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.patch import trainer_names
 from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.loading import load_unsloth
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers import trainer_names
+from sage_unsloth.trainers.loading import load_unsloth
+from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 
@@ -627,7 +627,7 @@ def test_entropy_is_logged_without_a_guide_and_the_loss_stays(make_trainer, beta
 def test_standby_comes_too_late_once_unsloth_is_there(unsloth_module, monkeypatch, caplog):
     import os
 
-    from sage_unsloth.patch.loading import load_unsloth
+    from sage_unsloth.trainers.loading import load_unsloth
 
     monkeypatch.delenv("UNSLOTH_VLLM_STANDBY", raising=False)
     load_unsloth(standby=True)

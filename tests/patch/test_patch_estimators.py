@@ -14,8 +14,8 @@ from sage_unsloth.methods.penalties import KL_ESTIMATORS, NAIVE_KNEE, PENALTIES,
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX
 from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
-from sage_unsloth.patch import trainer_names
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.trainers import trainer_names
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 

@@ -12,9 +12,7 @@ from oracle import train_and_check
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.patch.listening import WRAPPED
 from sage_unsloth.patch.rollout_batch import rollout_signals
-from sage_unsloth.patch.trainer_names import SCORERS, ContractError
 from sage_unsloth.patch.unsloth_scoring import (
     OF_LOGITS,
     Scored,
@@ -23,6 +21,8 @@ from sage_unsloth.patch.unsloth_scoring import (
     entropies_of_logits,
     in_layout,
 )
+from sage_unsloth.trainers.listening import WRAPPED
+from sage_unsloth.trainers.trainer_names import SCORERS, ContractError
 
 REFERENCE_GUIDES = {
     "branch": BranchGuide(threshold=1.0, source="reference"),
@@ -284,7 +284,7 @@ def teacher_model():
 
 def test_a_teacher_of_its_own_scores_the_batch(make_trainer):
     from sage_unsloth.methods.teacher_guide import TeacherGuide
-    from sage_unsloth.patch.loading import prepare_for_cpu
+    from sage_unsloth.trainers.loading import prepare_for_cpu
 
     model = teacher_model()
     trainer = make_trainer(max_completion_length=24)

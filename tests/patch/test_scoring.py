@@ -17,7 +17,7 @@ from sage_unsloth.patch import one_pass, scoring
 from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.one_pass import OnePassScorers, one_pass_loss
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.patch.trainer_names import SCORER_WITH_ENTROPY, SCORERS, ContractError
+from sage_unsloth.trainers.trainer_names import SCORER_WITH_ENTROPY, SCORERS, ContractError
 
 B, T, H, V = 3, 5, 8, 37
 TRANSFORMS = {

@@ -13,7 +13,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from sage_unsloth.patch import trainer_names
+from sage_unsloth.trainers import trainer_names
 
 pytestmark = [pytest.mark.usefixtures("unsloth_module"), pytest.mark.compiled]
 ROOT = Path(__file__).parents[2]

@@ -87,6 +87,7 @@ def test_the_peak_is_that_of_pytorchs_allocator():
     assert counter.peak - before == pytest.approx(step(), rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", ["unsloth", "layers", "none"])
 def test_bytes_are_a_straight_line_in_the_number_of_layers(checkpointing):
     case = replace(CASE, checkpointing=checkpointing)

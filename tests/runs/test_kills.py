@@ -558,7 +558,7 @@ def test_killed_lives_end_as_a_run_that_was_left_alone(tmp_path):
 
 NOTEBOOK = """
 from pathlib import Path
-from sage_unsloth.patch.loading import load_unsloth
+from sage_unsloth.trainers.loading import load_unsloth
 module = load_unsloth()
 before = dict(vars(module))
 from sage_unsloth.problems import arithmetic

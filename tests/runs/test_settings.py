@@ -110,9 +110,9 @@ def test_choices_are_those_of_the_code_that_reads_them():
     from sage_unsloth.methods.choices import CREDITS, KL_PLACES
     from sage_unsloth.methods.penalties import KL_ESTIMATORS
     from sage_unsloth.objective.loss import LOSS_TYPES
-    from sage_unsloth.patch.backends import BACKENDS
     from sage_unsloth.prompts import TEMPLATES
     from sage_unsloth.sampling.engine_choice import ROLLOUTS
+    from sage_unsloth.trainers.backends import BACKENDS
     from sage_unsloth.training.number_formats import PRECISIONS
     from sage_unsloth.training.stage import TRACKERS
 

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from table_engine import CONFIG, ROWS, Table
 
 import sage_unsloth
-from sage_unsloth.patch.finite import NotFiniteError
 from sage_unsloth.runs.checkpoints import KEPT, SIZES, keep_newest, last_checkpoint
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, whole_folder, write_json
 from sage_unsloth.runs.locks import locked
@@ -23,6 +22,7 @@ from sage_unsloth.runs.record import open_run
 from sage_unsloth.runs.storage import StorageError, check_room, disk_errors
 from sage_unsloth.sampling.record_files import read_samples, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.trainers.finite import NotFiniteError
 from sage_unsloth.training.stage import begin, common_arguments, read_metrics, train
 
 PACKAGE = Path(sage_unsloth.__file__).parent

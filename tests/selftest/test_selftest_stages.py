@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from sage_unsloth.patch.trainer_names import ContractError
 from sage_unsloth.selftest import costs, stages
 from sage_unsloth.selftest.findings import FAILED, NOT_HERE, PASSED
+from sage_unsloth.trainers.trainer_names import ContractError
 
 
 def test_the_contract_passes_and_its_error_ends_the_process(unsloth_module, tmp_path, monkeypatch):
     assert [f.status for f in stages.contract(tmp_path)] == [PASSED]
-    from sage_unsloth.patch import trainer_names
+    from sage_unsloth.trainers import trainer_names
 
     monkeypatch.setitem(trainer_names.EXPECTED_PARAMETERS, trainer_names.LOSS, ("trainer", "ids"))
     with pytest.raises(ContractError):

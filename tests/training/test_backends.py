@@ -11,11 +11,11 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from sage_unsloth.patch import backends
 from sage_unsloth.runs.files import read_json, read_jsonl
 from sage_unsloth.runs.record import refuse_other_settings
 from sage_unsloth.sampling.engine_choice import RolloutError
 from sage_unsloth.sampling.server_calls import check_requests
+from sage_unsloth.trainers import backends
 from sage_unsloth.training.by_trl import check_trl, keep_base_as_reference
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import run_settings

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.patch.finite import NotFiniteError
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.trainers.finite import NotFiniteError
 from sage_unsloth.training import loss_scale
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr

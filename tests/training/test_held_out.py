@@ -141,6 +141,7 @@ class Killed(BaseException):
     """What no code of the run can catch, as SIGKILL."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
 @pytest.mark.parametrize("evaluation", [0, 4, 5])
 def test_killed_in_an_evaluation(merged, evaluated, tmp_path, monkeypatch, how, evaluation):
@@ -174,6 +175,7 @@ def test_killed_in_an_evaluation(merged, evaluated, tmp_path, monkeypatch, how, 
     assert timeless(tmp_path) == timeless(evaluated.parent)
 
 
+@pytest.mark.long
 def test_a_best_adapter_of_steps_that_are_trained_again_is_taken_back(
     merged, tmp_path, monkeypatch
 ):

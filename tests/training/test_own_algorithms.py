@@ -1,5 +1,5 @@
 """Algorithms of one's own: `module:name`, entry points of installed packages, and what is recorded
-of them. The recipes are those of `docs/own_algorithm.md` and `docs/advantages.md`.
+of them. The recipes are those of `docs/algorithms.md` and `docs/algorithms.md`.
 """
 
 import json

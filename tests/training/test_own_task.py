@@ -1,4 +1,4 @@
-"""The recipes of `docs/own_data.md` and `docs/prompts.md` from the command line, with the tiny
+"""The recipes of `docs/own_data.md` and `docs/train.md` from the command line, with the tiny
 model.
 """
 

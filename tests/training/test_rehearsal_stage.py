@@ -83,6 +83,7 @@ def test_what_is_stored_are_the_tokens_that_were_drawn(monkeypatch):
     assert stored(num_tokens=3) == []
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
     merged, whole_run, tmp_path, monkeypatch
 ):
@@ -113,6 +114,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
         assert torch.equal(weight, expected[name]), name
 
 
+@pytest.mark.long
 def test_a_killed_run_with_dropout_goes_on_to_the_same_weights(merged, tmp_path, monkeypatch):
     from transformers import Trainer
 

@@ -26,7 +26,7 @@ REWARD = SimpleNamespace(functions=[conftest.length_reward], weights=None)
 
 @pytest.fixture
 def build(unsloth_module, tmp_path):
-    from sage_unsloth.patch.loading import prepare_for_cpu
+    from sage_unsloth.trainers.loading import prepare_for_cpu
 
     def build(config):
         rows = [{"problem": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]

@@ -22,11 +22,11 @@ from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.own_penalty import PENALTY_HOOK, check_penalties
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide
 from sage_unsloth.objective.schedule import CosineSchedule
-from sage_unsloth.patch.bad_batch import reproduce
-from sage_unsloth.patch.finite import NotFiniteError
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.seam import check_contract
-from sage_unsloth.patch.trainer_names import ContractError
+from sage_unsloth.trainers.bad_batch import reproduce
+from sage_unsloth.trainers.finite import NotFiniteError
+from sage_unsloth.trainers.trainer_names import ContractError
 
 BRANCH = BranchGuide(threshold=1.0)
 SAVES = dict(save_strategy="steps", save_steps=1)
@@ -46,10 +46,10 @@ def equal(a, b):
 
 
 def test_nothing_of_the_patch_imports_unsloth():
-    """In a process that has imported every module of both rooms."""
+    """In a process that has imported every module of these rooms."""
     code = (
         "import importlib, pkgutil, sys\n"
-        "for room in ('patch', 'objective'):\n"
+        "for room in ('patch', 'trainers', 'objective'):\n"
         "    package = importlib.import_module('sage_unsloth.' + room)\n"
         "    for module in pkgutil.iter_modules(package.__path__):\n"
         "        importlib.import_module(f'sage_unsloth.{room}.{module.name}')\n"

@@ -11,8 +11,8 @@ import torch
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer import utils
 
-from sage_unsloth.patch.trainer_names import HEAD_CHOICE
-from sage_unsloth.patch.trl_without_gpu import _PlainHead, head_without_gpu
+from sage_unsloth.trainers.trainer_names import HEAD_CHOICE
+from sage_unsloth.trainers.trl_without_gpu import _PlainHead, head_without_gpu
 
 OUTPUTS = ("log_probs", "entropy")
 

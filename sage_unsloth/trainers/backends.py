@@ -1,0 +1,77 @@
+"""Which trainer a process trains with: Unsloth's generated one, or TRL's own.
+
+Unsloth replaces `trl.GRPOTrainer` and parts of transformers while it is imported, so a process has
+one backend from the first moment to the last. Whatever loads a model asks `backend()`.
+"""
+
+import importlib.util
+import logging
+import sys
+
+from sage_unsloth.trainers.trainer_names import MISSING
+
+UNSLOTH, TRL = "unsloth", "trl"
+BACKENDS = (UNSLOTH, TRL)
+
+NO_TRL = (
+    "backend='trl' needs the package trl; it is not installed; pip install -r requirements-trl.txt"
+)
+
+_chosen: list[str] = []
+
+logger = logging.getLogger(__name__)
+
+
+def backend() -> str:
+    """The backend of this process: the one chosen, or else Unsloth where it is installed."""
+    if _chosen:
+        return _chosen[0]
+    return UNSLOTH if is_installed(UNSLOTH) else TRL
+
+
+def load_backend(wanted: str | None = None, *, standby: bool = False) -> str:
+    """Choose the backend of this process, import Unsloth where it is the one, and return its name.
+
+    Args:
+        wanted: one of `BACKENDS`; None is `backend()`.
+        standby: see `load_unsloth`.
+
+    Raises:
+        ValueError: an unknown backend, one that is not installed, or another one than this process
+            has already.
+    """
+    name = wanted or backend()
+    check_backend(name)
+    if name == UNSLOTH:
+        if UNSLOTH not in sys.modules:
+            logger.info("Loading Unsloth.")
+        from sage_unsloth.trainers.loading import load_unsloth  # which imports torch
+
+        load_unsloth(standby=standby)
+    _chosen[:] = [name]
+    return name
+
+
+def check_backend(wanted: str) -> None:
+    """Raises ValueError where this process cannot have that backend; imports nothing."""
+    if wanted not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {wanted!r}")
+    if not is_installed(wanted):
+        raise ValueError(MISSING if wanted == UNSLOTH else NO_TRL)
+    if wanted == TRL and UNSLOTH in sys.modules:
+        raise ValueError(
+            "backend='trl' needs a process in which Unsloth was never imported, because that "
+            "replaces trl.GRPOTrainer; it is imported here; start a new Python process (in a "
+            "notebook, restart the kernel)"
+        )
+    if wanted == UNSLOTH and TRL in _chosen:
+        raise ValueError(
+            "a process has one backend, because Unsloth replaces trl.GRPOTrainer while it is "
+            "imported; got backend='unsloth' after 'trl'; start a new Python process (in a "
+            "notebook, restart the kernel)"
+        )
+
+
+def is_installed(name: str) -> bool:
+    """Whether a backend's package is there; nothing is imported."""
+    return name in sys.modules or importlib.util.find_spec(name) is not None

@@ -1,0 +1,106 @@
+"""Several processes, with a whole model in each or a part: what the patch checks of them."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from sage_unsloth.runs.processes import world_size
+
+if TYPE_CHECKING:
+    import torch
+
+
+WHOLE = ("NO", "MULTI_GPU", "MULTI_CPU")
+"""Kinds of accelerate's in which each process holds the whole model."""
+SPLIT = ("FSDP", "DEEPSPEED")
+"""Kinds in which the processes share it."""
+
+
+def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
+    """Several processes must be joined in a way that the trainer is known to train in.
+
+    Args:
+        accelerator: the trainer's.
+        whole_model: each process must hold the whole model, as Unsloth's trainer needs it.
+
+    Raises:
+        ValueError: the model is split among them (FSDP, DeepSpeed) where it must be whole, or
+            nothing joins them.
+    """
+    found, kind = accelerator.num_processes, kind_of(accelerator)
+    known = WHOLE if whole_model else WHOLE + SPLIT
+    if found == world_size() and (found == 1 or kind in known[1:]):
+        return
+    if whole_model:
+        raise ValueError(
+            "several processes must be joined by PyTorch's DistributedDataParallel, with the "
+            "whole model in each; got "
+            f"{kind} with {found} of WORLD_SIZE={world_size()} processes; start all of them with "
+            f"torchrun or accelerate launch "
+            "--multi_gpu, without FSDP and DeepSpeed (which TRL's own trainer takes, without "
+            "Unsloth)"
+        )
+    raise ValueError(
+        f"several processes must be joined by one of {', '.join(known[1:])}; got {kind} with "
+        f"{found} of WORLD_SIZE={world_size()} processes; start all of them with accelerate launch"
+    )
+
+
+def shares_model(accelerator: Any) -> bool:
+    """Whether each process holds a part of the model only."""
+    return kind_of(accelerator) in SPLIT
+
+
+def own_part(tensor: "torch.Tensor") -> "torch.Tensor":
+    """What this process holds of a tensor: all of it, or its part where FSDP shares it."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def kind_of(accelerator: Any) -> str:
+    """How accelerate has joined the processes, by its name."""
+    return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+
+
+def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]") -> None:
+    """Before an optimizer step, every process must hold the mean of the gradients.
+
+    Raises:
+        ContractError: they differ, so that each process would train a model of its own.
+    """
+    import torch
+
+    from sage_unsloth.trainers.trainer_names import ContractError
+
+    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    if not squares:
+        return
+    total = torch.stack(squares).sum().float().unsqueeze(0)
+    totals = trainer.accelerator.gather(total)
+    if (totals != totals[0]).any() and not totals.isnan().any():
+        raise ContractError(
+            "the gradients must be averaged over the processes before each optimizer step",
+            found=f"squared norms {totals.tolist()}",
+            expected="the same in every process",
+        )
+
+
+def pooled_means(result: tuple, mask: "torch.Tensor", accelerator: Any) -> tuple:
+    """Unsloth's result with the two means that it logs, completion length and KL, taken over the
+    completions of every process.
+
+    Args:
+        result: loss, mean length, mean KL and what else Unsloth's function returns.
+        mask: of this process's completions, (B, T).
+    """
+    import torch
+
+    if accelerator.num_processes == 1:
+        return result
+    loss, length, kl, *rest = result
+    rows = torch.tensor(float(len(mask)), device=mask.device)
+    kept = (mask.sum(-1) > 0).sum().float()
+    sums = accelerator.reduce(
+        torch.stack([length.detach() * rows, rows, kl.detach() * kept, kept]), "sum"
+    )
+    return (loss, sums[0] / sums[1], sums[2] / sums[3].clamp(min=1), *rest)

@@ -1,0 +1,82 @@
+"""Imports Unsloth, finds its generated trainer, and prepares a model on a CPU for it."""
+
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import torch
+
+from sage_unsloth.trainers import cpu_vllm, switches
+from sage_unsloth.trainers.known_lines import without_known_lines
+from sage_unsloth.trainers.trainer_names import COMPUTE_LOSS, LOSS, MISSING, ContractError
+
+
+def load_unsloth(*, standby: bool = False) -> types.ModuleType:
+    """Import Unsloth, generate its GRPO trainer, and return that trainer's module.
+
+    On a machine without a GPU this first sets what Unsloth needs there
+    (`switches.run_without_gpu`). `trl.GRPOTrainer` is the generated class afterwards.
+
+    Args:
+        standby: vLLM's cache gives way to training and comes back for the rollouts. Unsloth reads
+            it while it is imported, and it costs memory elsewhere, so it is for runs with vLLM
+            alone.
+
+    Raises:
+        ValueError: Unsloth is not installed.
+        ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
+    """
+    if "unsloth" not in sys.modules and importlib.util.find_spec("unsloth") is None:
+        raise ValueError(MISSING)
+    if standby:
+        switches.use_standby()
+    if not torch.cuda.is_available():
+        switches.run_without_gpu()
+        cpu_vllm.keep_one_library()
+    with without_known_lines(gpu=torch.cuda.is_available()):
+        importlib.import_module("unsloth")
+        import trl
+
+        generated = hasattr(sys.modules[trl.GRPOTrainer.__module__], LOSS)
+        if not torch.cuda.is_available() and not generated:
+            rl = importlib.import_module("unsloth.models.rl")
+            rl._patch_trl_rl_trainers("grpo_trainer")
+    return trainer_module(trl.GRPOTrainer)
+
+
+def trainer_module(trainer_class: type) -> types.ModuleType:
+    """The module of the Unsloth trainer that `trainer_class` is, or derives from.
+
+    Raises:
+        ContractError: it is TRL's own trainer, which Unsloth falls back to (with one warning) when
+            generation fails.
+    """
+    for base in trainer_class.__mro__:
+        module = sys.modules.get(base.__module__)
+        if module is not None and COMPUTE_LOSS in vars(base) and hasattr(module, LOSS):
+            return module
+    raise ContractError(
+        "where Unsloth is imported the trainer must be Unsloth's generated GRPOTrainer, because "
+        "TRL's own never calls the patched loss (import unsloth, or call "
+        "sage_unsloth.load_unsloth(), before trl; or import neither, and TRL's own is taken)",
+        found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
+        expected=f"a class whose module defines {LOSS}",
+    )
+
+
+def prepare_for_cpu(model: Any) -> Any:
+    """Give a transformers (or peft) model what Unsloth's trainer expects of it; `FastLanguageModel`
+    needs a GPU.
+
+    Also marks the model as loaded in float32 on purpose. Without that mark Unsloth trains a float32
+    model under float16 autocast, on a CPU too, where the reference is scored without: policy and
+    reference then differ by 1e-2 nats before the first step.
+    """
+    llama = importlib.import_module("unsloth.models.llama").FastLlamaModel
+    model._unsloth_user_float32 = True
+    model.for_training = functools.partial(llama.for_training, model)
+    model.for_inference = functools.partial(llama.for_inference, model)
+    return model
