@@ -5,6 +5,7 @@ from itertools import product
 
 from research import command
 from research.cost.sizes import LARGE, SMALL
+from sage_unsloth.trainers.backends import BACKENDS, UNSLOTH
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -59,6 +60,12 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="every variant but grpo, which stays Unsloth's own, within one_pass_loss",
     )
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default=UNSLOTH,
+        help="whose trainer and loss: Unsloth's, or TRL's own (default: %(default)s)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
     parser.add_argument("--out", default="runs/cost", help="folder (default: %(default)s)")
     parser.set_defaults(act=_act)
@@ -89,6 +96,7 @@ def _act(options: argparse.Namespace) -> int:
         threads=options.threads,
         log_entropy=options.log_entropy,
         one_pass=options.one_pass,
+        backend=options.backend,
     )
     print(f"\n{conditions(report)}\n")
     for title, rows in tables(report).items():

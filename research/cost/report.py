@@ -39,9 +39,9 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 def conditions(report: dict[str, Any]) -> str:
     """One line: device, threads, versions, date."""
     environment = report["environment"]
-    packages = ", ".join(
-        f"{name} {environment['packages'][name]}" for name in ("unsloth", "trl", "torch")
-    )
+    backend = report["settings"].get("backend", "unsloth")
+    names = [name for name in ("unsloth", "trl", "torch") if backend != "trl" or name != "unsloth"]
+    packages = ", ".join(f"{name} {environment['packages'][name]}" for name in names)
     threads = "" if "cores" not in report["device"] else f", {report['threads']} thread(s)"
     compiled = "compiled" if report["compiled"] else "not compiled"
     return f"{report['device']}{threads}; {packages}, {compiled}; {environment['date'][:10]}"

@@ -27,7 +27,7 @@ from sage_unsloth.models.meter import device_name, memory_source
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import environment
-from sage_unsloth.trainers.loading import load_unsloth
+from sage_unsloth.trainers.backends import UNSLOTH, load_backend
 from sage_unsloth.trainers.switches import compilation_is_on
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ def measure_costs(
     threads: int = 1,
     log_entropy: bool = False,
     one_pass: bool = False,
+    backend: str = UNSLOTH,
 ) -> dict[str, Any]:
     """Measure, and leave `bench.json`, `bench.png` and `bench.csv` in the folder `out`.
 
@@ -56,6 +57,7 @@ def measure_costs(
         threads: of the CPU.
         log_entropy: every variant asks for entropies, as the training stages do.
         one_pass: every variant but the baseline is within `one_pass_loss`.
+        backend: whose trainer; TRL's own needs a process without Unsloth.
 
     Raises:
         ValueError: a size or a variant that cannot be, or a folder with the figures of other
@@ -66,7 +68,7 @@ def measure_costs(
             "rounds and threads must be at least 1 and steps at least 0; got "
             f"rounds={rounds}, threads={threads}, steps={steps}"
         )
-    variants = choose_variants(names, log_entropy, one_pass)
+    variants = choose_variants(names, log_entropy, one_pass, backend)
     settings = {
         "sizes": [asdict(size) for size in sizes],
         "variants": [variant.name for variant in variants],
@@ -74,19 +76,20 @@ def measure_costs(
         "steps": steps,
         "log_entropy": log_entropy,
         "one_pass": one_pass,
+        "backend": backend,
     }
     out = Path(out)
     _refuse_other(out, settings)
     if not torch.cuda.is_available():
         _log_estimate(sizes, len(variants) * (rounds + 1))
     torch.set_num_threads(threads)
-    load_unsloth()
+    load_backend(backend)
     out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
         "settings": settings,
         "device": device_name(),
         "threads": threads,
-        "compiled": compilation_is_on(),
+        "compiled": backend == UNSLOTH and compilation_is_on(),
         "memory_by": memory_source(),
         "environment": environment(),
     }

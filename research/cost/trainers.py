@@ -73,7 +73,7 @@ def make_trainer(
     length: int,
     **settings: Any,
 ) -> Any:
-    """Unsloth's generated trainer over a fresh adapter.
+    """The backend's trainer over a fresh adapter.
 
     Its learning rate is 0, so that every variant draws the same rollouts.
 
@@ -130,6 +130,8 @@ def make_trainer(
         train_dataset=Dataset.from_list(data),
     )
     trainer.remove_callback(PrinterCallback)
+    # As `train` sets it; the loss is also called without.
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     return trainer
 
 

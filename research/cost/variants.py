@@ -23,6 +23,7 @@ from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.one_pass import one_pass_loss
+from sage_unsloth.trainers.backends import TRL, UNSLOTH
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 
 MATERIALISED = "materialised"
@@ -90,7 +91,10 @@ class Variant:
 
 
 def choose_variants(
-    names: list[str] | None = None, log_entropy: bool = False, one_pass: bool = False
+    names: list[str] | None = None,
+    log_entropy: bool = False,
+    one_pass: bool = False,
+    backend: str = UNSLOTH,
 ) -> list[Variant]:
     """The baseline first, then what is compared with it.
 
@@ -100,13 +104,21 @@ def choose_variants(
             "one-pass", or "materialised". None: the guides of the paper, and "materialised".
         log_entropy: of every variant, the baseline included.
         one_pass: every variant but the baseline is within `one_pass_loss`.
+        backend: with "trl", the guides alone.
 
     Raises:
         ValueError: an unknown algorithm, one that differs in more than guide, penalty and credit,
-            or one that needs a teacher.
+            or one that needs a teacher; what is compared with Unsloth's loss alone.
     """
+    if backend == TRL and (one_pass or {ONE_PASS, MATERIALISED} & set(names or ())):
+        raise ValueError(
+            f"{ONE_PASS} and {MATERIALISED} are compared with Unsloth's loss, because TRL's own "
+            "makes one pass already and its model returns no logits; leave them out with "
+            "backend='trl'"
+        )
+    beside = [] if backend == TRL else [MATERIALISED]
     rows = []
-    for name in names if names is not None else [*_guided_algorithms(), MATERIALISED]:
+    for name in names if names is not None else [*_guided_algorithms(), *beside]:
         if name == MATERIALISED:
             rows.append(Variant(name=name, guide=BranchGuide(), materialised=True))
             continue

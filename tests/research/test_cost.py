@@ -19,6 +19,7 @@ from sage_unsloth.models import meter
 from sage_unsloth.training.algorithms import ALGORITHMS
 
 NAMES = ["sage-branch", "materialised"]
+GUIDED = ["sage-random", "sage-token", "sage-branch"]
 TINY = Size(hidden=64, vocabulary=400, length=6, batch=8)
 
 
@@ -65,9 +66,8 @@ def test_every_variant_draws_the_same_rollouts(report):
 
 def test_variants_come_from_the_table_of_algorithms():
     found = {row.name: row for row in choose_variants()}
-    guided = ["sage-random", "sage-token", "sage-branch"]
-    assert list(found) == ["grpo", *guided, "materialised"]
-    assert all(found[name].guide is ALGORITHMS[name].guide for name in guided)
+    assert list(found) == ["grpo", *GUIDED, "materialised"]
+    assert all(found[name].guide is ALGORITHMS[name].guide for name in GUIDED)
     assert found["grpo"] == Variant(name="grpo")
     chosen = choose_variants(["grpo-reverse-kl", "materialised"])
     assert [(row.name, row.kl_estimator, row.materialised) for row in chosen] == [
@@ -91,6 +91,31 @@ def test_the_baseline_stays_unsloths_own_beside_one_pass():
         ("sage-token", True, False),
     ]
     assert not any(row.one_pass for row in choose_variants())
+
+
+@pytest.mark.parametrize(
+    "choice", [{"names": ["one-pass"]}, {"names": ["materialised"]}, {"one_pass": True}]
+)
+def test_what_is_of_unsloths_loss_is_not_compared_with_trls(choice):
+    assert [row.name for row in choose_variants(backend="trl")] == ["grpo", *GUIDED]
+    with pytest.raises(ValueError, match="leave them out with backend='trl'"):
+        choose_variants(**choice, backend="trl")
+
+
+def test_trls_own_loss_is_measured_in_a_process_without_unsloth(tmp_path):
+    command = [sys.executable, "-m", "research.cost", "--backend", "trl", "--out", str(tmp_path)]
+    size = ["--hidden", "64", "--vocabulary", "400", "--length", "6"]
+    done = subprocess.run(
+        [*command, *size, "--rounds", "1", "--steps", "0", "--variants", "sage-branch"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["variant"] for row in report["loss"]] == ["grpo", "sage-branch"]
+    assert report["loss"][0]["loss"] != report["loss"][1]["loss"]
+    assert "unsloth" not in cost_report.conditions(report)
 
 
 @pytest.mark.parametrize("name", ["dapo-sage-branch", "grpo-no-kl", "sage-teacher"])

@@ -200,6 +200,7 @@ def test_a_preflight_says_what_ones_own_rewards_do(tmp_path, unsloth_module, cap
         assert found["dead_groups"] == 0
         report = json.loads((tmp_path / "preflight.json").read_text())
         assert report["rewards"] == {"brief": pytest.approx(1 - (22 + 27) / 200)}
+        assert reward.pop_sums() == {"brief": (0.0, 0)}, "the first step's mean is of its own"
         assert any("100% of the groups" in warning for warning in report["warnings"])
         config = replace(config, scale_rewards="none", seed=config.seed + 1)
         (tmp_path / "none").mkdir()
