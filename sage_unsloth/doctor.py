@@ -230,7 +230,7 @@ def _contract() -> Check:
         ContractError,
     )
 
-    name, tested, remedy = UNSLOTH, TESTED_VERSIONS, "reinstall the pinned versions"
+    name, tested, remedy = UNSLOTH, TESTED_VERSIONS, "reinstall those of constraints.txt"
     if not _has_unsloth():
         name, tested, remedy = TRL, TESTED_TRL_VERSIONS, "pip install -r requirements-trl.txt"
     try:

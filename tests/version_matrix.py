@@ -40,10 +40,18 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "data" / "results" / "reliability" / "versions.json"
 UNSLOTH = "2026.10.9"
 """The newest of the tested versions."""
+LOWEST = "lowest of each range"
+"""Of `pyproject.toml`; tokenizers as that transformers asks for."""
 ROWS: dict[str, list[list[str]]] = {
     "pinned": [],
     UNSLOTH: [[f"unsloth=={UNSLOTH}", f"unsloth_zoo=={UNSLOTH}"]],
     "an older one": [["unsloth==2026.9.14", "unsloth_zoo==2026.9.9"]],
+    LOWEST: [
+        ["trl==1.14.0"],
+        ["transformers==5.15.0", "tokenizers==0.22.2"],
+        ["peft==0.20.0"],
+        ["datasets==4.6.0"],
+    ],
 }
 """Name -> groups of releases over the environment; each group has a folder."""
 TOGETHER = {
@@ -68,7 +76,16 @@ OWN_TRL = {"TRL's own trainer, 1.15.0": [], "TRL's own trainer, 1.16.0": [["trl=
 """Rows without Unsloth: what is installed beside it is tried on `trl.GRPOTrainer` itself."""
 OWN_TRL_TESTS = [f"tests/patch/own_trl/{n}.py" for n in ("head", "guards", "choices", "losses")]
 """Each in a process of its own."""
-PACKAGES = ("unsloth", "unsloth_zoo", "trl", "transformers", "peft", "torch")
+PACKAGES = (
+    "unsloth",
+    "unsloth_zoo",
+    "trl",
+    "transformers",
+    "peft",
+    "torch",
+    "bitsandbytes",
+    "datasets",
+)
 OWN_TRL_CONTRACT = """
 import importlib.metadata, json
 versions = {name: importlib.metadata.version(name) for name in %r if "unsloth" not in name}

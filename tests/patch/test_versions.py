@@ -112,6 +112,26 @@ def test_the_patch_holds_on_every_python_and_on_the_oldest_torch():
     assert "3.13" in {row["python"].rpartition(".")[0] for row in rows}
 
 
+def test_both_ends_of_each_range_were_run():
+    """If it fails: python tests/version_matrix.py --rows pinned "lowest of each range"."""
+    rows = json.loads((RESULTS / "versions.json").read_text())["rows"]
+    rows = {row["name"]: row for row in rows}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    exact = {x.name: x.specifier for x in map(Requirement, lines[1:])}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ranges = {x.name: x.specifier for x in map(Requirement, project["dependencies"])}
+    for name in ("trl", "transformers", "peft", "datasets"):
+        ends = {one.operator: one.version for one in ranges[name]}
+        assert set(ends) == {">=", "<="}, name
+        assert f"=={ends['<=']}" == str(exact[name]), "CI has the upper end"
+        assert f"{name}=={ends['>=']}" in rows["lowest of each range"]["beside"]
+    for row in (rows["lowest of each range"], rows["pinned"]):
+        assert row["outcome"] == "holds" and row["failed"] == 0 < row["passed"]
+    for name, version in rows["pinned"]["versions"].items():
+        assert name not in exact or exact[name].contains(version)
+    assert set(exact) >= {"unsloth", "unsloth_zoo"}
+
+
 def test_the_committed_matrix_holds_or_refuses():
     matrix = json.loads((RESULTS / "versions.json").read_text())
     rows = {row["name"]: row for row in matrix["rows"]}
