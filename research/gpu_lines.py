@@ -1,20 +1,27 @@
 """Lists the branches of the package that only a GPU reaches, each with what runs it there.
 
     python -m research.gpu_lines
+    python -m research.gpu_lines --coverage .coverage --out data/results/coverage/gpu_lines.json
 
 A branch is an `if`, or a choice between two values, whose condition asks for a GPU: `has_gpu()`,
 `torch.cuda`, a device's type, vLLM inside Unsloth (`fast_inference`) or its standby. They are read
-from the source, so the table changes with it (`docs/tables/gpu-lines.md`).
+from the source, so the table changes with it (`docs/tables/gpu-lines.md`). With the data of
+coverage.py of a run of the tests on a CPU, the list is compared with what ran there.
 """
 
+import argparse
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sage_unsloth
+from sage_unsloth.runs.files import write_json
+from sage_unsloth.runs.record import environment
 
 ROOT = Path(sage_unsloth.__file__).parent
 ASKS = re.compile(
@@ -116,7 +123,119 @@ def table() -> tuple[list[str], list[tuple[str, ...]]]:
     ]
 
 
+Lines = frozenset[int]
+ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
+def statements(tree: ast.AST) -> dict[int, Lines]:
+    """Of each statement that does something: its first line, and every line of its own."""
+    found = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt) or isinstance(node, ast.Global | ast.Nonlocal):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # a docstring, or the body of a protocol
+        if isinstance(node, ast.AnnAssign) and node.value is None:
+            continue
+        inner: Any = getattr(node, "body", None)
+        if isinstance(node, ast.Match):
+            after = node.subject.lineno + 1
+        else:
+            after = inner[0].lineno if inner else (node.end_lineno or node.lineno) + 1
+        found[node.lineno] = frozenset(range(node.lineno, max(after, node.lineno + 1)))
+    return found
+
+
+def sides(tree: ast.AST) -> Iterator[tuple[str, Lines, Lines]]:
+    """Of each `if` that asks for a GPU: condition, its statements, and those in their place.
+
+    Where it has no `else` and leaves its block, the rest of the block is in its place.
+    """
+    for parent in ast.walk(tree):
+        for block in ("body", "orelse", "finalbody"):
+            rows: Any = getattr(parent, block, None)
+            for place, node in enumerate(rows if isinstance(rows, list) else ()):
+                if isinstance(node, ast.If) and ASKS.search(condition := ast.unparse(node.test)):
+                    other = node.orelse
+                    if not other and isinstance(node.body[-1], ENDS):
+                        other = rows[place + 1 :]
+                    yield condition, _lines(node.body), _lines(other)
+
+
+def _lines(block: list[ast.stmt]) -> Lines:
+    return frozenset(line for node in block for line in statements(node))
+
+
+def compare(executed: dict[str, Lines], root: Path = ROOT) -> dict:
+    """The list beside what ran on a CPU.
+
+    Args:
+        executed: file below `root` -> lines that ran.
+        root: of the sources.
+
+    Returns:
+        `both_ran`: listed conditions of which both sides ran, so the list is wrong there or a test
+        makes the condition true without a GPU; `one_ran`, `none_ran`: how many; `open`: file ->
+        lines that never ran and stand in no listed side, so they are of a CPU and untested, or are
+        missing from the list.
+    """
+    both, counts = [], {"one_ran": 0, "none_ran": 0}
+    total = ran_in_all = explained = 0
+    rest: dict[str, list[int]] = {}
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root).as_posix()
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        lines = statements(tree)
+        ran = {first for first, own in lines.items() if own & executed.get(name, frozenset())}
+        of_gpu: set[int] = set()
+        for condition, body, other in sides(tree):
+            if body & ran and (other & ran or not other):
+                both.append(f"{name}: {condition}")
+            else:
+                counts["one_ran" if (body | other) & ran else "none_ran"] += 1
+            of_gpu |= body | other
+        never = set(lines) - ran
+        total, ran_in_all = total + len(lines), ran_in_all + len(ran)
+        explained += len(never & of_gpu)
+        if never - of_gpu:
+            rest[name] = sorted(never - of_gpu)
+    return {
+        "statements": total,
+        "ran": ran_in_all,
+        "never_ran_and_listed": explained,
+        "never_ran_and_not_listed": sum(map(len, rest.values())),
+        **counts,
+        "both_ran": both,
+        "open": rest,
+    }
+
+
+def executed_lines(data_file: Path) -> dict[str, Lines]:
+    """Of a data file of coverage.py: file of the package -> lines that ran, in any checkout."""
+    from coverage import CoverageData
+
+    data = CoverageData(str(data_file))
+    data.read()
+    found: dict[str, Lines] = {}
+    for path in data.measured_files():
+        name = path.rpartition(f"/{ROOT.name}/")[2]
+        found[name] = found.get(name, frozenset()) | frozenset(data.lines(path) or ())
+    return found
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--coverage", type=Path, metavar="FILE", help="data of coverage.py")
+    parser.add_argument("--out", type=Path, metavar="JSON", help="the comparison, written there")
+    options = parser.parse_args()
+    if options.coverage:
+        result = compare(executed_lines(options.coverage))
+        if options.out:
+            write_json(options.out, result | {"environment": environment()})
+        print(json.dumps({k: v for k, v in result.items() if k != "open"}, indent=2))
+        return 0
     _, rows = table()
     for row in rows:
         print(" | ".join(row))

@@ -7,6 +7,7 @@ for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where the reader of the output 
 import argparse
 import difflib
 import importlib
+import io
 import logging
 import os
 import re
@@ -16,10 +17,15 @@ import sys
 from sage_unsloth.runs.stopping import Terminated, ending
 from sage_unsloth.runs.text import log_to_terminal, printable, without_secrets
 
+logger = logging.getLogger("sage_unsloth")  # this module's own name is __main__
+
 OTHER_WORDS = {
     "--model": "--from",
     "--from": "--model",
     "--dataset": "--data",
+    "--data": "--path",
+    "--limit": "--problems",
+    "--problems": "--limit",
     "--output-dir": "--out",
     "--lr": "--learning-rate",
     "--optimizer": "--optim",
@@ -125,6 +131,11 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
     log_to_terminal()
     for name in ("sage_unsloth", "research"):
         logging.getLogger(name).setLevel(logging.INFO)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Into a file or a pipe too each line is written at once, and an error after its header.
+        sys.stdout.reconfigure(line_buffering=True)
+    if _takes_long(options):
+        logger.info("%s: loading libraries.", options.command)
     try:
         with ending():
             code = options.act(options)
@@ -136,7 +147,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
             f"\n{str(stop) or 'stopped'}; to resume: {parser.prog} {again}",
             file=sys.stderr,
         )
-        return stop.code if isinstance(stop, Terminated) else 130
+        return 128 + stop.signum if isinstance(stop, Terminated) else 130
     except BrokenPipeError:
         # The reader, such as `head`, has what it wants; Python would complain once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -149,6 +160,12 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
             raise
         print(f"error: {printable(without_secrets(str(error)))}", file=sys.stderr)
         return 2
+
+
+def _takes_long(options: argparse.Namespace) -> bool:
+    """Whether one waits for what a command loads; of several processes the first one speaks."""
+    quick = getattr(options, "command", "plan") == "plan" or getattr(options, "list", False)
+    return not quick and os.environ.get("RANK", "0") == "0"
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:

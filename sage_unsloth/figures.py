@@ -52,6 +52,20 @@ def new_figure(panels: int):
     return figure, grid[:panels]
 
 
+def error_bars(found: Iterable[Mapping[str, float]]) -> list[list[float]]:
+    """What lies below and above the mean of each, as matplotlib's `errorbar` takes it."""
+    found = list(found)
+    return [
+        [one["mean"] - one["low"] for one in found],
+        [one["high"] - one["mean"] for one in found],
+    ]
+
+
+def leaves_out_0(found: Mapping[str, float]) -> bool:
+    """Whether the interval of a difference has 0 outside."""
+    return found["low"] > 0 or found["high"] < 0
+
+
 def curve_style(number: int) -> dict[str, Any]:
     """Colour, line style and marker of the curve with this number."""
     return {

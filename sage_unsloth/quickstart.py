@@ -7,6 +7,7 @@ trainer and fast loss, with LoRA and graded rewards.
 """
 
 import argparse
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -176,7 +177,11 @@ def _run(
     report["environment"] = environment()
     write_json(out / "report.json", report)
     print(f"\n{summary(report)}\n")
-    print(f"Written to {out}: report.json, pass_at_k.png, training.png, evaluation/, samples/")
+    print(
+        f"Written to {out}: report.json, pass_at_k.png, training.png, samples/, evaluation/\n"
+        f"The problems, one by one: {out / 'evaluation' / 'comparison.html'}\n"
+        f"Next: python -m sage_unsloth {shlex.join(['analyze', str(out)])}"
+    )
     return report
 
 

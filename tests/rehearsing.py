@@ -76,7 +76,8 @@ def plain_logps(model, one, temperature):
 def check_gradients(make_trainer, divergence, **settings):
     """The gradient with a rehearsal minus that without one is the oracle's, in the first step."""
     rule = RehearsalRule(divergence, batch=3)
-    without, _, _ = run(make_trainer(max_steps=1, **settings), coef=0)
+    plain = make_trainer(max_steps=1, **settings)
+    without, _, _ = run(plain, coef=0)
     trainer = make_trainer(max_steps=1, **settings)
     found, drawn, weights = run(trainer, rule=rule)
     parts = trainer.args.gradient_accumulation_steps
@@ -93,4 +94,7 @@ def check_gradients(make_trainer, divergence, **settings):
     (logged,) = [row[METRIC] for row in trainer.state.log_history if METRIC in row]
     mean = sum(value.item() for _, value in terms) / parts
     assert abs(logged - mean) < 1e-5
+    losses = [next(r["loss"] for r in t.state.log_history if "loss" in r) for t in (plain, trainer)]
+    assert COEF * mean > 1e-3
+    assert abs(losses[1] - losses[0] - COEF * mean) < 2e-4, "the logged loss has the term"
     return trainer

@@ -1,10 +1,19 @@
-"""Tables for a terminal: plain, as wide as they may be, and nothing in them is markup."""
+"""Tables for a terminal: plain, as wide as they may be, and nothing in them is markup; intervals
+in figures.
+"""
 
 import io
 
 import pytest
 
-from sage_unsloth.figures import COLUMNS, show_table, table_html, table_text
+from sage_unsloth.figures import (
+    COLUMNS,
+    error_bars,
+    leaves_out_0,
+    show_table,
+    table_html,
+    table_text,
+)
 
 INTERVAL = "0.1234 [0.1234, 0.1234]"
 
@@ -77,3 +86,18 @@ def test_a_terminal_says_how_wide_it_is(monkeypatch):
 def test_a_table_for_a_notebook_is_escaped():
     page = table_html([{"model": "<b>", "pass@1": 0.5}])
     assert "<td" in page and "&lt;b&gt;" in page and "<b>" not in page and ">0.5</td>" in page
+
+
+def test_error_bars_end_where_the_intervals_do():
+    found = [{"mean": 0.5, "low": 0.4, "high": 0.9}, {"mean": -2.0, "low": -5.0, "high": -1.0}]
+    assert error_bars(found) == [pytest.approx([0.1, 3]), pytest.approx([0.4, 1])]
+
+
+@pytest.mark.parametrize("ends", [(-1, 2), (0, 2), (-2, 0)])
+def test_an_interval_that_holds_0(ends):
+    assert not leaves_out_0(dict(zip(("low", "high"), ends, strict=True)))
+
+
+@pytest.mark.parametrize("ends", [(1, 2), (-2, -1)])
+def test_an_interval_that_leaves_out_0(ends):
+    assert leaves_out_0(dict(zip(("low", "high"), ends, strict=True)))

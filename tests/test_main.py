@@ -1,5 +1,6 @@
 """The command line: settings by name, exit codes, and messages instead of tracebacks."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -7,14 +8,16 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import sage_unsloth
 from sage_unsloth.__main__ import IN_A_CLONE, main, make_parser
 from sage_unsloth.models.loading import LoraSettings
-from sage_unsloth.runs.settings import parse_settings
+from sage_unsloth.runs.settings import parse_settings, settings_of
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.setting_options import SettingAction
+from sage_unsloth.training.setting_options import SettingAction, naming_options
 from sage_unsloth.training.sft_stage import SftConfig
 
 
@@ -266,3 +269,102 @@ def test_lists_and_plans_fit_80_columns(capsys):
         main(words)
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80, words
+
+
+SEEN_FIRST = """
+import sys
+
+class Stops:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "numpy", "transformers", "datasets", "unsloth", "trl", "matplotlib"):
+            sys.stdout.flush()
+            print("HEAVY", name, file=sys.stderr, flush=True)
+            import os
+            os._exit(0)
+
+sys.meta_path.insert(0, Stops())
+from sage_unsloth.__main__ import main
+main(sys.argv[1:])
+"""
+"""Ends the process where it first looks for a library that takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "quickstart",
+        "study --task arithmetic --methods grpo maxrl",
+        "sft --model arithmetic-base",
+        "train --algorithm grpo --from arithmetic-base",
+        "ask --model arithmetic-base 1+1",
+        "evaluate --models a=arithmetic-base --benchmarks arithmetic",
+        "compare none.jsonl",
+        "analyze none",
+        "regrade none.jsonl",
+        "export none --to adapter",
+        "doctor",
+    ],
+)
+def test_a_line_stands_before_anything_heavy_is_imported(command, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN_FIRST, *command.split()],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    first = done.stdout.splitlines()[0]
+    assert first == f"{command.split()[0]}: loading libraries.", done.stdout
+
+
+def test_an_error_stands_behind_the_header_that_it_follows(tmp_path):
+    """Both go to one pipe, as into a file by `nohup`."""
+    command = ["train", "--algorithm", "grpo", "--from", "arithmetic-base", "--path", "none.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sage_unsloth", *command],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("grpo from arithmetic-base"))
+    error = next(i for i, line in enumerate(lines) if line.startswith("error:"))
+    assert 0 < header < error == len(lines) - 1, done.stdout
+
+
+OF_OTHER_PROGRAMS = {
+    "--jinja",  # llama.cpp
+    "--log-dir",  # inspect
+    "--log_samples",  # lm-eval
+    "--no-log-samples",  # inspect
+    "--multi_gpu",  # accelerate
+    "--nproc-per-node",  # torchrun
+}
+OF_FUNCTIONS = {"keeps", "norm"}
+
+
+def test_no_message_names_an_option_or_a_setting_that_does_not_exist():
+    options = set(OF_OTHER_PROGRAMS)
+    for command in make_parser().get_default("parsers").values():
+        options |= set(command._option_string_actions)
+    settings = OF_FUNCTIONS | set(settings_of(RlvrConfig)) | set(settings_of(SftConfig))
+    unknown = []
+    for file in Path(sage_unsloth.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if not isinstance(text, str) or " " not in text or id(node) in docstrings:
+                continue
+            named = re.findall(r"(?<![\w(-])--[a-z][\w.-]*\w(?!\w*:)", text)  # no colour of a page
+            advised = re.findall(r"\bset ([a-z_]+)=", text)
+            unknown += [(file.name, name) for name in {*named} - options | {*advised} - settings]
+    assert not unknown
+
+
+def test_an_advised_setting_is_written_as_an_option_once():
+    with pytest.raises(ValueError) as error, naming_options(RlvrConfig, by_set=True):
+        raise ValueError("a rule; got 0; give --set beta=0.1, or set seed=2")
+    assert str(error.value) == "a rule; got 0; give --set beta=0.1, or --set seed=2"

@@ -93,8 +93,7 @@ def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     assert "one after another: a further process would take longer" in finished[1].stdout
     assert "side by side, 2 at a time: as asked for." in done.stdout
-    for line in ("GRPO: the first step took", "SAGE-Branch: the first step took"):
-        assert done.stderr.count(line) == 1, "what a process logs is passed on"
+    assert done.stderr.count("Loading Unsloth.") == 3, "what a process logs is passed on"
     for name in quickstart.MODELS[1:]:
         assert f"{name}: 2step" in done.stderr.replace(" ", "") or "2/2" in done.stderr
     one, other = (timeless_files(folder / "run") for folder in (finished[0], tmp_path))

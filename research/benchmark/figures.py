@@ -14,7 +14,14 @@ from research.benchmark.text import conditions
 from sage_unsloth.analysis.figures import model_style, plot_heat_maps
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.intervals import Estimate
-from sage_unsloth.figures import COLOURS, new_figure, save_figure, write_table
+from sage_unsloth.figures import (
+    COLOURS,
+    error_bars,
+    leaves_out_0,
+    new_figure,
+    save_figure,
+    write_table,
+)
 from sage_unsloth.study.verdicts import MATTERS
 from sage_unsloth.training.figures import moving_average
 
@@ -75,12 +82,11 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
         axis.axvline(0, color="#555555", linewidth=0.8)
         for place, pair in enumerate(pairs):
             found = table[pair][k]
-            beyond = found["low"] > 0 or found["high"] < 0
-            width = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
+            beyond = leaves_out_0(found)
             axis.errorbar(
                 [found["mean"]],
                 [place],
-                xerr=width,
+                xerr=error_bars([found]),
                 capsize=3,
                 marker="o",
                 markersize=5,

@@ -1,14 +1,14 @@
 """The figures of a frontier, each with its table beside it."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from research.benchmark.design import SFT
 from research.frontier.design import BASELINE
 from research.frontier.text import NAMES, conditions
-from sage_unsloth.figures import curve_style, write_table
+from sage_unsloth.figures import curve_style, error_bars, leaves_out_0, write_table
 from sage_unsloth.study.verdicts import MATTERS
 
 GREY = "#888888"
@@ -34,7 +34,7 @@ def _plane(report: Mapping[str, Any], path: Path, note: str) -> None:
         style = styles[method]
         x = [points[point]["pass@1"]["mean"] for point in found["points"]]
         y = [points[point]["pass@k"]["mean"] for point in found["points"]]
-        across, up = (bars([points[one][name] for one in found["points"]]) for name in NAMES)
+        across, up = (error_bars([points[one][name] for one in found["points"]]) for name in NAMES)
         axis.errorbar(
             x, y, xerr=across, yerr=up, fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.2
         )
@@ -90,14 +90,6 @@ def _styles(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def bars(found: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """What lies below and above the mean of each."""
-    return [
-        [one["mean"] - one["low"] for one in found],
-        [one["high"] - one["mean"] for one in found],
-    ]
-
-
 def sft_style() -> dict[str, Any]:
     return {"color": "#000000", "marker": "*", "markersize": 13, "linestyle": "none"}
 
@@ -137,11 +129,11 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
         for place, point in enumerate(names):
             found = report["points"][point][to][quantity]
             rows.append({"difference": title, "point": point} | dict(found))
-            beyond = found["low"] > 0 or found["high"] < 0
+            beyond = leaves_out_0(found)
             axis.errorbar(
                 [found["mean"]],
                 [place],
-                xerr=bars([found]),
+                xerr=error_bars([found]),
                 capsize=3,
                 marker="o",
                 markersize=5,

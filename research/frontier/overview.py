@@ -13,8 +13,8 @@ from typing import Any
 from research.benchmark.design import SFT
 from research.data import DATA
 from research.frontier.design import BASELINE
-from research.frontier.figures import bars, columns, sft_style
-from sage_unsloth.figures import curve_style, write_table
+from research.frontier.figures import columns, sft_style
+from sage_unsloth.figures import curve_style, error_bars, write_table
 from sage_unsloth.runs.files import read_json
 
 GREY = "#555555"
@@ -83,7 +83,7 @@ def _panel(
         x, y = ([value] for value in levels[name])
         ends = [None, None]
         if name != BASELINE:
-            ends = [bars([points[name][one]["to_baseline"]]) for one in ("1", str(k))]
+            ends = [error_bars([points[name][one]["to_baseline"]]) for one in ("1", str(k))]
         axis.errorbar(x, y, xerr=ends[0], yerr=ends[1], capsize=2, elinewidth=1, **style)
         axis.annotate(
             name.replace(" beta=", ", β ").replace(" rehearsal_coef=", ", rehearsal "),

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         help="your own guide or algorithm of these runs, for --page (default: as in run.json)",
     )
     parser.add_argument(
-        "--data",
+        "--path",
         metavar="FOLDER",
         help="local copies of the benchmarks, for the texts of the problems",
     )
@@ -75,6 +76,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
 
 def _analyze(options: argparse.Namespace) -> int:
     from sage_unsloth.analysis.report import analyze
+    from sage_unsloth.runs.files import read_json
     from sage_unsloth.training.stage import read_metrics
 
     patterns = _parse_patterns(options.pattern)
@@ -88,7 +90,7 @@ def _analyze(options: argparse.Namespace) -> int:
         baseline=options.perplexity,
         responses=options.responses,
         page=options.page,
-        data=options.data,
+        data=options.path,
         kind=options.kind,
         guide=None if options.guide is None else _own_guide(options.guide),
     )
@@ -98,7 +100,12 @@ def _analyze(options: argparse.Namespace) -> int:
         for folder in result["runs"].values()
         for row in read_metrics(folder)
     )
-    next_step = _next_step(options, patterns, guided=guided, records=bool(result["benchmarks"]))
+    starts = [
+        read_json(folder / "run.json")["model_path"]
+        for folder in map(Path, result["runs"].values())
+        if result["benchmarks"] and (folder / "run.json").is_file()
+    ]
+    next_step = _next_step(options, patterns, guided=guided, starts=starts)
     if next_step:
         print(next_step)
     return 0
@@ -159,11 +166,13 @@ def _written(out: Path, before: dict[Path, tuple[int, int]]) -> str:
 
 
 def _next_step(
-    options: argparse.Namespace, patterns: dict[str, str], *, guided: bool, records: bool
+    options: argparse.Namespace, patterns: dict[str, str], *, guided: bool, starts: Sequence[str]
 ) -> str:
-    """The command that adds what this one left out; empty where nothing can be added."""
+    """The command that adds what this one left out: a guide's tokens, then the responses scored by
+    the model that training began with, the first of `starts`; empty where nothing can be added.
+    """
     words = ["analyze", *options.runs, "--out", options.out]
-    given = {"--against": options.against, "--data": options.data, "--guide": options.guide}
+    given = {"--against": options.against, "--path": options.path, "--guide": options.guide}
     for flag, value in given.items():
         words += [] if value is None else [flag, value]
     for name, pattern in patterns.items():
@@ -171,6 +180,6 @@ def _next_step(
     again = f"\nNext: python -m sage_unsloth {shlex.join(words)}"
     if guided and not options.page:
         return f"{again} --page"
-    if records and not options.perplexity:
-        return f"{again} --perplexity BASELINE, the folder or hub id of the model to score by"
+    if starts and not options.perplexity:
+        return f"{again} --perplexity {shlex.quote(starts[0])}"
     return ""

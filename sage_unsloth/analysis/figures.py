@@ -14,7 +14,15 @@ from sage_unsloth.analysis.patterns import DYNAMICS, PatternFrequency
 from sage_unsloth.analysis.token_page import TokenTrace
 from sage_unsloth.evaluation.figures import draw_curve, mark_ks
 from sage_unsloth.evaluation.intervals import Estimate
-from sage_unsloth.figures import COLOURS, curve_style, new_figure, save_figure, write_table
+from sage_unsloth.figures import (
+    COLOURS,
+    curve_style,
+    error_bars,
+    leaves_out_0,
+    new_figure,
+    save_figure,
+    write_table,
+)
 from sage_unsloth.training.figures import moving_average
 
 TOKENS_DRAWN = 64  # of a completion; more labels would run into each other
@@ -42,7 +50,7 @@ def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, not
         style: dict[str, Any] = model_style(row.model, models) | {"linestyle": "none"}
         label = row.model if row.pattern == patterns[0] else None
         estimate = row.frequency or Estimate(float("nan"), float("nan"), float("nan"))
-        width = [[estimate.mean - estimate.low], [estimate.high - estimate.mean]]
+        width = error_bars([vars(estimate)])
         axis.errorbar(
             [estimate.mean], [place], xerr=width, label=label, capsize=3, markersize=6, **style
         )
@@ -309,7 +317,7 @@ def _write_cell(
     axis: Any, place: tuple[int, int], cell: Estimate, noise: float | None, colour: str
 ) -> None:
     """A value with its interval; bold where it exceeds the noise and its interval is beyond 0."""
-    beyond = noise is not None and abs(cell.mean) > noise and (cell.low > 0 or cell.high < 0)
+    beyond = noise is not None and abs(cell.mean) > noise and leaves_out_0(vars(cell))
     axis.text(
         *place,
         f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]",

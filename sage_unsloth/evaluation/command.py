@@ -43,7 +43,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         "may also be OWNER/NAME[:CONFIG] of the hub",
     )
     parser.add_argument(
-        "--data", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
+        "--path", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
     )
     parser.add_argument(
         "--out",
@@ -124,7 +124,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         parse_model(text, options.template, prompt, options.load_in_4bit) for text in options.models
     ]
     benchmarks = [
-        evaluator.parse_benchmark(text, options.data, options.problems, columns)
+        evaluator.parse_benchmark(text, options.path, options.problems, columns)
         for text in options.benchmarks
     ]
     evaluator.check_columns_are_used(options.benchmarks, columns)

@@ -48,8 +48,7 @@ def report_text(result: Mapping[str, Any]) -> str:
         lines += [*graders_lines(rows), ""]
     lines += [partial_line(name, part) for name, part in result.get("partial", {}).items()]
     lines.append(
-        "[ ]: 95 %, over problems (and training seeds, where there are several), paired for "
-        "differences; the percentage: of the t distribution. ±: sample deviation over parts of "
+        f"{READING}; the percentage: of the t distribution. ±: sample deviation over parts of "
         "the samples or over training seeds, which says nothing about other problems."
     )
     return "\n".join(lines)

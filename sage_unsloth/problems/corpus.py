@@ -1,5 +1,6 @@
 """A corpus: rows that passed filters, how many each filter left, and the first it left out."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.text import printable
 
 NAMED = 3  # rows of each filter that are shown
@@ -64,6 +66,20 @@ class Corpus:
     def table(self) -> list[dict]:
         """The counts as rows of a table."""
         return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
+
+    def repeated(self) -> str:
+        """What is said of questions that stand in several rows; empty without any."""
+        answers: dict[str, set[str]] = {}
+        for row in self.rows:
+            asked = json.dumps(turns_of(row))
+            answers.setdefault(asked, set()).add(str(row.get("answer")))
+        more = len(self.rows) - len(answers)
+        if not more:
+            return ""
+        text = f"Duplicate questions: {more:,} of {len(self.rows):,} rows repeat that of another"
+        if other := sum(len(found) > 1 for found in answers.values()):
+            text += f"; {other:,} questions have different answers, of which one at most is right"
+        return f"{text}."
 
     def named(self) -> str:
         """The first rows that each filter left out, a line for each filter; empty for none."""

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,28 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise
         text = f"{rule}; {named} {fact} ({os.strerror(number)}); {remedy}"
         raise StorageError(number, text) from error
+
+
+def check_room(folder: str | Path, needed: int) -> None:
+    """Refuse what will not fit beside what its folder holds already.
+
+    Args:
+        folder: of the run, which need not be there.
+        needed: bytes of everything that it will hold at once.
+
+    Raises:
+        StorageError: the disk has less.
+    """
+    folder = Path(folder).absolute()
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free, needed = shutil.disk_usage(there).free, needed - held
+    if needed > free:
+        raise StorageError(
+            errno.ENOSPC,
+            f"the disk must have room for what a run writes; {folder} needs {needed / 1e9:.1f} GB "
+            f"more, and {free / 1e9:.1f} GB are free; free some space, or choose another --out",
+        )
 
 
 def _disk_error(error: Exception) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.intervals import Estimate
-from sage_unsloth.figures import curve_style, write_table
+from sage_unsloth.figures import curve_style, error_bars, write_table
 from sage_unsloth.runs.files import write_json, write_text
 from sage_unsloth.study.free_lines import TITLES
 from sage_unsloth.study.plan import Plan
@@ -75,9 +75,7 @@ def draw_frontier(report: Mapping[str, Any], path: Path, note: str) -> None:
         bars: dict[str, Any] = {}
         if row["to_baseline"]:
             for end, at in (("xerr", "1"), ("yerr", k)):
-                found = row["to_baseline"][at]
-                sides = [found["mean"] - found["low"]], [found["high"] - found["mean"]]
-                bars[end] = sides
+                bars[end] = error_bars([row["to_baseline"][at]])
         style: dict[str, Any] = curve_style(number) | {"linestyle": "none"}
         axis.errorbar([x], [y], **bars, capsize=2, elinewidth=1, label=point, **style)
     axis.set(xlabel="pass@1", ylabel=f"pass@{k}")

@@ -14,9 +14,11 @@ NO_VALUE = "–"
 
 
 def cell(found: Mapping[str, float] | None, sign: bool = True) -> str:
-    """`+.031 [+.011, +.054]`."""
+    """`+.031 [+.011, +.054]`; without an interval where nothing varies."""
     if found is None or "mean" not in found:
         return NO_VALUE
+    if found["low"] == found["high"]:
+        return _number(found["mean"], sign)
     mean, low, high = (_number(found[name], sign) for name in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
@@ -104,7 +106,9 @@ def markdown(report: Mapping[str, Any]) -> str:
         "![frontier](frontier.png)",
         f"{conditions(report)}.",
         f"[ ]: 95 % over {seeds}; differences are paired by both. The start model was not trained, "
-        f"so its interval is over problems alone. A difference below {MATTERS:g} counts as none.",
+        f"so its interval is over problems alone. A mean without an interval is of equal "
+        "counts, which do not say how much a problem could differ. A difference below "
+        f"{MATTERS:g} counts as none.",
     ]
     if report["claims"]:
         parts += ["## Named comparisons, after Holm", markdown_table(claims_table(report))]

@@ -5,6 +5,7 @@ one backend from the first moment to the last. Whatever loads a model asks `back
 """
 
 import importlib.util
+import logging
 import sys
 
 from sage_unsloth.trainers.trainer_names import MISSING
@@ -17,6 +18,8 @@ NO_TRL = (
 )
 
 _chosen: list[str] = []
+
+logger = logging.getLogger(__name__)
 
 
 def backend() -> str:
@@ -40,6 +43,8 @@ def load_backend(wanted: str | None = None, *, standby: bool = False) -> str:
     name = wanted or backend()
     check_backend(name)
     if name == UNSLOTH:
+        if UNSLOTH not in sys.modules:
+            logger.info("Loading Unsloth.")
         from sage_unsloth.trainers.loading import load_unsloth  # which imports torch
 
         load_unsloth(standby=standby)

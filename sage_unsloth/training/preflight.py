@@ -147,7 +147,7 @@ def check_signal(found: dict[str, float], config: Any, *, force: bool = False) -
     if "solve_rate" in found:
         fact += f" ({found['solve_rate']:.0%} of the completions are right)"
     if force:
-        logger.warning("%s; training goes on because of --force (force=True).", fact)
+        logger.warning("%s; training goes on all the same.", fact)
         return
     advice = remedies(found, config.max_completion_length, config.prompt)
     raise ValueError(

@@ -18,7 +18,7 @@ from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
-from sage_unsloth.planning.plan import memory_report, run_report
+from sage_unsloth.planning.plan import memory_report, run_report, step_plan
 from sage_unsloth.planning.presets import ModelPreset, model_preset
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpora import (
@@ -33,6 +33,7 @@ from sage_unsloth.problems.corpus import check_limit
 from sage_unsloth.problems.gradable import gradable
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
+from sage_unsloth.runs.storage import check_room
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.trainers.backends import load_backend
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
@@ -151,13 +152,15 @@ def run_sft(
         steps = -(-len(training) // config.batch_size) * config.epochs
     _show(f"SFT of {preset.name} -> {out}\n{template}\n{corpus.origin()}\n")
     _show(corpus.table())
-    if corpus.left_out:
-        _show(corpus.named())
+    for text in filter(None, (corpus.named(), corpus.repeated())):
+        _show(text)
     _show(
         f"\n{len(training):,} rows to train on, {len(kept)} held out, {dropped} left out because "
         f"they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
         + ungraded_text(ungraded, checker or MATH)
     )
+    if done is None:  # the merged model; one of the hub is not looked at
+        check_room(out, sum(file.stat().st_size for file in Path(start).glob("*.safetensors")))
     merged = sft(config, start, training, out, data=corpus.record(path or data), command=command)
     rollouts = rlvr_config(preset)
     table = (
@@ -294,8 +297,8 @@ def run_rlvr(
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, found=found)
     _show(corpus.table())
-    if corpus.left_out:
-        _show(corpus.named())
+    for text in filter(None, (corpus.named(), corpus.repeated())):
+        _show(text)
     held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
         kept = rl_corpus(tokenizer, config.max_prompt_length, found=for_curve)
@@ -304,6 +307,7 @@ def run_rlvr(
         _show(kept.table())
     if done is None:
         _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
+        check_room(out, round(step_plan(setup, config.max_steps).disk_bytes))
     job = resolve(
         config,
         point.model,

@@ -210,7 +210,7 @@ def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
         yield
     except ValueError as error:
         rule, semicolon, remedy = str(error).rpartition("; ")
-        pattern = rf"(?<![\w.-])(?<!--columns )(?:set )?({names})=('[^']*'|[^\s,;)]+)"
+        pattern = rf"(?<![\w.-])(?<!--columns )(?:(?:--)?set )?({names})=('[^']*'|[^\s,;)]+)"
         remedy = re.sub(pattern, r"--set \1=\2" if by_set else _as_option, remedy)
         if semicolon and len(error.args) == 1:
             error.args = (f"{rule}; {remedy}",)

@@ -96,6 +96,8 @@ def check_folder(folder: str | Path, settings: dict) -> None:
         if record.exists():
             recorded = read_json(record)["settings"]
             names = settings if (folder / METRICS).exists() else ("stage",)
+            if names is settings:
+                refuse_more_steps(folder, recorded, settings)
             refuse_other_settings(
                 folder,
                 {name: recorded[name] for name in names if name in recorded},
@@ -103,6 +105,24 @@ def check_folder(folder: str | Path, settings: dict) -> None:
             )
         elif folder.exists():
             refuse_strangers(folder)
+
+
+def refuse_more_steps(folder: Path, recorded: Mapping[str, Any], settings: dict) -> None:
+    """Refuse to make a run longer; no other setting of it is looked at.
+
+    Raises:
+        ValueError: with what to do instead.
+    """
+    had, asked = recorded.get("max_steps", -1), settings["max_steps"]
+    if recorded.get("stage") == settings["stage"] and 0 < had < asked:
+        is_sft = settings["stage"] == "sft"
+        onwards = f"--model {folder / 'model'}" if is_sft else f"--from {folder}"
+        raise ValueError(
+            "a run has the steps that it began with, because its learning rate is scheduled over "
+            "them and its optimizer's state is deleted after the last; "
+            f"{folder} has {had}, and this asks for {asked}; train what it leaves further by "
+            f"{onwards} with another --out, or begin anew with another --out"
+        )
 
 
 def begin(
@@ -133,6 +153,8 @@ def begin(
             recorded == json.loads(json.dumps(settings))
             or recorded.get("stage") != settings["stage"]
         )
+    elif record.exists():
+        refuse_more_steps(folder, read_json(record)["settings"], settings)
     if not begun:
         logger.info(
             "%s has trained no step yet, so it takes the new settings; a preflight under the old "

@@ -20,19 +20,20 @@ from sage_unsloth.runs.stopping import Stop
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.rows import PASS_AT_1, numbers
 
-# On the progress bar; the loss means nothing in RL, whose advantages sum to 0.
+# On the progress bar, of which 80 columns show the first ones; the loss means nothing in RL, whose
+# advantages sum to 0.
 SHOWN = {
     "reward": "reward",
     "kl/ref_k3": "kl",
-    "kl/anchor_k3": "kl to anchor",
     "sage/entropy": "entropy",
-    "sage/guide_mean": "guide",
-    "grad_norm": "grad",
-    PASS_AT_1: "held-out",
-    "completions/mean_length": "tokens",
-    "completions/clipped_ratio": "cut",
     "frac_reward_zero_std": "dead",
     "advantages/dead_groups": "dead",  # logged where another rule than GRPO's decides
+    PASS_AT_1: "held-out",
+    "sage/guide_mean": "guide",
+    "kl/anchor_k3": "kl to anchor",
+    "grad_norm": "grad",
+    "completions/mean_length": "tokens",
+    "completions/clipped_ratio": "cut",
     "seconds": "s",
     "mean_token_accuracy": "accuracy",
 }
@@ -118,11 +119,10 @@ class StepLog(TrainerCallback):
         self.before_first = []
         logs.update(row)  # for the trackers, whose callbacks come after this one
         self._show(row, state.global_step)
-        if state.global_step == self.first_step and state.max_steps > self.first_step:
-            left = state.max_steps - state.global_step
+        left = state.max_steps - state.global_step
+        if left and state.global_step == self.first_step + 1:  # the first step also warms up
             logger.info(
-                "%s: the first step took %.1f s; at its pace %d more take %s (it also warms up; "
-                "the bar shows the pace).",
+                "%s: the second step took %.1f s; at its pace %d more take %s.",
                 self.name,
                 seconds,
                 left,

@@ -7,7 +7,7 @@ import pytest
 from table_engine import CONFIG, ROWS, Table
 
 from sage_unsloth.evaluation.pace import before_first_report
-from sage_unsloth.evaluation.partial import largest_part
+from sage_unsloth.evaluation.partial import _lengths, largest_part
 from sage_unsloth.evaluation.report import compare
 from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.problems.benchmarks import Benchmark
@@ -28,6 +28,17 @@ from sage_unsloth.sampling.record_sets import sample_and_grade
 )
 def test_the_largest_part_by_hand(least, problems, samples):
     assert largest_part(least) == (set(problems), samples)
+
+
+def test_samples_count_up_to_the_first_that_is_missing_or_not_graded():
+    drawn = {"a": "012", "b": "013", "c": "12", "d": "02"}
+    records = [
+        {"problem_id": problem, "sample": int(sample), "grade": "wrong"}
+        for problem, samples in drawn.items()
+        for sample in samples
+    ]
+    records.append({"problem_id": "d", "sample": 1})
+    assert _lengths(records) == {"a": 3, "b": 2, "c": 0, "d": 1}
 
 
 @pytest.fixture

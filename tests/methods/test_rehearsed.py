@@ -7,6 +7,7 @@ import torch
 from rehearsing import STORED, check_gradients, run
 
 from sage_unsloth.methods import rehearsal
+from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.rehearsal import Stored, rehearsed
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.clock import Clock
@@ -72,6 +73,20 @@ def test_it_goes_with_a_guide_and_a_rule_and_draws_the_same_again(make_trainer):
         draws.append(drawn)
     assert draws[0] == draws[1]
     assert draws[0][0] != draws[0][1], "another micro-batch draws others"
+
+
+def test_with_methods_takes_its_settings(make_trainer, monkeypatch):
+    drawn, scored = [], rehearsal.completion_logps
+
+    def recorded(model, rows, temperature):
+        drawn.append(len(rows))
+        return scored(model, rows, temperature)
+
+    monkeypatch.setattr(rehearsal, "completion_logps", recorded)
+    trainer = make_trainer(max_steps=1)
+    with with_methods(trainer, rehearsal="js,batch=3", rehearsal_coef=0.5, stored=STORED):
+        trainer.train()
+    assert {*drawn} == {3}
 
 
 def test_its_draws_are_not_those_of_the_guide(make_trainer):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings, load_policy
@@ -109,6 +110,17 @@ def test_a_merge_is_the_policy_that_was_trained(saved, plain, tmp_path):
     assert kl(policy, merged) < 1e-8
     other = load_policy(BASE, adapter=folder)[0]
     assert kl(policy, other) > 1e-3
+    with pytest.raises(ValueError, match=r"is not quantised again.*merged is one"):
+        load_policy(tmp_path / "merged", load_in_4bit=True)
+
+
+def test_a_merge_has_the_format_of_its_base(saved, tmp_path):
+    """The adapter's own is float32."""
+    folder, _, tokenizer = saved
+    model, _ = load_policy(BASE, adapter=folder, load_in_4bit=True, dtype="bfloat16")
+    save_merged(model, tokenizer, tmp_path / "merged")
+    tensors = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
 
 
 def test_a_model_without_an_adapter_is_merged_too(unsloth_module, tmp_path):

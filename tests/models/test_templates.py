@@ -9,10 +9,17 @@ from transformers import AutoTokenizer
 
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
-from sage_unsloth.models.templates import choose_template, recorded_template
+from sage_unsloth.models.templates import choose_template, put_template, recorded_template
 from sage_unsloth.models.tokenizers import load_tokenizer, template_for
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.prompts import SYSTEM_PROMPT, prompt_messages, render_prompt
+from sage_unsloth.prompts import (
+    PROJECT_PROMPT,
+    SYSTEM_PROMPT,
+    prompt_format,
+    prompt_messages,
+    render_prompt,
+    system_part,
+)
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.sampling.record_sets import prompt_ids
 from sage_unsloth.training.rlvr_stage import rlvr
@@ -115,6 +122,15 @@ def test_the_models_own_template_says_where_the_answer_goes(model, tmp_path):
     question = [{"role": "user", "content": "12*6=?"}]
     assert saved.apply_chat_template(question, add_generation_prompt=True, tokenize=False) == asked
     assert load_tokenizer(tmp_path / "saved", "model").chat_template == saved.chat_template
+
+
+@pytest.mark.parametrize("before", [PROJECT_PROMPT, prompt_format("Be brief.")])
+def test_a_system_part_is_put_once_and_in_the_place_of_the_projects(model, before):
+    path, prompt = model(INSTRUCT), prompt_format("Be brief.")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    for each in (before, prompt):
+        put_template(tokenizer, "model", path, each)
+    assert tokenizer.chat_template == system_part("Be brief.") + INSTRUCT
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,14 @@ def test_k3_by_hand():
     assert value.item() == pytest.approx(0.5 - math.log(0.5) - 1)
 
 
+@pytest.mark.parametrize("kl_estimator", ["k3", "k3-is"])
+def test_a_tokens_k3_is_bounded_where_a_bound_is_given(kl_estimator):
+    logps, ref = torch.tensor([[-9.0, -1.0]]), torch.tensor([[-1.0, -1.0]])
+    settings = dict(beta=0.5, kl_estimator=kl_estimator, k3_max=3.0)
+    loss = grpo_loss(logps, ref, torch.ones(1, 2), torch.zeros(1), **settings)
+    assert loss.item() == pytest.approx(0.5 * 3 / 2)
+
+
 def test_k3_mean_is_the_kl_and_with_a_guide_the_generalised_kl():
     g = torch.Generator().manual_seed(1)
     policy, ref = (

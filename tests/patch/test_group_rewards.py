@@ -277,6 +277,44 @@ def test_dynamic_sampling_replaces_what_the_rule_calls_dead(make_trainer, outer)
     assert rule.silent_counts(4) == [4]
 
 
+def test_a_rule_gets_the_step_and_how_many_there_are(make_trainer):
+    steps = []
+
+    def rule(rewards, *, step, max_steps):
+        steps.append((step, max_steps))
+        return rewards - rewards.mean(1, keepdim=True)
+
+    trainer = make_trainer(reward=every_third, max_steps=3, **FOUR_GROUPS)
+    with with_methods(trainer, advantages=rule):
+        steps.clear()  # of the checks before training
+        trainer.train()
+    assert steps == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_group_is_dead_by_the_k_of_its_step(make_trainer):
+    trainer = make_trainer(max_steps=5)
+    rewards = (torch.arange(4) < torch.arange(5)[:, None]).float().flatten()  # 0 to 4 are right
+    first, last = (advantage_rule(f"pkpo,k={k}").silent_counts(4) for k in (3, 1))
+    assert first != last
+    with with_methods(trainer, advantages="pkpo,k=3,k_last=1"):
+        trainer.state.max_steps = 5
+        for step, dead in ((0, first), (4, last)):
+            trainer.state.global_step = step
+            assert group_rewards.dead_groups(trainer, rewards) == dead
+
+
+def test_groups_are_dead_by_weighted_rewards(make_trainer):
+    """They differ only by a reward of weight 0."""
+    trainer = make_trainer(
+        reward=[nothing_is_right, every_third], reward_weights=[1.0, 0.0], max_steps=1,
+        **FOUR_GROUPS,
+    )  # fmt: skip
+    with dynamic_sampling(trainer, 1):
+        trainer.train()
+    (entry,) = logs(trainer)
+    assert entry["sampling/dead_groups"] == 1 and entry["sampling/resampled_groups"] == 4
+
+
 def test_what_was_resampled_gets_the_advantages_of_its_own_rewards(make_trainer):
     trainer = with_answers(make_trainer(reward=lottery, max_steps=3, **FOUR_GROUPS))
     oracle = train_and_check(trainer, BRANCH, max_resamples=2, advantages="maxpo,k=3")

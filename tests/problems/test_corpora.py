@@ -10,6 +10,7 @@ from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.corpora import rl_corpus, sft_corpus, without_think_tags
+from sage_unsloth.problems.corpus import Filters, corpus_of
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.problems.sources import Source, read_file, read_source
 
@@ -258,3 +259,12 @@ def test_another_number_of_rows_is_an_error_that_names_both(monkeypatch):
         read_source(source)
     rows, provenance = read_source(Source(hub_id="a/b", split="train", num_rows=2))
     assert rows == ROWS and provenance["revision"] == "abc123"
+
+
+def test_duplicate_questions_are_counted():
+    rows = [{"problem": "1+1", "answer": a} for a in ("2", "2", "3")]
+    rows.append({"problem": "2+2", "answer": "4"})
+    said = corpus_of(rows, Filters({"rows": 4}, {}), {}).repeated()
+    assert said.startswith("Duplicate questions: 2 of 4 rows repeat that of another; 1 questions")
+    assert "2 of 4" in corpus_of(rows[:2] + rows[3:] * 2, Filters({}, {}), {}).repeated()
+    assert corpus_of(rows[2:], Filters({}, {}), {}).repeated() == ""

@@ -2,65 +2,18 @@
 installed.
 """
 
-import ast
-import functools
-import importlib
-import inspect
 from pathlib import Path
 
 import pytest
+from bound_calls import UNSLOTH, VLLM, bind, calls, check, imported
 
-from research.gpu_lines import ANSWERS, ROOT, Branch, branches
+from research.gpu_lines import ANSWERS, ROOT, Branch, branches, compare
 from sage_unsloth.selftest.checks import all_checks
 
-UNSLOTH = {
-    # As the source writes a callable: (module, its name there).
-    "FastLanguageModel.from_pretrained": ("unsloth", "FastLanguageModel.from_pretrained"),
-    "FastLanguageModel.get_peft_model": ("unsloth", "FastLanguageModel.get_peft_model"),
-    "FastLanguageModel.for_inference": ("unsloth", "FastLanguageModel.for_inference"),
-    "patch_saving_functions": ("unsloth.save", "patch_saving_functions"),
-    "model.save_pretrained_merged": ("unsloth.save", "unsloth_save_pretrained_merged"),
-    "patched.save_pretrained_gguf": ("unsloth.save", "unsloth_save_pretrained_gguf"),
-    "dequantize_4bit": ("bitsandbytes.functional", "dequantize_4bit"),
-}
-METHODS = {"model.save_pretrained_merged", "patched.save_pretrained_gguf"}
-ON_PURPOSE = {"safe_serialization"}
-"""Named by Unsloth's own signature or taken by its **kwargs."""
 
-
-def calls():
-    """(place, callable as written, number of positions, names) of each call into these packages."""
-    for file in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSLOTH:
-                place = f"{file.relative_to(ROOT)}:{ast.unparse(node.func)}"
-                names = tuple(word.arg for word in node.keywords if word.arg is not None)
-                starred = len(names) < len(node.keywords)
-                yield place, ast.unparse(node.func), len(node.args), names, starred
-
-
-def bind(function, positions, names, *, partial=False):
-    """Bind a call to a signature by its form; a name that only **kwargs takes does not fit.
-
-    Raises:
-        TypeError: it does not fit.
-    """
-    signature = inspect.signature(function)
-    method = signature.bind_partial if partial else signature.bind
-    bound = method(*[None] * positions, **dict.fromkeys(names))
-    rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-    loose = {name for key in rest for name in bound.arguments.get(key, {})}
-    if loose - ON_PURPOSE:
-        raise TypeError(f"no parameter of this name: {sorted(loose)}")
-
-
-@pytest.mark.parametrize("call", list(calls()), ids=lambda call: call[0])
+@pytest.mark.parametrize("call", calls(UNSLOTH), ids=lambda call: call.place)
 def test_a_call_fits_what_is_installed(unsloth_module, call):
-    _, written, positions, names, starred = call
-    module, name = UNSLOTH[written]
-    function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    positions += written in METHODS  # self
-    bind(function, positions, names, partial=starred)
+    check(call, UNSLOTH)
 
 
 def test_a_wrong_call_is_noticed(unsloth_module):
@@ -72,8 +25,10 @@ def test_a_wrong_call_is_noticed(unsloth_module):
         bind(FastLanguageModel.get_peft_model, 0, ("r",))
 
 
-def test_every_callable_of_the_table_is_called():
-    assert {written for _, written, *_ in calls()} == set(UNSLOTH)
+def test_the_table_of_calls_has_all_that_is_imported_and_nothing_else():
+    assert {call.written for call in calls(UNSLOTH | VLLM)} == {*UNSLOTH, *VLLM}
+    # Of this one only the fields are read, and `test_bound_calls.py` compares them.
+    assert imported() - {"EngineArgs"} <= {name.split(".")[0] for name in UNSLOTH | VLLM}
 
 
 def test_every_branch_has_an_answer():
@@ -95,6 +50,26 @@ def test_a_new_branch_is_listed(tmp_path):
     )
     assert branches(tmp_path) == [Branch("new.py", "choose", "has_gpu()")]
     assert branches(tmp_path)[0].answer is None
+
+
+def test_the_list_is_compared_with_what_ran_by_hand(tmp_path):
+    Path(tmp_path, "a.py").write_text(
+        '"""Words."""\n'
+        "def one():\n    if has_gpu():\n        return 1\n    return (\n        2\n    )\n"
+        "def both():\n    if fast_inference:\n        go()\n    else:\n        stop()\n"
+        "def untested():\n    stop()\n"
+    )
+    found = compare({"a.py": frozenset({2, 3, 6, 8, 9, 10, 12, 13})}, tmp_path)
+    assert found == {
+        "statements": 10,
+        "ran": 8,
+        "never_ran_and_listed": 1,
+        "never_ran_and_not_listed": 1,
+        "one_ran": 1,
+        "none_ran": 0,
+        "both_ran": ["a.py: fast_inference"],
+        "open": {"a.py": [14]},
+    }
 
 
 def test_the_table_is_in_the_documents():

@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from research.redraw import main, redraw
+from sage_unsloth.figures import COLOURS
 
 RESULTS = Path(__file__).parents[2] / "data" / "results"
 
@@ -25,7 +27,14 @@ def number(text):
         ("frontier/countdown/fresh", {"frontier", "differences"}),
     ],
 )
-def test_every_figure_is_drawn_from_the_records_alone(folder, figures, tmp_path):
+def test_every_figure_is_drawn_from_the_records_alone(folder, figures, tmp_path, monkeypatch):
+    drawn, save = {}, Figure.savefig
+
+    def kept(self, path, **options):
+        drawn[path.stem] = self
+        save(self, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
     shutil.copy(RESULTS / folder / "records.json", tmp_path)
     main([str(tmp_path)])
     assert {path.stem for path in tmp_path.glob("*.png")} == figures
@@ -39,6 +48,22 @@ def test_every_figure_is_drawn_from_the_records_alone(folder, figures, tmp_path)
             assert {k: number(v) for k, v in row.items()} == {
                 k: pytest.approx(number(v)) for k, v in before.items()
             }, name
+    rows = list(csv.DictReader((tmp_path / "differences.csv").open()))
+    blue = check_differences(drawn["differences"], rows)
+    assert sum(blue) == (19 if "frontier" in folder else 0)
+
+
+def check_differences(figure, rows):
+    """Each bar ends where its interval does, and is blue where that leaves out 0."""
+    bars = [bar for axis in figure.axes for bar in axis.containers]
+    blue = []
+    for bar, row in zip(bars, rows, strict=True):
+        (line,) = bar.lines[2]
+        (low, _), (high, _) = line.get_segments()[0]
+        assert (low, high) == pytest.approx((float(row["low"]), float(row["high"])))
+        blue.append(bar.lines[0].get_color() == COLOURS[2])
+        assert blue[-1] == (low > 0 or high < 0)
+    return blue
 
 
 def test_a_folder_without_records_is_refused(tmp_path):

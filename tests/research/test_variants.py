@@ -222,3 +222,10 @@ def test_the_page_says_what_the_records_say():
     said = [[0.15, 0.74, 2.10], [0.38, 0.98, 1.00]]
     assert np.allclose(pushes, said, atol=0.005)
     assert [round(one[2] / one[0], 1) for one in pushes] == [14.2, 2.7]
+    for dialect in ("fork", "fork-twin"):
+        (pair,) = make_report()[dialect]["pairs"]
+        for name in ("pass@1", "pass@32", "forked way"):
+            bare = signed(pair[name]).replace("−", "-")
+            assert bare in page.replace("−", "-"), (dialect, name)
+        needed = f"{read_json(DOSES)[dialect]['needed_beta']:.2f}".removeprefix("0")
+        assert needed in page.partition("The dose tells")[2]

@@ -19,7 +19,7 @@ from sage_unsloth.runs.checkpoints import KEPT, SIZES, keep_newest, last_checkpo
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, whole_folder, write_json
 from sage_unsloth.runs.locks import locked
 from sage_unsloth.runs.record import open_run
-from sage_unsloth.runs.storage import StorageError, disk_errors
+from sage_unsloth.runs.storage import StorageError, check_room, disk_errors
 from sage_unsloth.sampling.record_files import read_samples, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.trainers.finite import NotFiniteError
@@ -618,3 +618,19 @@ def test_the_records_of_a_killed_power_supply_are_json(record_set):
         record_set.write_bytes(content[:cut])
         found = read_jsonl(record_set)
         assert found == expected[: len(found)] and len(found) >= content[:cut].count(b"\n")
+
+
+def test_what_will_not_fit_is_refused_before_it_is_written(tmp_path, monkeypatch):
+    run = tmp_path / "new" / "run"
+    free = shutil.disk_usage(tmp_path).free
+    check_room(run, free // 2)
+    with pytest.raises(StorageError, match="are free; free some space") as error:
+        check_room(run, 3 * free)
+    assert str(run) in str(error.value) and error.value.errno == errno.ENOSPC
+    usage = shutil.disk_usage(tmp_path)._replace(free=500)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    run.mkdir(parents=True)
+    (run / "checkpoint").write_bytes(b"x" * 600)
+    check_room(run, 1100)  # 600 of which are there
+    with pytest.raises(StorageError):
+        check_room(run, 1101)

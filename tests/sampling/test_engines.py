@@ -1,10 +1,7 @@
-"""Drawing: exact distribution, a stream of one's own, settings; and the names of vLLM that are
-relied on.
-"""
+"""Drawing: exact distribution, a stream of one's own, settings."""
 
 import dataclasses
 import inspect
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +13,6 @@ from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.sampling import engines, vllm_engine
-from sage_unsloth.sampling.engine_arguments import engine_arguments
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
 from sage_unsloth.sampling.refilling import can_refill
@@ -244,12 +240,6 @@ def test_the_defaults_are_the_papers_evaluation():
     )
 
 
-def adapter(folder, rank):
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
-    return folder
-
-
 class BarReadingLlm:
     """`LLM.generate` of vLLM 0.32 as far as bars go: one around the requests, one over those that
     end, whose count, text and elapsed time are read.
@@ -280,35 +270,3 @@ def test_the_bar_moves_during_a_call_of_vllm(monkeypatch, capsys):
     assert next(drawn)[0] == 0 and told == [1, 1, 1], "before the call's completions come"
     assert [number for number, _ in drawn] == [1, 2, 3] and told == [1] * 4
     assert not "".join(capsys.readouterr()), "its own bars are not shown"
-
-
-@pytest.mark.vllm
-def test_vllm_takes_what_it_is_given(tmp_path):
-    """Run it alone where vLLM does not load fully: Unsloth, once imported, hides such a vLLM."""
-    vllm = pytest.importorskip("vllm")
-    from vllm.config.lora import LoRAConfig
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.outputs import CompletionOutput
-
-    tokenizer = load_tokenizer(data_folder() / BASE_MODEL)
-    adapters = [adapter(tmp_path / "a", 8), adapter(tmp_path / "b", 20)]
-    arguments = engine_arguments(adapters, 2048, "float32")
-    parameters = inspect.signature(vllm.LLM.__init__).parameters
-    fields = {field.name for field in dataclasses.fields(EngineArgs)}
-    assert {*arguments, "model"} <= fields | set(parameters)
-    assert arguments["max_lora_rank"] == 32
-    LoRAConfig(max_lora_rank=32, max_loras=1, max_cpu_loras=2)
-    assert {"lora_request", "use_tqdm", "sampling_params"} <= set(
-        inspect.signature(vllm.LLM.generate).parameters
-    )
-    assert "token_ids" in {field.name for field in dataclasses.fields(CompletionOutput)}
-
-    config, stops = SamplingConfig(num_samples=2, top_k=20, top_p=0.9), [tokenizer.eos_token_id, 5]
-    given = vllm_engine.request_parameters(tokenizer, stops, 2**52 - 1, config)
-    assert (given.n, given.seed, given.temperature, given.min_p) == (1, 2**52 - 1, 0.3, 0.01)
-    assert (given.top_k, given.top_p, given.max_tokens) == (20, 0.9, 1024)
-    assert given.stop_token_ids == stops
-    assert given.logit_bias == {tokenizer.pad_token_id: -100.0}
-    vllm_engine.request_parameters(tokenizer, stops, 1, SamplingConfig())  # top_k -1 too
-    second = vllm_engine.lora_request([str(a) for a in adapters], adapters[1])
-    assert (second.lora_int_id, second.lora_path) == (2, str(adapters[1]))

@@ -10,7 +10,7 @@ from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.publish import draw
 from sage_unsloth.study.records import write_records
 from sage_unsloth.study.report import GUESSING, NO_DOSE, ONE_SEED, judge_difference, make_report
-from sage_unsloth.study.text import markdown, summary
+from sage_unsloth.study.text import cell, markdown, summary
 
 N, PROBLEMS = 16, 60
 ENVIRONMENT = {
@@ -172,6 +172,12 @@ def test_one_seed_gives_intervals_and_no_verdict():
     verdicts = report["sets"]["own"]["points"]["maxrl beta=0.05"]["verdicts"]
     assert set(verdicts.values()) == {ONE_SEED}
     assert not report["claims"][0]["holds"]
+
+
+def test_equal_counts_have_no_interval(made):
+    assert cell({"mean": 0.0, "low": 0.0, "high": 0.0}) == "+.000"
+    assert cell({"mean": 0.25, "low": 0.125, "high": 0.5}) == "+.250 [+.125, +.500]"
+    assert "A mean without an interval is of equal counts" in markdown(made[1])
 
 
 def test_the_report_in_words_and_figures(made, tmp_path):

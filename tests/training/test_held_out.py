@@ -22,6 +22,8 @@ from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.sampling.engines import TransformersEngine
+from sage_unsloth.sampling.record_files import FORMAT, settings_path
+from sage_unsloth.training.held_out import _forget_other_policy, held_out_sampling
 from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.policy_engine import undisturbed
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -292,6 +294,26 @@ def test_the_first_of_equal_evaluations_is_the_best():
     rows = [{"step": 30, "eval/pass@1": 1}, {"step": 7}, {"step": 0, "eval/pass@1": 0}]
     assert [row["step"] for row in held_out_curve(rows)] == [0, 30]
     assert [row["step"] for row in held_out_curve(rows, 29)] == [0]
+
+
+def test_completions_outside_a_step_are_drawn_as_a_steps_are():
+    names = ("temperature", "top_p", "min_p", "max_completion_length", "grade_seconds", "seed")
+    values = dict(zip(names, (0.7, 0.9, 0.2, 33, 7.0, 5), strict=True))
+    config = RlvrConfig(**values, eval_steps=2, eval_samples=6)
+    sampling = held_out_sampling(config, vllm=False)
+    assert {name: getattr(sampling, name) for name in names} == values
+    assert sampling.num_samples == 6
+
+
+def test_completions_of_other_weights_are_forgotten(tmp_path):
+    path = tmp_path / "step-000002.jsonl"
+    for policy, stays in (("same", True), ("other", False)):
+        path.write_text("{}\n")
+        settings_path(path).write_text(
+            json.dumps({"format": FORMAT, "settings": {"policy": "same"}})
+        )
+        _forget_other_policy(path, policy)
+        assert path.exists() == settings_path(path).exists() == stays
 
 
 def test_what_an_evaluation_switches_is_put_back(make_trainer):

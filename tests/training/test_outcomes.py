@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,3 +152,24 @@ def test_a_finished_run_is_known_by_its_result(tmp_path, stage, full, result):
     assert result_of(tmp_path, stage) == tmp_path / result
     assert result_of(tmp_path, "rlvr" if stage == "sft" else "sft") is None
     assert str(tmp_path / result) in finished_text(tmp_path, tmp_path / result)
+
+
+def test_the_pace_is_that_of_the_second_step(unsloth_module, tmp_path, caplog, monkeypatch):
+    """The first one warms up too. The bar begins with what 80 columns should show."""
+    from sage_unsloth.runs.stopping import Stop
+    from sage_unsloth.training import step_log
+
+    clock = iter([0.0, 50.0, 100.0, 104.0, 200.0, 203.0])
+    monkeypatch.setattr(step_log.time, "perf_counter", lambda: next(clock))
+    state = SimpleNamespace(global_step=0, max_steps=12, is_world_process_zero=True, log_history=[])
+    log = step_log.StepLog(tmp_path / "metrics.jsonl", "grpo", Stop(), lambda step, row: {})
+    with caplog.at_level("INFO", "sage_unsloth"):
+        log.on_train_begin(None, state, None)
+        for step in (1, 2, 3):
+            log.on_step_begin(None, state, None)
+            state.global_step = step
+            logs = {"loss": 0, "grad_norm": 1, "reward": 1, "kl/ref_k3": 0, "sage/entropy": 1}
+            log.on_log(None, state, None, logs=logs | {"frac_reward_zero_std": 0.5})
+    assert caplog.messages == ["grpo: the second step took 4.0 s; at its pace 10 more take 40 s."]
+    assert log.bar.postfix.startswith("reward=1, kl=0, entropy=1, dead=0.5")
+    log.bar.close()

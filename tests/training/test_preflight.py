@@ -130,7 +130,7 @@ def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     assert "were cut at 8 tokens" in report["warnings"][0]
     assert "Preflight: " in caplog.text and report["warnings"][0] in caplog.text
     assert rewards[0][-1][1] == 0 and "The adapter is still zero" in caplog.text
-    assert "training goes on because of --force" in caplog.text
+    assert "training goes on all the same" in caplog.text and "--force" not in caplog.text
 
 
 def test_a_run_on_dead_groups_alone_stops_before_its_first_step(unsloth_module, tmp_path):
@@ -200,6 +200,7 @@ def test_a_preflight_says_what_ones_own_rewards_do(tmp_path, unsloth_module, cap
         assert found["dead_groups"] == 0
         report = json.loads((tmp_path / "preflight.json").read_text())
         assert report["rewards"] == {"brief": pytest.approx(1 - (22 + 27) / 200)}
+        assert reward.pop_sums() == {"brief": (0.0, 0)}, "the first step's mean is of its own"
         assert any("100% of the groups" in warning for warning in report["warnings"])
         config = replace(config, scale_rewards="none", seed=config.seed + 1)
         (tmp_path / "none").mkdir()

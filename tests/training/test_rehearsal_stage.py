@@ -81,6 +81,7 @@ def test_what_is_stored_are_the_tokens_that_were_drawn(monkeypatch):
     assert stored(token_ids=[7, 9])[0].completion_ids == [7, 9, 0]
     assert stored()[0].completion_ids == [97, 98, 0], "of a file from before they were recorded"
     assert stored(num_tokens=3) == []
+    assert stored(token_ids=[7, 9], finish_reason="length") == [], "it never had an EOS"
 
 
 @pytest.mark.long

@@ -136,6 +136,17 @@ def test_changed_settings_are_refused_by_name(sft_run, rl_run, capsys):
     assert "beta was 0.05 and is 0.5" in capsys.readouterr().err
 
 
+def test_a_run_is_not_made_longer(sft_run, rl_run, capsys):
+    assert train(sft_run, rl_run, "--max-steps", "9") == 2
+    error = capsys.readouterr().err
+    assert f"{rl_run} has 2, and this asks for 9; train what it leaves" in error
+    assert f"by --from {rl_run} with another --out" in error and "is scheduled over" in error
+    assert (
+        main(["sft", "--model", "arithmetic-base", "--max-steps", "9", "--out", str(sft_run)]) == 2
+    )
+    assert f"by --model {sft_run / 'model'} with" in capsys.readouterr().err
+
+
 def test_a_run_that_trained_no_step_takes_new_settings(sft_run, tmp_path, monkeypatch, capsys):
     """As after running out of memory in the first step: the remedy is another setting."""
     from sage_unsloth.training import rlvr_stage as module
