@@ -64,7 +64,8 @@ def grpo_loss(
         epsilon, epsilon_high: clip range of ρ.
         kl_estimator: the penalty: "k3", "k3-is" (`k3_is`), or a function such as those of
             `methods.penalties.PENALTIES`.
-        k3_max: upper bound of a token's k3, for "k3" and "k3-is"; None for no bound.
+        k3_max: upper bound of a token's k3, for "k3" and "k3-is"; None for no bound. Unsloth
+            2026.10.9 bounds "k3-is" after its ratio: a bounded token has no gradient of it there.
         max_completion_length: tokens, for `dr_grpo`.
         num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this
             batch.

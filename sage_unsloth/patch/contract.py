@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_unsloth.objective.kl import UNSLOTH_K3_MAX
+from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import Penalty, grpo_loss
 from sage_unsloth.patch.hook import Consulted
 from sage_unsloth.trainers import trainer_names as names
@@ -107,11 +107,29 @@ def check_unsloth(module: types.ModuleType) -> None:
                 f"{module.__name__} must define {name}", found="nothing", expected=name
             )
         check_parameters(name, target.forward if name == names.FUNCTION else target, expected)
-    for kl_estimator in ("k3", "k3-is"):
-        run = run_of_unsloth(getattr(module, names.KERNEL), with_ratio=kl_estimator == "k3-is")
-        check_numbers(names.KERNEL, run, kl_estimator, k3_max=UNSLOTH_K3_MAX)
+    kernel = getattr(module, names.KERNEL)
+    check_numbers(names.KERNEL, run_of_unsloth(kernel), k3_max=UNSLOTH_K3_MAX)
+    check_ratio(kernel)
     _check_scorer()
     _check_calls(module)
+
+
+def check_ratio(kernel: Callable[..., tuple]) -> None:
+    """Raises ContractError unless the kernel's "k3-is" is that of a tested version: bounded before
+    the ratio (2026.10.7), or after it, so that a bounded token has no gradient of the ratio.
+    """
+
+    def bounded_after(logps: Tensor, anchor: Tensor) -> Tensor:
+        return (k3(logps, anchor) * (logps - logps.detach()).exp()).clamp(max=UNSLOTH_K3_MAX)
+
+    run = run_of_unsloth(kernel, with_ratio=True)
+    try:
+        check_numbers(names.KERNEL, run, "k3-is", k3_max=UNSLOTH_K3_MAX)
+    except ContractError as error:
+        try:
+            check_numbers(names.KERNEL, run, bounded_after, k3_max=None)
+        except ContractError:
+            raise error from None
 
 
 def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) -> Run:

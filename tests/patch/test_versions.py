@@ -13,7 +13,9 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from sage_unsloth.patch import contract
 from sage_unsloth.trainers import trainer_names
+from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = [pytest.mark.usefixtures("unsloth_module"), pytest.mark.compiled]
 ROOT = Path(__file__).parents[2]
@@ -165,3 +167,25 @@ def test_the_measured_engine_changes_a_policy_and_the_guard_notices():
         assert run["steps"]["guided_kl"] == {"factors": [1.0, 1.0], "stopped": ""}
         assert run["steps"]["digest_alone"]["factors"] == [2.0]
         assert "changed 16 of 32" in run["steps"]["digest_alone"]["stopped"]
+
+
+@pytest.mark.parametrize("bounded", ["before", "after", "never"])
+def test_a_bounded_k3_with_its_ratio_is_that_of_a_tested_version(bounded):
+    """2026.10.7 bounds k3 before the ratio, 2026.10.9 after it; no third form holds."""
+
+    def kernel(anchor, new, old, sampling, ids, mask, beta, advantages, **settings):
+        ratio = (new - new.detach()).exp()
+        k3 = (anchor - new).expm1() - (anchor - new)
+        if bounded == "before":
+            k3 = k3.clamp(max=10)
+        k3 = k3 * ratio
+        if bounded == "after":
+            k3 = k3.clamp(max=10)
+        loss = (beta * k3 - ratio * advantages) * mask
+        return ((loss.sum(1) / mask.sum(1)).mean(), *[None] * 6)
+
+    if bounded == "never":
+        with pytest.raises(ContractError, match="penalty 'k3-is'"):
+            contract.check_ratio(kernel)
+    else:
+        contract.check_ratio(kernel)
