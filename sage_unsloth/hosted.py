@@ -154,8 +154,8 @@ def choose(machine: Machine, expected: Iterable[str]) -> Choice:
             f"PyTorch must be {_specifier('torch', expected)}, and what pip has of it needs "
             f"NVIDIA's driver {CUDA_13_DRIVER} or newer; got PyTorch "
             f"{machine.packages.get('torch')} and driver {machine.driver}; take a newer image "
-            "(Kaggle: Settings > Environment), or install a PyTorch of that version for this driver "
-            "first (pytorch.org)"
+            "(Kaggle: Settings > Environment), or install a PyTorch of that version for this "
+            "driver first (pytorch.org)"
         )
     selected = set(KEPT) if keeps_torch else set(KEPT) - {"torch", "torchvision", "torchaudio"}
     if any(Requirement(text).name == "vllm" for text in expected):

@@ -155,7 +155,7 @@ def _methods(
         )
         result[method] = {"points": points} | {
             name: asdict(
-                kept(
+                selected(
                     mean(BASELINE, "pass@1") - less,
                     drawn[f"{BASELINE} pass@1"] - less,
                     (first, many),

@@ -107,7 +107,7 @@ def report_dose(
     """Log what the guide can do on the completions of the preflight, and write `REPORT`.
 
     A guide that needs a teacher is passed over: its teacher is not among the signals yet. Training
-    is not changed by it (`policy_engine.undisturbed`).
+    is not changed by it (`policy_engine.preserve_random_state`).
 
     Args:
         config: of the RL run.
