@@ -35,9 +35,9 @@ from torch import Tensor
 
 from sage_unsloth.methods.advantage_rules import rule_settings
 from sage_unsloth.methods.reference import reference_adapter
-from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.clock import Clock
 from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.trainer_names import ContractError
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from sage_unsloth.objective.advantages import shape_advantages
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
 from sage_unsloth.patch.choice import Choice
-from sage_unsloth.patch.clock import Clock, Tick
 from sage_unsloth.patch.watch import Measured
+from sage_unsloth.trainers.clock import Clock, StepContext
 from sage_unsloth.trainers.finite import Guard
 from sage_unsloth.trainers.trainer_names import ContractError
 
@@ -100,7 +100,7 @@ class Hook:
             **{name: v for name, v in self.of_batch.items() if name in OPTIONAL_SIGNALS},
         )
 
-    def _log_guide(self, signals: TokenSignals, now: Tick) -> Tensor | None:
+    def _log_guide(self, signals: TokenSignals, now: StepContext) -> Tensor | None:
         """log q_t, (B, T), 0 outside the mask; None without a guide or without a KL term."""
         guide = self.choice.guide
         if guide is None or signals.ref_logps is None:

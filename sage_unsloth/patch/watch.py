@@ -10,10 +10,10 @@ from torch import Tensor
 from sage_unsloth.objective.guide_metrics import GuideMetrics
 from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.settings import fixed_settings
 from sage_unsloth.patch.trained_with import check_resumed
 from sage_unsloth.trainers import trainer_names as names
+from sage_unsloth.trainers.clock import Clock
 from sage_unsloth.trainers.trainer_names import ContractError
 
 STATE = "SageGuide"

@@ -117,7 +117,7 @@ def take_step(trainer: Any, source: str) -> Step:
         return loss
 
     callback = Gradients()
-    trainer.compute_loss = selected
+    trainer.compute_loss = kept
     trainer.add_callback(callback)
     guide = BranchGuide(source=source, **policy.GUIDE)
     try:

@@ -105,7 +105,7 @@ def _train(trainer: Any, pad: int, steps: list[dict[str, float]]) -> float:
         steps.append(distances(trainer.model, inputs, pad))
         return compute_loss(model, inputs, *args, **kwargs)
 
-    trainer.compute_loss, trainer._generate = loss, selected
+    trainer.compute_loss, trainer._generate = loss, kept
     with guided_kl(trainer, BranchGuide(**policy.GUIDE)):
         trainer.train()
     return max(changes)

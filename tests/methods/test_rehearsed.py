@@ -10,8 +10,8 @@ from sage_unsloth.methods import rehearsal
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.rehearsal import Stored, rehearsed
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.patch.clock import Clock
 from sage_unsloth.patch.guided import guided_kl
+from sage_unsloth.trainers.clock import Clock
 from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from sage_unsloth.patch.clock import Clock
+from sage_unsloth.trainers.clock import Clock
 from sage_unsloth.trainers.replaced import replace_attributes, with_callback
 
 

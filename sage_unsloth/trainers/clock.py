@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Tick(NamedTuple):
+class StepContext(NamedTuple):
     """The time of a micro-batch."""
 
     step: int  # optimizer steps before it
@@ -36,7 +36,7 @@ class Clock:
         """Training begins, maybe in a step that was interrupted: its micro-batches count anew."""
         self._last.clear()
 
-    def tick(self) -> Tick:
+    def tick(self) -> StepContext:
         """The time of the next micro-batch."""
         state, args = self.trainer.state, self.trainer.args
         step, training = state.global_step, self.trainer.model.training
@@ -47,4 +47,4 @@ class Clock:
         key = (args.seed, step, training, micro_batch, process, *self.stream)
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        return Tick(step, max(state.max_steps, args.max_steps, 1), generator)
+        return StepContext(step, max(state.max_steps, args.max_steps, 1), generator)
