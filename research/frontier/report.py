@@ -14,7 +14,7 @@ from research.benchmark.report import interval, level
 from research.frontier.checks import make_checks
 from research.frontier.design import BASELINE
 from research.frontier.dose import guide_pairs
-from research.frontier.line import above_line, resampled
+from research.frontier.line import above_line, kept, resampled
 from research.frontier.records import FrontierRecords
 from sage_unsloth.study.crossed import components
 from sage_unsloth.study.verdicts import MATTERS, verdict
