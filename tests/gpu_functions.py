@@ -30,6 +30,7 @@ ELSEWHERE = {
     "_PlainHead.apply": "is for the CPU",
     "_PassByPass.__iter__": "a sampler's generator, on the CPU everywhere",
     "check_numbers": CONTRACT,
+    "check_ratio.<locals>.bounded_after": CONTRACT,
     "run_of_unsloth": CONTRACT,
     "run_of_unsloth.<locals>.run": CONTRACT,
     "run_of_trl": CONTRACT,

@@ -171,7 +171,7 @@ def test_advantage_rules(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("wide", [False, True], ids=["(B,)", "(B, T)"])
 def test_token_rules(dtype, wide):
-    shape, token_rule = get("shaped"), get("token_rule")
+    shape, token_rule = get("shape_advantages"), get("token_rule")
     with on_gpu():
         signals = make_signals(dtype)
         advantages = random(B, T) if wide else random(B)

@@ -51,7 +51,8 @@ def test_the_long_runs_found_nothing_wrong():
     grading = json.loads((RESULTS / "grading" / "evaluation.json").read_text())["grading"]
     assert kills["wrong"] == [] and kills["moments"] >= 50
     assert all(soak["flat"].values()) and soak["steps"] > 4900
-    assert all(row["passed"] >= 50 for row in versions["rows"] if row["outcome"] == "holds")
+    held = [row for row in versions["rows"] if row["outcome"] == "holds"]
+    assert all(row["passed"] >= 30 and not row["failed"] for row in held)
     assert not any(row["grades_that_differ_in_that_part"] for row in grading)
 
 

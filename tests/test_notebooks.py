@@ -284,8 +284,8 @@ def test_notebook_02_trains_the_weights_of_its_command(tmp_path):
     notebook = build.from_source(build.HERE / "src" / "02_rlvr.py")
     given = "\n".join(
         (
-            "from sage_unsloth.models.embedded import located",
-            "MODEL, OUT = Path(located('arithmetic-base')), Path('notebook')",
+            "from sage_unsloth.models.embedded import locate_model",
+            "MODEL, OUT = Path(locate_model('arithmetic-base')), Path('notebook')",
             "MAX_STEPS, PROMPTS_PER_STEP, NUM_GENERATIONS, MICRO_BATCH, SAVE_STEPS = 2, 2, 4, 4, 1",
         )
     )

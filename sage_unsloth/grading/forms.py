@@ -380,7 +380,7 @@ def _is_named(item: Node) -> bool:
 
 
 def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node | None:
-    """The tree of a text in one spelling (`writing.spelled`), or None for what is no answer.
+    """The tree of a text after `writing.normalise_spelling`, or None for what is no answer.
 
     Args:
         text: the answer or gold.

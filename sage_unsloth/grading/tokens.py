@@ -60,7 +60,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The tokens of a text in one spelling (`writing.spelled`).
+    """The tokens of a text in one spelling (`writing.normalise_spelling`).
 
     Raises:
         Unreadable: a number is too long or too large, or there are too many tokens, or none.

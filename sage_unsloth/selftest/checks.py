@@ -89,8 +89,8 @@ def all_checks() -> tuple[Check, ...]:
         _loss(half, ["compiled"], " padded", missing=_no_gpu, environment=PADDED),
         _loss("4-bit", ["compiled"], " padded", missing=_no_gpu, environment=PADDED),
         Check(name="cost and plan", function="sage_unsloth.selftest.costs:step_costs"),
-        Check(name="resumed", function="sage_unsloth.selftest.stages:resumed"),
-        Check(name="export", function="sage_unsloth.selftest.stages:exported"),
+        Check(name="resumed", function="sage_unsloth.selftest.stages:check_resume"),
+        Check(name="export", function="sage_unsloth.selftest.stages:check_export"),
     ]
     for name, standby in (("vLLM", False), ("vLLM standby", True)):
         checks.append(

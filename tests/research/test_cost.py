@@ -209,7 +209,7 @@ import torch
 from sage_unsloth.models import meter
 
 for mebibytes in (512, 128):
-    with meter.measured() as found:
+    with meter.measure() as found:
         first = torch.ones(mebibytes * 2**18 // 2)
         del first
         second = torch.ones(mebibytes * 2**18)

@@ -254,8 +254,8 @@ def test_open_run_forgives_a_kill_while_it_wrote(tmp_path):
 def holder(target):
     """Another process that holds `target` until it is ended."""
     code = (
-        f"from sage_unsloth.runs.locks import locked\nwith locked({str(target)!r}): "
-        "print('held', flush=True); input()"
+        "from sage_unsloth.runs.locks import exclusive_lock as lock\n"
+        f"with lock({str(target)!r}): print('held', flush=True); input()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],

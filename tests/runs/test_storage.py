@@ -447,8 +447,8 @@ def test_a_limit_on_file_sizes_is_said(tmp_path):
     code = (
         "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "from sage_unsloth.runs.files import append_jsonl; from sage_unsloth.runs.locks import "
-        "locked\n"
-        "with locked(sys.argv[1]):\n    append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])\n    "
+        "exclusive_lock as lock\n"
+        "with lock(sys.argv[1]):\n    append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])\n    "
         "append_jsonl(sys.argv[1], [{'x': 'y' * 3000}])"
     )
     path = tmp_path / "rows.jsonl"

@@ -1,5 +1,5 @@
 """Algorithms of one's own: `module:name`, entry points of installed packages, and what is recorded
-of them. The recipes are those of `docs/algorithms.md` and `docs/algorithms.md`.
+of them. The recipes are those of `docs/algorithms.md`.
 """
 
 import json
@@ -20,18 +20,20 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def python_blocks(page):
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.S)
+def python_blocks():
+    """Those of the page, before its part on algorithms of one's own, and those in it."""
+    page = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    parts = page.split("\n## Your own algorithm\n")
+    return [re.findall(r"```python\n(.*?)```", part, re.S) for part in parts]
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """The current folder, with the modules of both pages under names of this test's own."""
     number = abs(hash(tmp_path)) % 10**8
-    modules = {f"algorithms_{number}": python_blocks("own_algorithm.md")[0]}
-    modules[f"rules_{number}"] = next(
-        block for block in python_blocks("advantages.md") if "def first_success" in block
-    )
+    before, own = python_blocks()
+    modules = {f"algorithms_{number}": own[0]}
+    modules[f"rules_{number}"] = next(block for block in before if "def first_success" in block)
     for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -84,7 +86,7 @@ def install(folder, package, entries, module=""):
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
     folder = tmp_path / "site"
-    text = python_blocks("own_algorithm.md")[0]
+    text = python_blocks()[1][0]
     install(folder, "lifting", {"lift": "lifting:lift", "grpo": "lifting:lift"}, text)
     install(folder, "breaking", {"broken": "breaking:x"}, "raise RuntimeError('no such card')")
     install(folder, "other", {"number": "other:x"}, "x = 3")

@@ -1,4 +1,4 @@
-"""The pages on rewards and verifiers: their files are written, their code and commands are run."""
+"""The page on rewards and verifiers: its files are written, their code and commands are run."""
 
 import json
 import re
@@ -13,6 +13,7 @@ from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.stage import read_metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
+REWARDS, VERIFIERS = 0, 1  # parts of the page
 
 
 @pytest.fixture
@@ -21,8 +22,9 @@ def follow(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
-    def do(page):
-        text = (DOCS / page).read_text(encoding="utf-8")
+    def do(part):
+        page = "own_reward.md"
+        text = (DOCS / page).read_text(encoding="utf-8").split("\n## Verifiers\n")[part]
         commands = []
         for language, block in re.findall(r"^```(python|bash)\n(.*?)^```$", text, re.M | re.S):
             if language == "bash":
@@ -42,7 +44,7 @@ def follow(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_on_rewards(follow, unsloth_module, capsys):
-    assert follow("own_reward.md") == ["train", "evaluate"]
+    assert follow(REWARDS) == ["train", "evaluate"]
     *_, start, mine = capsys.readouterr().out.splitlines()
     assert start.startswith("start ") and mine.startswith("mine ")
     for row in read_jsonl("runs/two-rewards/completions.jsonl"):
@@ -54,7 +56,7 @@ def test_the_page_on_rewards(follow, unsloth_module, capsys):
 
 @pytest.mark.slow
 def test_the_page_on_verifiers(follow, unsloth_module, capsys):
-    assert follow("verifiers.md") == ["train", "evaluate", "train"]
+    assert follow(VERIFIERS) == ["train", "evaluate", "train"]
     run = json.loads(Path("runs/code/run.json").read_text())["settings"]
     assert run["verifier"].startswith("python 3")
     rows = read_jsonl("runs/code/completions.jsonl")
