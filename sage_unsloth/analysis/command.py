@@ -173,10 +173,12 @@ def _next_step(
     """
     words = ["analyze", *options.runs, "--out", options.out]
     given = {"--against": options.against, "--path": options.path, "--guide": options.guide}
+    given |= {"--perplexity": options.perplexity}
     for flag, value in given.items():
         words += [] if value is None else [flag, value]
     for name, pattern in patterns.items():
         words += ["--pattern", f"{name}={pattern}"]
+    words += ["--page"] if options.page else []
     again = f"\nNext: python -m sage_unsloth {shlex.join(words)}"
     if guided and not options.page:
         return f"{again} --page"
