@@ -122,6 +122,11 @@ def names_where(stage: type, mark: str) -> tuple[str, ...]:
     return tuple(item.name for item in fields(stage) if item.metadata[mark])
 
 
+def values_where(config: Any, mark: str) -> dict[str, Any]:
+    """Their values in an instance, by name."""
+    return {name: getattr(config, name) for name in names_where(type(config), mark)}
+
+
 def check_settings(config: Any) -> None:
     """Check ranges and choices of every field, in their order.
 

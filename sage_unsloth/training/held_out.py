@@ -202,25 +202,25 @@ class HeldOut:
     def _restore_best(self, step: int) -> None:
         """`best/` as it was at this step: a later one is of steps that are trained again."""
         best, place = best_evaluation(self.curve, self.metric), self.folder / BEST
-        selected = self.folder / "checkpoints" / f"checkpoint-{step}"
-        expected = None if best is None else best["step"]
-        if expected is None or expected != _step_of(place):
-            copy = selected / FOLDER / BEST
-            if expected is not None and expected == _step_of(copy):
+        checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
+        best_step = None if best is None else best["step"]
+        if best_step is None or best_step != _step_of(place):
+            copy = checkpoint / FOLDER / BEST
+            if best_step is not None and best_step == _step_of(copy):
                 with whole_folder(place, replace=True) as partial:
                     shutil.copytree(copy, partial)
             else:
                 shutil.rmtree(place, ignore_errors=True)
-                if expected is not None:
+                if best_step is not None:
                     logger.warning(
                         "The adapter of step %d, which was best by %s, is not there any more; the "
                         "next one that is better becomes %s.",
-                        expected,
+                        best_step,
                         self.metric,
                         place,
                     )
-        if expected is not None and selected.is_dir() and not (selected / FOLDER).is_dir():
-            self.saved(selected)  # killed between the checkpoint and its copy
+        if best_step is not None and checkpoint.is_dir() and not (checkpoint / FOLDER).is_dir():
+            self.saved(checkpoint)  # killed between the checkpoint and its copy
 
 
 def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:

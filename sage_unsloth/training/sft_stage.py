@@ -22,7 +22,7 @@ from sage_unsloth.prompts import PromptFormat, turns_of
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import exclusive_lock
-from sage_unsloth.runs.settings import names_where
+from sage_unsloth.runs.settings import values_where
 from sage_unsloth.trainers.finite import finite_only
 from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.training.number_formats import dtype_of_weights
@@ -168,7 +168,7 @@ def _trainer(
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=config.batch_size // micro_batch,
             packing=False,
-            **{name: getattr(config, name) for name in names_where(SftConfig, "trainer")},
+            **values_where(config, "trainer"),
             **common_arguments(folder, config.save_steps, config.precision, config.optim),
         ),
     )

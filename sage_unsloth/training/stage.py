@@ -23,7 +23,7 @@ from sage_unsloth.runs.processes import (
     world_size,
 )
 from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
-from sage_unsloth.runs.settings import names_where
+from sage_unsloth.runs.settings import names_where, values_where
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.number_formats import precision_arguments
@@ -165,8 +165,7 @@ def start_run(
         )
         for file in folder.glob("preflight.*"):
             file.unlink()
-    names = names_where(type(config), "free")
-    free = {key: value for key, value in asdict(config).items() if key in names}
+    free = values_where(config, "free")
     notes: dict[str, Any] = {"model_path": str(model_path), "free_settings": free}
     if data:
         notes["data"] = dict(data)

@@ -8,7 +8,7 @@ that was trained so is not the run that its record describes.
 from typing import Any
 
 from sage_unsloth.runs.processes import world_size
-from sage_unsloth.runs.settings import names_where
+from sage_unsloth.runs.settings import values_where
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 COPIED = (
@@ -33,7 +33,7 @@ def trainer_arguments(config: RlvrConfig, *, unsloth: bool) -> dict[str, Any]:
     `scale_rewards` is an exception: for "dr_grpo" Unsloth's keeps the division by the group's
     deviation only if it is given None.
     """
-    arguments = {name: getattr(config, name) for name in names_where(RlvrConfig, "trainer")}
+    arguments = values_where(config, "trainer")
     if unsloth and config.loss_type == "dr_grpo" and config.scale_rewards == "group":
         arguments["scale_rewards"] = None
     return arguments
@@ -62,8 +62,8 @@ def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
 def _compare(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple[Any, Any]]:
     """(expected, actual) of each setting."""
     args = trainer.args
-    names = names_where(RlvrConfig, "trainer")
-    pairs = {name: (getattr(config, name), getattr(args, name)) for name in names}
+    given = values_where(config, "trainer")
+    pairs = {name: (value, getattr(args, name)) for name, value in given.items()}
     pairs |= {f"trainer.{name}": (getattr(config, name), getattr(trainer, name)) for name in COPIED}
     share = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or share
