@@ -6,6 +6,7 @@ Everything that a report says is computed from that one file, without training a
     runs       point, seed; of each set n and the correct completions of each problem; the series
                of training; seconds, commit and versions
     start, variants    the model that every run begins with, and the baseline's free variants
+    doses      of each guide on completions of the start model
 
 Shapes: S seeds, P problems, U units.
 """
@@ -66,6 +67,7 @@ def collect(plan: Plan) -> dict[str, Any]:
         },
         "start": read_json(plan.result(START)),
         "variants": [variant for variant in variants if variant["seed"] in complete],
+        "doses": [read_json(job.result) for job in plan.dose_jobs() if job.result.exists()],
         "runs": [read_json(file) for seed in complete for file in names[seed]],
     }
 

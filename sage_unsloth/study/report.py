@@ -170,11 +170,14 @@ def _detectable(tables: Tables, values: Mapping, k: int) -> dict[str, float] | N
 def _doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any]]:
     """What each guide did in training, and what that could change of pass@k."""
     points, rows = points_of(data), []
+    measured = {dose["point"]: dose for dose in data.get("doses", ())}
     for point in points.values():
         dose = measure_dose(tables.of(point.name))
         if dose is None:
             continue
         row: dict[str, Any] = {"point": point.name} | dose
+        at_start = measured.get(point.name, {})
+        row |= {name: at_start.get(name) for name in ("correct", "wrong")}
         total = abs(dose.get("log_guide_sum", dose.get("log_guide_sum_at_most", 0.0)))
         row["no_verdict"] = total < LEAST_DOSE
         twin = points.get(data["points"][point.name]["twin"])

@@ -226,7 +226,8 @@ def _group_parts(item: Mapping[str, Any]) -> list[str]:
 
 
 def _dose_parts(report: Mapping[str, Any]) -> list[str]:
-    rows = [["point", "tokens touched", "mean q", "Σ log q a completion, nats", "could change"]]
+    rows = [["point", "tokens touched", "mean q", "Σ log q a completion", "could change"]]
+    rows[0] += ["Σ log q, correct", "Σ log q, wrong"]
     for row in report["dose"]:
         total, at_most = row.get("log_guide_sum"), row.get("log_guide_sum_at_most", 0.0)
         rows.append(
@@ -236,13 +237,24 @@ def _dose_parts(report: Mapping[str, Any]) -> list[str]:
                 f"{row['guide_mean']:.5f}",
                 f"<= {at_most:.3f}" if total is None else f"{total:+.3f}",
                 NO_VALUE if row.get("possible") is None else f"{row['possible']:+.4f}",
+                *(
+                    NO_VALUE if row[name] is None else f"{row[name]:+.3f}"
+                    for name in ("correct", "wrong")
+                ),
             ]
         )
+    pays = [
+        f"`{row['point']}`"
+        for row in report["dose"]
+        if None not in (row["correct"], row["wrong"]) and row["wrong"] > row["correct"]
+    ]
     off = [f"`{row['point']}`" for row in report["dose"] if row["no_verdict"]]
     return [
         "What each guide did in training, means over seeds and steps. What that could change "
-        "follows from the slope of the same method's line over β without the guide.",
+        "follows from the slope of the same method's line over β without the guide. The last two "
+        "columns are of completions of the start model, before training. Σ log q is in nats.",
         markdown_table(rows),
+        *([f"Paid wrong completions more than correct ones: {', '.join(pays)}."] if pays else []),
         *([f"No verdict on {', '.join(off)}: the guide did nearly nothing."] if off else []),
     ]
 

@@ -75,6 +75,7 @@ def records(seeds=(1, 2, 3), guess=0.0, claims=(), dose=0.5):
                 "guess": [guess] * PROBLEMS,
             }
         },
+        "doses": [{"point": "sage-branch beta=0.05", "correct": 0.125, "wrong": 0.5}],
         "start": one("start", None, np.full(PROBLEMS, 0.3), 4 * N),
         "variants": [
             variant(kind, value, seed, share)
@@ -165,6 +166,17 @@ def test_no_verdict_on_a_guide_that_did_nothing():
     verdicts = report["sets"]["own"]["points"]["sage-branch beta=0.05"]["verdicts"]
     assert verdicts["to_baseline@8"] == NO_DOSE and verdicts["to_start@8"] != NO_DOSE
     assert "No verdict on `sage-branch beta=0.05`" in markdown(report)
+
+
+def test_the_dose_of_correct_and_of_wrong_completions_apart(made):
+    text = markdown(made[1]).partition("## Dose of the guides")[2]
+    assert "Σ log q, correct | Σ log q, wrong |" in text and "| +0.125 | +0.500 |" in text
+    assert "Paid wrong completions more than correct ones: `sage-branch beta=0.05`" in text
+    data = records() | {
+        "doses": [{"point": "sage-branch beta=0.05", "correct": 0.5, "wrong": None}]
+    }
+    text = markdown(make_report(data))
+    assert "| +0.500 | – |" in text and "Paid wrong" not in text
 
 
 def test_one_seed_gives_intervals_and_no_verdict():
