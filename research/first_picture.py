@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from research.benchmark.design import SFT
+from research.benchmark.records import SFT
 from research.benchmark.report import level
 from research.data import DATA
 from research.frontier.records import START, by_unit

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.design import SFT
-from research.frontier.design import BASELINE
+from research.benchmark.records import SFT
+from research.frontier.records import BASELINE
 from research.frontier.text import NAMES, conditions
 from sage_unsloth.figures import curve_style, error_bars, leaves_out_0, write_table
 from sage_unsloth.study.verdicts import MATTERS

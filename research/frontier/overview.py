@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.design import SFT
+from research.benchmark.records import SFT
 from research.data import DATA
-from research.frontier.design import BASELINE
 from research.frontier.figures import columns, sft_style
+from research.frontier.records import BASELINE
 from sage_unsloth.figures import curve_style, error_bars, write_table
 from sage_unsloth.runs.files import read_json
 

@@ -6,9 +6,8 @@ from typing import Any
 from sage_unsloth.figures import table_text
 from sage_unsloth.study.chord import LARGEST_STEP
 from sage_unsloth.study.free_lines import TITLES
-from sage_unsloth.study.guessing import LARGEST_SHARE
 from sage_unsloth.study.points import START
-from sage_unsloth.study.verdicts import MATTERS
+from sage_unsloth.study.verdicts import LARGEST_SHARE, MATTERS
 
 NO_VALUE = "–"
 

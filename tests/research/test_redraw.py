@@ -23,7 +23,7 @@ def number(text):
 @pytest.mark.parametrize(
     ("folder", "figures"),
     [
-        ("benchmark/arithmetic/pilot", {"pass_at_k", "differences", "training", "reward_and_test"}),
+        ("benchmark/arithmetic/pilot", {"pass_at_k", "differences"}),
         ("frontier/countdown/fresh", {"frontier", "differences"}),
     ],
 )

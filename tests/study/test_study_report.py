@@ -59,6 +59,7 @@ def records(seeds=(1, 2, 3), guess=0.0, claims=(), dose=0.5):
             name: {
                 "algorithm": name.partition(" ")[0],
                 "settings": {"beta": float(name.partition("=")[2])},
+                "guide": "BranchGuide()" if "sage" in name else "None",
                 "twin": "grpo beta=0.05" if "sage" in name else None,
             }
             for name in chances
@@ -166,6 +167,15 @@ def test_no_verdict_on_a_guide_that_did_nothing():
     verdicts = report["sets"]["own"]["points"]["sage-branch beta=0.05"]["verdicts"]
     assert verdicts["to_baseline@8"] == NO_DOSE and verdicts["to_start@8"] != NO_DOSE
     assert "No verdict on `sage-branch beta=0.05`" in markdown(report)
+
+
+def test_a_guide_whose_mean_cancels_is_not_one_that_did_nothing():
+    data = records(dose=0.0)
+    data["points"]["sage-branch beta=0.05"]["guide"] = "RandomGuide()"
+    for spread, off in ((0.5, False), (0.001, True)):
+        data["doses"][0]["spread"] = spread
+        (row,) = make_report(data)["dose"]
+        assert row["no_verdict"] == off and row["possible"] is None
 
 
 def test_the_dose_of_correct_and_of_wrong_completions_apart(made):
