@@ -23,6 +23,8 @@ UNUSED_WITHOUT = (
     ("eval_samples", "eval_steps", 0, "eval_steps=50"),
     ("eval_rows", "eval_steps", 0, "eval_steps=50"),
     ("best_by", "eval_steps", 0, "eval_steps=50"),
+    ("patience", "eval_steps", 0, "eval_steps=50"),
+    ("coverage_budget", "eval_steps", 0, "eval_steps=50"),
 )
 """Settings that have no effect while another has this value, and what to set instead."""
 
@@ -237,6 +239,14 @@ class RlvrConfig(StageConfig):
         0, "training ends after this many evaluations without a better one; 0 never", EVALUATION,
         low=0,
     )  # fmt: skip
+    coverage_budget: float = setting(
+        0.0,
+        "pass@k, k = eval_samples, may lose this much on held-out rows: training ends where it "
+        "loses more twice in a row, and best/ is one that lost less; 0: no limit",
+        EVALUATION,
+        low=0,
+        high=1,
+    )
     grade_seconds: float = setting(
         5.0, "time limit for grading one answer, seconds", EVALUATION, above=0, free=True
     )
@@ -254,11 +264,6 @@ class RlvrConfig(StageConfig):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.patience and not self.eval_steps:
-            raise ValueError(
-                "patience counts evaluations, of which eval_steps=0 makes none; got "
-                f"patience={self.patience}; set eval_steps=50, say, or patience=0"
-            )
         self._check_objective()
         self._check_used()
         if self.micro_batch_size is not None and (
