@@ -117,6 +117,12 @@ class RlvrConfig(StageConfig):
         0.0, "weight of an entropy bonus, per nat of the mean entropy", OBJECTIVE, low=0,
         trainer=True,
     )  # fmt: skip
+    balance_by: str = setting(
+        "",
+        "column of the training rows, such as family: rows are repeated until each of its values "
+        "has as many; pass_rate, a share of right samples, repeats a row by 1/p instead",
+        DATA,
+    )
     rehearsal_coef: float = setting(
         0.0,
         "weight of a divergence from π_ref on correct completions that π_ref drew before training",
@@ -125,7 +131,7 @@ class RlvrConfig(StageConfig):
     )
     rehearsal: str = setting(
         "forward-kl",
-        "which divergence, forward-kl or js, with its settings "
+        "which divergence, forward-kl, js or sft (the cross-entropy), with its settings "
         "(forward-kl,problems=512,samples=16,batch=4,solved=1)",
         OBJECTIVE,
     )

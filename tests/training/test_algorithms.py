@@ -67,9 +67,12 @@ EXPECTED = {
     "pass-at-k": {"advantages": "pass-at-k"},
     "rs-grpo": {"advantages": "rs-grpo"},
     "unlikeliness": {"advantages": "unlikeliness"},
+    "f-grpo": {"advantages": "f-grpo"},
+    "ucpo": {"advantages": "ucpo"},
     "clip-cov": {"token_advantages": "clip-cov"},
     "grpo-kl-in-reward": {"kl_in": "reward"},
     "dph-rl": {"beta": 0.0, "rehearsal_coef": 0.3},
+    "grpo-sft": {"beta": 0.0, "rehearsal": "sft", "rehearsal_coef": 1.0},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
 NOT_IN_THE_PAPER = {
@@ -91,9 +94,12 @@ NOT_IN_THE_PAPER = {
     "pass-at-k",
     "rs-grpo",
     "unlikeliness",
+    "f-grpo",
+    "ucpo",
     "clip-cov",
     "grpo-kl-in-reward",
     "dph-rl",
+    "grpo-sft",
     "grpo-entropy",
 }
 
