@@ -266,7 +266,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
         config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     settings = algorithm.configure(config)
     if settings.rehearsal_coef:
-        settings = replace(settings, rehearsal="forward-kl,problems=20")
+        settings = replace(settings, rehearsal=f"{settings.rehearsal},problems=20")
     rlvr(settings, merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)
 
     args = seen["args"]
@@ -286,6 +286,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     recorded = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert recorded["kl_estimator"] == estimator
     assert recorded["rehearsal_coef"] == rehearsed
+    assert recorded["rehearsal"].startswith(divergence)
     assert recorded["guide"] == repr(guide)
     assert recorded["credit"] == credit
     assert recorded["advantages"] == rule
