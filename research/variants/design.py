@@ -18,8 +18,8 @@ from typing import Any
 from research.data import DATA
 from research.problems.fork import DIALECTS
 from research.tasks import arithmetic_fresh
-from research.variants.rows import balance_families, inverse_pass_rates, repeat_rows
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.problems.row_weights import balance_rows, inverse_pass_rates, repeat_rows
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.study.points import Point
 from sage_unsloth.study.tasks import Task
@@ -120,7 +120,7 @@ def _skewed() -> Variant:
 
 def _balanced() -> Variant:
     task = arithmetic_fresh()
-    return Variant(replace(task, rows=balance_families(task.rows)), PLAIN_START)
+    return Variant(replace(task, rows=balance_rows(task.rows, "family")), PLAIN_START)
 
 
 def _by_rate() -> Variant:
