@@ -166,4 +166,4 @@ def _at_clip(
     many = [float(tables.values(point.name, k).mean()) for point in line]
     strengths = [point.settings[0][1] for point in line]
     place = line.index(points[row["twin"]])
-    return row | {"possible_at_clip": possible_change(Q_MAX, place, many, strengths)}
+    return dict(row) | {"possible_at_clip": possible_change(Q_MAX, place, many, strengths)}

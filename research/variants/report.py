@@ -181,7 +181,7 @@ def beside_line(
     records: VariantRecords, point: tuple[str, str, float | None]
 ) -> CrossedEstimate | None:
     """pass@32 of a point beside GRPO's line through its β on skewed rows, at the same seeds; None
-    of the line's own points, and where the line is not interpolated (`frontier.chord`).
+    of the line's own points, and where the line is not interpolated (`study.chord`).
     """
     line = [("skewed", "grpo", beta) for beta in LINE]
     seeds = records.seeds(point, *line)

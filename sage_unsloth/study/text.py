@@ -63,11 +63,11 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
             beside = row["to_lines"].get(k)
             if beside and "line" in beside:
                 parts.append(
-                    f"beside what costs no training ({TITLES[beside['line']]}, the highest line at "
-                    f"its pass@1) pass@{k} {cell(beside)}: {row['verdicts'][f'to_lines@{k}']}"
+                    f"beside what needs no other method ({TITLES[beside['line']]}, the highest "
+                    f"line at its pass@1) pass@{k} {cell(beside)}: {row['verdicts'][f'to_lines@{k}']}"
                 )
             elif beside:
-                parts.append(f"beside what costs no training: {beside['why']}")
+                parts.append(f"beside what needs no other method: {beside['why']}")
         lines.append(f"**`{point}`**: " + "; ".join(parts) + ".")
     return lines
 
@@ -175,14 +175,14 @@ def _set_parts(report: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
 
 def _line_parts(item: Mapping[str, Any]) -> list[str]:
     ks = [k for k in item["ks"] if k != "1"]
-    rows = [["", "highest line", *(f"pass@{k}" for k in ks)]]
+    rows = [["", "highest line", *_headers(item)[1:]]]
     for point, row in item["points"].items():
         if not row["to_lines"]:
             continue
         names = dict.fromkeys(row["to_lines"][k].get("line", "none has its pass@1") for k in ks)
         rows.append([point, ", ".join(names), *(cell(row["to_lines"][k]) for k in ks)])
     return [
-        "Minus the highest of the lines that cost no training, at the point's own pass@1: "
+        "Minus the highest of the lines that need no other method, at the point's own pass@1: "
         + ", ".join(f"{name} ({TITLES[name]})" for name in item["lines"])
         + f". Lines are interpolated between neighbours at most a factor {LARGEST_STEP:g} apart "
         "and have no value beyond their ends.",

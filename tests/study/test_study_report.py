@@ -208,6 +208,7 @@ def test_the_report_in_words_and_figures(made, tmp_path):
     answer = text.partition("![frontier]")[0]
     for part in ("`maxrl beta=0.05`", "against the start model", "highest line", "`a`"):
         assert part in answer, part
+    assert "| highest line | pass@4 | pass@8 |" in text
     assert "0.1.0 (cccccccccccc)" in text and "By group of problems" in text
     assert "pass@8" in summary(report)
     draw(report, tmp_path)
