@@ -87,7 +87,8 @@ def shorten_signature(
             r"PromptFormat\(system=.*?solution=\([^)]*\)\)", "PROJECT_PROMPT", signature
         )
         if len(signature) > SIGNATURE_LENGTH:
-            LONG_SIGNATURES[name] = signature + (f" -> {returns}" if returns else "")
+            full = signature + (f" -> {returns}" if returns else "")
+            LONG_SIGNATURES[name] = re.sub(r"~(?:\w+\.)+", "", full)
             return "(…)", None
     return signature, returns
 
