@@ -6,6 +6,8 @@ from statistics import mean
 
 import pytest
 
+from sage_unsloth.training.algorithms import ALGORITHMS
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
@@ -75,3 +77,10 @@ def test_no_included_table_is_a_page():
         included |= set(re.findall(r"\{include\} (tables/\S+)", page.read_text()))
     excluded = (DOCS / "conf.py").read_text()
     assert included and all(f'"{table}"' in excluded for table in included)
+
+
+def test_the_readme_counts_the_algorithms():
+    readme = (ROOT / "README.md").read_text()
+    (total,) = re.findall(r"\*\*(\d+) algorithms", readme)
+    (other,) = re.findall(r"guided KL and (\d+) other", readme)
+    assert int(total) == int(other) + 1 == len(ALGORITHMS)
