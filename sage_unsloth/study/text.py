@@ -64,7 +64,8 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
             if beside and "line" in beside:
                 parts.append(
                     f"beside what needs no other method ({TITLES[beside['line']]}, the highest "
-                    f"line at its pass@1) pass@{k} {cell(beside)}: {row['verdicts'][f'to_lines@{k}']}"
+                    f"line at its pass@1) pass@{k} {cell(beside)}: "
+                    f"{row['verdicts'][f'to_lines@{k}']}"
                 )
             elif beside:
                 parts.append(f"beside what needs no other method: {beside['why']}")
