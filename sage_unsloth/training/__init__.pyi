@@ -6,11 +6,11 @@ from .figures import plot_training as plot_training
 from .live import LivePlot as LivePlot
 from .outcomes import course as course
 from .recipes import run_rlvr as run_rlvr
-from .recipes import run_sft as run_sft
 from .rlvr_config import RlvrConfig as RlvrConfig
-from .rlvr_stage import resolve as resolve
+from .rlvr_job import resolve as resolve
 from .rlvr_stage import rlvr as rlvr
 from .rlvr_stage import run_job as run_job
+from .sft_recipe import run_sft as run_sft
 from .sft_stage import SftConfig as SftConfig
 from .sft_stage import sft as sft
 from .sft_stage import sft_trainer_class as sft_trainer_class

@@ -91,15 +91,15 @@ def test_sft_compares_before_and_after(sft_run):
 
 
 def test_held_out_problems_are_not_trained_on(sft_run, unsloth_module, monkeypatch, tmp_path):
-    from sage_unsloth.training import recipes as stages
+    from sage_unsloth.training import sft_recipe as stages
 
     seen = {}
 
-    def stop(config, start, rows, out, **_):
-        seen["rows"] = rows
+    def stop(job):
+        seen["rows"] = job.rows
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "sft", stop)
+    monkeypatch.setattr(stages, "run_job", stop)
     with pytest.raises(KeyboardInterrupt):
         stages.run_sft(tmp_path, model="arithmetic-base", held_out=8)
     corpus = sft_corpus(load_tokenizer(data_folder() / "arithmetic-base"), 160, data="arithmetic")
