@@ -11,13 +11,15 @@ import numpy as np
 from research.benchmark.design import BASELINE, SFT
 from research.benchmark.records import Records
 from research.benchmark.text import conditions
-from sage_unsloth.analysis.figures import model_style, plot_heat_maps
+from sage_unsloth.analysis.figures import plot_heat_maps
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import (
-    COLOURS,
+    BLACK,
+    BLUE,
     error_bars,
     leaves_out_0,
+    line_styles,
     new_figure,
     save_figure,
     write_table,
@@ -90,7 +92,7 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
                 capsize=3,
                 marker="o",
                 markersize=5,
-                color=COLOURS[2] if beyond else COLOURS[0],
+                color=BLUE if beyond else BLACK,
                 markerfacecolor=None if beyond else "white",
             )
             rows.append({"pair": pair, "k": k} | result)
@@ -120,7 +122,7 @@ def _training(records: Records, shown: Sequence[str], path: Path, note: str) -> 
         "grad_norm": "gradient norm",
     }
     figure, axes = new_figure(len(panels))
-    rows = []
+    styles, rows = line_styles(shown), []
     for axis, (column, title) in zip(axes, panels.items(), strict=True):
         for name in shown:
             values = records.series(name, column)
@@ -130,7 +132,7 @@ def _training(records: Records, shown: Sequence[str], path: Path, note: str) -> 
             mean = np.array(moving_average(list(values.mean(axis=0)), 5))
             spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
             half = np.array(moving_average(list(spread / len(values) ** 0.5), 5))
-            style = model_style(name, shown)
+            style = styles[name]
             axis.plot(
                 steps,
                 mean,
@@ -169,14 +171,12 @@ def _reward_and_test(records: Records, shown: Sequence[str], path: Path, note: s
     figure, axes = new_figure(2)
     ks = records.ks("test")
     order = [*shown, *(name for name in records.algorithms if name not in shown)]
-    rows = []
-    for number, name in enumerate(order):
+    styles, rows = line_styles(order), []
+    for name in order:
         reward = records.third(name, "reward", 2)
         if reward is None:
             continue
-        style = model_style(name, order) | {"linestyle": "none"}
-        if number >= len(COLOURS):  # a colour's second turn
-            style["markerfacecolor"] = "white"
+        style = styles[name] | {"linestyle": "none"}
         for axis, k in zip(axes, (ks[0], ks[-1]), strict=True):
             test = records.pass_at_k(records.of(name), "test", k).mean(axis=1)
             (x, dx), (y, dy) = _mean_and_error(reward[:, 0]), _mean_and_error(test)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.figures import COLOURS, new_figure
+from sage_unsloth.figures import BLUE, new_figure
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.progress import in_notebook
 from sage_unsloth.training.figures import moving_average
@@ -107,10 +107,10 @@ def live_figure(rows: Sequence[Mapping[str, Any]], window: int = 9) -> bytes | N
     for axis, (title, points) in zip(axes, panels.items(), strict=True):
         steps, values = zip(*points, strict=True)
         if title.startswith("held-out"):  # evaluations are few
-            axis.plot(steps, values, color=COLOURS[2], marker="o")
+            axis.plot(steps, values, color=BLUE, marker="o")
         else:
-            axis.plot(steps, values, color=COLOURS[2], alpha=0.25, linewidth=0.8)
-            axis.plot(steps, moving_average(values, window), color=COLOURS[2])
+            axis.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
+            axis.plot(steps, moving_average(values, window), color=BLUE)
         axis.set(title=title, xlabel="optimizer step")
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=80)
