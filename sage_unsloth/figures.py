@@ -57,8 +57,11 @@ LINES = {
     "pass-at-k": (GREEN, "P", "-."),
     "rs-grpo": (GREEN, "<", ":"),
     "unlikeliness": (GREEN, ">", "--"),
+    "f-grpo": (GREEN, "h", "-"),
+    "ucpo": (GREEN, "*", "--"),
     "clip-cov": (PINK, "o", "-"),
     "dph-rl": (PINK, "s", "-."),
+    "grpo-sft": (PINK, "D", ":"),
 }
 """A model or an algorithm -> colour, marker, line, the same in every figure. A family has a
 colour."""

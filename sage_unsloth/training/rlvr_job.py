@@ -1,5 +1,6 @@
 """What stage 2 is asked for, judged, and what of it must be equal for a run to be resumed."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.methods.choices import check_choices
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.problems.row_weights import weighted_rows
 from sage_unsloth.training.held_out_rows import check_evaluations, split_rows
 from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.rlvr_checks import (
@@ -25,6 +27,8 @@ from sage_unsloth.training.rlvr_checks import (
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rollout_engine import choose_engine
 from sage_unsloth.training.stage import check_rows, digest_of, run_settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,15 @@ def resolve(
         check_evaluations(config, None if held_out is None else len(held_out), graded=graded)
     rows, selected = split_rows(config, rows, held_out)
     check_golds([*rows, *selected], verifier)
+    if config.balance_by:
+        different = len(rows)
+        rows = weighted_rows(rows, config.balance_by, config.num_generations)
+        logger.info(
+            "balance_by=%s: %d training rows are %d with repetitions.",
+            config.balance_by,
+            different,
+            len(rows),
+        )
     if not judged:
         check_judges(requested, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))
