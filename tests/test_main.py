@@ -207,11 +207,11 @@ def test_numbers_in_help_texts_are_those_of_the_code():
     ("command", "function"), [("sft", "run_sft"), ("train", "run_rlvr"), ("export", "export")]
 )
 def test_defaults_of_options_are_those_of_the_functions(command, function):
+    from sage_unsloth import training
     from sage_unsloth.export import exporter
-    from sage_unsloth.training import recipes
 
     parameters = inspect.signature(
-        getattr(recipes if hasattr(recipes, function) else exporter, function)
+        getattr(training if command in ("sft", "train") else exporter, function)
     ).parameters
     shared = {name: option for name, option in options_of(command).items() if name in parameters}
     shared = {

@@ -11,7 +11,8 @@ from research.benchmark.text import conditions
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import (
-    COLOURS,
+    BLACK,
+    BLUE,
     error_bars,
     leaves_out_0,
     write_table,
@@ -79,7 +80,7 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
                 capsize=3,
                 marker="o",
                 markersize=5,
-                color=COLOURS[2] if beyond else COLOURS[0],
+                color=BLUE if beyond else BLACK,
                 markerfacecolor=None if beyond else "white",
             )
             rows.append({"pair": pair, "k": k} | result)
