@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from research.data import COUNTDOWN_MODEL, DATA, FRESH_COUNTDOWN_MODEL, FRESH_MODEL
-from research.problems import arithmetic_fresh, countdown, countdown_fresh
+from research.problems import arithmetic_forms, arithmetic_fresh, countdown, countdown_fresh
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.mathematics import MATH
@@ -115,12 +115,12 @@ def arithmetic_task() -> Task:
             ),
             "swapped": EvaluationSet(
                 title="factor first (6*17=?)",
-                rows=over_families(arithmetic.swapped_problems(), 50),
+                rows=over_families(arithmetic_forms.swapped_problems(), 50),
                 num_samples=16,
             ),
             "round": EvaluationSet(
                 title="round numbers (60*7=?)",
-                rows=over_families(arithmetic.round_problems(), 36),
+                rows=over_families(arithmetic_forms.round_problems(), 36),
                 num_samples=16,
             ),
         },

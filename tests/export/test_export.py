@@ -358,8 +358,8 @@ def test_card_says_what_it_is():
     header = text.split("---\n")[1].splitlines()
     assert header == [
         "base_model: Qwen/Qwen2.5-Math-7B",
-        "license: apache-2.0",
         "library_name: peft",
+        "license: apache-2.0",
         "pipeline_tag: text-generation",
         "tags:",
         "- grpo",

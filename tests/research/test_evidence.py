@@ -14,7 +14,7 @@ from research.benchmark.records import Records
 from research.benchmark.report import make_report
 from research.benchmark.tasks import TASKS, get_task
 from research.benchmark.text import markdown, readme_section
-from sage_unsloth.problems import arithmetic
+from research.problems.arithmetic_forms import round_problems, swapped_problems
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.study.verdicts import verdict
 from sage_unsloth.training.algorithms import ALGORITHMS
@@ -84,12 +84,12 @@ def test_sets_are_disjoint_from_what_is_trained_on(name):
 
 
 def test_problems_out_of_distribution():
-    for rows in (arithmetic.swapped_problems(), arithmetic.round_problems()):
+    for rows in (swapped_problems(), round_problems()):
         for row in rows:
             first, second = row["problem"].removesuffix("=?").split("*")
             assert int(first) * int(second) == int(row["answer"])
-    assert len(arithmetic.swapped_problems()) == 100 and len(arithmetic.round_problems()) == 72
-    families = {row["problem"].split("*")[0]: row["family"] for row in arithmetic.round_problems()}
+    assert len(swapped_problems()) == 100 and len(round_problems()) == 72
+    families = {row["problem"].split("*")[0]: row["family"] for row in round_problems()}
     assert [families[f"{tens}0"] for tens in (6, 7)] == ["known", "unknown"]
 
 
