@@ -40,8 +40,8 @@ def adapter_weights(folder):
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory, unsloth_module):
-    return sft(CONFIG.sft, BASE, arithmetic.problems("sft"), tmp_path_factory.mktemp("sft"))
+def merged(smoke_sft):
+    return smoke_sft
 
 
 @pytest.fixture(scope="module")
