@@ -164,31 +164,6 @@ def from_grading() -> str:
     return "\n\n".join([markdown(header, rows), *lines])
 
 
-def from_sampling() -> str:
-    """Drawing on a CPU with filled places, against `generate` batch by batch."""
-    result = read("sampling", "speed.json")
-    rows = (
-        [
-            row["mix"],
-            f"{row['tokens']['mean']:.0f} and {row['tokens']['longest']}",
-            f"{row['filled_seconds']:.1f}",
-            f"{row['batches_seconds']:.1f}",
-            "{1} ({0} to {2})".format(*row["times_as_fast"]),
-            str(row["differ_from_batches"] + row["differ_in_other_order_and_size"]),
-        ]
-        for row in result["mixes"]
-    )
-    header = ["lengths", "tokens, mean and longest", "filled, s", "batches, s"]
-    header += ["times as fast (least to most)", "completions that differ"]
-    first = result["mixes"][0]
-    note = (
-        f"{first['completions']} completions of the embedded model, "
-        f"{first['sampling']['batch_size']} places, one thread, seconds of CPU. Completions that "
-        "differ are counted against the batches, and again with another order and number of places."
-    )
-    return f"{markdown(header, rows)}\n\n{note}"
-
-
 def from_precision() -> str:
     """How far number formats move a model."""
     result = read("precision", "precision.json")
@@ -199,27 +174,6 @@ def from_precision() -> str:
         "CPU. What training changed, the fourth row, is the yardstick."
     )
     return f"{markdown(['two models', 'KL(first ‖ second), nats a token'], rows)}\n\n{note}"
-
-
-def from_near_copies() -> str:
-    """How many paraphrases and strangers are found at each threshold."""
-    result = read("overlap", "near_copies.json")
-    rows = (
-        [
-            f"{row['threshold']}" + (" (default)" if row["threshold"] == result["default"] else ""),
-            f"{row['recall']:.1%}",
-            f"{row['false_alarms']:.2%}",
-            f"{row['precision']:.1%}",
-        ]
-        for row in result["thresholds"]
-    )
-    note = (
-        f"{result['paraphrases']} paraphrases by rule of {result['files']['training']} among its "
-        f"{result['training']:,} rows; {result['strangers']:,} strangers of "
-        f"{result['files']['strangers']}."
-    )
-    header = ["threshold", "paraphrases found", "strangers found", "of the found, paraphrases"]
-    return f"{markdown(header, rows)}\n\n{note}"
 
 
 def from_coverage() -> str:
@@ -423,9 +377,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "rows": from_rows,
     "cost": from_cost,
     "grading-speed": from_grading,
-    "sampling-speed": from_sampling,
     "precision": from_precision,
-    "near-copies": from_near_copies,
     "coverage": from_coverage,
     "red-team": from_red_team,
     "reliability": from_reliability,

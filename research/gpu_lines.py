@@ -48,7 +48,6 @@ ANSWERS: tuple[tuple[str, str], ...] = (
     (r"export/exporter\.py:_write_gguf", "no check: it needs llama.cpp and a network"),
     (r"(patch|trainers|methods)/.*trl", OF_TRL),
     (r"(patch|trainers|methods)/.*loading\.py", "contract"),
-    (r"(patch|trainers|methods)/.*known_lines\.py", "contract"),
     (
         r"(patch|trainers|methods)/.*loss_scale\.py",
         "not of a GPU: accelerate scales the loss there",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from research.theory.optima import guided_optimum
 from research.theory.support import tree_example
-from sage_unsloth.figures import COLOURS, write_table
+from sage_unsloth.figures import BLUE, VERMILION, write_table
 from sage_unsloth.methods import group_advantages
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
 from sage_unsloth.objective.schedule import CosineSchedule
@@ -22,7 +22,7 @@ from sage_unsloth.objective.signals import TokenSignals
 
 SURE = (0.93, 0.03, 0.02, 0.01, 0.006, 0.004)
 UNDECIDED = (0.34, 0.24, 0.17, 0.12, 0.08, 0.05)
-REFERENCE, ANCHOR, GUIDE, LINE = "#9A9A9A", COLOURS[2], COLOURS[3], "#222222"
+REFERENCE, ANCHOR, GUIDE, LINE = "#9A9A9A", BLUE, VERMILION, "#222222"
 REF = r"$\pi_{\mathrm{ref}}$"
 REWARDS = (1.0, 0.0, 0.0, 0.0)
 

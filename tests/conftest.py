@@ -60,6 +60,21 @@ def unsloth_module():
     return module
 
 
+@pytest.fixture(scope="session")
+def smoke_sft(unsloth_module, tmp_path_factory):
+    """The embedded model after SFT at smoke size, in its run's folder; nobody writes there."""
+    import torch
+
+    from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+    from sage_unsloth.problems import arithmetic
+    from sage_unsloth.quickstart import smoke_config
+    from sage_unsloth.training.sft_stage import sft
+
+    base, folder = data_folder() / BASE_MODEL, tmp_path_factory.mktemp("sft")
+    with torch.compiler.set_stance("force_eager"):  # it is made before `eager`
+        return sft(smoke_config().sft, base, arithmetic.problems("sft"), folder)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def eager(request):
     """Unsloth compiles a part of its loss even where compilation is off, anew for every kind of

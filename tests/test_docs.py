@@ -1,5 +1,6 @@
 """Tables follow from code and data, promises name tests, links lead somewhere."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -19,6 +20,7 @@ PAGES = [
 spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
+tables.page = functools.cache(tables.page)
 
 
 def test_tables_are_what_code_and_data_give():

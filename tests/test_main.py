@@ -294,7 +294,6 @@ main(sys.argv[1:])
         "evaluate --models a=arithmetic-base --benchmarks arithmetic",
         "compare none.jsonl",
         "analyze none",
-        "regrade none.jsonl",
         "export none --to adapter",
         "doctor",
     ],
@@ -330,7 +329,7 @@ def test_an_error_stands_behind_the_header_that_it_follows(tmp_path):
 
 OF_OTHER_PROGRAMS = {
     "--jinja",  # llama.cpp
-    "--log-dir",  # inspect
+    "--output-dir",  # inspect
     "--log_samples",  # lm-eval
     "--no-log-samples",  # inspect
     "--multi_gpu",  # accelerate

@@ -237,7 +237,7 @@ def test_a_choice_that_cannot_be_is_refused_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_first_question_needs_no_code(finished, tmp_path):
     """ "And by token guides, with β = 0.5?": the same SFT model, other curves, a held-out one."""
     arguments = ["quickstart", "--smoke", "--out", "run", "--algorithms", "sage-token"]

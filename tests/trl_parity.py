@@ -1,6 +1,6 @@
 """The same batches through Unsloth's trainer and TRL's own, by one code.
 
-    python tests/trl_parity.py FOLDER
+    python tests/trl_parity.py FOLDER every|pairs
 
 is TRL's side, in a process without Unsloth, kept in FOLDER/trl.pt; `patch/test_trl_parity.py` takes
 Unsloth's side in its own and compares. Completions are a function of step, prompt and place in the
@@ -80,12 +80,20 @@ RUNS = {
 }
 
 
-def combinations():
-    """(guide, penalty, loss type, credit) as far as they go together."""
-    for guide, penalty, loss in itertools.product(GUIDES, KL_ESTIMATORS, LOSS_TYPES):
-        yield guide, penalty, loss, "token"
-        if guide in CAUSAL and penalty in REVERSE:
-            yield guide, penalty, loss, "sequence"
+def combinations(every=True):
+    """(guide, penalty, loss type, credit) as far as they go together: every one, or every guide
+    with every penalty and credit, each under one loss type, which goes round.
+    """
+    pairs = [
+        (guide, penalty, credit)
+        for guide, penalty in itertools.product(GUIDES, KL_ESTIMATORS)
+        for credit in ("token", "sequence")
+        if credit == "token" or (guide in CAUSAL and penalty in REVERSE)
+    ]
+    for number, (guide, penalty, credit) in enumerate(pairs):
+        place = number % len(LOSS_TYPES)
+        for loss in LOSS_TYPES if every else LOSS_TYPES[place : place + 1]:
+            yield guide, penalty, loss, credit
 
 
 def logged(values):
@@ -144,8 +152,8 @@ def run(trainer, options):
     return {"rows": rows, "gradients": [*gradients, weights]}
 
 
-def everything(build, folder):
-    """All combinations and runs, of trainers that `build` makes."""
+def everything(build, folder, every):
+    """Combinations, and without `every` the runs, of trainers that `build` makes."""
     result = {}
     for rows in (None, EVEN):
         settings = {} if rows is None else {"rows": rows}
@@ -157,10 +165,10 @@ def everything(build, folder):
         )
         trainer.current_gradient_accumulation_steps = 1
         fix_rollouts(trainer)
-        for name in combinations():
+        for name in combinations(every):
             if (name[0] == "random") == (rows is EVEN):
                 result[name] = one_batch(trainer, name)
-    for name, (settings, options) in RUNS.items():
+    for name, (settings, options) in () if every else RUNS.items():
         accumulation = settings.get("gradient_accumulation_steps", 1)
         trainer = build(
             output_dir=str(folder),
@@ -177,5 +185,6 @@ def everything(build, folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    torch.save(everything(build_trl_trainer, out / "run"), out / "trl.pt")
+    every = sys.argv[2] == "every"
+    torch.save(everything(build_trl_trainer, out / "run", every), out / "trl.pt")
     assert "unsloth" not in sys.modules

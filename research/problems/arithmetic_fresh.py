@@ -13,8 +13,8 @@ three pass@k. So shares of families, and levels, are comparable, and chance is l
 
 import functools
 
+from research.problems.subsets import allot, drawn_anew, with_units
 from sage_unsloth.problems import arithmetic
-from sage_unsloth.problems.subsets import allot, drawn_anew, with_units
 
 SALT = "fresh "
 UNITS = {"rare": 3, "far": 3}

@@ -37,8 +37,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from research.problems.subsets import allot
 from sage_unsloth.problems.arithmetic import EOS, prompt_form
-from sage_unsloth.problems.subsets import allot
 from sage_unsloth.prompts import REASONING_END, REASONING_START, solution_text
 
 ROUTES = {"sum": 0.30, "product": 0.52, "bracket": 0.10, "guess": 0.08}

@@ -12,7 +12,7 @@ three make a unit.
 import functools
 
 from research.problems import countdown
-from sage_unsloth.problems.subsets import allot, drawn_anew, with_units
+from research.problems.subsets import allot, drawn_anew, with_units
 
 SALT = "fresh "
 UNITS = {"other": 3, "rare": 3}

@@ -65,12 +65,6 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         metavar="FOLDER",
         help="local copies of the benchmarks, for the texts of the problems",
     )
-    parser.add_argument(
-        "--kind",
-        metavar="KIND",
-        help="write the completions whose answers were compared so to kind_KIND.jsonl, and show "
-        "the last ones; number, text, mathematics and so on, as in the table of kinds",
-    )
     parser.set_defaults(act=_analyze)
 
 
@@ -91,7 +85,6 @@ def _analyze(options: argparse.Namespace) -> int:
         responses=options.responses,
         page=options.page,
         data=options.path,
-        kind=options.kind,
         guide=None if options.guide is None else _own_guide(options.guide),
     )
     print(_list_files(out, before))

@@ -18,7 +18,6 @@ from sage_unsloth.figures import (
     BLUE,
     ORANGE,
     error_bars,
-    leaves_out_0,
     line_styles,
     new_figure,
     save_figure,
@@ -256,68 +255,3 @@ def _label(token: str) -> str:
     text = token.replace("\n", "↵").replace("\t", "→").replace(" ", "␣") or "∅"
     text = "".join(char if char.isprintable() else "\ufffd" for char in text)
     return text if len(text) <= 20 else text[:19] + "…"
-
-
-def plot_heat_maps(
-    panels: Mapping[str, Mapping[tuple[float, float], Estimate]],
-    floors: Mapping[str, str],
-    noise: Mapping[str, float | None],
-    path: str | Path,
-    note: str,
-) -> Path:
-    """Heat maps over threshold and ratio; each cell shows its value and its interval.
-
-    Args:
-        panels: title -> (threshold, ratio) -> difference to plain GRPO with its 95 % interval.
-        floors: title -> what plain GRPO itself reaches and how much it varies, under the title.
-        noise: title -> the difference above which a cell is bold; None makes none bold.
-        path: of the PNG; the CSV is beside it.
-        note: the conditions, under the figure.
-    """
-    from matplotlib.figure import Figure
-
-    thresholds = sorted({threshold for cells in panels.values() for threshold, _ in cells})
-    ratios = sorted({ratio for cells in panels.values() for _, ratio in cells})
-    size = (1.5 + 1.75 * len(ratios), 1.9 + 0.95 * len(thresholds))
-    figure = Figure(figsize=(max(4.6, size[0]) * len(panels), size[1]), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    rows = []
-    for axis, (title, cells) in zip(axes, panels.items(), strict=True):
-        values = np.array(
-            [[cells[t, r].mean if (t, r) in cells else np.nan for r in ratios] for t in thresholds]
-        )
-        limit = max(0.01, np.nanmax(np.abs(values)))
-        image = axis.imshow(
-            values, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", origin="lower"
-        )
-        for (threshold, ratio), cell in cells.items():
-            place = (ratios.index(ratio), thresholds.index(threshold))
-            dark = abs(cell.mean) > 0.65 * limit
-            _write_cell(axis, place, cell, noise[title], "white" if dark else "black")
-            rows.append({"panel": title, "threshold": threshold, "ratio": ratio} | vars(cell))
-        axis.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios])
-        axis.set_yticks(range(len(thresholds)), [f"{threshold:g}" for threshold in thresholds])
-        axis.set(xlabel="ratio (per nat)", ylabel="threshold (nats)")
-        axis.set_title(f"{title}\n{floors[title]}", fontsize=10)
-        figure.colorbar(image, ax=axis, label="difference to plain GRPO")
-    path = Path(path)
-    write_table(path.with_suffix(".csv"), rows)
-    figure.supxlabel(note, fontsize=8, color="#555555")
-    figure.savefig(path, dpi=130)
-    return path
-
-
-def _write_cell(
-    axis: Any, place: tuple[int, int], cell: Estimate, noise: float | None, colour: str
-) -> None:
-    """A value with its interval; bold where it exceeds the noise and its interval is beyond 0."""
-    beyond = noise is not None and abs(cell.mean) > noise and leaves_out_0(vars(cell))
-    axis.text(
-        *place,
-        f"{cell.mean:+.3f}\n[{cell.low:+.3f}, {cell.high:+.3f}]",
-        ha="center",
-        va="center",
-        fontsize=9,
-        color=colour,
-        weight="bold" if beyond else "normal",
-    )

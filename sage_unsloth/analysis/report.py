@@ -70,7 +70,6 @@ def analyze(
     responses: int = 64,
     page: bool = False,
     data: str | Path | None = None,
-    kind: str | None = None,
     guide: Any = None,
 ) -> dict[str, Any]:
     """Analyse what is in `paths`: show tables, write figures, pages and `analysis.json` to `out`.
@@ -86,8 +85,6 @@ def analyze(
         page: whether to score the case studies' completions under the runs that had a guide, for
             `tokens.html`; of runs without a record set, completions of their last step.
         data: folder of local copies of the benchmarks, for the texts of the problems.
-        kind: a kind of comparison (`grading.Kind`) whose completions are written to
-            `kind_NAME.jsonl`; None writes none.
         guide: of the runs, where it is your own; None reads those that `run.json` names.
 
     Returns:
@@ -105,8 +102,6 @@ def analyze(
             raise ValueError(f"--responses must be >= 1; got {responses}")
         sources = find_sources(paths)
         _check_sources(sources, against, page=page, baseline=baseline)
-        if kind is not None:
-            kinds.check_kind(kind)
         out.mkdir(parents=True, exist_ok=True)
         result: dict[str, Any] = {
             "runs": {name: str(folder) for name, folder in sources.runs.items()},
@@ -155,8 +150,6 @@ def analyze(
         if sources.runs:
             result["dynamics"] = _analyze_dynamics(sources.runs, held_out, out)
             result["kinds"] = kinds.of_runs(sources.runs)
-        if kind is not None:
-            result["completions"] = kinds.write_completions(sources, kind, out)
         result["environment"] = environment()
         write_json(out / "analysis.json", result)
         return result

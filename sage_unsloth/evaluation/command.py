@@ -191,7 +191,7 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         metavar="SETS",
         help=".jsonl files of record sets, or folders with some; or [NAME=]LOG: samples_*.jsonl of "
-        "lm-evaluation-harness, .eval or .json of inspect_ai, or a folder with some",
+        "lm-evaluation-harness, .json of inspect_ai, or a folder with some",
     )
     add_log_options(parser)
     parser.add_argument(

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sage_unsloth.evaluation.curves_svg import STYLE as CURVES_STYLE
-from sage_unsloth.evaluation.curves_svg import graph, legend
+from sage_unsloth.evaluation.figures import draw_differences, draw_pass_at_k, svg
 from sage_unsloth.evaluation.record_tables import RecordSet, in_order
 from sage_unsloth.evaluation.report_text import graders_lines, interval_text, partial_line
+from sage_unsloth.figures import curve_style
 from sage_unsloth.runs.html import escape, page
 
 CASES = 8  # of each benchmark
@@ -25,14 +25,16 @@ NAMES = 200  # names of problems in a list
 STYLE = """
 @media (max-width: 32rem) { body { padding: .7rem; } section { padding: .7rem; } }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr));
-  gap: 1rem; } .panels > div { min-width: 0; }
+  gap: 1rem; } .panels > div { min-width: 0; } svg { width: 100%; height: auto; }
+.legend { display: flex; gap: .2rem 1rem; flex-wrap: wrap; font-size: .85rem; }
+@media (prefers-color-scheme: dark) { svg, .legend b { filter: invert(1) hue-rotate(180deg); } }
 th, td { white-space: nowrap; padding: .3rem .5rem; } small { color: var(--faint); }
 details { border-top: 1px solid var(--line); padding: .4rem 0; } summary { cursor: pointer; }
 pre { font: 14px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
   background: var(--page); border: 1px solid var(--line); border-radius: 4px; padding: .6rem;
   max-height: 24rem; overflow: auto; margin: .3rem 0 .8rem; unicode-bidi: isolate; }
-h4 { font-size: .9rem; margin: .6rem 0 .2rem; } .right { color: var(--c4); } .wrong { color:
-  var(--c3); }
+h4 { font-size: .9rem; margin: .6rem 0 .2rem; } .right { color: #009e73; } .wrong { color:
+  #d55e00; }
 """
 
 
@@ -72,27 +74,24 @@ def comparison_page(
             _cases(sets, result["coverage"][benchmark]["only"]),
             "</section>",
         ]
-    return page(title, body, CURVES_STYLE + STYLE)
-
-
-def _with_numeric_keys(curve: Mapping[str, Any]) -> dict[int, Any]:
-    """A curve of `report.json`, whose keys are texts."""
-    return {int(k): estimate for k, estimate in curve.items()}
+    return page(title, body, STYLE)
 
 
 def _graphs(curves: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
-    panels = [
-        graph({name: _with_numeric_keys(curve) for name, curve in curves.items()}, "pass@k")
-        + legend(list(curves))
-    ]
+    panels = [svg(draw_pass_at_k, curves) + _legend(list(curves), 0)]
     if differences:
-        shown = {pair: _with_numeric_keys(curve) for pair, curve in differences.items()}
-        # The first colour is that of the model which the others are compared with.
-        panels.append(
-            graph(shown, "difference of pass@k, paired by problem", signed=True, first=1)
-            + legend(list(shown), first=1)
-        )
+        panels.append(svg(draw_differences, differences) + _legend(list(differences), 1))
     return '<div class="panels">' + "".join(f"<div>{panel}</div>" for panel in panels) + "</div>"
+
+
+def _legend(names: Sequence[str], first: int) -> str:
+    """The curves' names with their colours; `first` is the number of the first one."""
+    colours = (curve_style(number)["color"] for number in range(first, first + len(names)))
+    items = (
+        f'<span><b style="color: {colour}">■</b> {escape(name)}</span>'
+        for name, colour in zip(names, colours, strict=True)
+    )
+    return f'<div class="legend">{"".join(items)}</div>'
 
 
 def _curve_table(curves: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> str:

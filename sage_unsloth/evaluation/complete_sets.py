@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec, dtype_of, load_engines
-from sage_unsloth.evaluation.pace import before_first_report, estimate
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
@@ -18,7 +17,6 @@ from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_arguments import not_free
-from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 from sage_unsloth.sampling.record_sets import prompt_identity, sample_and_grade
@@ -127,11 +125,6 @@ def draw_sets(
         for number, loaded in engines:
             spec = models[number]
             if bar is None:
-                lacking = [b for b in benchmarks if missing[number, b.name]]
-                if lacking:
-                    with engine_errors(spec.name, "probe"):
-                        first = before_first_report(missing, benchmarks, config)
-                        show(estimate(loaded, lacking[0], config, left, first))
                 bar = progress(total=total, initial=total - left, unit="completion")
             for benchmark in benchmarks:
                 bar.set_description(f"{spec.name} on {benchmark.name}")

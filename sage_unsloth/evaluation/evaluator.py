@@ -25,7 +25,6 @@ from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import open_tokenizer
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
-from sage_unsloth.problems.near_copies import near_copies
 from sage_unsloth.problems.overlap import overlap
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER
 from sage_unsloth.runs.locks import exclusive_lock
@@ -153,7 +152,7 @@ def sample_models(
             "float16"; recorded.
         engine_arguments: further arguments of vLLM's engine; those on which results depend tell
             its record sets from others, and all are noted beside the set's settings.
-        show: is given how much there is to do and how long it may take, a text at a time.
+        show: is given how much there is to do, a text at a time.
 
     Raises:
         ValueError: bad input, named before anything is drawn.
@@ -260,7 +259,7 @@ def _report_golds(
         write_table(file, listed)
         show(
             f"{benchmark.name}: {len(listed)} of {len(benchmark.rows)} golds are compared as text "
-            f"or not as their benchmark's; {file} has them, and a repair table may mend them"
+            f"or not as their benchmark's; {file} has them (correct a wrong one in a local copy)"
         )
 
 
@@ -270,10 +269,8 @@ def _report_overlap(
     out: Path,
     show: Callable[[str], object],
 ) -> None:
-    """Writes which problems share eight words in a row with the training set, and which are much
-    like one of it.
-    """
-    rows, near = [], []
+    """Writes which problems share eight words in a row with the training set."""
+    rows = []
     for benchmark in benchmarks:
         result = overlap(training, benchmark)
         rows += [{"benchmark": benchmark.name} | row for row in result]
@@ -282,11 +279,4 @@ def _report_overlap(
             f"{benchmark.name}: {len(result)} of {len(benchmark.rows)} problems share eight words "
             f"in a row with the training set, {whole} are in it word for word"
         )
-        alike = near_copies(training, benchmark)
-        near += [{"benchmark": benchmark.name} | row for row in alike]
-        show(
-            f"{benchmark.name}: {len(alike)} of {len(benchmark.rows)} problems have the words and "
-            "numbers of a training problem (near_copies.csv): paraphrases, or much alike"
-        )
-    write_table(out / "near_copies.csv", near)
     write_table(out / "overlap.csv", rows)

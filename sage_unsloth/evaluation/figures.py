@@ -1,11 +1,16 @@
 """Figures of an evaluation: pass@k curves and paired differences."""
 
-from collections.abc import Mapping
+import io
+import math
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.intervals import Difference, Estimate
 from sage_unsloth.figures import line_styles, new_figure, save_figure
+
+PARTS = ("mean", "low", "high")
 
 
 def plot_pass_at_k(
@@ -21,14 +26,13 @@ def plot_pass_at_k(
     figure, axes = new_figure(len(panels))
     rows = []
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        styles = line_styles(curves)
-        for model, curve in curves.items():
-            draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
-            rows += [
-                {"panel": title, "model": model, "k": k} | vars(curve[k]) for k in sorted(curve)
-            ]
-        axis.set(title=title, xlabel="k (samples)", ylabel="pass@k", ylim=(-0.02, 1.02))
-        mark_ks(axis, curves)
+        draw_pass_at_k(axis, curves)
+        axis.set_title(title)
+        rows += [
+            {"panel": title, "model": model, "k": k} | vars(curve[k])
+            for model, curve in curves.items()
+            for k in sorted(curve)
+        ]
     return save_figure(figure, axes, path, rows, note)
 
 
@@ -45,14 +49,58 @@ def plot_differences(
     figure, axes = new_figure(len(panels))
     rows = []
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        axis.axhline(0, color="#555555", linewidth=0.8)
-        styles = line_styles(curves, first=1)  # the first is what the others are compared with
-        for pair, curve in curves.items():
-            draw_curve(axis, pair, curve, styles[pair] | {"markersize": 4})
-            rows += [{"panel": title, "pair": pair, "k": k} | vars(curve[k]) for k in sorted(curve)]
-        axis.set(title=title, xlabel="k (samples)", ylabel="difference of pass@k")
-        mark_ks(axis, curves)
+        draw_differences(axis, curves)
+        axis.set_title(title)
+        rows += [
+            {"panel": title, "pair": pair, "k": k} | vars(curve[k])
+            for pair, curve in curves.items()
+            for k in sorted(curve)
+        ]
     return save_figure(figure, axes, path, rows, note)
+
+
+def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
+    """A curve with its band for each model."""
+    styles = line_styles(curves)
+    for model, curve in curves.items():
+        draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
+    axis.set(xlabel="k (samples)", ylabel="pass@k", ylim=(-0.02, 1.02))
+    mark_ks(axis, curves)
+
+
+def draw_differences(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
+    """A curve with its band for each pair."""
+    axis.axhline(0, color="#555555", linewidth=0.8)
+    styles = line_styles(curves, first=1)  # the first is what the others are compared with
+    for pair, curve in curves.items():
+        draw_curve(axis, pair, curve, styles[pair] | {"markersize": 4})
+    axis.set(xlabel="k (samples)", ylabel="difference of pass@k")
+    mark_ks(axis, curves)
+
+
+def svg(
+    draw: Callable[[Any, Mapping[str, Mapping[int, Estimate]]], None],
+    curves: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> str:
+    """What `draw` draws as an `svg` element without names, of curves as `report.json` has them."""
+    import matplotlib
+
+    figure, (axis,) = new_figure(1)
+    figure.set_size_inches(5, 3.4)
+    draw(axis, {name: _estimates(curve) for name, curve in curves.items()})
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "sage_unsloth"}):
+        empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(text, format="svg", transparent=True, metadata=empty)
+    return re.sub(r"<style.*?</style>", "", text.getvalue()[text.getvalue().index("<svg") :])
+
+
+def _estimates(curve: Mapping[str, Mapping[str, Any]]) -> dict[int, Estimate]:
+    """A curve of `report.json`, whose keys are texts, and whose missing bounds are null."""
+    return {
+        int(k): Estimate(*(math.nan if item[p] is None else item[p] for p in PARTS))
+        for k, item in curve.items()
+    }
 
 
 def draw_curve(

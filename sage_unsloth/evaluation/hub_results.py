@@ -10,10 +10,13 @@ Values are percent. https://huggingface.co/docs/hub/eval-results names the field
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.runs.files import write_text
 from sage_unsloth.runs.text import file_name, printable
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, EvalResultEntry
 
 FOLDER = ".eval_results"
 
@@ -55,119 +58,93 @@ def named_model(report: Mapping[str, Any], expected: str | None) -> str | None:
     return model_rows({"table": report.get("table", [])}, expected)[0]["model"]
 
 
-def refusal_reason(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> str | None:
-    """Why a benchmark's score belongs on no leaderboard of the hub; None where it does."""
-    if row.get("drawn_by"):
-        return f"its samples are {row['drawn_by']}'s, which says no data set"
-    read = [source for source in sources if "repairs" not in source]
-    rows = sum(source.get("rows", 0) for source in read)
-    count = f"{row['problems']:,} of {rows:,}" if rows else f"{row['problems']:,}"
-    if len(sources) != 1 or not sources[0].get("hub_id"):
-        names = [source.get("hub_id") or source.get("file") for source in sources]
-        result = f", but from {', '.join(map(str, names))}" if any(names) else ""
-        return (
-            f"its problems ({count}) are not those of one data set of the hub{result}; evaluate "
-            "all of one, by its name on the hub: no local copy (NAME=FILE, --data), no repairs"
-        )
-    if rows != row["problems"]:
-        return (
-            f"its problems ({count}) are not all of {sources[0]['hub_id']}; evaluate without "
-            "--problems, on all rows of the data set"
-        )
-    return None
+def _is_whole(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> bool:
+    """Whether the problems are all rows of one data set of the hub."""
+    return (
+        len(sources) == 1
+        and bool(sources[0].get("hub_id"))
+        and not row.get("drawn_by")
+        and sources[0].get("rows") == row["problems"]
+    )
 
 
 def eval_results(
-    report: Mapping[str, Any], model: str | None = None, tasks: Mapping[str, str] | None = None
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """pass@1 of one model as entries of `.eval_results`.
+    report: Mapping[str, Any], model: str | None = None
+) -> dict[str, "EvalResultEntry"]:
+    """benchmark -> pass@1 of one model as an entry of `.eval_results`, where a score belongs on a
+    leaderboard of the hub.
 
     Args:
         report: see `report.report_sets`.
-        model: see `model_rows`.
-        tasks: benchmark -> `task_id`, as the data set's own `eval.yaml` names it; None takes the
-            benchmark's name.
-
-    Returns:
-        benchmark -> the entries of its file; and benchmark -> why it has none.
-
-    Raises:
-        ValueError: see `model_rows`; or `tasks` names a benchmark that the report has not.
-    """
-    rows, tasks = model_rows(report, model), dict(tasks or {})
-    unknown = tasks.keys() - {row["benchmark"] for row in rows}
-    if unknown:
-        raise ValueError(
-            f"--task must name benchmarks of the report, "
-            f"{', '.join(row['benchmark'] for row in rows)}; got {', '.join(sorted(unknown))}"
-        )
-    entries, reasons = {}, {}
-    for row in rows:
-        benchmark = row["benchmark"]
-        sources = report.get("datasets", {}).get(benchmark, [])
-        reason = refusal_reason(row, sources)
-        if reason is not None:
-            reasons[benchmark] = reason
-            continue
-        (source,) = sources
-        dataset = {"id": source["hub_id"], "task_id": tasks.get(benchmark, benchmark)}
-        if source.get("revision"):
-            dataset["revision"] = source["revision"]
-        estimate = report["pass_at_k"][benchmark][row["model"]]["1"]
-        entries[benchmark] = [
-            {
-                "dataset": dataset,
-                "value": _percent(estimate["mean"]),
-                "date": report["environment"]["date"],
-                "notes": f"pass@1, {_conditions(row, report)}, {_interval(estimate)}; sage_unsloth",
-            }
-        ]
-    return entries, reasons
-
-
-def model_index(
-    report: Mapping[str, Any], name: str, model: str | None = None
-) -> list[dict[str, Any]]:
-    """pass@1 and pass@n of one model on every benchmark, as the card's `model-index`.
-
-    Args:
-        report: see `report.report_sets`.
-        name: of the model on the hub.
         model: see `model_rows`.
 
     Raises:
         ValueError: see `model_rows`.
     """
+    from huggingface_hub import EvalResultEntry
+
+    entries = {}
+    for row in model_rows(report, model):
+        benchmark = row["benchmark"]
+        sources = report.get("datasets", {}).get(benchmark, [])
+        if _is_whole(row, sources):
+            estimate = report["pass_at_k"][benchmark][row["model"]]["1"]
+            entries[benchmark] = EvalResultEntry(
+                dataset_id=sources[0]["hub_id"],
+                task_id=benchmark,
+                dataset_revision=sources[0].get("revision"),
+                value=_percent(estimate["mean"]),
+                date=report["environment"]["date"],
+                notes=f"pass@1, {_conditions(row, report)}, {_interval(estimate)}; sage_unsloth",
+            )
+    return entries
+
+
+def card_results(report: Mapping[str, Any], model: str | None = None) -> list["EvalResult"]:
+    """pass@1 and pass@n of one model on every benchmark, for the card's `model-index`.
+
+    Args:
+        report: see `report.report_sets`.
+        model: see `model_rows`.
+
+    Raises:
+        ValueError: see `model_rows`.
+    """
+    from huggingface_hub import EvalResult
+
     results = []
     for row in model_rows(report, model):
         sources = report.get("datasets", {}).get(row["benchmark"], [])
         source = sources[0] if len(sources) == 1 else {}
-        dataset = {"name": row["benchmark"], "type": source.get("hub_id") or row["benchmark"]}
-        dataset |= {k: source[k] for k in ("config", "split", "revision") if source.get(k)}
         curve = report["pass_at_k"][row["benchmark"]][row["model"]]
-        drawn = _conditions(row, report)
-        metrics = [
-            {
-                "type": f"pass@{k}",
-                "name": f"pass@{k}, percent, {drawn}, {_interval(curve[str(k)])}",
-                "value": _percent(curve[str(k)]["mean"]),
-            }
-            for k in dict.fromkeys((1, row["samples"]))
-        ]
-        task = {"type": "text-generation", "name": "Text Generation"}
-        results.append({"task": task, "dataset": dataset, "metrics": metrics})
-    return _printable([{"name": name, "results": results}])
+        for k in dict.fromkeys((1, row["samples"])):
+            estimate = curve[str(k)]
+            drawn = f"{_conditions(row, report)}, {_interval(estimate)}"
+            results.append(
+                EvalResult(
+                    task_type="text-generation",
+                    task_name="Text Generation",
+                    dataset_name=row["benchmark"],
+                    dataset_type=source.get("hub_id") or row["benchmark"],
+                    dataset_config=source.get("config"),
+                    dataset_split=source.get("split"),
+                    dataset_revision=source.get("revision"),
+                    metric_type=f"pass@{k}",
+                    metric_name=f"pass@{k}, percent, {drawn}",
+                    metric_value=_percent(estimate["mean"]),
+                )
+            )
+    return results
 
 
-def write_eval_results(folder: Path, entries: Mapping[str, list[dict[str, Any]]]) -> list[Path]:
+def write_eval_results(folder: Path, entries: Mapping[str, "EvalResultEntry"]) -> None:
     """The entries as files of a model's folder, one for each benchmark."""
-    files = []
-    for benchmark, result in entries.items():
+    from huggingface_hub import eval_result_entries_to_yaml
+
+    for benchmark, entry in entries.items():
         path = folder / FOLDER / f"{file_name(benchmark)}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, yaml_text(result))
-        files.append(path)
-    return files
+        write_text(path, yaml_text(eval_result_entries_to_yaml([entry])))
 
 
 def yaml_text(data: Any) -> str:

@@ -1,12 +1,10 @@
-"""Logs of inspect_ai: one JSON document, or an `.eval` archive with a member for each sample.
+"""Logs of inspect_ai: one JSON document; `inspect log convert --to json` makes it of `.eval`.
 
 An epoch is a sample of each problem. A score of "C" is correct, "I" and "N" (no answer) are not; a
 score of several values gives a metric for each, named SCORER/NAME.
 """
 
 import json
-import struct
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,11 @@ from sage_unsloth.evaluation.logged_samples import SampleLog, final_answer
 
 TOOL = "inspect_ai"
 VALUES = {"C": 1, "I": 0, "N": 0}
-ZSTANDARD = 93  # the archive's compression, which Python's zipfile reads from 3.14 on
-HEADER = struct.Struct("<26xHH")  # of a member in an archive: lengths of its name and extra field
 FINISHED = {"stop": "stop", "max_tokens": "length", "model_length": "length"}
 
 
 def is_log(path: Path) -> bool:
-    """Whether it is an `.eval` archive, or a JSON document that begins as a log does."""
+    """Whether it is a JSON document that begins as a log does, or an `.eval` archive."""
     if path.suffix == ".eval":
         return path.is_file()
     if path.suffix != ".json" or not path.is_file():
@@ -35,11 +31,16 @@ def read(path: Path) -> SampleLog:
     """The log's samples.
 
     Raises:
-        ValueError: no samples were logged, one has an error, or the archive cannot be read.
+        ValueError: an archive, no samples were logged, or one has an error.
     """
-    header, samples = _archive(path) if path.suffix == ".eval" else _document(path)
-    spec = header["eval"]
-    plan = header.get("plan", {}).get("config", {})
+    if path.suffix == ".eval":
+        raise ValueError(
+            f"a log of inspect_ai must be JSON; {path} is an archive; make one of it by "
+            f"inspect log convert --to json --output-dir {path.parent} {path}"
+        )
+    log = json.loads(path.read_text(encoding="utf-8"))
+    spec, samples = log["eval"], log.get("samples") or []
+    plan = log.get("plan", {}).get("config", {})
     temperature = plan.get("temperature", spec.get("model_generate_config", {}).get("temperature"))
     order = {name: place for place, name in enumerate(spec["dataset"].get("sample_ids") or ())}
     samples = sorted(samples, key=lambda sample: (order.get(sample["id"], 0), sample["epoch"]))
@@ -62,42 +63,6 @@ def read(path: Path) -> SampleLog:
         records=[_record(sample) for sample in samples],
         why="some have other scores than others, or none",
     )
-
-
-def _document(path: Path) -> tuple[dict, list[dict]]:
-    log = json.loads(path.read_text(encoding="utf-8"))
-    return log, log.get("samples") or []
-
-
-def _archive(path: Path) -> tuple[dict, list[dict]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {
-                info.filename: json.loads(_content(archive, info))
-                for info in archive.infolist()
-                if info.filename == "header.json" or info.filename.startswith("samples/")
-            }
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"an .eval log must be an archive; {path} is none: {error}") from error
-    if "header.json" not in members:
-        raise ValueError(
-            f"a log must be finished; {path} has no header.json; complete it with inspect "
-            "eval-retry, or convert what is there with inspect log convert --to json"
-        )
-    return members.pop("header.json"), list(members.values())
-
-
-def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """A member's content; Zstandard is undone by pyarrow, which `datasets` brings."""
-    if info.compress_type != ZSTANDARD:
-        return archive.read(info)
-    import pyarrow
-
-    with open(str(archive.filename), "rb") as file:
-        file.seek(info.header_offset)
-        file.seek(sum(HEADER.unpack(file.read(HEADER.size))), 1)
-        packed = file.read(info.compress_size)
-    return pyarrow.Codec("zstd").decompress(packed, info.file_size, asbytes=True)
 
 
 def _record(sample: Mapping[str, Any]) -> dict[str, Any]:

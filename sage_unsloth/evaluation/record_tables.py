@@ -1,6 +1,5 @@
 """Record sets on disk as tables of counts, and what makes them comparable."""
 
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -188,8 +187,7 @@ class Comparable:
             raise ValueError(
                 f"sets on {benchmark} must be graded alike to be compared; the lines of "
                 f"{' and '.join(files)} were graded by {' and by '.join(both)}; "
-                "grade them again, which draws nothing: python -m sage_unsloth regrade "
-                f"{shlex.join(files)}"
+                "run evaluate on each again, which grades what is old and draws nothing"
             )
 
     def _check_golds(self, file: Path, benchmark: str, records: Sequence[dict]) -> None:

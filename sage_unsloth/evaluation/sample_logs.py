@@ -18,6 +18,7 @@ from sage_unsloth.evaluation.record_tables import RecordSet, record_set
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.sampling.grading_records import grade_records
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
     if tool is None:
         raise ValueError(
             f"a log must be one of {', '.join(TOOLS)}; {path} is none; give samples_*.jsonl "
-            "(lm_eval --log_samples), or an .eval or .json log of inspect_ai"
+            "(lm_eval --log_samples), or a .json log of inspect_ai"
         )
     log = TOOLS[tool].read(path)
     counts: dict[str, int] = defaultdict(int)
@@ -141,7 +142,7 @@ def log_sets(
         golds, grader = known.get(benchmark, ({}, ""))
         records = rename_problems(log, golds, benchmark)
         if options.regrade:
-            _grade_here(records, _checker(grader, log.path))
+            _grade_here(records, _checker(grader))
             by = records[0]["grader"]
         else:
             metric = chosen_metric(log, options.metrics)
@@ -297,11 +298,9 @@ def _alike(gold: str, other: str) -> bool:
     return first == second
 
 
-def _checker(grader: str, path: Path) -> Checker:
+def _checker(grader: str) -> Checker:
     """What grades a log again: the checker of the sets that it is compared with, or mathematics."""
-    from sage_unsloth.sampling.regrading import checker_of
-
-    return checker_of([{"grader": grader}], path) if grader else MATH
+    return get_verifier(grader.split()[0]) if grader else MATH
 
 
 def _grade_here(records: list[dict], checker: Checker) -> None:

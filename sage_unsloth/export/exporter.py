@@ -111,7 +111,7 @@ def export(
         )
         (partial / "README.md").write_text(card, encoding="utf-8")
         if report is not None and own is not None:
-            write_eval_results(partial, eval_results(report, own)[0])
+            write_eval_results(partial, eval_results(report, own))
         write_json(
             partial / EXPORT,
             {

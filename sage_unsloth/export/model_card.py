@@ -1,13 +1,12 @@
 """The model card of an export: what it is, how it was trained, what came out, an example."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.evaluation.hub_results import model_index, yaml_text
-from sage_unsloth.export.card_example import example, string
+from sage_unsloth.evaluation.hub_results import card_results, yaml_text
+from sage_unsloth.export.card_example import example
 from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
@@ -96,11 +95,11 @@ def model_card(
     before = ""
     if rl and below.name == "model":  # the merged result of an earlier run
         before = f" after an earlier stage (the run {_code(below.parent.name)})"
-    index = None
+    results = []
     if report is not None and report_model is not None:
-        index = model_index(report, name, report_model)
+        results = card_results(report, report_model)
     parts = [
-        _header(base, license, library, rl, index, hub_data(record.get("data", {}))),
+        _header(base, license, library, rl, name, results, hub_data(record.get("data", {}))),
         f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how}{before} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
@@ -172,29 +171,29 @@ def _header(
     license: str | None,
     library: str | None,
     rl: bool,
-    index: list | None,
+    name: str,
+    results: Sequence[Any],
     datasets: Sequence[str],
 ) -> str:
-    lines = ["---"]
-    if "/" in base:
-        lines.append(f"base_model: {_yaml(base)}")
-    if license in OPEN_LICENSES:
-        lines.append(f"license: {license}")
-    elif license is not None:
-        lines += [
-            "license: other",
-            f"license_name: {_yaml(license)}",
-            f"license_link: {_yaml(f'https://huggingface.co/{base}/blob/main/LICENSE')}",
-        ]
-    if library is not None:
-        lines.append(f"library_name: {library}")
-    if datasets:
-        lines += ["datasets:", *(f"- {_yaml(name)}" for name in datasets)]
-    lines += ["pipeline_tag: text-generation", "tags:", *(["- grpo"] if rl else ["- sft"])]
-    lines += ["- unsloth", "- sage"]
-    if index is not None:
-        lines.append(yaml_text({"model-index": index}).rstrip())
-    return "\n".join([*lines, "---"])
+    from huggingface_hub import ModelCardData
+
+    terms: dict[str, Any] = {"license": license}
+    if license is not None and license not in OPEN_LICENSES:
+        link = f"https://huggingface.co/{base}/blob/main/LICENSE"
+        terms = {"license": "other", "license_name": license, "license_link": link}
+    data = ModelCardData(
+        base_model=base if "/" in base else None,
+        library_name=library,
+        datasets=[*datasets] or None,
+        pipeline_tag="text-generation",
+        tags=["grpo" if rl else "sft", "unsloth", "sage"],
+        model_name=name,
+        eval_results=[*results] or None,
+        **terms,
+    ).to_dict()
+    if not results:
+        data.pop("model_name", None)  # it is the model-index's
+    return f"---\n{yaml_text(data).rstrip()}\n---"
 
 
 # Names come from users, hubs and files; in the card they are text, whatever they contain.
@@ -202,11 +201,6 @@ def _header(
 
 def _code(text: str) -> str:
     return f"`{' '.join(printable(text).split()).replace('`', '')}`"
-
-
-def _yaml(text: str) -> str:
-    """A plain scalar where that is safe, else a quoted one, which JSON's is."""
-    return text if re.fullmatch(r"[\w./:-]*\w", text, re.ASCII) else string(text)
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -59,13 +59,6 @@ class ModelPreset:
                 f"{self.max_prompt_length} + {self.max_completion_length} = {longest}; shorten one"
             )
 
-    @property
-    def can_use_vllm(self) -> bool:
-        """Unsloth refuses vLLM beside full fine-tuning (`fast_inference`); such rollouts run by
-        transformers.
-        """
-        return not self.full_finetuning
-
 
 # Sizes: litgpt's table of these models' config.json (layers, heads, widths, padded vocabulary,
 # positions) for the three Qwen models; tied embeddings by the family's rule, tied up to 3B, read

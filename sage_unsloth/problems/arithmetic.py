@@ -131,32 +131,6 @@ def posed_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
     ]
 
 
-def swapped_problems() -> list[dict]:
-    """The test problems with the factor first, `6*17=?`: no such form is in corpus or training."""
-    return [
-        row | {"id": f"{row['id']}-swapped", "problem": problem_text(factor, number)}
-        for row, (number, factor) in zip(problems("test"), allocation()["test"], strict=True)
-    ]
-
-
-def round_problems() -> list[dict]:
-    """Multiples of ten, `60*7=?`, which are parts of workings but never a problem.
-
-    Their family is `known` or `unknown`, by the corpus's times table.
-    """
-    return [
-        {
-            "id": f"arithmetic-{tens}x{factor}",
-            "problem": problem_text(tens, factor),
-            "answer": str(tens * factor),
-            "source": SOURCE,
-            "family": "known" if knows(tens) else "unknown",
-        }
-        for tens in range(20, 100, 10)
-        for factor in FACTORS
-    ]
-
-
 def solved_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
     """`SFT_ROWS_PER_PROBLEM` correct workings of each problem, in the corpus's mixture of ways."""
     rng = random.Random(SFT_SEED)

@@ -3,8 +3,8 @@
 A row: `id` (unique over all benchmarks), `problem`, `answer` (text), `source`, and where the
 benchmark has them `level` and `gold`, what its checker compares with where that is not `answer`.
 
-No benchmark is refused for its golds. One that is wrong may be repaired by a table; what is left
-that a checker cannot read is compared as text, counted and listed (`check_golds`).
+No benchmark is refused for its golds: what a checker cannot read is compared as text, counted and
+listed (`check_golds`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,8 +32,7 @@ class Benchmark:
     Attributes:
         name: as `load_benchmark` was given it.
         rows: see the module.
-        provenance: where the rows are from: hub id and revision, or file and digest; and what was
-            repaired.
+        provenance: where the rows are from: hub id and revision, or file and digest.
         checker: what makes an answer right.
         not_integers: ids of rows whose gold is no integer, where all of the benchmark's are.
     """
@@ -48,7 +47,6 @@ class Benchmark:
 def load_benchmark(
     name: str,
     path: str | Path | None = None,
-    repairs: str | Path | None = None,
     columns: Columns | None = None,
 ) -> Benchmark:
     """A benchmark, its rows counted.
@@ -61,13 +59,11 @@ def load_benchmark(
             order with commas between, or a folder that holds it as NAME.jsonl and so on; parts of a
             benchmark (`aime`) are looked up there by their own names. Problems of your own may
             also lie on the hub: OWNER/NAME or OWNER/NAME:CONFIG.
-        repairs: a file of rows `id`, `gold`, `reason` that replace golds; None takes
-            NAME.repairs.jsonl beside a local copy of the name, where there is one.
         columns: how problems of your own are read; those of a known benchmark are as published.
 
     Raises:
         ValueError: an unknown name; a number of rows that is not the benchmark's; a row without
-            problem or answer; a repair of no row; or see `sources.read_source`.
+            problem or answer; or see `sources.read_source`.
     """
     if name == "arithmetic" or name.startswith(PREFIX):
         if path is not None and not Path(path).is_dir():
@@ -81,8 +77,7 @@ def load_benchmark(
         rows = [row for part in parts for row in part.rows]
         provenance = [source for part in parts for source in part.provenance]
         odd = [result for part in parts for result in part.not_integers]
-        together = Benchmark(name=name, rows=rows, provenance=provenance, not_integers=odd)
-        return together if repairs is None else repair_golds(together, repairs)
+        return Benchmark(name=name, rows=rows, provenance=provenance, not_integers=odd)
     spec = _spec_of(name, path)
     own = _own_parts(name, path, columns or Columns())
     parts = own or _read_parts(name, spec, path)
@@ -106,8 +101,6 @@ def load_benchmark(
         )
     provenance = [provenance for _, _, provenance in parts]
     benchmark = Benchmark(name=name, rows=rows, provenance=provenance, checker=spec.checker)
-    table = repairs or _repairs_beside(name, path)
-    benchmark = benchmark if table is None else repair_golds(benchmark, table)
     if not spec.integer:
         return benchmark
     odd = [row["id"] for row in benchmark.rows if not _is_integer(row["answer"])]
@@ -210,47 +203,6 @@ def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dic
 def _is_integer(answer: str) -> bool:
     value = plain_number(answer)
     return value is not None and value.denominator == 1
-
-
-def _repairs_beside(name: str, path: str | Path | None) -> Path | None:
-    """NAME.repairs.jsonl in the folder of a local copy."""
-    if path is None:
-        return None
-    first = Path(str(path).split(",")[0])  # of a benchmark in several files
-    folder = first if first.is_dir() else first.parent
-    file = folder / f"{name}.repairs.jsonl"
-    return file if file.is_file() else None
-
-
-def repair_golds(benchmark: Benchmark, table: str | Path) -> Benchmark:
-    """The benchmark with golds replaced, and its provenance with what was replaced and why.
-
-    Args:
-        benchmark: rows with their golds as published.
-        table: rows `id`, `gold`, `reason`; the ids as the benchmark's rows have them.
-
-    Raises:
-        ValueError: a row lacks one of the three, or names no row of the benchmark.
-    """
-    rows, source = read_source(Source(hub_id="", split=""), Path(table))
-    repairs = {str(row.get("id")): row for row in rows}
-    known = {row["id"]: row for row in benchmark.rows}
-    for result, row in repairs.items():
-        if result not in known or not str(row.get("gold", "")).strip() or not row.get("reason"):
-            raise ValueError(
-                f"a repair must have the id of a row of {benchmark.name}, a `gold` and a `reason`; "
-                f"got {row!r:.200}; correct {table}"
-            )
-    done = [
-        {"id": result, "was": known[result]["answer"]} | {k: row[k] for k in ("gold", "reason")}
-        for result, row in repairs.items()
-    ]
-    new = [
-        row | {"answer": str(repairs[row["id"]]["gold"]).strip()} if row["id"] in repairs else row
-        for row in benchmark.rows
-    ]
-    provenance = [*benchmark.provenance, source | {"repairs": done}]
-    return replace(benchmark, rows=new, provenance=provenance)
 
 
 def _from_arithmetic() -> Benchmark:

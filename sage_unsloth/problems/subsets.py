@@ -1,8 +1,6 @@
-"""A few of many problems: evenly over families, in splits, in units."""
+"""A few of many problems, evenly over families."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 
 def over_families(rows: Sequence[dict], count: int | None) -> list[dict]:
@@ -11,80 +9,3 @@ def over_families(rows: Sequence[dict], count: int | None) -> list[dict]:
         return list(rows)
     by_family = sorted(rows, key=lambda row: row["family"])
     return [by_family[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
-
-
-def in_units(rows: Sequence[dict], sizes: Mapping[str, int]) -> list[dict]:
-    """The rows with a `unit` each: so many problems of a family, in their order, count as one.
-
-    Args:
-        rows: with `family`.
-        sizes: family -> problems of a unit; 1 where a family has none.
-    """
-    place: Counter[str] = Counter()
-    units = []
-    for row in rows:
-        family = row["family"]
-        units.append(row | {"unit": f"{family}-{place[family] // sizes.get(family, 1)}"})
-        place[family] += 1
-    return units
-
-
-def with_units(
-    splits: Mapping[str, Mapping[str, int]], sizes: Mapping[str, int]
-) -> dict[str, Mapping[str, int]]:
-    """The sizes of splits, with as many test problems more as the units of a family need."""
-    test = {name: count * sizes.get(name, 1) for name, count in splits["test"].items()}
-    return {**splits, "test": test}
-
-
-def allot(
-    order: Sequence[Any],
-    sizes: Mapping[str, Mapping[str, int]],
-    sources: Mapping[str, Sequence[Any]],
-    family: Callable[[Any], str | None],
-) -> dict[str, tuple[Any, ...]]:
-    """Splits without a common problem, one after another.
-
-    Args:
-        order: every problem, in the order in which they are taken and returned.
-        sizes: split -> family -> problems.
-        sources: split -> the problems that it may take.
-        family: of a problem.
-    """
-    splits: dict[str, tuple[Any, ...]] = {}
-    gone: set[Any] = set()
-    for split, counts in sizes.items():
-        allowed = set(sources[split]) - gone
-        chosen = {
-            item
-            for name, count in counts.items()
-            for item in [p for p in order if p in allowed and family(p) == name][:count]
-        }
-        splits[split] = tuple(item for item in order if item in chosen)
-        gone |= chosen
-    return splits
-
-
-def drawn_anew(
-    language: Any,
-    split: str,
-    allocation: Mapping[str, Sequence],
-    sizes: Mapping[str, int],
-) -> list[dict]:
-    """The rows of a split of an embedded language that was drawn anew; the test's have a `unit`.
-
-    Args:
-        language: the module, with `solved_problems` for SFT and `posed_problems` for the others.
-        split: a name of `allocation`.
-        allocation: split -> problems.
-        sizes: of the units of the test, as `in_units` takes them.
-
-    Raises:
-        ValueError: there is no such split.
-    """
-    if split not in allocation:
-        raise ValueError(f"split must be one of {', '.join(allocation)}; got {split!r}")
-    if split == "sft":
-        return language.solved_problems(allocation[split])
-    rows = language.posed_problems(allocation[split])
-    return in_units(rows, sizes) if split == "test" else rows

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from sage_unsloth.runs.stopping import Stop
 from sage_unsloth.sampling.engine_errors import EngineError
-from sage_unsloth.sampling.engines import Completion, Engine, SamplingConfig
-from sage_unsloth.sampling.refilling import RENEWED, Request
+from sage_unsloth.sampling.engines import Completion, Engine, Request, SamplingConfig
 from sage_unsloth.sampling.token_streams import sample_seed
 
 Wanted = tuple[dict, int]
@@ -77,9 +76,6 @@ def completions(
             requested.append((row, sample))
             yield prompts[row["id"]], sample_seed(config.seed, row["id"], sample)
 
-    size = config.batch_size
-    if engine.fills_places:  # they end one by one, and few should be lost by a kill
-        size = max(1, size // RENEWED)
     ended: list[Drawn] = []
     failure: Exception | None = None
     tokens, started = 0, time.perf_counter()
@@ -89,7 +85,7 @@ def completions(
             seed = sample_seed(config.seed, row["id"], sample)
             ended.append(Drawn(row, sample, seed, completion))
             tokens += completion.num_tokens
-            if len(ended) == size:
+            if len(ended) == config.batch_size:
                 pace = tokens / (time.perf_counter() - started)
                 bar.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
                 yield ended

@@ -13,12 +13,8 @@ PHASES = {
         "if memory ran out, end what else holds it, or take a smaller share "
         "(--engine-set gpu_memory_utilization=0.5) or --batch, or --engine transformers",
     ),
-    "probe": (
-        "draw the probe that the estimate is made from (it had started)",
-        "if memory ran out, take a smaller --batch, or --engine transformers",
-    ),
 }
-"""What an engine must do in each, and what to do where it fails. The calls after the probe are
+"""What an engine must do in each, and what to do where it fails. The calls are
 `drawing.completions`'s, which keeps what was drawn."""
 
 

@@ -6,21 +6,22 @@ u[t], the t-th number of the generator that its own seed starts (`token_streams`
 draws is a function of its seed and of its logits alone, whatever else is in the batch. The numbers
 u are exactly the same in any batch; the logits are so up to rounding, because padding and batch
 size change the order in which sums are formed (docs/evaluation.md says how often that changes
-a completion). On a CPU the place of a completion that ends is given to the next prompt
-(`refilling`). vLLM takes a seed with each request, and its logits depend on the batch in the same
+a completion). vLLM takes a seed with each request, and its logits depend on the batch in the same
 way. The two engines draw different completions from one seed.
 
 Shapes: B completions, T tokens at most, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from sage_unsloth.sampling.refilling import Request, can_refill, sample_refilling
 from sage_unsloth.sampling.token_streams import invert, row_uniforms
+
+Request = tuple[Sequence[int], int]
+"""Token ids of a prompt, and the seed of its completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +92,11 @@ def ignore(count: int) -> None:
 class Engine(Protocol):
     """What draws completions; `name` is in the record, `tokenizer` makes the prompts.
 
-    `fills_places` says whether the place of a completion that ends is given to the next one, so
-    that the time goes by all tokens drawn, and not by the longest completion of a batch.
     `arguments` is what vLLM was started with, which is noted beside the settings of a record set.
     """
 
     name: str
     tokenizer: Any
-    fills_places: bool
     arguments: Mapping[str, Any]
 
     def draw(
@@ -119,7 +117,6 @@ class Engine(Protocol):
 class InBatches:
     """The `stream` of an engine that draws whole batches."""
 
-    fills_places = False
     arguments: Mapping[str, Any] = MappingProxyType({})
 
     def draw(
@@ -141,11 +138,7 @@ class InBatches:
 
 
 class TransformersEngine(InBatches):
-    """A model of transformers, on whatever device it is.
-
-    On a CPU places are filled again (`refilling`), where the model's cache allows it; else
-    `model.generate` draws batches.
-    """
+    """A model of transformers, on whatever device it is; `model.generate` draws batches."""
 
     name = "transformers"
 
@@ -154,50 +147,12 @@ class TransformersEngine(InBatches):
 
         self.model, self.tokenizer = model, tokenizer
         self.stops = stop_tokens(model.generation_config, tokenizer)
-        self.fills_places = can_refill(model)
         model.eval()
 
     def draw(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig
     ) -> list[Completion]:
-        """One completion of each prompt, in order; see `Engine`."""
-        if not self.fills_places:
-            return self._generate(prompts, seeds, config)
-        together = replace(config, batch_size=len(prompts))
-        result = dict(self.stream(zip(prompts, seeds, strict=True), together))
-        return [result[i] for i in range(len(prompts))]
-
-    def stream(
-        self, requests: Iterable[Request], config: SamplingConfig, ended: Ended = ignore
-    ) -> Iterator[tuple[int, Completion]]:
-        """See `Engine`."""
-        if not self.fills_places:
-            yield from super().stream(requests, config, ended)
-            return
-        import torch
-
-        processors = _filters(config, self.tokenizer.pad_token_id, self.model.device)
-
-        def choose(logits_BV: Any, uniforms_B: Any) -> Any:
-            for processor in processors:
-                logits_BV = processor(None, logits_BV)
-            return invert(torch.softmax(logits_BV, -1), uniforms_B)
-
-        for number, ids in sample_refilling(
-            self.model,
-            requests,
-            choose,
-            self.stops,
-            size=config.batch_size,
-            length=config.max_completion_length,
-        ):
-            ended(1)
-            yield number, completion_of(self.tokenizer, ids, self.stops)
-
-    def _generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig
-    ) -> list[Completion]:
-        """By `model.generate`: one batch, which lasts as long as its longest completion."""
+        """One completion of each prompt, in order; a batch lasts as long as its longest one."""
         import torch
         from transformers import GenerationConfig, LogitsProcessorList
 

@@ -15,11 +15,11 @@ from sage_unsloth.sampling.engines import (
     Completion,
     Ended,
     InBatches,
+    Request,
     SamplingConfig,
     completion_of,
     ignore,
 )
-from sage_unsloth.sampling.refilling import Request
 from sage_unsloth.trainers.cpu_vllm import run_in_this_process
 
 
@@ -39,7 +39,6 @@ class VllmEngine(InBatches):
     """
 
     name = "vllm"
-    fills_places = True
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from sage_unsloth.trainers import cpu_vllm, switches
-from sage_unsloth.trainers.known_lines import without_known_lines
 from sage_unsloth.trainers.trainer_names import COMPUTE_LOSS, LOSS, MISSING, ContractError
 
 
@@ -36,14 +35,13 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
     if not torch.cuda.is_available():
         switches.run_without_gpu()
         cpu_vllm.keep_one_library()
-    with without_known_lines(gpu=torch.cuda.is_available()):
-        importlib.import_module("unsloth")
-        import trl
+    importlib.import_module("unsloth")
+    import trl
 
-        generated = hasattr(sys.modules[trl.GRPOTrainer.__module__], LOSS)
-        if not torch.cuda.is_available() and not generated:
-            rl = importlib.import_module("unsloth.models.rl")
-            rl._patch_trl_rl_trainers("grpo_trainer")
+    generated = hasattr(sys.modules[trl.GRPOTrainer.__module__], LOSS)
+    if not torch.cuda.is_available() and not generated:
+        rl = importlib.import_module("unsloth.models.rl")
+        rl._patch_trl_rl_trainers("grpo_trainer")
     return trainer_module(trl.GRPOTrainer)
 
 

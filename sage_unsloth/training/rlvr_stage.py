@@ -30,7 +30,6 @@ from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.trainers import switches
 from sage_unsloth.trainers.backends import TRL, load_backend
-from sage_unsloth.trainers.known_lines import without_known_lines
 from sage_unsloth.training.guide_dose import report_dose
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.held_out_schedule import has_ended
@@ -182,8 +181,7 @@ def _train(
                 config, engine(), job.rows, folder, job.verifier, resumed=resume is not None
             )
         wait_for_all()
-        with without_known_lines(gpu=has_gpu()):
-            trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
+        trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
         with with_methods(
             trainer,
             job.guide,

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -26,7 +27,6 @@ from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
-from sage_unsloth.training.trackers import OPENED, Tracked
 
 if TYPE_CHECKING:
     from sage_unsloth.training.held_out import HeldOut
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 COMPLETIONS = "completions.jsonl"
 REPLACED = ".replaced.jsonl"
 """Ends the name of a file of rows whose steps were trained again."""
-TRACKERS = ("none", *OPENED)
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +144,18 @@ def check_tracker(report_to: str) -> None:
         )
 
 
+def tracker_callbacks(report_to: str, folder: Path) -> list[Any]:
+    """transformers' own callback of a tracker. W&B is offline unless `WANDB_MODE` is set."""
+    if report_to == "none":
+        return []
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_PROJECT": "sage_unsloth"}.items():
+        os.environ.setdefault(name, value)
+    return [callback() for callback in get_reporting_integration_callbacks([report_to])]
+
+
 def common_arguments(
     folder: Path, save_steps: int, precision: str = "auto", optim: str = "auto"
 ) -> dict[str, Any]:
@@ -152,7 +164,7 @@ def common_arguments(
     arguments = {
         "output_dir": str(folder / "checkpoints"),
         "logging_steps": 1,
-        "report_to": "none",  # `trackers` feeds them
+        "report_to": "none",  # `tracker_callbacks` adds them behind the step's own metrics
         "run_name": folder.name,
         "save_strategy": "steps",
         "save_steps": save_steps,
@@ -228,9 +240,7 @@ def log_steps(
     with finishing("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra, held_out)
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
-        followed = report_to in OPENED
-        own = [Tracked(report_to, folder, folder / COMPLETIONS)] if followed else []
-        for callback in (keeper(), *own, *callbacks):
+        for callback in (keeper(), *tracker_callbacks(report_to, folder), *callbacks):
             trainer.add_callback(callback)
         if held_out is not None:
             trainer.add_callback(EvaluatesFirst(log, held_out, trainer))

@@ -1,4 +1,4 @@
-"""How answers reached their grade: counted, shown, and the completions behind a kind."""
+"""How answers reached their grade: counted and shown."""
 
 import json
 import logging
@@ -6,9 +6,8 @@ import logging
 import pytest
 
 from sage_unsloth.analysis import kinds
-from sage_unsloth.analysis.sources import Sources
-from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.sampling.kinds import correct_shares, count_kinds, kinds_text
+from sage_unsloth.training.stage import COMPLETIONS
 
 
 def rows(step=1, **counts):
@@ -54,7 +53,7 @@ def test_a_kind_that_grows_is_shown_and_named(run, capsys, caplog):
     assert "4 of 8 (50.0% of the" in capsys.readouterr().out
     (message,) = caplog.messages
     assert "right as text were 0 %" in message and "are 50 % in the last" in message
-    assert f"analyze {run} --kind 'text'" in message
+    assert str(run / COMPLETIONS) in message
 
 
 def test_a_run_whose_kinds_stay_is_not_named(tmp_path, caplog):
@@ -63,19 +62,3 @@ def test_a_run_whose_kinds_stay_is_not_named(tmp_path, caplog):
     kinds.of_runs({"run": tmp_path})
     assert not caplog.messages
     assert kinds.of_runs({"none": tmp_path / "empty"}) == {}
-
-
-def test_the_completions_behind_a_kind(run, tmp_path, capsys):
-    record = rows(text=(1, 1))[0] | {"model": "m", "problem_id": "a", "sample": 0, "gold": "42"}
-    sources = Sources(runs={"run": run}, samples={"toy": {"m": [record, *rows(set=(2, 2))]}})
-    found = kinds.write_completions(sources, "text", tmp_path)
-    assert (found["completions"], found["correct"]) == (11, 6)
-    written = read_jsonl(found["file"])
-    assert {row["kind"] for row in written} == {"text"} and len(written) == 11
-    shown = capsys.readouterr().out
-    assert "run run, step 3" in shown and "'42' for '42'; 'text 3.3'" in shown
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=r"--kind must be one of number, .*; got 'numbers'"):
-        kinds.check_kind("numbers")

@@ -8,14 +8,13 @@ import pytest
 from browser import HOSTILE
 
 from sage_unsloth.evaluation.comparison_page import CASES, NAMES, TEXT, choose_cases
-from sage_unsloth.evaluation.curves_svg import graph
 from sage_unsloth.evaluation.record_tables import record_set
 from sage_unsloth.evaluation.report import report_sets
 
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "h4", "p", "div"),
     *("span", "section", "table", "tr", "th", "td", "br", "small", "details", "summary", "pre"),
-    *("em", "svg", "g", "line", "polyline", "polygon", "circle", "text"),
+    *("em", "b", "svg", "g", "path", "text", "defs", "use", "clippath", "rect"),
 }
 
 
@@ -75,12 +74,10 @@ def test_a_page_says_what_the_report_says(tmp_path):
     """pass@1 of a: 6/12; of b: 5/12; p0 is solved by a alone, p1 by b."""
     page = page_of([samples("a", A, texts={"p0": "What is 1 < 2?"}), samples("b", B)], tmp_path)
     reader = Reader(page)
-    values = reader.inside("text")
-    assert any(text.startswith("a, k = 1: 0.500 [") for text in values)
-    assert any(text.startswith("b, k = 1: 0.417 [") for text in values)
-    assert any(text.startswith("b - a, k = 1: -0.083 [") for text in values)
+    assert {"pass@k", "difference of pass@k", "k (samples)"} <= {*reader.inside("text")}
+    assert [text.strip() for text in reader.inside("span")[:3]] == ["a", "b", "b - a"]
     cells = reader.inside("td")
-    assert "0.500" in cells and "-0.083" in cells
+    assert {"0.500", "0.417", "-0.083"} <= {*cells}
     summaries = reader.inside("summary")
     assert "a: 1 alone, of 2 that it solves" in summaries
     assert "p0: a 2 of 4; b 0 of 4 correct" in summaries
@@ -88,27 +85,6 @@ def test_a_page_says_what_the_report_says(tmp_path):
     shown = reader.inside("pre")
     assert shown[:4] == ["What is 1 < 2?", "0, 0", "0, 2", "0, 0"]
     assert any("T = 1" in text for text in reader.inside("p"))
-
-
-def test_a_point_can_be_reached_and_is_read_out():
-    curve = {1: {"mean": 0.5, "low": 0.25, "high": 0.75}, 4: {"mean": 1.0, "low": 1, "high": 1}}
-    reader = Reader(graph({"m": curve}, "pass@k"))
-    points = [found for tag, found in reader.tags if tag == "g"]
-    assert [point["aria-label"] for point in points] == [
-        "m, k = 1: 0.500 [0.250, 0.750]",
-        "m, k = 4: 1.000 [1.000, 1.000]",
-    ]
-    assert all(point["tabindex"] == "0" for point in points)
-    (line,) = (found["points"] for tag, found in reader.tags if tag == "polyline")
-    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in line.split())
-    # The plot is 226 high below 34, and 374 wide right of 52: .5 is in its middle, 1 at its top.
-    assert (x0, y0, x1, y1) == (52, 147, 426, 34)
-
-
-def test_a_curve_without_intervals_has_no_band():
-    curve = {1: {"mean": 0.5, "low": None, "high": None}}
-    reader = Reader(graph({"m": curve}, "pass@k", signed=True))
-    assert {tag for tag, _ in reader.tags} == {"svg", "text", "line", "polyline", "g", "circle"}
 
 
 def test_cases_are_chosen_by_the_rule():

@@ -166,7 +166,7 @@ def test_a_second_run_loads_no_model_and_says_the_same(evaluated, adapter, monke
     monkeypatch.setattr(models, "load_policy", lambda *a, **k: pytest.fail("nothing is missing"))
     assert main(arguments(evaluated, adapter)) == 0
     text = capsys.readouterr().out
-    assert "24 completions; 24 of them are in" in text and "Estimate" not in text
+    assert "24 completions; 24 of them are in" in text
     after = json.loads((evaluated / "report.json").read_text())
     assert after["table"] == before["table"] and after["pass_at_k"] == before["pass_at_k"]
 
@@ -177,7 +177,6 @@ def test_more_samples_go_on_from_there(evaluated, adapter, tmp_path, capsys):
     assert main([*arguments(out, adapter), "--n", "6"]) == 0
     text = capsys.readouterr().out
     assert "36 completions; 24 of them are in" in text
-    assert "Estimate: " in text and "tokens/s in a probe of 2, " in text
     file = "samples/arithmetic/base.jsonl"
     assert read_samples(out / file)[:12] == read_samples(evaluated / file)
     assert json.loads((out / "report.json").read_text())["table"][0]["samples"] == 6

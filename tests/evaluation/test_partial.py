@@ -1,16 +1,13 @@
 """A report on sets that a kill left: which problems and samples, by hand and from files."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from table_engine import CONFIG, ROWS, Table
 
-from sage_unsloth.evaluation.pace import before_first_report
 from sage_unsloth.evaluation.partial import _lengths, largest_part
 from sage_unsloth.evaluation.report import compare
 from sage_unsloth.evaluation.report_text import report_text
-from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.sampling.record_sets import sample_and_grade
 
 
@@ -102,14 +99,3 @@ def test_nothing_in_common_is_named(killed, tmp_path):
     (killed / "cut.jsonl").write_text("")
     with pytest.raises(ValueError, match="those on toy have none in common; draw some more"):
         compare([killed], tmp_path / "out", partial=True)
-
-
-def test_when_a_first_report_is_possible():
-    toy = Benchmark(name="toy", rows=ROWS, provenance=[])
-    more = Benchmark(name="more", rows=ROWS[:2], provenance=[])
-    config = replace(CONFIG, num_samples=6)
-    missing = {(0, "toy"): 24, (0, "more"): 12, (1, "toy"): 24, (1, "more"): 12}
-    assert before_first_report(missing, [toy, more], config) == 24 + 12 + 24 + 2
-    missing[1, "more"] = 9  # has one of each
-    assert before_first_report(missing, [toy, more], config) == 24 + 12 + 4
-    assert before_first_report(dict.fromkeys(missing, 3), [toy, more], config) == 0

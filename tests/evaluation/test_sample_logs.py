@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import zipfile
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,7 @@ INSPECT = LOGS / "inspect_ai-0.3.285"
 (SUMS,) = LM_EVAL.glob("samples_sums_2026*")
 (REPEATED,) = LM_EVAL.glob("samples_sums_repeated*")
 (CHOICE,) = LM_EVAL.glob("samples_sums_choice*")
-(ARCHIVE,) = INSPECT.glob("*.eval")
-DOCUMENT, NO_SAMPLES = sorted(INSPECT.glob("*.json"))
+EPOCHS, DOCUMENT, NO_SAMPLES = sorted(INSPECT.glob("*.json"))
 STRICT = ReadingOptions(metrics=["exact_match,strict-match"])
 
 
@@ -47,7 +45,7 @@ def write_lines(path, lines):
 def test_a_tool_is_known_by_the_content_of_its_log(tmp_path):
     for path in (SUMS, REPEATED, CHOICE):
         assert tool_of(path) == "lm-evaluation-harness"
-    for path in (ARCHIVE, DOCUMENT, NO_SAMPLES):
+    for path in (EPOCHS, DOCUMENT, NO_SAMPLES):
         assert tool_of(path) == "inspect_ai"
     (tmp_path / "report.json").write_text('{"table": []}')
     (tmp_path / "a.jsonl").write_text('{"problem_id": "p", "sample": 0}\n')
@@ -75,7 +73,7 @@ def test_a_choice_without_text_counts_by_its_metric():
 
 def test_inspect_grades_are_those_of_its_own_results():
     """Its results say accuracy .3541666, which is 17 of 48."""
-    log = read_log(ARCHIVE)
+    log = read_log(EPOCHS)
     assert (log.model, log.task, log.temperature) == ("hf/arithmetic-base", "sums", 1.0)
     (found,) = log_sets([log], [], ReadingOptions())
     assert found.correct.shape == (12, 4) and found.correct.sum() == 17
@@ -84,7 +82,7 @@ def test_inspect_grades_are_those_of_its_own_results():
     assert found.examples["sums/1"]["correct"]["completion"].startswith("22")
 
 
-def test_a_document_of_inspect_is_read_as_its_archive_is():
+def test_epochs_of_inspect_are_samples_and_its_scores_grades():
     raw = json.loads(DOCUMENT.read_text(encoding="utf-8"))
     (found,) = log_sets([read_log(DOCUMENT)], [], ReadingOptions())
     assert found.problems == ("sums/1", "sums/2", "sums/3")
@@ -99,7 +97,7 @@ def test_a_document_of_inspect_is_read_as_its_archive_is():
 
 
 def test_logs_of_two_tools_are_compared(tmp_path):
-    result = compare([f"lm={SUMS}", f"inspect={ARCHIVE}"], tmp_path, logs=STRICT, against="inspect")
+    result = compare([f"lm={SUMS}", f"inspect={EPOCHS}"], tmp_path, logs=STRICT, against="inspect")
     curve = result["pass_at_k"]["sums"]
     assert curve["lm"]["1"]["mean"] == pytest.approx(2 / 12)
     assert curve["inspect"]["1"]["mean"] == pytest.approx(17 / 48)
@@ -169,15 +167,15 @@ def ours(problems=None, golds=None):
 
 def test_problems_are_put_together_by_order_and_golds():
     mine = ours()
-    (theirs,) = log_sets([read_log(ARCHIVE)], [mine], ReadingOptions())
+    (theirs,) = log_sets([read_log(EPOCHS)], [mine], ReadingOptions())
     assert theirs.problems == mine.problems and dict(theirs.golds) == dict(mine.golds)
     assert set(theirs.texts) == set(mine.problems)
     # A set that was drawn in another order has the benchmark's in its texts.
     turned = ours(list(mine.golds)[::-1], list(mine.golds.values())[::-1])
     texts = dict.fromkeys(mine.golds, "?")
-    (again,) = log_sets([read_log(ARCHIVE)], [replace(turned, texts=texts)], ReadingOptions())
+    (again,) = log_sets([read_log(EPOCHS)], [replace(turned, texts=texts)], ReadingOptions())
     assert again.problems == mine.problems
-    (regraded,) = log_sets([read_log(ARCHIVE)], [mine], ReadingOptions(regrade=True))
+    (regraded,) = log_sets([read_log(EPOCHS)], [mine], ReadingOptions(regrade=True))
     assert regraded.grader == mine.grader
 
 
@@ -229,7 +227,7 @@ def test_what_is_correct_must_be_plain(path, message):
 
 def test_a_metric_that_no_log_has_is_refused():
     with pytest.raises(ValueError, match="--metric must name what the logs have, 'pattern'; got"):
-        log_sets([read_log(ARCHIVE)], [], STRICT)
+        log_sets([read_log(EPOCHS)], [], STRICT)
 
 
 def test_a_metric_that_is_no_yes_or_no_is_refused(tmp_path):
@@ -273,16 +271,10 @@ def test_scores_of_several_values_are_metrics_each(tmp_path):
     assert found.grader == "inspect_ai: pattern/right" and found.correct.sum() == 5
 
 
-def test_an_archive_that_was_cut_off_is_refused(tmp_path):
-    cut = tmp_path / "cut.eval"
-    cut.write_bytes(ARCHIVE.read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"an \.eval log must be an archive"):
-        read_log(cut)
-    unfinished = tmp_path / "unfinished.eval"
-    with zipfile.ZipFile(unfinished, "w") as archive:
-        archive.writestr("_journal/start.json", "{}")
-    with pytest.raises(ValueError, match=r"has no header\.json"):
-        read_log(unfinished)
+def test_an_archive_of_inspect_is_refused_with_the_command_that_makes_json_of_it(tmp_path):
+    (tmp_path / "a.eval").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"must be JSON; .*inspect log convert --to json --output"):
+        read_log(tmp_path / "a.eval")
 
 
 def test_a_line_that_is_no_sample_is_refused(tmp_path):
@@ -295,9 +287,9 @@ def test_logs_are_found_in_folders_and_by_name(tmp_path):
     folder = tmp_path / "out" / "my=model"
     shutil.copytree(LM_EVAL, folder)
     (folder / "results_2026.json").write_text('{"results": {}}')
-    sets, logs = find_sets([tmp_path / "out", f"other={ARCHIVE}"])
+    sets, logs = find_sets([tmp_path / "out", f"other={EPOCHS}"])
     assert sets == [] and len(logs) == 4
-    assert logs[ARCHIVE] == "other" and logs[folder / SUMS.name] is None
+    assert logs[EPOCHS] == "other" and logs[folder / SUMS.name] is None
     assert find_sets([folder / SUMS.name])[1] == {folder / SUMS.name: None}
     with pytest.raises(ValueError, match="a record set, another tool's log, or a folder with some"):
         find_sets([tmp_path / "nothing"])

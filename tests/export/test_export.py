@@ -110,31 +110,36 @@ def test_adapter_names_the_base_that_it_is_told(run, tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["adapter", "merged"])
-def test_the_cards_example_answers_as_the_package_does(run, tmp_path, kind):
-    """Run as a person would, who has transformers and peft and not this package."""
-    out = export(run, kind, tmp_path / "exported")
-    (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
-    assert "sage_unsloth" not in code
+def test_the_cards_example_answers_as_the_package_does(run, tmp_path):
+    """Run as a person would, who has transformers and peft and not this package: one process for
+    an adapter's and a merged model's, one after the other.
+    """
+    codes, expected = [], []
+    for kind in ("adapter", "merged"):
+        out = export(run, kind, tmp_path / kind)
+        (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+        assert "sage_unsloth" not in code
+        codes.append(code)
+        model, tokenizer = load_policy(
+            *((BASE,) if kind == "adapter" else (out,)),
+            **({"adapter": run.adapter} if kind == "adapter" else {}),
+        )
+        ids = torch.tensor([prompt_ids(tokenizer, "12*6=?")])
+        text = tokenizer.decode(
+            model.generate(ids, max_new_tokens=48, do_sample=False)[0, ids.shape[1] :]
+        )
+        assert text.endswith("</SOLUTION><|endoftext|>"), "in the format, which the prompt asks for"
+        expected.append(text.strip())
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
+        [sys.executable, "-P", "-c", "\nprint('---')\n".join(codes)],
         cwd=tmp_path,
         env=bare,
         capture_output=True,
         text=True,
         check=True,
     )
-    model, tokenizer = load_policy(
-        *((BASE,) if kind == "adapter" else (out,)),
-        **({"adapter": run.adapter} if kind == "adapter" else {}),
-    )
-    ids = torch.tensor([prompt_ids(tokenizer, "12*6=?")])
-    text = tokenizer.decode(
-        model.generate(ids, max_new_tokens=48, do_sample=False)[0, ids.shape[1] :]
-    )
-    assert done.stdout.strip() == text.strip()
-    assert text.endswith("</SOLUTION><|endoftext|>"), "in the format, which the prompt asks for"
+    assert [text.strip() for text in done.stdout.split("---\n")] == expected
 
 
 def test_no_path_of_this_machine_is_in_card_and_record(run, tmp_path):
@@ -361,8 +366,8 @@ def test_card_says_what_it_is():
     header = text.split("---\n")[1].splitlines()
     assert header == [
         "base_model: Qwen/Qwen2.5-Math-7B",
-        "license: apache-2.0",
         "library_name: peft",
+        "license: apache-2.0",
         "pipeline_tag: text-generation",
         "tags:",
         "- grpo",

@@ -98,12 +98,11 @@ RLVR = replace(
 UNREACHABLE = [row | {"answer": "123456789"} for row in arithmetic.problems("train")]
 
 
-@pytest.mark.parametrize("kind", ["adapter", "model"])
-def test_a_better_teacher_pulls_the_policy_where_no_reward_does(students, kind, tmp_path):
-    little, more, adapter = students
-    teacher = {"adapter": adapter, "model": more}[kind]
+def test_a_better_teacher_pulls_the_policy_where_no_reward_does(students, tmp_path):
+    """A whole model as teacher is the same run (`test_both_kinds_of_teacher_are_one`)."""
+    little, _, adapter = students
     trained = rlvr(
-        replace(RLVR, teacher=str(teacher)), little, UNREACHABLE, tmp_path, TeacherGuide()
+        replace(RLVR, teacher=str(adapter)), little, UNREACHABLE, tmp_path, TeacherGuide()
     )
     metrics = read_metrics(tmp_path)
     assert all(row["reward"] == 0 for row in metrics)

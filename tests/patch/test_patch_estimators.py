@@ -35,12 +35,23 @@ def estimator_trainer(make_trainer, kl_estimator, **settings):
     return make_trainer(use_bias_correction_kl=kl_estimator == "k3-is", **settings)
 
 
-@pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
+REDUCTIONS = [("grpo", 1), ("grpo", 2), ("bnpo", 2), ("dr_grpo", 2), ("dapo", 1), ("dapo", 2)]
+CASES = {
+    f"{kl_estimator}-{loss_type}-{accumulation}-{list(GUIDES)[(row + column) % len(GUIDES)]}": (
+        kl_estimator,
+        loss_type,
+        accumulation,
+        list(GUIDES.values())[(row + column) % len(GUIDES)],
+    )
+    for row, kl_estimator in enumerate(["k3-is", *PENALTIES])
+    for column, (loss_type, accumulation) in enumerate(REDUCTIONS)
+}
+"""Every penalty with every reduction and guide; `test_trl_parity.py` has the whole product."""
+
+
 @pytest.mark.parametrize(
-    ("loss_type", "accumulation"),
-    [("grpo", 1), ("grpo", 2), ("bnpo", 2), ("dr_grpo", 2), ("dapo", 1), ("dapo", 2)],
+    ("kl_estimator", "loss_type", "accumulation", "guide"), CASES.values(), ids=CASES
 )
-@pytest.mark.parametrize("kl_estimator", ["k3-is", *PENALTIES])
 def test_loss_gradients_and_kl_equal_the_oracle(
     make_trainer, kl_estimator, loss_type, accumulation, guide
 ):

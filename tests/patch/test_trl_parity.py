@@ -14,28 +14,32 @@ from oracle import completion_rows, credited_advantages, in_completion_layout, s
 from trl_parity import REVERSE, RUNS, combinations, everything
 
 from sage_unsloth.methods.penalties import PENALTIES
-from sage_unsloth.objective.loss import grpo_loss
+from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
 
 TESTS = Path(__file__).parents[1]
-NAMES = list(combinations())
 
 
 @pytest.fixture(scope="module")
 def both(unsloth_module, tmp_path_factory):
+    """Pairs and runs."""
+    return of_both("pairs", tmp_path_factory)
+
+
+def of_both(which, tmp_path_factory):
     """What each trainer computed; TRL's in a process of its own, meanwhile."""
     folder = tmp_path_factory.mktemp("parity")
     environment = {n: v for n, v in os.environ.items() if not n.startswith("UNSLOTH")}
     path = os.pathsep.join([str(TESTS.parent), str(TESTS), environment.get("PYTHONPATH", "")])
     with open(folder / "trl.log", "w") as log:
         other = subprocess.Popen(
-            [sys.executable, str(TESTS / "trl_parity.py"), str(folder)],
+            [sys.executable, str(TESTS / "trl_parity.py"), str(folder), which],
             cwd=TESTS.parent,
             env=environment | {"PYTHONPATH": path},
             stdout=log,
             stderr=log,
         )
     try:
-        of_unsloth = everything(build_trainer, folder / "unsloth")
+        of_unsloth = everything(build_trainer, folder / "unsloth", which == "every")
         other.wait()
     finally:
         other.kill()
@@ -118,10 +122,9 @@ def of_oracle(kept, name, scored):
     return {"loss": loss.item(), "gradients": dict(zip(named, gradients, strict=True))}
 
 
-def test_every_combination_of_guide_penalty_reduction_and_credit(both, scored):
-    of_unsloth, of_trl = both
-    assert len(NAMES) == 6 * 5 * 4 + 4 * len(REVERSE) * 4
-    for name in NAMES:
+def assert_agree(of_unsloth, of_trl, names, scored):
+    """Both trainers and the oracle, on each combination."""
+    for name in names:
         unsloth, trl = of_unsloth[name], of_trl[name]
         for key, values in unsloth["inputs"].items():
             assert torch.equal(values, trl["inputs"][key]), (name, key)
@@ -131,11 +134,32 @@ def test_every_combination_of_guide_penalty_reduction_and_credit(both, scored):
             assert_same(kept, of_oracle(kept, name, scored), 1e-5, name)
 
 
+def test_every_guide_with_every_penalty_and_credit(both, scored):
+    names = list(combinations(every=False))
+    assert len(names) == 6 * 5 + 4 * len(REVERSE) and {name[2] for name in names} == {*LOSS_TYPES}
+    assert_agree(*both, names, scored)
+
+
+@pytest.mark.long
+def test_every_combination_of_guide_penalty_reduction_and_credit(
+    unsloth_module, tmp_path_factory, scored
+):
+    names = list(combinations())
+    assert len(names) == 4 * (6 * 5 + 4 * len(REVERSE))
+    of_unsloth, of_trl = of_both("every", tmp_path_factory)
+    assert_agree(of_unsloth, of_trl, names, scored)
+    check_they_differ(of_trl, names)
+
+
 def test_combinations_differ(both):
+    check_they_differ(both[1], combinations(every=False))
+
+
+def check_they_differ(found, names):
     """A comparison of what nothing reaches would hold too."""
     losses = {}
-    for name in NAMES:
-        losses.setdefault(round(both[1][name]["loss"], 7), []).append(name)
+    for name in names:
+        losses.setdefault(round(found[name]["loss"], 7), []).append(name)
     # q = 1 on the policy's side is one loss for bnpo and dapo of one micro-batch.
     assert all(len({name[0] for name in same}) == 1 for same in losses.values()), losses
 

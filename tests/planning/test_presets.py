@@ -65,10 +65,10 @@ def test_paper_settings():
     r1 = MODELS["r1-distill-qwen-7b"]
     assert (r1.max_prompt_length, r1.max_completion_length, r1.sft_first) == (2048, 6144, False)
     base = MODELS["qwen2.5-math-7b"]
-    assert base.sft_first and not base.full_finetuning and base.can_use_vllm
+    assert base.sft_first and not base.full_finetuning
     assert base.max_prompt_length + base.max_completion_length == base.sft_max_length == 2048
     for name in ("qwen2.5-math-1.5b-instruct", "qwen2.5-3b-instruct"):
-        assert MODELS[name].full_finetuning and not MODELS[name].can_use_vllm
+        assert MODELS[name].full_finetuning
 
 
 def test_a_preset_by_its_hub_id():

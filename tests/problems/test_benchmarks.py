@@ -300,21 +300,6 @@ def test_a_gold_that_is_no_integer_is_listed(tmp_path):
     assert (listed["gold"], listed["why"]) == ("1/2", "no integer")
 
 
-def test_repairs_replace_golds_and_are_recorded(tmp_path):
-    rows = [{"problem": "P", "answer": "?"}, {"problem": "Q", "answer": "2"}]
-    file = write(tmp_path / "mine.jsonl", rows)
-    table = [{"id": "mine/0", "gold": r"\frac{1}{2}", "reason": "the solution ends so"}]
-    write(tmp_path / "mine.repairs.jsonl", table)
-    benchmark = load_benchmark("mine", file)
-    assert [row["answer"] for row in benchmark.rows] == [r"\frac{1}{2}", "2"]
-    assert benchmark.provenance[-1]["repairs"] == [
-        {"id": "mine/0", "was": "?", "gold": r"\frac{1}{2}", "reason": "the solution ends so"}
-    ]
-    for bad in ({"id": "mine/9", "gold": "1", "reason": "r"}, {"id": "mine/0", "gold": "1"}):
-        with pytest.raises(ValueError, match=r"a repair must have the id of a row of mine"):
-            load_benchmark("mine", file, write(tmp_path / "other.jsonl", [bad]))
-
-
 @pytest.mark.smoke
 def test_overlap_by_hand():
     rows = [

@@ -102,6 +102,7 @@ def test_what_is_of_unsloths_loss_is_not_compared_with_trls(choice):
         choose_variants(**choice, backend="trl")
 
 
+@pytest.mark.long
 def test_trls_own_loss_is_measured_in_a_process_without_unsloth(tmp_path):
     command = [sys.executable, "-m", "research.cost", "--backend", "trl", "--out", str(tmp_path)]
     size = ["--hidden", "64", "--vocabulary", "400", "--length", "6"]

@@ -1,7 +1,6 @@
 """Drawing: exact distribution, a stream of one's own, settings."""
 
 import dataclasses
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ from sage_unsloth.problems import arithmetic
 from sage_unsloth.sampling import engines, vllm_engine
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.sampling.record_sets import prompt_ids, sample_seed
-from sage_unsloth.sampling.refilling import can_refill
 from sage_unsloth.sampling.token_streams import invert, row_uniforms
 
 CONFIG = SamplingConfig(temperature=1.0, min_p=0.0, max_completion_length=32)
@@ -99,83 +97,6 @@ def test_a_completion_does_not_depend_on_its_batch(engine):
     differ = sum(together[key] != one[key] for one in alone for key in one)
     assert differ <= 1
     assert len({c.text for c in together.values()}) > 20
-
-
-def requests(engine, problems, samples):
-    """Prompts and seeds of every sample of every problem."""
-    return [
-        (prompt_ids(engine.tokenizer, row["problem"]), sample_seed(3407, row["id"], sample))
-        for row in problems
-        for sample in samples
-    ]
-
-
-def test_filled_places_draw_what_batches_drew(engine):
-    """Against `generate`, in a mix of prompts and lengths, hot enough for long completions."""
-    rows = arithmetic.problems("test")[:5]
-    rows[0] = rows[0] | {"problem": "What is, please, " + rows[0]["problem"]}
-    wanted = requests(engine, rows, range(12))
-    config = dataclasses.replace(CONFIG, temperature=2.0, max_completion_length=90, batch_size=16)
-    found = list(engine.stream(iter(wanted), config))
-    by_number = dict(found)
-    assert sorted(by_number) == list(range(60)), "each once"
-    batches = [
-        one
-        for start in range(0, 60, 16)
-        for one in engine._generate(*zip(*wanted[start : start + 16], strict=True), config)
-    ]
-    assert sum(by_number[i] != one for i, one in enumerate(batches)) <= 1  # up to rare rounding
-    lengths = [one.num_tokens for one in batches]
-    assert max(lengths) > 3 * min(lengths)
-    assert [number for number, _ in found] != sorted(by_number), "they come as they end"
-
-
-def test_places_are_filled_and_prompts_computed_once(engine, monkeypatch):
-    rows = arithmetic.problems("test")[:2]
-    wanted = requests(engine, rows, range(16))
-    forward, shapes = engine.model.forward, []
-
-    def counted(*args, input_ids, **options):
-        shapes.append(tuple(input_ids.shape))
-        return forward(*args, input_ids=input_ids, **options)
-
-    counted.__signature__ = inspect.signature(forward)
-    monkeypatch.setattr(engine.model, "forward", counted)
-    config = dataclasses.replace(CONFIG, temperature=2.0, max_completion_length=60, batch_size=8)
-    drawn = dict(engine.stream(wanted, config))
-    assert [shape for shape in shapes if shape[1] > 1] == [(1, len(wanted[i][0])) for i in (0, 16)]
-    tokens = sum(one.num_tokens for one in drawn.values())
-    steps = [rows for rows, columns in shapes if columns == 1]
-    assert max(steps) == 8 and sum(steps) < 1.3 * tokens, "few rows are computed after their end"
-
-
-def test_what_is_in_flight_is_drawn_where_no_more_is_asked_for(engine):
-    wanted, taken = requests(engine, arithmetic.problems("test")[:2], range(8)), []
-
-    def until_the_first_ends():
-        for request in wanted:
-            if ended:
-                return
-            taken.append(request)
-            yield request
-
-    ended = []
-    found = dict(
-        engine.stream(
-            until_the_first_ends(), dataclasses.replace(CONFIG, batch_size=4), ended.append
-        )
-    )
-    assert sorted(found) == list(range(4)) and len(taken) == 4
-    assert sum(ended) == 4, "each was told"
-
-
-def test_models_whose_rows_cannot_be_taken_out_draw_by_generate(engine):
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    assert can_refill(engine.model)
-    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    sliding = Gemma3TextConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
-    assert not can_refill(Gemma3ForCausalLM(sliding)), "a window that slides keeps no old keys"
 
 
 def test_min_p_top_k_and_top_p_leave_out_what_they_should(engine):

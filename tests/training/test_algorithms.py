@@ -261,12 +261,18 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     seen["patched"], unpatched = False, UnslothHook.apply
     monkeypatch.setattr(UnslothHook, "apply", apply)
     monkeypatch.setattr(stage, "train", watched)
-    config = replace(smoke_config().rlvr, learning_rate=5e-3, prompts_per_step=4, log_entropy=False)
+    config = replace(
+        smoke_config().rlvr,
+        learning_rate=5e-3,
+        prompts_per_step=4,
+        log_entropy=False,
+        preflight_prompts=0,
+    )
     if name == "sage-teacher":
         config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     settings = algorithm.configure(config)
     if settings.rehearsal_coef:
-        settings = replace(settings, rehearsal=f"{settings.rehearsal},problems=20")
+        settings = replace(settings, rehearsal=f"{settings.rehearsal},problems=10")
     rlvr(settings, merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)
 
     args = seen["args"]

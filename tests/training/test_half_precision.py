@@ -42,12 +42,18 @@ def test_the_adapter_is_float32_on_a_base_in_the_format(unsloth_module, dtype):
     }
 
 
+SFT = replace(smoke_config().sft, learning_rate=5e-3, warmup_steps=0)
+
+
+@pytest.fixture(scope="module")
+def exact(unsloth_module, tmp_path_factory):
+    """SFT in float32."""
+    return sft(SFT, BASE, arithmetic.problems("sft"), tmp_path_factory.mktemp("exact"))
+
+
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_sft_trains_in_the_format(unsloth_module, tmp_path, dtype):
-    config = replace(smoke_config().sft, precision=dtype, learning_rate=5e-3, warmup_steps=0)
-    rows = arithmetic.problems("sft")
-    merged = sft(config, BASE, rows, tmp_path / "half")
-    exact = sft(replace(config, precision="auto"), BASE, rows, tmp_path / "exact")
+def test_sft_trains_in_the_format(exact, tmp_path, dtype):
+    merged = sft(replace(SFT, precision=dtype), BASE, arithmetic.problems("sft"), tmp_path / "half")
     assert {w.dtype for w in load_file(merged / "model.safetensors").values()} == {
         getattr(torch, dtype)
     }

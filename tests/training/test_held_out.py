@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from sage_unsloth.__main__ import main
 from sage_unsloth.evaluation.named_models import parse_model
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import LoraSettings
 from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import RandomGuide
@@ -31,7 +30,6 @@ from sage_unsloth.training.policy_engine import preserve_random_state
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.rows import best_evaluation, held_out_curve
-from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import METRICS, read_metrics
 
 TRAIN = arithmetic.problems("train")
@@ -62,9 +60,8 @@ def equal(one, other):
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory, unsloth_module):
-    base = data_folder() / BASE_MODEL
-    return sft(SMOKE.sft, base, arithmetic.problems("sft"), tmp_path_factory.mktemp("sft"))
+def merged(smoke_sft):
+    return smoke_sft
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +201,26 @@ def test_a_best_adapter_of_steps_that_are_trained_again_is_taken_back(
     ]  # fmt: skip
 
 
-def test_patience_ends_the_run(merged, tmp_path):
+def test_patience_ends_the_run_also_where_it_was_killed_behind_it(merged, tmp_path, monkeypatch):
     """A policy that does not learn is not better: the run ends after two evaluations."""
+    from peft import PeftModel
+
     config = replace(
         PLAIN, learning_rate=1e-12, eval_steps=1, eval_samples=1, patience=2, best_by="pass@k"
     )
+    save = PeftModel.save_pretrained
+
+    def dies(self, folder, *args, **kwargs):
+        if "adapter.partial" in str(folder):
+            raise Killed
+        return save(self, folder, *args, **kwargs)
+
+    monkeypatch.setattr(PeftModel, "save_pretrained", dies)
+    with pytest.raises(Killed):
+        rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+    monkeypatch.undo()
     adapter = rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
-    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2], "not a step more"
     assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 0
     assert rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT) == adapter
 
@@ -277,25 +287,6 @@ def test_an_evaluation_says_at_which_k_and_in_which_family_pass_at_k_fell():
     first = held_out_metrics(before, [{"id": row["id"]} for row in rows])
     assert not [name for name in first if "change" in name or "guess" in name or "/a" in name]
     assert change_text(first, 4) == ""
-
-
-def test_killed_after_the_evaluation_that_ended_the_run(merged, tmp_path, monkeypatch):
-    from peft import PeftModel
-
-    config = replace(PLAIN, learning_rate=1e-12, eval_steps=1, eval_samples=1, patience=2)
-    save = PeftModel.save_pretrained
-
-    def dies(self, folder, *args, **kwargs):
-        if "adapter.partial" in str(folder):
-            raise Killed
-        return save(self, folder, *args, **kwargs)
-
-    monkeypatch.setattr(PeftModel, "save_pretrained", dies)
-    with pytest.raises(Killed):
-        rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
-    monkeypatch.undo()
-    rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
-    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2], "not a step more"
 
 
 def test_rows_are_held_out_with_every_row_of_their_problem():

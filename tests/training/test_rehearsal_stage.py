@@ -9,16 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from sage_unsloth.methods.rehearsal import METRIC, RehearsalRule
-from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.rehearsal import REHEARSAL, _right
 from sage_unsloth.training.rlvr_stage import rlvr
-from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
-BASE = data_folder() / BASE_MODEL
 CONFIG = smoke_config()
 WEIGHTS = "adapter_model.safetensors"
 TRAIN = arithmetic.problems("train")[:24]
@@ -34,8 +31,8 @@ RLVR = replace(
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory, unsloth_module):
-    return sft(CONFIG.sft, BASE, arithmetic.problems("sft"), tmp_path_factory.mktemp("sft"))
+def merged(smoke_sft):
+    return smoke_sft
 
 
 @pytest.fixture(scope="module")

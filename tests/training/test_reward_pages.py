@@ -42,7 +42,7 @@ def follow(tmp_path, monkeypatch):
     return do
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_on_rewards(follow, unsloth_module, capsys):
     assert follow(REWARDS) == ["train", "evaluate"]
     *_, start, mine = capsys.readouterr().out.splitlines()
@@ -54,7 +54,7 @@ def test_the_page_on_rewards(follow, unsloth_module, capsys):
     assert all("reward/brevity" in row for row in read_metrics("runs/two-rewards"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_on_verifiers(follow, unsloth_module, capsys):
     assert follow(VERIFIERS) == ["train", "evaluate", "train"]
     run = json.loads(Path("runs/code/run.json").read_text())["settings"]

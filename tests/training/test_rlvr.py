@@ -3,6 +3,7 @@ the notebooks call.
 """
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -39,8 +40,8 @@ def adapter_weights(folder):
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory, unsloth_module):
-    return sft(CONFIG.sft, BASE, arithmetic.problems("sft"), tmp_path_factory.mktemp("sft"))
+def merged(smoke_sft):
+    return smoke_sft
 
 
 @pytest.fixture(scope="module")
@@ -491,21 +492,34 @@ def test_a_gold_that_is_no_answer_is_refused_at_once(merged, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_trackers_get_our_metrics_too(merged, tmp_path, monkeypatch):
-    """What a tracker's callback sees, which is called with the others at each log."""
-    from transformers.trainer_callback import CallbackHandler
+def test_a_tracker_gets_our_metrics_too(merged, tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    seen, call = [], CallbackHandler.call_event
+    for name in ("TENSORBOARD_LOGGING_DIR", "WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.setenv(name, "")  # so that what the run sets is undone
+        monkeypatch.delenv(name)
+    rlvr(replace(RLVR, max_steps=1, report_to="tensorboard"), merged, TRAIN, tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    (row,) = read_metrics(tmp_path / "run")
+    for name in ("reward/correct", "seconds", "kl/ref_k3", "sage/entropy"):
+        (point,) = events.Scalars(f"train/{name}")
+        assert (point.step, point.value) == (1, pytest.approx(row[name])), name
 
-    def record(self, event, args, state, control, **kwargs):
-        result = call(self, event, args, state, control, **kwargs)
-        if event == "on_log":
-            seen.append(dict(kwargs["logs"]))
-        return result
 
-    monkeypatch.setattr(CallbackHandler, "call_event", record)
-    rlvr(replace(RLVR, max_steps=1), merged, TRAIN, tmp_path)
-    assert {"reward/correct", "seconds", "kl/ref_k3", "sage/entropy"} <= seen[0].keys()
+def test_wandb_is_offline_unless_its_mode_is_set(tmp_path, monkeypatch):
+    from transformers.integrations import WandbCallback
+
+    from sage_unsloth.training.stage import tracker_callbacks
+
+    for name in ("TENSORBOARD_LOGGING_DIR", "WANDB_PROJECT"):
+        monkeypatch.setenv(name, "")
+    for mode, expected in ((None, "offline"), ("disabled", "disabled")):
+        monkeypatch.setenv("WANDB_MODE", mode or "")
+        if mode is None:
+            monkeypatch.delenv("WANDB_MODE")
+        (callback,) = tracker_callbacks("wandb", tmp_path)
+        assert isinstance(callback, WandbCallback) and os.environ["WANDB_MODE"] == expected
 
 
 def test_two_processes_do_not_train_in_one_folder(merged, tmp_path):
