@@ -16,6 +16,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,13 @@ SETTINGS = """
 source_paths = ["sage_unsloth"]
 only_mutate = ["sage_unsloth/{files}"]
 also_copy = ["research", "data", "docs", "notebooks", "tests"]
-pytest_add_cli_args = ["-q", "-p", "no:cacheprovider", "-m", "not long"]
+pytest_add_cli_args = [
+    "-q", "-p", "no:cacheprovider", "-p", "research.mutation", "-m", "not long and not slow",
+]
 pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
+timeout_constant = 10.0
+timeout_multiplier = 4.0
 """
 
 
@@ -63,12 +68,28 @@ def mutate(
     noticed = len(outcomes) - len(survivors)
     return {
         "room": room,
+        "tests": list(tests),
+        "seed": seed,
         "mutants": len(names),
         "tried": len(outcomes),
         "noticed": noticed,
         "survivors": survivors,
         "environment": environment(),
     }
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """This module is also a plugin of pytest: files whose tests take less time come first."""
+    stats = Path("mutmut-stats.json")
+    if not stats.is_file():
+        return
+    seconds: Counter[str] = Counter()
+    for test, duration in read_json(stats)["duration_by_test"].items():
+        seconds[test.partition("::")[0]] += duration
+    items.sort(key=lambda item: seconds[item.nodeid.partition("::")[0]])
+
+
+pytest_collection_modifyitems.pytest_impl = {"trylast": True}
 
 
 def _pattern(room: str) -> str:
