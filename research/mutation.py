@@ -6,8 +6,7 @@
 mutmut changes one expression at a time (an operator, a number, an argument left out) in a copy of
 the repository and runs those tests of the room that reach it. A sample of the mutants is tried,
 the same for the same seed; those that no test notices are listed with their change, and `judged`
-says of each whether it is the same program (equivalent) or a test is missing. A second call keeps
-these words.
+says of each what it is, by one of `JUDGEMENTS`. A second call keeps these words.
 """
 
 import argparse
@@ -29,6 +28,13 @@ ROOT = DATA.parent
 NO_TEST, NOTICED, SURVIVED = "no test reaches it", "noticed", "survived"
 OUTCOMES: dict[int | None, str] = {0: SURVIVED, 5: SURVIVED, 33: NO_TEST}
 """Of mutmut's exit codes; any other is a test that failed, died or hung."""
+JUDGEMENTS = {
+    "equivalent": "the same program; the reason follows",
+    "wording": "changes the words of an error or a log line alone",
+    "other test": "one that the sample left out notices it, of this name",
+    "test added": "one of this name was written for it, and fails under it",
+    "test missing": "what a user would get",
+}
 SETTINGS = """
 [tool.mutmut]
 source_paths = ["sage_unsloth"]
@@ -76,6 +82,16 @@ def mutate(
         "survivors": survivors,
         "environment": environment(),
     }
+
+
+def score(result: dict[str, Any]) -> tuple[int, int, int]:
+    """How many mutants are another program, and how many of these the tests noticed when the sample
+    was drawn, and notice now.
+    """
+    words = Counter(row["judged"].partition(":")[0] for row in result["survivors"].values())
+    counted = result["tried"] - words["equivalent"] - words["wording"]
+    before = result["noticed"] + words["other test"]
+    return counted, before, before + words["test added"]
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
