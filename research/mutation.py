@@ -42,6 +42,7 @@ only_mutate = ["sage_unsloth/{files}"]
 also_copy = ["research", "data", "docs", "notebooks", "tests"]
 pytest_add_cli_args = [
     "-q", "-p", "no:cacheprovider", "-p", "research.mutation", "-m", "not long and not slow",
+    "-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true",
 ]
 pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
