@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from research import gpu_lines, many_gpus, memory_count
+from research import gpu_lines, many_gpus, memory_count, mutation
 from research.benchmark import text as evidence_text
 from research.cost import report as cost_report
 from research.frontier import text as frontier_text
@@ -308,6 +308,19 @@ def from_pythons() -> str:
     )
 
 
+def from_mutation() -> str:
+    """How many of a room's mutants its tests notice."""
+    rows = []
+    for file in sorted((ROOT / RESULTS / "reliability" / "mutation").glob("*.json")):
+        result = read("reliability", "mutation", file.name)
+        counted, before, now = mutation.score(result)
+        tried = f"{result['tried']} of {result['mutants']}"
+        share = f"{now / counted:.0%}"
+        rows.append([f"`{result['room']}`", tried, str(counted), str(before), str(now), share])
+    header = ["room", "tried", "another program", "noticed at first", "noticed now", "share"]
+    return markdown(header, rows)
+
+
 def from_hosted() -> str:
     """Which packages of Colab's image are replaced, by its card."""
     rows = read("hosted", "colab.json")["machines"]
@@ -382,6 +395,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "red-team": from_red_team,
     "reliability": from_reliability,
     "versions": from_versions,
+    "mutation": from_mutation,
     "python": from_pythons,
     "hosted": from_hosted,
     "selftest": from_selftest,

@@ -6,8 +6,7 @@
 mutmut changes one expression at a time (an operator, a number, an argument left out) in a copy of
 the repository and runs those tests of the room that reach it. A sample of the mutants is tried,
 the same for the same seed; those that no test notices are listed with their change, and `judged`
-says of each whether it is the same program (equivalent) or a test is missing. A second call keeps
-these words.
+says of each what it is, by one of `JUDGEMENTS`. A second call keeps these words.
 """
 
 import argparse
@@ -16,6 +15,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,26 @@ ROOT = DATA.parent
 NO_TEST, NOTICED, SURVIVED = "no test reaches it", "noticed", "survived"
 OUTCOMES: dict[int | None, str] = {0: SURVIVED, 5: SURVIVED, 33: NO_TEST}
 """Of mutmut's exit codes; any other is a test that failed, died or hung."""
+JUDGEMENTS = {
+    "equivalent": "the same program; the reason follows",
+    "wording": "changes the words of an error or a log line alone",
+    "other test": "one that the sample left out notices it, of this name",
+    "test added": "one of this name was written for it, and fails under it",
+    "test missing": "what a user would get",
+}
 SETTINGS = """
 [tool.mutmut]
 source_paths = ["sage_unsloth"]
 only_mutate = ["sage_unsloth/{files}"]
 also_copy = ["research", "data", "docs", "notebooks", "tests"]
-pytest_add_cli_args = ["-q", "-p", "no:cacheprovider", "-m", "not long"]
+pytest_add_cli_args = [
+    "-q", "-p", "no:cacheprovider", "-p", "research.mutation", "-m", "not long and not slow",
+    "-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true",
+]
 pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
+timeout_constant = 10.0
+timeout_multiplier = 4.0
 """
 
 
@@ -63,12 +75,38 @@ def mutate(
     noticed = len(outcomes) - len(survivors)
     return {
         "room": room,
+        "tests": list(tests),
+        "seed": seed,
         "mutants": len(names),
         "tried": len(outcomes),
         "noticed": noticed,
         "survivors": survivors,
         "environment": environment(),
     }
+
+
+def score(result: dict[str, Any]) -> tuple[int, int, int]:
+    """How many mutants are another program, and how many of these the tests noticed when the sample
+    was drawn, and notice now.
+    """
+    words = Counter(row["judged"].partition(":")[0] for row in result["survivors"].values())
+    counted = result["tried"] - words["equivalent"] - words["wording"]
+    before = result["noticed"] + words["other test"]
+    return counted, before, before + words["test added"]
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """This module is also a plugin of pytest: files whose tests take less time come first."""
+    stats = Path("mutmut-stats.json")
+    if not stats.is_file():
+        return
+    seconds: Counter[str] = Counter()
+    for test, duration in read_json(stats)["duration_by_test"].items():
+        seconds[test.partition("::")[0]] += duration
+    items.sort(key=lambda item: seconds[item.nodeid.partition("::")[0]])
+
+
+pytest_collection_modifyitems.pytest_impl = {"trylast": True}
 
 
 def _pattern(room: str) -> str:

@@ -194,6 +194,7 @@ def test_the_answer_is_in_the_tag_or_in_the_last_block(grader):
         ("assert sum(f(1)) == 3.5 and round(f(2), 2) == 3.14", [[1, 2.5], 3.14159], True),
         ("assert f(1) % 2 == 1 and f(2) // 2 == 3 and f(3) * 2 == 'abab'", [7, 7, "ab"], True),
         ("assert str(f(1)) == \"{'a': [1]}\" and int(f(2)) == 12", [{"a": [1]}, "12"], True),
+        ("assert float(f(1)) == 1.5 and float(f(2)) == 2", ["1.5", 2], True),
         ("assert f(1) + [3] == [1, 2, 3] and -f(2) == 4", [[1, 2], -4], True),
         ("assert f(1)", [set()], False),
         ("assert f(1) == f(2)", [float("nan"), float("nan")], False),

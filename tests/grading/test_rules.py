@@ -254,3 +254,10 @@ def test_a_unit_of_one_letter_that_is_set_as_text_is_a_unit(gold, right, wrong):
             text: grader.judge_answers([text], [gold])[0].grade for text in (gold, *right, *wrong)
         }
     assert {text for text, found in verdicts.items() if found == "correct"} == {gold, *right}
+
+
+@pytest.mark.parametrize("answer, gold, right", [
+    ("_{6}P_2", "30", True), ("_{6}P_2", "15", False), ("_{6}C_2", "15", True),
+])  # fmt: skip
+def test_permutations_and_combinations_are_numbers(answer, gold, right):
+    assert (verdict(answer, gold).grade is Grade.CORRECT) is right

@@ -84,6 +84,8 @@ def test_the_sentence(beta, credit, wrong, says):
     dose = GuideDose(0.024, 1.04, 0.3, wrong, spread=1.3, sigma=0.5)
     assert says in dose_text(dose, beta, credit)
     assert "2.4 % of the tokens" in dose_text(dose, beta, credit)
+    worth = f"at most {dose.payment(beta):.2g} of a reward"
+    assert (worth in dose_text(dose, beta, credit)) is (credit == "sequence")
 
 
 def test_a_guide_that_touches_nothing_is_said_to_be_off():

@@ -393,6 +393,13 @@ def test_off_replaces_nothing(make_trainer):
         assert "_generate" not in vars(trainer)
 
 
+def test_what_is_no_training_batch_is_graded_as_the_trainer_would():
+    batches = object.__new__(_Batches)
+    batches.made = None
+    given = (["rows"], ["prompts"], ["completions"], ["ids"])
+    assert batches.grade(lambda *values: values, *given) == given
+
+
 def test_dead_groups_by_hand():
     nan = math.nan
     rewards = torch.tensor([0.0, 0, 0, 1, 1, 1, nan, 2, nan, nan, 3, 4, 7.3, 7.3, 7.3])

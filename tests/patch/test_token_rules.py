@@ -1,12 +1,14 @@
 """Rules for the advantages of tokens, by name and inside Unsloth's trainer."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from oracle import train_and_check
 
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.covariance import clip_cov, kl_cov
-from sage_unsloth.methods.token_rules import check_token_rule, token_rule
+from sage_unsloth.methods.token_rules import check_token_rule, token_rule, updates_of_batch
 from sage_unsloth.objective.guides import RandomGuide
 
 
@@ -102,3 +104,10 @@ def test_draws_repeat_and_leave_the_guides_noise_as_it_is(make_trainer):
     half = len(drawn) // 2
     assert half > 1 and drawn[:half] == drawn[half:]
     assert len({tuple(values) for values in drawn[:half]}) == half
+
+
+@pytest.mark.parametrize(("steps", "accumulated", "expected"), [(3, 2, 2), (4, 2, 4), (1, 2, 2)])
+def test_updates_of_a_batch_are_whole(steps, accumulated, expected):
+    args = SimpleNamespace(steps_per_generation=steps, gradient_accumulation_steps=accumulated)
+    updates = updates_of_batch(SimpleNamespace(args=args, num_iterations=2))
+    assert updates == expected and isinstance(updates, int)

@@ -11,7 +11,13 @@ import pytest
 
 from sage_unsloth.__main__ import main, make_parser
 from sage_unsloth.models.lora import LoraSettings
-from sage_unsloth.runs.settings import GROUPS, names_where, parse_settings, settings_of
+from sage_unsloth.runs.settings import (
+    GROUPS,
+    markdown_table,
+    names_where,
+    parse_settings,
+    settings_of,
+)
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.setting_options import expand_config, recorded_command
 from sage_unsloth.training.sft_config import SftConfig
@@ -129,9 +135,16 @@ def test_choices_are_those_of_the_code_that_reads_them():
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 def test_a_field_says_what_it_is_on_a_line(stage):
+    table = markdown_table(stage)
     for one in fields(stage):
         assert one.metadata["group"] in GROUPS and one.metadata["text"]
         assert f"{one.name}: {one.metadata['text']}" in stage.__doc__
+    for name, item in settings_of(stage).items():
+        limits = f" ({item.limits})" if item.limits else ""
+        if "." not in name:
+            assert f"{name}: {item.text}{limits}.\n" in stage.__doc__
+        assert f"| `--{name.replace('_', '-')}` |" in table
+    assert settings_of(stage)["seed"].limits == ""
     assert {*names_where(stage, "free")} >= {"save_steps", "report_to"}
 
 

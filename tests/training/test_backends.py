@@ -18,6 +18,7 @@ from sage_unsloth.sampling.server_calls import check_requests
 from sage_unsloth.trainers import backends
 from sage_unsloth.training.by_trl import check_trl, keep_base_as_reference
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft_config import SftConfig
 from sage_unsloth.training.stage import run_settings
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,17 @@ def check_same(found, expected, within):
     for row, other in zip(rows, expected[1], strict=True):
         for name in (row.keys() & other.keys()) - DEFINED_OTHERWISE - {*OF_THE_CLOCK}:
             assert row[name] == pytest.approx(other[name], rel=1e-3, abs=1e-4), name
+
+
+def test_a_record_says_how_many_processes_and_what_splits_the_model(monkeypatch):
+    base = ROOT / "data" / "arithmetic-base"
+    assert not {"processes", "sharded_by"} & run_settings("rlvr", RlvrConfig(), base, []).keys()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    settings = run_settings("rlvr", RlvrConfig(), base, [])
+    assert (settings["processes"], settings["sharded_by"]) == (2, "FSDP")
+    with pytest.raises(ValueError, match="SFT runs in one process; got WORLD_SIZE=2"):
+        run_settings("sft", SftConfig(), base, [])
 
 
 @pytest.mark.long
