@@ -247,8 +247,8 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(words):
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
-        ("beta=0", "; --beta 0.05, or train without a guide"),
-        ("kl_estimator=k2 beta=0", "; --beta 0.05, or train without a guide"),
+        ("beta=0", ". Give --beta 0.05, or train without a guide"),
+        ("kl_estimator=k2 beta=0", ". Give --beta 0.05, or train without a guide"),
         ("epsilon=2", "epsilon must be in [0, 1]; got 2"),
     ],
 )
@@ -359,12 +359,12 @@ def test_no_message_names_an_option_or_a_setting_that_does_not_exist():
             if not isinstance(text, str) or " " not in text or id(node) in docstrings:
                 continue
             named = re.findall(r"(?<![\w(-])--[a-z][\w.-]*\w(?!\w*:)", text)  # no colour of a page
-            advised = re.findall(r"\bset ([a-z_]+)=", text)
+            advised = re.findall(r"\b[Ss]et ([a-z_]+)=", text)
             unknown += [(file.name, name) for name in {*named} - options | {*advised} - settings]
     assert not unknown
 
 
 def test_an_advised_setting_is_written_as_an_option_once():
     with pytest.raises(ValueError) as error, naming_options(RlvrConfig, by_set=True):
-        raise ValueError("a rule; got 0; give --set beta=0.1, or set seed=2")
-    assert str(error.value) == "a rule; got 0; give --set beta=0.1, or --set seed=2"
+        raise ValueError("a rule, got 0. Set beta=0.1, or give --set seed=2")
+    assert str(error.value) == "a rule, got 0. Give --set beta=0.1, or give --set seed=2"

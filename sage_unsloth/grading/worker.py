@@ -92,9 +92,8 @@ class Worker:
         if not self._await_child():
             self.stop()
             raise RuntimeError(
-                f"a grading worker must start within {START_LIMIT:g} s and {self.arguments[2]:g} "
-                "GiB; it did not, and its message is on stderr; install what it misses, or raise "
-                "the limit"
+                f"a grading worker did not start within {START_LIMIT:g} s and "
+                f"{self.arguments[2]:g} GiB (its message is on stderr)"
             )
 
     def _await_child(self) -> bool:

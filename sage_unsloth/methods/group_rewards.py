@@ -150,16 +150,15 @@ def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
     check_rule(rule, trainer.num_generations, any_reward=in_reward)
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
-            f"advantages={rule.text!r} is a rule for the sum of the rewards, so "
-            "multi_objective_aggregation must be 'sum_then_normalize'; got "
-            f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo' "
-            "and kl_in at 'loss'"
+            f"advantages={rule.text!r} needs the sum of the rewards, so "
+            "multi_objective_aggregation must be 'sum_then_normalize', got "
+            f"{trainer.multi_objective_aggregation!r}"
         )
     if seam_of(trainer).name == "unsloth" and drops_equal_rewards():
         raise ValueError(
             f"advantages={rule.text!r} may learn from groups of equal rewards, which "
-            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo' "
-            "and kl_in at 'loss'"
+            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops. Unset it, or use advantages='grpo' and "
+            "kl_in='loss'"
         )
 
 
@@ -197,7 +196,7 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
     if [tuple(rewards.shape) for rewards in graded] != [expected]:
         raise ContractError(
             f"{names.ROLLOUT} must call {names.REWARDS} once, for the rewards of all processes",
-            found=[tuple(rewards.shape) for rewards in graded],
+            actual=[tuple(rewards.shape) for rewards in graded],
             expected=[expected],
         )
     rewards = total_rewards(trainer, graded[0])
@@ -209,7 +208,7 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
         raise ContractError(
             f"the advantages of {names.ROLLOUT} must be those of the rewards of {names.REWARDS}, "
             "in its order",
-            found=result.tolist(),
+            actual=result.tolist(),
             expected=of_trl.tolist(),
         )
     return rewards

@@ -73,4 +73,4 @@ PENALTIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def check_kl_estimator(kl_estimator: str) -> None:
     """Raise ValueError unless `kl_estimator` is one of `KL_ESTIMATORS`."""
     if kl_estimator not in KL_ESTIMATORS:
-        raise ValueError(f"kl_estimator must be one of {KL_ESTIMATORS}; got {kl_estimator!r}")
+        raise ValueError(f"kl_estimator must be one of {KL_ESTIMATORS}, got {kl_estimator!r}")

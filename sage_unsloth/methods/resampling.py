@@ -86,7 +86,7 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
             open on the trainer.
     """
     if max_resamples < 0:
-        raise ValueError(f"max_resamples must be >= 0; got {max_resamples}; 0 switches it off")
+        raise ValueError(f"max_resamples must be >= 0, got {max_resamples}")
     if max_resamples == 0:
         yield
         return
@@ -126,7 +126,7 @@ class _Batches:
             if self.made is not None or self.rows is not None:
                 raise ContractError(
                     f"{names.ROLLOUT} must call {names.GENERATE} and {names.REWARDS} once each",
-                    found="one of them was not called",
+                    actual="one of them was not called",
                     expected="both",
                 )
         finally:
@@ -193,7 +193,7 @@ class _Batches:
             raise ContractError(
                 f"{names.ROLLOUT} must pass the rows, the prompts and the completions that it has "
                 f"on to {names.REWARDS}",
-                found=f"the same rows, prompts, completions: {given}",
+                actual=f"the same rows, prompts, completions: {given}",
                 expected="the same lists",
             )
         self.rows = self.made = None
@@ -218,7 +218,7 @@ class _Batches:
                 f"{names.GENERATE} must return prompt ids, completion ids, no tool mask, "
                 "completions, log-probabilities or None, no extra fields and no images, each a "
                 "list of a value per completion",
-                found=[type(value).__name__ for value in result] + [sizes],
+                actual=[type(value).__name__ for value in result] + [sizes],
                 expected=f"lists of {len(prompts)}",
             )
         return result
@@ -229,7 +229,7 @@ class _Batches:
         if rewards.shape != (len(rows), len(self.trainer.reward_funcs)):
             raise ContractError(
                 f"{names.REWARDS} must return a reward for each completion and function",
-                found=tuple(rewards.shape),
+                actual=tuple(rewards.shape),
                 expected=(len(rows), len(self.trainer.reward_funcs)),
             )
         return rewards, RewardLogs(self.trainer)
@@ -267,7 +267,7 @@ class _Batches:
         ):
             raise ContractError(
                 f"{names.GENERATE} must log the lengths of its completions as before",
-                found=result,
+                actual=result,
                 expected=expected,
             )
 
@@ -282,7 +282,7 @@ class _Batches:
             raise ContractError(
                 "the completions of a prompt must be side by side in the rollout batch, and "
                 "prompts must be the rows' own",
-                found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
+                actual=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
                 expected=f"blocks of {size} rows with one prompt",
             )
 
@@ -292,35 +292,31 @@ def _check_trainer(trainer: Any) -> None:
     processes = trainer.accelerator.num_processes
     if processes != 1:
         raise ValueError(
-            f"dynamic_sampling works in one process, since groups may be split between several; "
-            f"got {processes}; start "
-            "training without torchrun, or without dynamic_sampling"
+            "dynamic_sampling needs a single process, because groups may be split between several, "
+            f"got {processes}"
         )
     if trainer.tools or trainer.environment_factories or trainer.rollout_func:
         raise ValueError(
-            "dynamic_sampling samples replacements by the trainer's own generation, without "
-            "tools, environments or a rollout "
-            f"function; got tools={trainer.tools}, environments={trainer.environment_factories}, "
-            f"rollout_func={trainer.rollout_func}; leave these out, or dynamic_sampling"
+            "dynamic_sampling generates as the trainer does, without tools, environments or a "
+            f"rollout function, got tools={trainer.tools}, "
+            f"environments={trainer.environment_factories}, rollout_func={trainer.rollout_func}"
         )
     data = trainer.train_dataset
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
-            "dynamic_sampling draws rows of the training dataset by number, so it must have a "
-            "length and rows; got "
-            f"{type(data).__name__}; load it as a datasets.Dataset"
+            "dynamic_sampling needs a training dataset with a length and rows, got "
+            f"{type(data).__name__}. Load it as a datasets.Dataset"
         )
     images = IMAGE_COLUMNS & set(getattr(data, "column_names", None) or ())
     if images:
         raise ValueError(
-            f"dynamic_sampling is for text alone; the training dataset has {sorted(images)}; "
-            f"remove these columns"
+            "dynamic_sampling is for text only, but the training dataset has the columns "
+            f"{sorted(images)}"
         )
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
-            "dynamic_sampling finds groups without a signal by the sum of their rewards, so "
-            "multi_objective_aggregation must be "
-            f"'sum_then_normalize'; got {trainer.multi_objective_aggregation!r}; change it"
+            "dynamic_sampling needs the sum of the rewards, so multi_objective_aggregation must be "
+            f"'sum_then_normalize', got {trainer.multi_objective_aggregation!r}"
         )
 
 
@@ -333,5 +329,7 @@ def _check_functions(trainer: Any) -> None:
         result = None if function is None else tuple(inspect.signature(function).parameters)
         if result != expected:
             raise ContractError(
-                f"{name} of the trainer must have these parameters", found=result, expected=expected
+                f"{name} of the trainer must have these parameters",
+                actual=result,
+                expected=expected,
             )

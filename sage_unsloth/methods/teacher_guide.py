@@ -44,7 +44,7 @@ class TeacherGuide:
         check_clip(self.q_min, self.q_max)
         if not (math.isfinite(self.kappa) and self.kappa >= 0):
             raise ValueError(
-                f"kappa must be finite and >= 0 because it is an exponent; got {self.kappa}"
+                f"kappa must be finite and >= 0 because it is an exponent, got {self.kappa}"
             )
 
     @torch.no_grad()

@@ -73,8 +73,8 @@ def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
         function = named_function(name, "a rule for the advantages of tokens").function
     else:
         raise ValueError(
-            f"token_advantages must be one of {NONE}, {', '.join(TOKEN_RULES)}, or module:function "
-            f"for a rule of your own; got {text!r}"
+            f"token_advantages must be one of {NONE}, {', '.join(TOKEN_RULES)}, or your own "
+            f"module:function, got {text!r}"
         )
     known = [*inspect.signature(function).parameters][2:]
     known = [parameter for parameter in known if parameter not in OFFERED]
@@ -99,9 +99,8 @@ def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
     """
     if getattr(rule, "func", rule) is covariance.kl_cov and updates <= 1:
         raise ValueError(
-            "'kl-cov' changes nothing in the first update of a rollout batch, so it needs several; "
-            f"got {updates}; use a GRPOConfig of your own with num_iterations above 1, in "
-            "token_advantages_by(trainer, 'kl-cov')"
+            "'kl-cov' needs several updates of a rollout batch, because it changes nothing in the "
+            f"first, got {updates}. Use a GRPOConfig of your own with num_iterations above 1"
         )
 
 

@@ -51,6 +51,7 @@ class OnePassScorers:
     def __init__(self, trainer: Any | None) -> None:
         self.trainer = trainer
         self.zoo = importlib.import_module(ZOO)
+        # Not every tested version has all of these names.
         theirs = {name: getattr(self.zoo, name) for name in SCORERS if hasattr(self.zoo, name)}
         options = inspect.signature(theirs[SCORER_WITH_ENTROPY]).parameters
         self.fp32_lm_head = bool(options["fp32_lm_head"].default)
@@ -64,6 +65,7 @@ class OnePassScorers:
         def score(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
             self.calls += 1
             given = dict(zip(SCORER_PARAMETERS, args, strict=False)) | kwargs
+            # Decided at every call: autocast and what is trained can change between two.
             reason = self.reason_against(given, len(args))
             self._log(reason)
             if reason is not None:
@@ -75,6 +77,7 @@ class OnePassScorers:
                 )
             )
             most_rows = given.get("max_rows_per_chunk") or self.most_rows
+            # Unsloth caps rows per chunk too. Chunks must be cut alike, or logits round otherwise.
             if most_rows > 0:
                 chunks = max(chunks, -(-index.numel() // most_rows))
             logps, entropies = logps_and_entropies(
@@ -148,6 +151,7 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
     Raises:
         ContractError: it is another trainer. TRL's own loss makes one pass by itself.
     """
+    # Refuses TRL's trainer, whose loss imports none of these functions.
     trainer_module(type(trainer))
     scorers, losses = OnePassScorers(trainer), 0
 
@@ -162,6 +166,6 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
     if losses and not scorers.calls:
         logger.warning(
             "one_pass_loss had no effect, because Unsloth's loss called none of the functions that "
-            "it replaces: the model returns logits, or completions are long; "
-            "guided_kl(trainer, log_entropy=True) covers long ones"
+            "it replaces: the model returns logits, or completions are long. guided_kl(trainer, "
+            "log_entropy=True) covers long ones"
         )

@@ -117,7 +117,7 @@ def loss_terms(
         if guided.max() > SMALL_D:
             raise ValueError(
                 f"log q + log π_ref − log π must be at most {SMALL_D:g} nats at each token, or "
-                f"Unsloth bounds k3; got {guided.max():.1f}; take a smaller adapter"
+                f"Unsloth bounds k3, got {guided.max():.1f}. Use a smaller adapter"
             )
         kl, kl_guided = (x.exp() - x - 1 for x in (d, guided))
         terms["advantage"] = terms["advantage"] - weight * surrogate.sum()

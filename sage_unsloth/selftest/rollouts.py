@@ -66,12 +66,12 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
     yield Finding.of(
         good,
         name=f"{name}, log-probs",
-        found="; ".join(
+        found=", ".join(
             f"step {i}: {s['policy']:.1e} nats from the policy, {s['base']:.1e} from the model "
             "without adapter"
             for i, s in enumerate(steps, 1)
         ),
-        remedy="set rollouts=transformers; send selftest.json",
+        remedy="set rollouts=transformers. Send selftest.json",
         figures={"steps": steps},
     )
     good = changed == 0
@@ -81,7 +81,7 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
         found="loading it into vLLM leaves it as it was"
         if good
         else f"loading it into vLLM changed it by {changed:.1e}",
-        remedy="set rollouts=transformers; send selftest.json",
+        remedy="set rollouts=transformers. Send selftest.json",
         figures={"changed": changed},
     )
 

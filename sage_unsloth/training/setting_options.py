@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def recorded_command(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
-    """Inside, what an error says to set ("; set beta=0.05, or …") is written as the option.
+    """Inside, what an error says to set (". Set beta=0.05, or …") is written as the option.
 
     Args:
         stage: a stage's dataclass, or an instance.
@@ -209,14 +210,20 @@ def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        rule, semicolon, remedy = str(error).rpartition("; ")
-        pattern = rf"(?<![\w.-])(?<!--columns )(?:(?:--)?set )?({names})=('[^']*'|[^\s,;)]+)"
-        remedy = re.sub(pattern, r"--set \1=\2" if by_set else _as_option, remedy)
-        if semicolon and len(error.args) == 1:
-            error.args = (f"{rule}; {remedy}",)
+        parts = re.fullmatch(r"(.*(?:\. |; ))(.*)", str(error), re.DOTALL)
+        if parts and len(error.args) == 1:
+            pattern = (
+                r"(?<![\w.-])(?<!--columns )(?:--set |(?P<verb>[Ss])et )?"
+                rf"(?P<name>{names})=(?P<value>'[^']*'|[^\s,;)]+)"
+            )
+            remedy = re.sub(pattern, partial(_as_option, by_set=by_set), parts[2])
+            error.args = (parts[1] + remedy,)
         raise
 
 
-def _as_option(match: re.Match[str]) -> str:
-    name, value = match[1].replace("_", "-"), match[2].strip("'")
-    return f"--{name} {value}"
+def _as_option(match: re.Match[str], *, by_set: bool) -> str:
+    name, value = match["name"], match["value"]
+    verb = {"s": "give ", "S": "Give ", None: ""}[match["verb"]]
+    if by_set:
+        return f"{verb}--set {name}={value}"
+    return f"{verb}--{name.replace('_', '-')} " + value.strip("'")

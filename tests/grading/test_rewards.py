@@ -441,7 +441,7 @@ def test_of_several_messages_the_last_one_is_graded(grader):
 
 
 def test_a_data_set_without_answers(grader):
-    with pytest.raises(ValueError, match="no column `answer`; rename"):
+    with pytest.raises(ValueError, match="no column `answer`"):
         SolutionReward(grader)(prompts=["?"], completions=[tagged("42")])
 
 

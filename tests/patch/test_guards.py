@@ -94,7 +94,7 @@ def test_the_bound_of_log_q_itself_is_allowed(make_trainer, log_q):
 @pytest.mark.parametrize("guide", [BranchGuide, TokenGuide])
 def test_a_class_is_no_guide(make_trainer, guide):
     with (
-        pytest.raises(TypeError, match=rf"an instance; got the class {guide.__name__}"),
+        pytest.raises(TypeError, match=rf"an instance, got the class {guide.__name__}"),
         guided_kl(make_trainer(), guide),
     ):
         pass
@@ -349,7 +349,7 @@ def test_the_same_choices_and_an_older_checkpoint_resume(make_trainer, checkpoin
     del state["stateful_callbacks"]["SageGuide"]  # as before it was recorded
     file.write_text(json.dumps(state))
     assert resume(make_trainer, checkpoint, TokenGuide()).state.global_step == 2
-    assert "does not record what it was trained with; resuming with TokenGuide" in caplog.text
+    assert "does not record its settings, so resuming with TokenGuide" in caplog.text
 
 
 def test_another_guide_with_a_state_begins_at_its_own(make_trainer, tmp_path):

@@ -189,7 +189,7 @@ def test_an_algorithm_of_ones_own():
         ({"loss_type": "ppo"}, ValueError, "loss_type must be one of"),
         ({"advantages": "ppo"}, ValueError, "advantages must be one of"),
         ({"kl_in": "value"}, ValueError, "kl_in must be one of"),
-        ({"kl_in": "reward", "beta": 0.0}, ValueError, "so beta must not be 0"),
+        ({"kl_in": "reward", "beta": 0.0}, ValueError, "beta must not be 0"),
         ({"kl_in": "reward", "guide": BranchGuide()}, ValueError, "takes the KL out of the loss"),
         ({"kl_estimator": "k4"}, ValueError, "kl_estimator must be one of"),
         ({"kl_estimator": "k2", "beta": 0.0}, ValueError, "beta must not be 0"),

@@ -184,7 +184,7 @@ def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
         per_device_train_batch_size=4, gradient_accumulation_steps=1, use_bias_correction_kl=True
     )
     trainer.args.per_device_train_batch_size = 2
-    with pytest.raises(ValueError, match="in one process, so per_device_train_batch_size"):
+    with pytest.raises(ValueError, match="in one process: per_device_train_batch_size"):
         with_methods(trainer, kl_estimator="k3-is", credit="sequence").__enter__()
     trainer.args.per_device_train_batch_size = 4
     with with_methods(trainer, kl_estimator="k3-is", credit="sequence"):
