@@ -41,7 +41,7 @@ class Check:
 
     status: str
     name: str
-    found: str
+    detail: str
     remedy: str = ""
 
 
@@ -50,7 +50,7 @@ def run(print_line: Callable[[str], None] = print) -> int:
     failures = 0
     for check in checks():
         failures += check.status == FAIL
-        print_line(f"{check.status:>4}  {check.name:<16} {check.found}")
+        print_line(f"{check.status:>4}  {check.name:<16} {check.detail}")
         if check.remedy:
             print_line(f"{'':>22} -> {check.remedy}")
     following = "quickstart" if _has_unsloth() else "train --backend trl"

@@ -62,7 +62,7 @@ class Worker:
         self.pid: int | None = None
         self.kept_from: tuple[str, ...] = ()
         self.deaths = 0
-        self._asked = 0  # questions to this child
+        self._num_questions = 0  # questions to this child
         self._number = 0  # of the last question
         self._questions = self._replies = self._ready = -1  # file descriptors
 
@@ -73,20 +73,20 @@ class Worker:
             RuntimeError: it is not ready within `START_LIMIT`.
         """
         self.stop()
-        self._ready, theirs = os.pipe()
+        self._ready, child_end = os.pipe()
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-c", _START),
-                *(json.dumps(sys.path), json.dumps([*self.arguments, theirs])),
+                *(json.dumps(sys.path), json.dumps([*self.arguments, child_end])),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            pass_fds=[theirs],
+            pass_fds=[child_end],
             env=allowed_environment(os.environ),
             start_new_session=True,  # Ctrl-C is the caller's to handle
         )
-        os.close(theirs)
+        os.close(child_end)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._questions, self._replies = self.process.stdin.fileno(), self.process.stdout.fileno()
         if not self._await_child():
@@ -108,7 +108,7 @@ class Worker:
                 return False
             line += part
         result = json.loads(line.splitlines()[-1])
-        self.pid, self.kept_from, self._asked = result["pid"], tuple(result["kept_from"]), 0
+        self.pid, self.kept_from, self._num_questions = result["pid"], tuple(result["kept_from"]), 0
         # What the child before it has written; this one has not been asked yet.
         while connection.wait([self._replies], 0) and os.read(self._replies, 65_536):
             pass
@@ -130,10 +130,10 @@ class Worker:
             RuntimeError: the worker cannot start, or the function raised.
             OwnCodeError: a verifier of a user's own raised.
         """
-        if self._asked >= QUESTIONS_PER_CHILD:
+        if self._num_questions >= QUESTIONS_PER_CHILD:
             self._end_child()
         reply = self._ask_child(question, cpu_limit)
-        if reply is None or (self._asked > 1 and reply.get("value", "") is None):
+        if reply is None or (self._num_questions > 1 and reply.get("value", "") is None):
             self._end_child()
             reply = self._ask_child(question, cpu_limit)
         if reply is None:
@@ -168,7 +168,7 @@ class Worker:
         if not runs or (self.pid is None and not self._await_child()):
             self.start()
         self._number += 1
-        self._asked += 1
+        self._num_questions += 1
         line = memoryview(json.dumps([self._number, *question]).encode() + b"\n")
         try:
             while line:  # a long one may go in parts

@@ -61,10 +61,10 @@ def check_numbers(
     # Rows of different length, or "grpo" and "dapo" would reduce to the same number.
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     advantages = torch.tensor([[0.7, -0.2, 0.4], [-0.7, 0.1, 0.3]], dtype=torch.float64)
-    theirs, ours = start.clone().requires_grad_(), start.clone().requires_grad_()
+    trainer_logps, own_logps = start.clone().requires_grad_(), start.clone().requires_grad_()
     try:
-        result = run(theirs, ref + log_guide, mask, advantages)
-        (found_gradient,) = torch.autograd.grad(result, theirs)
+        result = run(trainer_logps, ref + log_guide, mask, advantages)
+        (trainer_gradient,) = torch.autograd.grad(result, trainer_logps)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         # `run` has said already what differs.
         if isinstance(error, ContractError):
@@ -75,7 +75,7 @@ def check_numbers(
             expected="a loss and its gradient",
         ) from error
     expected = grpo_loss(
-        ours,
+        own_logps,
         ref,
         mask,
         advantages,
@@ -84,15 +84,15 @@ def check_numbers(
         kl_estimator=kl_estimator,
         k3_max=k3_max,
     )
-    (gradient,) = torch.autograd.grad(expected, ours)
+    (gradient,) = torch.autograd.grad(expected, own_logps)
     if not (
         torch.allclose(result, expected, atol=1e-7)
-        and torch.allclose(found_gradient, gradient, atol=1e-7)
+        and torch.allclose(trainer_gradient, gradient, atol=1e-7)
     ):
         raise ContractError(
             f"{name} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, "
             "which for 'k3' is exp(d) − d − 1",
-            actual=f"loss {result.item():.8f}, gradient {found_gradient.flatten().tolist()}",
+            actual=f"loss {result.item():.8f}, gradient {trainer_gradient.flatten().tolist()}",
             expected=f"loss {expected.item():.8f}, gradient {gradient.flatten().tolist()}",
         )
 

@@ -52,16 +52,16 @@ class OnePassScorers:
         self.trainer = trainer
         self.zoo = importlib.import_module(ZOO)
         # Not every tested version has all of these names.
-        theirs = {name: getattr(self.zoo, name) for name in SCORERS if hasattr(self.zoo, name)}
-        options = inspect.signature(theirs[SCORER_WITH_ENTROPY]).parameters
+        originals = {name: getattr(self.zoo, name) for name in SCORERS if hasattr(self.zoo, name)}
+        options = inspect.signature(originals[SCORER_WITH_ENTROPY]).parameters
         self.fp32_lm_head = bool(options["fp32_lm_head"].default)
         self.most_rows = options["max_rows_per_chunk"].default
-        self.has_own_kernel = has_one_pass_kernel(theirs[SCORER_WITH_ENTROPY])
-        self.by_name = {name: self._scorer(function) for name, function in theirs.items()}
+        self.has_own_kernel = has_one_pass_kernel(originals[SCORER_WITH_ENTROPY])
+        self.by_name = {name: self._scorer(function) for name, function in originals.items()}
         self.calls = 0
         self._logged: set[str | None] = set()
 
-    def _scorer(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def _scorer(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def score(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
             self.calls += 1
             given = dict(zip(SCORER_PARAMETERS, args, strict=False)) | kwargs
@@ -69,7 +69,7 @@ class OnePassScorers:
             reason = self.reason_against(given, len(args))
             self._log(reason)
             if reason is not None:
-                return theirs(*args, **kwargs)
+                return original(*args, **kwargs)
             hidden, head, index, chunks, *transforms = (
                 given.get(name, default)
                 for name, default in zip(
@@ -85,7 +85,7 @@ class OnePassScorers:
             )
             return (logps, entropies) if given.get("return_entropy") else logps
 
-        score.__signature__ = inspect.signature(theirs)  # where Unsloth's loss reads a default
+        score.__signature__ = inspect.signature(original)  # where Unsloth's loss reads a default
         return score
 
     def reason_against(self, given: dict[str, Any], positional: int = 0) -> str | None:

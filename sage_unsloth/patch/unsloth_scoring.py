@@ -129,9 +129,9 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
     zoo = importlib.import_module(ZOO)
     plain = {name: getattr(zoo, name) for name in (*SCORERS, OF_LOGITS) if hasattr(zoo, name)}
     # Where Unsloth has a kernel that makes one pass, the reference stays its own to the last bit.
-    ours = not has_one_pass_kernel(plain[SCORER_WITH_ENTROPY])
+    one_pass = not has_one_pass_kernel(plain[SCORER_WITH_ENTROPY])
     with_entropy = plain[SCORER_WITH_ENTROPY]
-    if ours:
+    if one_pass:
         with_entropy = OnePassScorers(None).by_name[SCORER_WITH_ENTROPY]
 
     def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
@@ -141,7 +141,7 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         # The reference must be scored as the policy is, so its log-probs are those of the scorer
         # that was asked: ours are that one's bit for bit (2026.10.7). Over a part of the vocabulary
         # too; the entropy stays the whole's.
-        if len(whole) < len(kwargs) or not ours:
+        if len(whole) < len(kwargs) or not one_pass:
             before = len(calls)
             logps = plain[name](*args, **kwargs)
             del calls[before:]
@@ -155,8 +155,8 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         calls.append(Scored(logps, entropies_of_logits(logits, temperature)))
         return logps
 
-    ours_by_name = {name: functools.partial(of_hidden_states, name) for name in plain}
-    with replace_attributes(zoo, **ours_by_name | {OF_LOGITS: of_logits}):
+    replaced = {name: functools.partial(of_hidden_states, name) for name in plain}
+    with replace_attributes(zoo, **replaced | {OF_LOGITS: of_logits}):
         yield calls
 
 

@@ -110,14 +110,14 @@ def take_step(trainer: Any, source: str) -> Step:
             # The scale of float16 begins too high, and comes down by steps that do nothing.
             control.should_training_stop |= all(g.isfinite().all() for g in step.gradients.values())
 
-    def kept(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+    def recorded_loss(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         step.inputs = {k: v.clone() if torch.is_tensor(v) else v for k, v in inputs.items()}
         loss = compute_loss(model, inputs, *args, **kwargs)
         step.loss = loss.item()
         return loss
 
     callback = Gradients()
-    trainer.compute_loss = kept
+    trainer.compute_loss = recorded_loss
     trainer.add_callback(callback)
     guide = BranchGuide(source=source, **policy.GUIDE)
     try:

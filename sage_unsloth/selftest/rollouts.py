@@ -95,7 +95,7 @@ def _train(trainer: Any, pad: int, steps: list[dict[str, float]]) -> float:
         lora = [p.detach().flatten() for n, p in trainer.model.named_parameters() if "lora_" in n]
         return torch.cat([p.float().cpu() for p in lora])
 
-    def kept(*args: Any, **kwargs: Any) -> Any:
+    def generate_and_compare(*args: Any, **kwargs: Any) -> Any:
         before = adapter()
         result = generate(*args, **kwargs)
         changes.append((adapter() - before).abs().max().item())
@@ -105,7 +105,7 @@ def _train(trainer: Any, pad: int, steps: list[dict[str, float]]) -> float:
         steps.append(distances(trainer.model, inputs, pad))
         return compute_loss(model, inputs, *args, **kwargs)
 
-    trainer.compute_loss, trainer._generate = loss, kept
+    trainer.compute_loss, trainer._generate = loss, generate_and_compare
     with guided_kl(trainer, BranchGuide(**policy.GUIDE)):
         trainer.train()
     return max(changes)

@@ -560,7 +560,7 @@ UNCONFINED = """
         except ValueError as error:
             print("refused:", error)
             check = doctor._programs()
-            print(check.status, check.found, check.remedy)
+            print(check.status, check.detail, check.remedy)
         else:
             print(grader.grade_answers(["print(sum(map(int, input().split())))"], [gold])[0])
             print(grader.grade_answers(["import os\\nos.fork()\\nprint(5)"], [gold])[0])

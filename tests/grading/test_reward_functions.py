@@ -85,7 +85,7 @@ def test_the_rewards_are_those_that_are_named(module):
         (["answer=nan"], "weight must be finite"),
         (["brief"], "named module:name"),
         (["no_such_module:f"], r"no_such_module is not there. Put no_such_module\.py in"),
-        (["math:no_such"], "'no_such', which is not there"),
+        (["math:no_such"], "got 'no_such'"),
         ([length, length], "different names"),
         (["answer=0", Reward(function=length, weight=0)], "weight must not be 0"),
         ([{"function": length, "name": "correct"}], "must not be answer or a grade"),

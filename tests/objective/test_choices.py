@@ -30,7 +30,7 @@ EXACT = {"beta": 0.05, "kl_estimator": "k3-is", "credit": "sequence"}
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"guide": BranchGuide(), "beta": 0.0}, r"beta must not be 0 with a guide .*beta=0"),
+        ({"guide": BranchGuide(), "beta": 0.0}, r"beta must not be 0 with a guide.*beta=0"),
         ({"guide": None, "beta": 0.0, "kl_estimator": "k2"}, r"beta must not be 0 with kl_est"),
         ({"guide": None, "beta": 0.1, "kl_estimator": "k4"}, r"kl_estimator must be one of .*'k4'"),
         ({"guide": None, "beta": 0.1, "credit": "step"}, r"credit must be one of .*'step'"),
