@@ -29,7 +29,7 @@ def check_kind(kind: str) -> None:
     """Raises ValueError for what is no kind."""
     known = (*Kind, UNKNOWN)
     if kind not in known:
-        raise ValueError(f"--kind must be one of {', '.join(known)}; got {kind!r}")
+        raise ValueError(f"--kind must be one of {', '.join(known)}, got {kind!r}")
 
 
 def of_samples(benchmark: str, samples: Mapping[str, Sequence[dict]]) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def of_runs(runs: Mapping[str, Path]) -> dict[str, Any]:
         for kind, (before, now) in grown(result).items():
             logger.warning(
                 "%s: answers that are right as %s were %.0f %% of the right ones in the first "
-                "third of the logged steps and are %.0f %% in the last; look at them: "
-                "python -m sage_unsloth analyze %s --kind %r",
+                "third of the logged steps and are %.0f %% in the last. Look at them: python -m "
+                "sage_unsloth analyze %s --kind %r",
                 *(name, kind, 100 * before, 100 * now, folder, kind),
             )
     if rows:
@@ -118,7 +118,7 @@ def write_completions(sources: Sources, kind: str, out: Path) -> dict[str, Any]:
         )
         text = row["completion"]
         text = text if len(text) <= LONGEST else "…" + text[-LONGEST:]
-        print(printable(f"- {where}: {row.get('extracted')!r} for {gold!r}; {text!r}"))
+        print(printable(f"- {where}: {row.get('extracted')!r} for {gold!r}: {text!r}"))
     return {"file": str(file), "completions": len(rows), "correct": len(right)}
 
 

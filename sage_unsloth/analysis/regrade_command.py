@@ -34,7 +34,7 @@ def _regrade(options: argparse.Namespace) -> int:
     changed = sum(n for result in results for pair, n in result.changes.items() if len({*pair}) > 1)
     print(
         f"\n{sum(result.changes.total() for result in results):,} of "
-        f"{sum(result.total for result in results):,} lines were graded again; {changed:,} got "
+        f"{sum(result.total for result in results):,} lines were graded again, and {changed:,} got "
         "another grade. Reports and figures that were made of them are as they were: run compare "
         "or analyze for new ones."
     )

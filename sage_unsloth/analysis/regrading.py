@@ -23,7 +23,7 @@ def regrade(paths: Sequence[Path], to: Path | None = None) -> list[Regraded]:
     """
     if to is not None and (len(paths) != 1 or not paths[0].is_dir()):
         raise ValueError(
-            f"--to takes one folder; got {', '.join(map(str, paths))}; grade them one by one"
+            f"--to takes one folder, got {', '.join(map(str, paths))}. Grade them one by one"
         )
     files = [file for path in paths for file in _graded_files(path)]
     results = []
@@ -48,8 +48,8 @@ def _graded_files(path: Path) -> list[Path]:
     missing = [file for file in files if not file.is_file()]
     if missing or not files:
         raise ValueError(
-            f"there must be record sets (.jsonl with .settings.json beside it) or {COMPLETIONS} to "
-            f"grade; there are none in {path}; give the folder of evaluate, quickstart or train"
+            f"regrade needs record sets (.jsonl with .settings.json) or {COMPLETIONS}, but {path} "
+            "has none. Give the folder of evaluate, quickstart or train"
         )
     return files
 

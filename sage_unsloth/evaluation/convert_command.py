@@ -34,7 +34,8 @@ def _convert(options: argparse.Namespace) -> int:
     files, logs = find_sets(options.sets)
     if logs:
         raise ValueError(
-            f"convert takes record sets; {next(iter(logs))} is another tool's log; compare reads it"
+            f"convert takes record sets, but {next(iter(logs))} is another tool's log, which only "
+            "compare reads"
         )
     out = Path(options.out)
     if options.to == "inspect":

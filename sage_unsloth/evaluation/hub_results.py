@@ -33,8 +33,8 @@ def model_rows(report: Mapping[str, Any], model: str | None) -> list[Mapping[str
         model = names[0]
     if model not in names:
         raise ValueError(
-            f"a model's results need its name in the report, one of {', '.join(names)}; got "
-            f"{model!r}; name it (--report-model)"
+            f"a model's results need its name in the report, one of {', '.join(names)}, got "
+            f"{model!r}. Set --report-model"
         )
     return [row for row in report["table"] if row["model"] == model]
 
@@ -66,12 +66,12 @@ def refusal_reason(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> 
         names = [source.get("hub_id") or source.get("file") for source in sources]
         result = f", but from {', '.join(map(str, names))}" if any(names) else ""
         return (
-            f"its problems ({count}) are not those of one data set of the hub{result}; evaluate "
+            f"its problems ({count}) are not those of one data set of the hub{result}. Evaluate "
             "all of one, by its name on the hub: no local copy (NAME=FILE, --data), no repairs"
         )
     if rows != row["problems"]:
         return (
-            f"its problems ({count}) are not all of {sources[0]['hub_id']}; evaluate without "
+            f"its problems ({count}) are not all of {sources[0]['hub_id']}. Evaluate without "
             "--problems, on all rows of the data set"
         )
     return None
@@ -98,8 +98,8 @@ def eval_results(
     unknown = tasks.keys() - {row["benchmark"] for row in rows}
     if unknown:
         raise ValueError(
-            f"--task must name benchmarks of the report, "
-            f"{', '.join(row['benchmark'] for row in rows)}; got {', '.join(sorted(unknown))}"
+            "--task must name benchmarks of the report, "
+            f"{', '.join(row['benchmark'] for row in rows)}, got {', '.join(sorted(unknown))}"
         )
     entries, reasons = {}, {}
     for row in rows:

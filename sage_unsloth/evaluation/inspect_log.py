@@ -45,13 +45,14 @@ def read(path: Path) -> SampleLog:
     samples = sorted(samples, key=lambda sample: (order.get(sample["id"], 0), sample["epoch"]))
     if not samples:
         raise ValueError(
-            f"a log must have its samples; {path} has none; run inspect without --no-log-samples"
+            f"a log must have its samples, but {path} has none. Run inspect without "
+            "--no-log-samples"
         )
     failed = [sample["id"] for sample in samples if sample.get("error")]
     if failed:
         raise ValueError(
-            f"every sample must have been completed; {len(failed)} of {path} have errors, "
-            f"{failed[0]!r} the first; complete them with inspect eval-retry"
+            f"every sample must have been completed, but {len(failed)} of {path} have errors, "
+            f"{failed[0]!r} the first. Complete them with inspect eval-retry"
         )
     return SampleLog(
         path=path,
@@ -78,11 +79,11 @@ def _archive(path: Path) -> tuple[dict, list[dict]]:
                 if info.filename == "header.json" or info.filename.startswith("samples/")
             }
     except zipfile.BadZipFile as error:
-        raise ValueError(f"an .eval log must be an archive; {path} is none: {error}") from error
+        raise ValueError(f"an .eval log must be an archive, but {path} is not: {error}") from error
     if "header.json" not in members:
         raise ValueError(
-            f"a log must be finished; {path} has no header.json; complete it with inspect "
-            "eval-retry, or convert what is there with inspect log convert --to json"
+            f"a log must be finished, but {path} has no header.json. Complete it with inspect "
+            "eval-retry, or use inspect log convert --to json"
         )
     return members.pop("header.json"), list(members.values())
 

@@ -66,8 +66,7 @@ def inspect_log(
     correct_PN = correct_matrix([*map(dict, records)], problems, of=model)
     if not problems:
         raise ValueError(
-            f"a log needs samples; the set of {model} on {settings['benchmark']} has none; "
-            "run evaluate on it"
+            f"a log needs samples, but the set of {model} on {settings['benchmark']} has none"
         )
     count = correct_PN.shape[1]
     begun = datetime.fromisoformat(environment["date"])

@@ -51,9 +51,9 @@ def estimate(
         early = f" A first report (compare --partial) is possible after {_text(each * first)} min."
     return (
         f"Estimate: {_text(each * missing)} min for drawing {missing:,} completions "
-        f"({tokens / seconds:,.0f} tokens/s in a probe of {count}, {tokens / count:.0f} tokens "
-        f"each{longer}); the bar knows better after the first batches. Stop it whenever you like: "
-        "the same command resumes." + early
+        f"({tokens / seconds:,.0f} tokens/s in a probe of {count}, {tokens / count:.0f} "
+        f"tokens each{longer}). The bar is more precise after the first batches. Stop it "
+        "whenever you like: the same command resumes." + early
     )
 
 

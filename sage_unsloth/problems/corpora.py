@@ -117,8 +117,8 @@ def sft_rows(
     data, path, columns = _resolve_source(data, path, columns, SFT_DATA)
     if data.startswith(PREFIX):
         raise ValueError(
-            f"SFT needs worked solutions, and those of reasoning-gym have none; got {data}; give "
-            "it to train, or a file with a column `solution` to sft"
+            f"SFT needs worked solutions, which reasoning-gym does not have, got {data}. Use "
+            "train, or a file with a column `solution`"
         )
     if data not in SFT_DATA:
         return _own_sft_rows(data, columns, prompt, verifier, limit)
@@ -230,10 +230,9 @@ def rl_rows(
         good = gradable(rows, checker)
         if rows and not any(good):
             raise ValueError(
-                f"answers must be ones that {checker.name} can grade others against; of "
-                f"{len(rows):,} rows of {data} none has such a one, the first has "
-                f"{rows[0]['answer']!r:.200}; take the answer out of it by --answer-pattern, or "
-                "choose another column or verifier"
+                f"the verifier {checker.name} can use none of the answers in {len(rows):,} rows of "
+                f"{data}, the first is {rows[0]['answer']!r:.200}. Use the answer out of it by "
+                "--answer-pattern, or choose another column or verifier"
             )
         rows = filters.keep(rows, good, "answer can be graded")
     return replace(corpus_of(rows, filters, provenance), checker=checker, columns=read)
@@ -249,21 +248,19 @@ def _resolve_source(
     """
     columns = columns or Columns()
     if path is not None and data not in names:
-        raise ValueError(
-            f"data come from one place; got --data {data} and --path {path}; give one of them"
-        )
+        raise ValueError(f"give either --data or --path, got {data} and {path}")
     if path is not None and columns:
         return str(path), None, columns
     if columns and (data in names or data.startswith(PREFIX)):
         raise ValueError(
-            f"{data} has columns of its own; got --columns, --answer-pattern or --split with it; "
-            "leave these out, or give --data FILE for a data set of your own"
+            f"{data} has columns of its own, got --columns, --answer-pattern or --split with it. "
+            "Leave these out, or give --data FILE for a data set of your own"
         )
     own = "/" in data or "." in data or data.startswith(PREFIX)
     if data not in names and not own and not Path(data).exists():
         raise ValueError(
             f"data must be one of {', '.join(names)}, reasoning-gym:TASK, a file, or OWNER/NAME of "
-            f"the hub; got {data!r}, and there is no such file; check the name"
+            f"the hub, got {data!r}, which is not a file"
         )
     return data, path, columns
 
@@ -306,9 +303,9 @@ def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) 
         return True
     if verifier is None:
         raise ValueError(
-            f"SFT teaches the answers of rows between the tags; of {len(some)} rows of {data} none "
-            f"has one that math can grade, the first has {some[0]['answer']!r:.200}; name what "
-            "grades them (--verifier text, say), or choose another column"
+            f"SFT needs answers that math can grade, but none of {len(some)} rows of {data} has "
+            f"one, the first is {some[0]['answer']!r:.200}. Name what grades them (--verifier "
+            "text, say), or choose another column"
         )
     logger.info(
         "The references of the verifier %s are not answers, so solutions are taught as they are.",

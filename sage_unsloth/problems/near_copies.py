@@ -86,7 +86,7 @@ def near_copies(
         ValueError: the threshold is out of range.
     """
     if not 0 < threshold <= 1:
-        raise ValueError(f"the threshold of near copies must be in (0, 1]; got {threshold}")
+        raise ValueError(f"the threshold of near copies must be in (0, 1], got {threshold}")
     copies = []
     for row, (score, place) in zip(
         benchmark.rows,

@@ -83,7 +83,7 @@ def drawn_anew(
         ValueError: there is no such split.
     """
     if split not in allocation:
-        raise ValueError(f"split must be one of {', '.join(allocation)}; got {split!r}")
+        raise ValueError(f"split must be one of {', '.join(allocation)}, got {split!r}")
     if split == "sft":
         return language.solved_problems(allocation[split])
     rows = language.posed_problems(allocation[split])

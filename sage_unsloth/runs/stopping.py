@@ -76,7 +76,7 @@ def finishing(step: str) -> Iterator[Stop]:
             if stop.asked is None:
                 stop.asked = signal.Signals(signum)
                 logger.warning(
-                    "\n%s: %s is finished and saved first; repeat it to stop at once.",
+                    "\n%s: %s is finished and saved first. Repeat it to stop at once.",
                     stop.asked.name,
                     step,
                 )
@@ -87,7 +87,7 @@ def finishing(step: str) -> Iterator[Stop]:
     with _handlers(ask) as before:
         yield stop
     if stop.asked is not None:
-        raise _end(stop.asked, f"stopped by {stop.asked.name}; {stop.saved}")
+        raise _end(stop.asked, f"stopped by {stop.asked.name}. {stop.saved}")
 
 
 @contextlib.contextmanager

@@ -54,10 +54,9 @@ def checker_of(records: Sequence[dict], file: Path) -> Checker:
     known = len(names) == 1 and all(name in VERIFIERS or ":" in name for name in names)
     if not known:
         raise ValueError(
-            f"the records of a file must have been graded by one of {', '.join(VERIFIERS)}, or by "
-            "one module:function; those "
-            f"of {file} were by {', '.join(sorted(names)) or 'none'}; run the command that drew "
-            "them again"
+            f"a file's records must all be graded by one of {', '.join(VERIFIERS)}, or one "
+            f"module:function, but those of {file} were by {', '.join(sorted(names)) or 'none'}. "
+            "Run the command that drew them again"
         )
     return get_verifier(names.pop())
 
@@ -76,8 +75,8 @@ def copy_set(file: Path, copy: Path) -> None:
         ]
         if not same or not keys[0] <= keys[1]:
             raise ValueError(
-                f"--to must be a new folder, or hold copies of the same records; {copy} lacks some "
-                f"of {file}; choose another folder"
+                f"--to must be a new folder, or hold copies of the same records, but {copy} lacks "
+                f"some of {file}"
             )
         return
     copy.parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,9 @@ def distance_to_chord(point: Place, item: Place, other: Place) -> CrossedEstimat
     """
     run = float(item.first.mean() - other.first.mean())
     if not run:
-        raise ValueError("a chord needs two different values of pass@1; both ends have the same")
+        raise ValueError(
+            "a chord needs two different values of pass@1, and both ends have the same"
+        )
     weight = float(point.first.mean() - other.first.mean()) / run
     slope = float(item.many.mean() - other.many.mean()) / run
     across = point.first - weight * item.first - (1 - weight) * other.first

@@ -33,7 +33,7 @@ def mixture_pass_at_k(num_samples, num_correct, start_samples, start_correct, k:
         ValueError: not 0 <= m <= k, or more attempts than samples.
     """
     if not 0 <= m <= k:
-        raise ValueError(f"the start model's attempts must be 0 to k = {k}; got {m}")
+        raise ValueError(f"the start model's attempts must be 0 to k = {k}, got {m}")
     missed = np.ones(np.broadcast(num_correct, start_correct).shape)
     if m:
         missed = missed * (1 - np.asarray(pass_at_k(start_samples, start_correct, m)))

@@ -153,7 +153,7 @@ class HeldOut:
             return
         logger.info(
             "Held-out %s: %.3f before training, %.3f at step %d, where it was best, %.3f at step "
-            "%d; %s is the adapter of step %d.%s",
+            "%d. %s is the adapter of step %d.%s",
             self.metric.removeprefix("eval/"),
             self.curve[0][self.metric],
             best[self.metric],
@@ -213,8 +213,8 @@ class HeldOut:
                 shutil.rmtree(place, ignore_errors=True)
                 if best_step is not None:
                     logger.warning(
-                        "The adapter of step %d, which was best by %s, is not there any more; the "
-                        "next one that is better becomes %s.",
+                        "The adapter of step %d, which was best by %s, is gone. The next better "
+                        "one becomes %s.",
                         best_step,
                         self.metric,
                         place,

@@ -41,7 +41,7 @@ def with_loss_scale(
         if skipped:
             logs.pop("grad_norm", None)
             logger.info(
-                "Step %d was skipped: its gradient overflowed in float16; the loss is scaled by "
+                "Step %d was skipped: its gradient overflowed in float16. The loss is scaled by "
                 "%g from now on.",
                 step,
                 accelerator.scaler.get_scale(),

@@ -101,7 +101,7 @@ def ungraded_text(rows: Sequence[dict], checker: Checker) -> str:
         return ""
     return (
         f"{len(rows)} of the rows to train on were to be held out, but {checker.name} cannot grade "
-        f"their answers, as {rows[0]['answer']!r:.60}; --verifier names what can.\n"
+        f"their answers, as {rows[0]['answer']!r:.60}. --verifier names what can.\n"
     )
 
 
@@ -261,9 +261,8 @@ def result_of(out: str | Path, stage: str) -> Path | None:
 def finished_text(out: str | Path, trained: Path) -> str:
     """What the command that is started again says of a finished run, before anything is loaded."""
     return (
-        f"{out} is finished: {trained}. Nothing is trained again; what follows checks that "
-        "settings and rows are those of the run, and shows its outcome. Another --out trains "
-        "anew.\n"
+        f"{out} is finished: {trained}. Nothing is trained again. What follows checks its settings "
+        "and rows, and shows its outcome. Another --out starts a new run.\n"
     )
 
 
@@ -284,7 +283,7 @@ def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
         return ""
     return (
         f"{share:.0%} of the last completions hold no answer that can be read, and are never "
-        f"rewarded: {answers_remedy(prompt)}; completions.jsonl shows what they wrote"
+        f"rewarded: {answers_remedy(prompt)}. completions.jsonl shows what they wrote"
     )
 
 

@@ -156,7 +156,7 @@ def run_sft(
         _show(text)
     _show(
         f"\n{len(training):,} rows to train on, {len(selected)} held out, {dropped} left out "
-        f"because they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
+        f"because they share a problem with these. {steps:,} steps of {config.batch_size}.\n"
         + ungraded_text(ungraded, checker or MATH)
     )
     if done is None:  # the merged model; one of the hub is not looked at

@@ -256,8 +256,8 @@ class RlvrConfig(StageConfig):
         check_settings(self)
         if self.patience and not self.eval_steps:
             raise ValueError(
-                "patience counts evaluations, of which eval_steps=0 makes none; got "
-                f"patience={self.patience}; set eval_steps=50, say, or patience=0"
+                f"patience needs eval_steps above 0, got patience={self.patience}. Set "
+                "eval_steps=50, say, or patience=0"
             )
         self._check_objective()
         self._check_used()
@@ -266,7 +266,7 @@ class RlvrConfig(StageConfig):
         ):
             raise ValueError(
                 f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} "
-                f"prompts x {self.num_generations} = {self.completions_per_step}); got "
+                f"prompts x {self.num_generations} = {self.completions_per_step}), got "
                 f"{self.micro_batch_size}"
             )
 
@@ -306,7 +306,7 @@ class RlvrConfig(StageConfig):
         for name, reason, instead in unused:
             if getattr(self, name) != getattr(RlvrConfig, name):
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect with {reason}; set {instead}, "
+                    f"{name}={getattr(self, name)!r} has no effect with {reason}. Set {instead}, "
                     f"say, or leave {name} out"
                 )
 

@@ -43,15 +43,14 @@ def choose_engine(config: RlvrConfig) -> str:
     beside_unsloth = rollouts == "vllm" and config.backend != TRL
     if beside_unsloth and config.teacher and is_adapter(config.teacher):
         raise ValueError(
-            "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "
-            f"got the adapter {config.teacher}; merge it (python -m sage_unsloth export), or set "
-            "rollouts=transformers"
+            f"with vLLM a teacher must be a model, got the adapter {config.teacher}. Merge it "
+            "(python -m sage_unsloth export), or set rollouts=transformers"
         )
     if config.engine_arguments and not beside_unsloth:
         raise ValueError(
-            "engine_arguments are those of vLLM beside Unsloth's trainer; got "
+            "engine_arguments are for vLLM with Unsloth's trainer, got "
             f"{', '.join(config.engine_arguments)} with rollouts by {rollouts} and "
-            f"backend={config.backend!r}; leave them out, or set rollouts=vllm"
+            f"backend={config.backend!r}. Leave them out, or set rollouts=vllm"
         )
     return rollouts
 

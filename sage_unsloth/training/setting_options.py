@@ -111,20 +111,19 @@ def expand_config(words: Sequence[str]) -> list[str]:
 def _read_options(file: Path, command: str) -> list[str]:
     """The options that a file of settings, or a run's record, holds."""
     if not file.is_file():
-        raise ValueError(f"{CONFIG} must name a file; there is no {file}; check the path")
+        raise ValueError(f"{CONFIG} must name a file, got {file}")
     content = _read(file)
     if "settings" not in content or "environment" not in content:
         return _as_options(content)
     words = content.get("command")
     if not words:
         raise ValueError(
-            f"a run is repeated from the command that began it; {file} was not written by one; "
-            f"give its settings by a file of your own"
+            f"{CONFIG} repeats the run of a command, but {file} was not written by one"
         )
     if words[0] != command:
         raise ValueError(
-            f"{file} is the record of `{words[0]}`; got it for `{command}`; run `{words[0]} "
-            f"{CONFIG} {file}`"
+            f"{file} is a record of `{words[0]}`, got it for `{command}`. Run `{words[0]} {CONFIG} "
+            f"{file}`"
         )
     stage = _stage(command)
     recorded = content["settings"] | content["free_settings"]
@@ -155,9 +154,9 @@ def _read(file: Path) -> dict[str, Any]:
 
         content = yaml.safe_load(text)
     except Exception as error:  # each library has errors of its own
-        raise ValueError(f"{file} must be YAML, TOML or JSON by its suffix; got {error}") from None
+        raise ValueError(f"{file} must be YAML, TOML or JSON by its suffix, got {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold names and values; got {content!r:.100}")
+        raise ValueError(f"{file} must hold names and values, got {content!r:.100}")
     return content
 
 

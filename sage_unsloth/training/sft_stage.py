@@ -95,8 +95,8 @@ def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
         if "answer" not in row and not row["solution"].startswith(opened):
             raise ValueError(
                 f"the project's template opens the working by {opened}, so a solution without an "
-                f"answer, which is taught as it is, must begin with that; row {number} begins with "
-                f"{row['solution'][:40]!r}; give an answer column or --answer-pattern, take --tags "
+                f"answer must begin with that, but row {number} begins with "
+                f"{row['solution'][:40]!r}. Give an answer column or --answer-pattern, take --tags "
                 "boxed, or --template model"
             )
 
@@ -211,8 +211,8 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
     data = trainer.train_dataset
     if len(data) != num_rows:
         raise ValueError(
-            f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} "
-            "rows do not; raise max_length"
+            f"every prompt must leave room for its solution, but {num_rows - len(data)} of "
+            f"{num_rows} rows do not. Raise max_length"
         )
     end = turn_end(tokenizer)  # EOS, and what a model's own template puts behind it
     for number, row in enumerate(data):
@@ -220,7 +220,7 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
         last = labels[labels != -100][-len(end) :].tolist()
         if last != end:
             raise ValueError(
-                f"the last label of a solution must be EOS ({tokenizer.decode(end)!r}); row "
-                f"{number} ends in {tokenizer.decode(last)!r}; raise max_length, or check the chat "
+                f"the last label of a solution must be EOS ({tokenizer.decode(end)!r}), but row "
+                f"{number} ends in {tokenizer.decode(last)!r}. Raise max_length, or check the chat "
                 "template"
             )

@@ -81,12 +81,12 @@ def choose_processes(
         ValueError: fewer than one, or several on one GPU.
     """
     if processes is not None and processes < 1:
-        raise ValueError(f"processes must be >= 1; got {processes}; give 1 for one run at a time")
+        raise ValueError(f"processes must be >= 1, got {processes}. Give 1 for one run at a time")
     if has_gpu():
         if processes not in (None, 1):
             raise ValueError(
-                f"runs side by side need a core each, and here all would share the GPU; got "
-                f"{processes} processes; give 1, or hide the GPU (CUDA_VISIBLE_DEVICES=)"
+                f"runs side by side would share the GPU, got {processes} processes. Give 1, or "
+                "hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )
         return 1, "they share the GPU"
     if len(jobs) < 2:
@@ -233,6 +233,6 @@ class _Child:
         )
         raise SideBySideError(
             f"{self.job.name} stopped: {given or 'its process was killed'} (exit code "
-            f"{self.process.returncode}, log {self.log}); the other runs have saved their last "
+            f"{self.process.returncode}, log {self.log}). The other runs have saved their last "
             "step, and the same command resumes"
         )

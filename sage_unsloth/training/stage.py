@@ -52,7 +52,7 @@ def run_settings(
     """
     if stage == "sft" and world_size() > 1:
         raise ValueError(
-            f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun "
+            f"SFT runs in one process, got WORLD_SIZE={world_size()}. Start it without torchrun "
             "(RL supports several)"
         )
     free = names_where(type(config), "free")
@@ -120,10 +120,8 @@ def refuse_more_steps(folder: Path, recorded: Mapping[str, Any], settings: dict)
         is_sft = settings["stage"] == "sft"
         onwards = f"--model {folder / 'model'}" if is_sft else f"--from {folder}"
         raise ValueError(
-            "a run has the steps that it began with, because its learning rate is scheduled over "
-            "them and its optimizer's state is deleted after the last; "
-            f"{folder} has {had}, and this asks for {requested}; train what it leaves further by "
-            f"{onwards} with another --out, or begin anew with another --out"
+            f"the number of steps of a run is fixed: {folder} has {had}, got {requested}. Train "
+            f"its result further by {onwards} with another --out, or start a new run there"
         )
 
 
@@ -159,7 +157,7 @@ def start_run(
         refuse_more_steps(folder, read_json(record)["settings"], settings)
     if not begun:
         logger.info(
-            "%s has trained no step yet, so it takes the new settings; a preflight under the old "
+            "%s has trained no step yet, so it takes the new settings. A preflight under the old "
             "ones is deleted.",
             folder,
         )
@@ -181,7 +179,7 @@ def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
         ValueError: naming the row, the column, and what the row has instead.
     """
     if not rows:
-        raise ValueError("training needs at least one row; got none")
+        raise ValueError("training needs at least one row, got none")
     check_columns(rows, columns)
 
 
@@ -218,7 +216,7 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
     with path.open("rb+") as file:
         file.truncate(sum(len(file.readline()) for _ in range(selected)))
     logger.warning(
-        "Training resumes after step %d, so steps %d to %d are trained again; their old rows of "
+        "Training resumes after step %d, so steps %d to %d are trained again. Their old rows of "
         "%s are now in %s.",
         max(last, 0),
         rows[selected]["step"],
@@ -247,9 +245,9 @@ def check_checkpoints(folder: Path, resume: Path | None, save_steps: int) -> Non
     due = max(save_steps, began)
     if trained > due:
         raise ValueError(
-            f"a run resumes from its checkpoints, of which one was due after {due} steps; "
-            f"{folder} has trained {trained} steps and has no complete one in checkpoints/; put "
-            f"them back, choose another --out, or move {METRICS} away to train from the start"
+            f"a run resumes from its checkpoints (one is due after {due} steps), but {folder} has "
+            f"trained {trained} steps and has none complete. Put them back, choose another --out, "
+            f"or move {METRICS} away to train from the start"
         )
 
 
@@ -262,9 +260,8 @@ def check_trained(folder: Path, result: Path) -> None:
     metrics = folder / METRICS
     if not metrics.exists() or not read_jsonl(metrics):
         raise ValueError(
-            f"a result must come from a step of training, each of which has a row in {METRICS}; "
-            f"{result} is there, and {metrics} has none; put the file back, or delete {folder} and "
-            "train again"
+            f"a result needs training steps in {METRICS}, but {result} is there and {metrics} has "
+            f"none. Put the file back, or delete {folder} and train again"
         )
 
 
@@ -273,11 +270,11 @@ def check_tracker(report_to: str) -> None:
     import importlib.util
 
     if report_to not in TRACKERS:
-        raise ValueError(f"report_to must be one of {', '.join(TRACKERS)}; got {report_to!r}")
+        raise ValueError(f"report_to must be one of {', '.join(TRACKERS)}, got {report_to!r}")
     if report_to != "none" and importlib.util.find_spec(report_to) is None:
         raise ValueError(
-            f"report_to={report_to!r} needs that package; it is not installed; pip install "
-            f"{report_to}, or leave it out: every metric is in {METRICS} anyway"
+            f"report_to={report_to!r} needs that package, which is not installed (pip install "
+            f"{report_to}). Every metric is in {METRICS} anyway"
         )
 
 
@@ -387,7 +384,7 @@ def log_steps(
         )
     elif trainer.state.global_step < trainer.state.max_steps:
         raise ValueError(
-            f"training must take all its {trainer.state.max_steps} steps; the trainer ended after "
-            f"{trainer.state.global_step}, with {len(trainer.train_dataset)} rows to train on; "
-            "give more rows, or fewer in a step"
+            f"training must take all its {trainer.state.max_steps} steps, but the trainer ended "
+            f"after {trainer.state.global_step}, with {len(trainer.train_dataset)} rows to train "
+            "on. Give more rows, or fewer in a step"
         )

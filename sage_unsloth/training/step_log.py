@@ -122,7 +122,7 @@ class StepLog(TrainerCallback):
         left = state.max_steps - state.global_step
         if left and state.global_step == self.first_step + 1:  # the first step also warms up
             logger.info(
-                "%s: the second step took %.1f s; at its pace %d more take %s.",
+                "%s: the second step took %.1f s. At this pace %d more take %s.",
                 self.name,
                 seconds,
                 left,

@@ -160,8 +160,8 @@ class Trackio:
         if self.process.stdout.readline().strip() != "ready":
             self.process.wait()
             raise ValueError(
-                f"trackio must start; it ended, and {self.log} says: "
-                f"{self.log.read_text(errors='replace').strip()[-300:]}; mend it, or set "
+                f"trackio did not start, and {self.log} says: "
+                f"{self.log.read_text(errors='replace').strip()[-300:]}. Fix it, or set "
                 "report_to=none"
             )
 
@@ -191,7 +191,9 @@ class Trackio:
             self.process.stdin.flush()
         except BrokenPipeError:
             if not self.ended:
-                logger.warning("trackio has ended; %s says why, %s has the rest", self.log, METRICS)
+                logger.warning(
+                    "trackio has ended. %s says why, and %s has the rest", self.log, METRICS
+                )
             self.ended = True
 
 

@@ -73,9 +73,9 @@ def test_the_completions_behind_a_kind(run, tmp_path, capsys):
     written = read_jsonl(found["file"])
     assert {row["kind"] for row in written} == {"text"} and len(written) == 11
     shown = capsys.readouterr().out
-    assert "run run, step 3" in shown and "'42' for '42'; 'text 3.3'" in shown
+    assert "run run, step 3" in shown and "'42' for '42': 'text 3.3'" in shown
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=r"--kind must be one of number, .*; got 'numbers'"):
+    with pytest.raises(ValueError, match=r"--kind must be one of number, .*, got 'numbers'"):
         kinds.check_kind("numbers")

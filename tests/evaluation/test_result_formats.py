@@ -173,7 +173,7 @@ def test_a_score_is_written_as_the_hub_reads_it(tmp_path):
     entries, reasons = eval_results(report(), "sage", {"gsm8k": "gsm8k_main"})
     assert reasons == {
         "own": "its problems (7 of 7) are not those of one data set of the hub, but from "
-        "own.jsonl; evaluate all of one, by its name on the hub: no local copy (NAME=FILE, "
+        r"own.jsonl. Evaluate all of one, by its name on the hub: no local copy (NAME=FILE, "
         "--data), no repairs"
     }
     (file,) = write_eval_results(tmp_path, entries)
@@ -195,13 +195,13 @@ def test_a_score_is_written_as_the_hub_reads_it(tmp_path):
     [
         (
             [SOURCE | {"rows": 2000}],
-            "(1,319 of 2,000) are not all of openai/gsm8k; evaluate without --problems",
+            r"(1,319 of 2,000) are not all of openai/gsm8k. Evaluate without --problems",
         ),
         ([SOURCE, SOURCE], "(1,319 of 2,638) are not those of one data set"),
         (
             [SOURCE, {"file": "repairs.jsonl", "rows": 3, "repairs": []}],
             "(1,319 of 1,319) are not those of one data set of the hub, but from openai/gsm8k, "
-            "repairs.jsonl; evaluate all of one",
+            r"repairs.jsonl. Evaluate all of one",
         ),
         ([], "(1,319) are not those of one data set of the hub; evaluate"),
     ],
@@ -232,7 +232,7 @@ def test_whose_results_they_are():
     assert named_model(report(), None) is None
     assert named_model(report(), "sage") == "sage"
     assert named_model({"pass_at_k": {}}, None) is None
-    with pytest.raises(ValueError, match="one of base, sage; got 'other'"):
+    with pytest.raises(ValueError, match="one of base, sage, got 'other'"):
         model_rows(report(), "other")
     with pytest.raises(ValueError, match="--task must name benchmarks of the report, gsm8k"):
         eval_results(report(), "base", {"x": "y"})

@@ -178,7 +178,7 @@ def test_refusals(students, tmp_path, make_tokenizer):
         rlvr(RLVR, little, UNREACHABLE, tmp_path / "a", TeacherGuide())
     with pytest.raises(ValueError, match=r"got teacher='.*' without such a guide"):
         rlvr(replace(RLVR, teacher=str(more)), little, UNREACHABLE, tmp_path / "b")
-    with pytest.raises(ValueError, match="needs a policy that trains one, got full fine-tuning"):
+    with pytest.raises(ValueError, match="needs a policy with an adapter, got full fine-tuning"):
         full = replace(RLVR, teacher=str(adapter), full_finetuning=True, learning_rate=1e-4)
         rlvr(full, little, UNREACHABLE, tmp_path / "c", TeacherGuide())
     with pytest.raises(ValueError, match="on the base that it was trained on"):

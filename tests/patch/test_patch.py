@@ -477,7 +477,7 @@ def drifted(module, old, new):
             "compute the loss",
         ),
         *(
-            (f'kwargs.get("{name}",', f'kwargs.get("other_{name}",', f"found none named {name},")
+            (f'kwargs.get("{name}",', f'kwargs.get("other_{name}",', f"got none named {name},")
             for name in POLICY_ONLY
         ),
     ],

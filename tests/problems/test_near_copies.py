@@ -96,5 +96,5 @@ def test_the_measured_threshold_is_the_one_in_use():
 
 
 def test_a_bad_threshold_is_refused():
-    with pytest.raises(ValueError, match=r"must be in \(0, 1\]; got 0"):
+    with pytest.raises(ValueError, match=r"must be in \(0, 1\], got 0"):
         near_copies([], benchmark(["x"]), threshold=0)

@@ -228,7 +228,7 @@ def test_the_command_line_says_how_to_go_on(monkeypatch, capsys, tmp_path):
         assert main(["quickstart", "--out", str(tmp_path / "a run")]) == code
         err = capsys.readouterr().err
         assert f"stopped by {signum.name}" in err
-        assert f"to resume: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
+        assert f"To resume: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
 
 
 def test_rows_of_steps_that_are_trained_again_are_kept_aside(tmp_path, caplog):

@@ -220,9 +220,7 @@ def test_another_set_is_refused(tmp_path):
     for options in ({"model": "other"}, {"benchmark": "other"}, {"identity": {"weights": "abc"}}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}|weights was absent"):
             draw(CONFIG, Table(), ROWS, path, **options)
-    with pytest.raises(
-        ValueError, match=r"1 differ from those of this run, 'arithmetic-.* the first"
-    ):
+    with pytest.raises(ValueError, match=r"but 1 in .* differ, 'arithmetic-.* the first"):
         draw(CONFIG, Table(), [ROWS[0] | {"problem": "1*1=?"}], path)
     other = Table()
     other.name = "vllm"
@@ -311,7 +309,7 @@ def test_two_processes_on_one_set_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "remedy"), [(3, "upgrade sage_unsloth"), (1, "choose another --out")]
+    ("number", "remedy"), [(3, "Upgrade sage_unsloth"), (1, "choose another --out")]
 )
 def test_other_formats_are_refused(tmp_path, number, remedy):
     path = tmp_path / "samples.jsonl"

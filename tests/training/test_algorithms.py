@@ -206,7 +206,7 @@ def test_rows_that_cannot_be_are_refused(settings, error, message):
 
 
 def test_an_algorithm_sets_fields_of_the_config_alone():
-    with pytest.raises(ValueError, match="must be fields of RlvrConfig; got 'betta' for 'mine'"):
+    with pytest.raises(ValueError, match="must be fields of RlvrConfig, got 'betta' for 'mine'"):
         Algorithm(name="mine", description="", settings={"betta": 0.1})
     row = Algorithm(name="mine", description="", settings={"beta": 0.2, "learning_rate": 1e-3})
     config = row.configure(RlvrConfig(epsilon=0.3))

@@ -149,14 +149,14 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
         (dict(prompts_per_step=2, micro_batch_size=16), "share of each by micro_batch_size"),
         (
             dict(prompts_per_step=3, credit="sequence", kl_estimator="k3-is"),
-            "must have whole prompts",
+            "needs whole prompts",
         ),
         (dict(max_resamples=1), "need max_resamples=0"),
-        (dict(rollouts="vllm"), "vLLM inside each was not tried"),
+        (dict(rollouts="vllm"), "rollouts by transformers, got"),
     ):
         with pytest.raises(ValueError, match=message):
             check_processes(RlvrConfig(**settings))
-    with pytest.raises(ValueError, match="SFT runs in one process; got WORLD_SIZE=2"):
+    with pytest.raises(ValueError, match="SFT runs in one process, got WORLD_SIZE=2"):
         run_settings("sft", RlvrConfig(), "data/arithmetic-base", [])
     monkeypatch.setenv("WORLD_SIZE", "1")
     check_processes(RlvrConfig(max_resamples=1, num_generations=3))

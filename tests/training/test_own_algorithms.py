@@ -48,7 +48,7 @@ def test_an_algorithm_is_found_by_its_module(here):
     Path("named.py").write_text(f"from {here[0]} import Lift\nguide = Lift()\nKind = Lift\n")
     of_guide = get_algorithm("named:guide")
     assert of_guide.guide == type(lift.guide)() and of_guide.advantages == "grpo"
-    with pytest.raises(ValueError, match=r"not a class of these; named:Kind is <class"):
+    with pytest.raises(ValueError, match=r"of a guide, but named:Kind is <class"):
         get_algorithm("named:Kind")
     with pytest.raises(ValueError, match=r"must be a name of named .*, got 'lift'"):
         get_algorithm("named:lift")

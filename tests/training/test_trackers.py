@@ -185,7 +185,7 @@ def test_trackio_that_cannot_start_says_why(tmp_path, monkeypatch):
     broken.mkdir()
     (broken / "trackio.py").write_text("raise RuntimeError('no database today')")
     monkeypatch.syspath_prepend(str(broken))
-    with pytest.raises(ValueError, match=r"no database today.*; mend it, or set report_to=none"):
+    with pytest.raises(ValueError, match=r"no database today.*. Fix it, or set report_to=none"):
         Trackio(tmp_path, 0)
 
 

@@ -90,7 +90,7 @@ def test_another_trainer_is_refused():
         pass
 
     with (
-        pytest.raises(ContractError, match=r"found .*Trainer, .*trl 1\.15\.0 and 1\.16\.0"),
+        pytest.raises(ContractError, match=r"got .*Trainer, .*trl 1\.15\.0 and 1\.16\.0"),
         guided_kl(Trainer(), BRANCH),
     ):
         pass
