@@ -155,8 +155,8 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other
         # is a defect, whose traceback is needed.
-        ours = type(error).__module__.partition(".")[0] in ("sage_unsloth", "research")
-        if isinstance(error, RuntimeError) and not ours:
+        is_own = type(error).__module__.partition(".")[0] in ("sage_unsloth", "research")
+        if isinstance(error, RuntimeError) and not is_own:
             raise
         print(f"error: {printable(without_secrets(str(error)))}", file=sys.stderr)
         return 2

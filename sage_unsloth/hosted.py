@@ -265,8 +265,8 @@ def _serves(name: str, machine: Machine, expected: Iterable[str]) -> bool:
     """Whether the installed version of a package meets every requirement of it."""
     if name not in machine.packages:
         return False
-    ours = [text for text in expected if canonicalize_name(Requirement(text).name) == name]
-    return all(_is_met(text, machine.packages) for text in ours)
+    texts = [text for text in expected if canonicalize_name(Requirement(text).name) == name]
+    return all(_is_met(text, machine.packages) for text in texts)
 
 
 def _specifier(name: str, expected: Iterable[str]) -> str:

@@ -72,15 +72,15 @@ def inspect_log(
     begun = datetime.fromisoformat(environment["date"])
     created = begun.isoformat(timespec="seconds")
     config = {
-        name: sampling[ours]
-        for name, ours in (
+        name: sampling[key]
+        for name, key in (
             ("temperature", "temperature"),
             ("top_p", "top_p"),
             ("top_k", "top_k"),
             ("max_tokens", "max_completion_length"),
             ("seed", "seed"),
         )
-        if sampling.get(ours) is not None and not (ours == "top_k" and sampling[ours] < 0)
+        if sampling.get(key) is not None and not (key == "top_k" and sampling[key] < 0)
     }
     tokens = sum(record["num_tokens"] or 0 for record in records)
     return {

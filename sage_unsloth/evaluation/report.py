@@ -89,7 +89,7 @@ def compare(
     read, parts = read_sets(files), {}
     if partial:
         read, parts = shared_part(files, read)
-    ours = [
+    own_sets = [
         replace(
             record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
             texts=read_texts(file),
@@ -97,8 +97,8 @@ def compare(
         )
         for file, (settings, records) in zip(files, read, strict=True)
     ]
-    sets = ours + log_sets(
-        [read_log(path, name) for path, name in result.items()], ours, logs or ReadingOptions()
+    sets = own_sets + log_sets(
+        [read_log(path, name) for path, name in result.items()], own_sets, logs or ReadingOptions()
     )
     with exclusive_lock(out):
         return report_sets(sets, out, against, parts)

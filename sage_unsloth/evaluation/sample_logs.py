@@ -118,20 +118,20 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
 
 
 def log_sets(
-    logs: Sequence[SampleLog], ours: Sequence[RecordSet], options: ReadingOptions
+    logs: Sequence[SampleLog], own_sets: Sequence[RecordSet], options: ReadingOptions
 ) -> list[RecordSet]:
     """Logs as record sets, their problems named as those of our sets on the same benchmark.
 
     Args:
         logs: see `read_log`.
-        ours: record sets that they are compared with, with their golds.
+        own_sets: record sets that they are compared with, with their golds.
         options: see there.
 
     Raises:
         ValueError: no metric that can be read, problems that are not those of a set on the same
             benchmark, or a log without completions that is to be graded here.
     """
-    known = {item.benchmark: (_in_order(item), item.grader) for item in reversed(ours)}
+    known = {item.benchmark: (_in_order(item), item.grader) for item in reversed(own_sets)}
     _refuse_unused(logs, options)
     if options.regrade:
         _refuse_without_texts(logs)

@@ -124,13 +124,13 @@ def choose_format(
     recorded = recorded_format(settings)
     if expected not in (None, recorded):
         raise ValueError(
-            f"a model needs the prompt of its training, {_asked(recorded)} for {trained}, got "
-            f"{_asked(expected)}. Leave --system-prompt and --tags out (prompt= in Python)"
+            f"a model needs the prompt of its training, {_prompt_text(recorded)} for {trained}, "
+            f"got {_prompt_text(expected)}. Leave out --system-prompt and --tags (prompt=)"
         )
     return recorded
 
 
-def _asked(prompt: PromptFormat | None) -> str:
+def _prompt_text(prompt: PromptFormat | None) -> str:
     """A format as a command asks for it, for a message."""
     words = [] if prompt is None else prompt.options()
     return " ".join(repr(shorten(w, 120)) if " " in w else w for w in words) or "--tags project"

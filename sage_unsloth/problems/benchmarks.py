@@ -159,7 +159,7 @@ def _own_parts(
         if not columns and {"problem", "question"} & raw[0].keys():
             return None
         result = read_columns(raw, columns, ("answer",), data)
-        for rule, good in result.kept.items():
+        for rule, good in result.filters.items():
             if not all(good):
                 raise ValueError(
                     f"every problem of an evaluation must have an answer, but '{rule}' gives none "

@@ -54,7 +54,7 @@ def sft_corpus(
     *,
     data: str = "openmath",
     path: str | Path | None = None,
-    found: Corpus | None = None,
+    source: Corpus | None = None,
     prompt: PromptFormat = PROJECT_PROMPT,
 ) -> Corpus:
     """Worked solutions whose answer is a number and which fit, EOS included.
@@ -69,23 +69,23 @@ def sft_corpus(
         max_length: tokens of prompt and solution together.
         data: "openmath" or "arithmetic".
         path: a local copy of OpenMathReasoning-mini.
-        found: what `sft_rows` gave for `data` and `path`; None calls it.
+        source: what `sft_rows` gave for `data` and `path`; None calls it.
         prompt: the tags that the solutions are taught with.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with
             the counts).
     """
-    found = found or sft_rows(data=data, path=path)
-    rows = found.rows
-    filters = Filters(dict(found.counts), dict(found.left_out))
+    source = source or sft_rows(data=data, path=path)
+    rows = source.rows
+    filters = Filters(dict(source.counts), dict(source.left_out))
     prompts = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [2 * length <= max_length for length in prompts]
     rows = filters.keep(rows, fits, f"prompt <= {max_length // 2:,} tokens")
     texts = [render_solution(tokenizer, turns_of(row), prompt.taught(row)) for row in rows]
     fits = [length <= max_length for length in _lengths(tokenizer, texts)]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
-    return replace(corpus_of(rows, filters, found.provenance), columns=found.columns)
+    return replace(corpus_of(rows, filters, source.provenance), columns=source.columns)
 
 
 def sft_rows(
@@ -152,7 +152,7 @@ def rl_corpus(
     data: str = "dapo",
     path: str | Path | None = None,
     limit: int | None = None,
-    found: Corpus | None = None,
+    source: Corpus | None = None,
 ) -> Corpus:
     """Problems with an answer that can be verified.
 
@@ -164,20 +164,20 @@ def rl_corpus(
         data: "dapo" or "arithmetic".
         path: a local copy of DAPO-Math-17k-Processed.
         limit: read the first N rows of the source; None reads all, of dapo the paper's `RL_ROWS`.
-        found: what `rl_rows` gave for `data`, `path` and `limit`; None calls it.
+        source: what `rl_rows` gave for `data`, `path` and `limit`; None calls it.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, a prompt or answer that
             is no text or empty, or no row is left (with the counts).
     """
-    found = found or rl_rows(data=data, path=path, limit=limit)
-    rows = found.rows
-    filters = Filters(dict(found.counts), dict(found.left_out))
+    source = source or rl_rows(data=data, path=path, limit=limit)
+    rows = source.rows
+    filters = Filters(dict(source.counts), dict(source.left_out))
     lengths = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [length <= max_prompt_length for length in lengths]
     rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
-    corpus = corpus_of(rows, filters, found.provenance)
-    return replace(corpus, checker=found.checker, columns=found.columns)
+    corpus = corpus_of(rows, filters, source.provenance)
+    return replace(corpus, checker=source.checker, columns=source.columns)
 
 
 def rl_rows(
@@ -221,7 +221,7 @@ def rl_rows(
     else:
         where = {"needed" if answered else "optional": ("answer",)}
         own = read_own(data, columns, **({"needed": ()} | where), split="train")
-        rows, selected, provenance, read = own.rows, own.kept, own.provenance, own.columns
+        rows, selected, provenance, read = own.rows, own.filters, own.provenance, own.columns
     checker = verifier or MATH
     filters = Filters({"rows": len(rows)}, {})
     rows = filters.first(rows, limit)
@@ -279,7 +279,7 @@ def _own_sft_rows(
     """
     result = read_own(data, columns, ("solution",), optional=("answer",), split="train")
     filters = Filters({"rows": len(result.rows)}, {})
-    selected = {name: good[:limit] for name, good in result.kept.items()}
+    selected = {name: good[:limit] for name, good in result.filters.items()}
     rows = filters.keep_by(filters.first(result.rows, limit), selected)
     if any("answer" in row for row in rows):
         rows = filters.keep(rows, [bool(row["answer"]) for row in rows], "has an answer")

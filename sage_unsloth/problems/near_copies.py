@@ -108,20 +108,20 @@ def near_copies(
 
 def best_scores(problems: Sequence[str], training: Sequence[str]) -> list[tuple[float, int]]:
     """The best score of each problem, and the training problem that it is against."""
-    mine, theirs = [[words_and_numbers(t) for t in texts] for texts in (problems, training)]
-    documents = Counter(word for words, _ in (*mine, *theirs) for word in words)
-    total = len(mine) + len(theirs)
+    mine, corpus = [[words_and_numbers(t) for t in texts] for texts in (problems, training)]
+    documents = Counter(word for words, _ in (*mine, *corpus) for word in words)
+    total = len(mine) + len(corpus)
     weight = {word: 1 + math.log((1 + total) / (1 + count)) for word, count in documents.items()}
     rows_with: dict[str, list[int]] = defaultdict(list)
-    for place, (words, _) in enumerate(theirs):
+    for place, (words, _) in enumerate(corpus):
         for word in words:
             rows_with[word].append(place)
-    return [_best(item, theirs, weight, rows_with) for item in mine]
+    return [_best(item, corpus, weight, rows_with) for item in mine]
 
 
 def _best(
     problem: tuple[frozenset[str], frozenset[float]],
-    theirs: Sequence[tuple[frozenset[str], frozenset[float]]],
+    corpus: Sequence[tuple[frozenset[str], frozenset[float]]],
     weight: Mapping[str, float],
     rows_with: Mapping[str, Sequence[int]],
 ) -> tuple[float, int]:
@@ -133,7 +133,7 @@ def _best(
             shared[place] += weight[word]  # pyright: ignore[reportArgumentType]
     best = 0.0, 0
     for place, common in shared.most_common(CANDIDATES):
-        others = theirs[place][1]
+        others = corpus[place][1]
         share = len(numbers & others) / len(numbers) if numbers else 1.0
         best = max(best, (common / whole * share if whole else 0.0, place))
     return best

@@ -27,14 +27,14 @@ class OwnRows:
     Attributes:
         rows: `problem` (of a conversation its last user's turn), `messages`, `answer`, `solution`
             and the other names, as far as there are columns for them.
-        kept: a text that says it -> whether each row of the source passes; in the order of reading.
+        filters: a text that says it -> whether each row of the source passes, in reading order.
             `rows` has all of them, so that what is left out can be named.
         provenance: hub id and revision, or file and digest; and the columns that were named.
         columns: what each column that was read is for -> its name.
     """
 
     rows: list[dict]
-    kept: dict[str, list[bool]]
+    filters: dict[str, list[bool]]
     provenance: dict
     columns: dict[str, str]
 
@@ -146,7 +146,7 @@ def read_columns(
                 row[name] = _json_value(source.get(column), f"row {number} of {data}, {column!r},")
     read = row_names(needed, optional) | columns.names.keys()
     places = {name: column for name, column in places.items() if name in read}
-    return OwnRows(rows=rows, kept=selected, provenance={}, columns=places)
+    return OwnRows(rows=rows, filters=selected, provenance={}, columns=places)
 
 
 def row_names(needed: Sequence[str], optional: Sequence[str]) -> set[str]:

@@ -72,7 +72,7 @@ def completions(
 
     def requests() -> Iterator[Request]:
         for row, sample in missing:
-            if stop.asked is not None:
+            if stop.cause is not None:
                 return
             requested.append((row, sample))
             yield prompts[row["id"]], sample_seed(config.seed, row["id"], sample)

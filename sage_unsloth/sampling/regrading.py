@@ -100,7 +100,7 @@ def regrade_set(file: Path, grade_seconds: float = 5.0) -> Regraded:
             result = _result(file, records, stale)
             with finishing("the batch in flight") as stop:
                 for start in range(0, len(stale), BATCH):
-                    if stop.asked is not None:
+                    if stop.cause is not None:
                         break
                     batch = stale[start : start + BATCH]
                     before = [record.get("grade", "none") for record in batch]

@@ -216,7 +216,7 @@ def own_task(
     answered = any(reward.function is None for reward in get_rewards(rewards))
     result = rl_rows(data=data, limit=None, columns=columns, verifier=checker, answered=answered)
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
-    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, source=result)
     show(f"{point}\n{choice}\n{result.origin()}, {len(corpus.rows):,} rows to train on")
     requested = tuple(_own_benchmark(text, columns, group, guess, corpus) for text in benchmarks)
     drawn: dict[str, Any] = dict(

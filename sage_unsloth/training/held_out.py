@@ -91,7 +91,7 @@ class HeldOut:
         self.metric = best_metric(config)
         self.sampling = held_out_sampling(config, vllm=draws_by_vllm(trainer))
         self.curve: list[Mapping[str, Any]] = []
-        self.asked: signal.Signals | None = None
+        self.cause: signal.Signals | None = None
         """The signal that interrupted an evaluation, which the resumed run then makes first."""
 
     def begin(self, step: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class HeldOut:
 
     def after(self, step: int) -> dict[str, Any]:
         """The metrics of the policy after this optimizer step; empty where no evaluation is due, or
-        where a signal interrupted it (`asked`).
+        where a signal interrupted it (`cause`).
         """
         if not is_due(self.config, self.curve, step):
             return {}
@@ -126,7 +126,7 @@ class HeldOut:
                 result = stopped.signum
         result = gather_rows([result])[0]
         if isinstance(result, signal.Signals):
-            self.asked = result
+            self.cause = result
             return {}
         row = {"step": step} | result
         self.curve.append(row)

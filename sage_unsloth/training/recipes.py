@@ -138,7 +138,7 @@ def run_sft(
     template = template_for(start, settings.get("template"), prompt=config.prompt)
     config = replace(config, template=template.template)
     tokenizer = load_tokenizer(start, config.template, prompt=config.prompt)
-    corpus = sft_corpus(tokenizer, config.max_length, found=result, prompt=config.prompt)
+    corpus = sft_corpus(tokenizer, config.max_length, source=result, prompt=config.prompt)
     # Without answers there is nothing to compare.
     answered = all("answer" in row for row in corpus.rows)
     training, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
@@ -295,13 +295,13 @@ def run_rlvr(
     config = replace(config, template=template.template)
     _show(f"{point}\n{template}\n{result.origin()}\n")
     tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
-    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, source=result)
     _show(corpus.table())
     for text in filter(None, (corpus.named(), corpus.repeated())):
         _show(text)
     held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
-        selected = rl_corpus(tokenizer, config.max_prompt_length, found=for_curve)
+        selected = rl_corpus(tokenizer, config.max_prompt_length, source=for_curve)
         held_out, origin["held_out"] = selected.rows, selected.record(eval_file)
         _show(f"\nHeld-out rows, of {eval_file}:\n")
         _show(selected.table())

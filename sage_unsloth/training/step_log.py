@@ -97,7 +97,7 @@ class StepLog(TrainerCallback):
         self.stop.saved = (
             f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
         )
-        if self.stop.asked is not None and world_size() == 1:  # while the checkpoint was written
+        if self.stop.cause is not None and world_size() == 1:  # while the checkpoint was written
             control.should_training_stop = True
 
     def on_log(self, args, state, control, logs: Any = None, **kwargs):
@@ -138,9 +138,9 @@ class StepLog(TrainerCallback):
         """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
         is not lost.
         """
-        requested = [signum for signum in gather_rows([self.stop.asked]) if signum is not None]
+        requested = [signum for signum in gather_rows([self.stop.cause]) if signum is not None]
         if requested:
-            self.stop.asked = requested[0]
+            self.stop.cause = requested[0]
         return bool(requested)
 
     def take(self, row: dict[str, Any]) -> None:
@@ -156,9 +156,9 @@ class StepLog(TrainerCallback):
         """Whether the evaluation was interrupted, or was the last of a run without progress."""
         if self.held_out is None:
             return False
-        if self.held_out.asked is not None:
-            self.stop.asked = self.held_out.asked
-        return self.held_out.asked is not None or self.held_out.exhausted
+        if self.held_out.cause is not None:
+            self.stop.cause = self.held_out.cause
+        return self.held_out.cause is not None or self.held_out.exhausted
 
     def _show(self, row: dict[str, Any], step: int) -> None:
         curve = self.held_out.curve if self.held_out is not None else ()
