@@ -61,6 +61,7 @@ def expected_gradient(model, weights, rows, rule, temperature):
         per_token = {
             "forward-kl": u - 1 - u.log(),
             "js": u * u.log() - (u + 1) * ((u + 1) / 2).log(),
+            "sft": -u.log(),
         }[rule.divergence]
         total = total + per_token.mean() / len(rows)
     return dict(zip(named, torch.autograd.grad(total, list(named.values())), strict=True)), total

@@ -19,8 +19,8 @@ from research.benchmark.tasks import Task, arithmetic_fresh_task
 from research.data import DATA
 from research.frontier.design import FrontierRun, configured
 from research.problems.fork import DIALECTS
-from research.variants.rows import balance_families, inverse_pass_rates, repeat_rows
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.problems.row_weights import balance_rows, inverse_pass_rates, repeat_rows
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
@@ -103,7 +103,7 @@ def _skewed() -> Variant:
 
 def _balanced() -> Variant:
     task = arithmetic_fresh_task()
-    return Variant(replace(task, train_rows=balance_families(task.train_rows)), PLAIN_START)
+    return Variant(replace(task, train_rows=balance_rows(task.train_rows, "family")), PLAIN_START)
 
 
 def _by_rate() -> Variant:

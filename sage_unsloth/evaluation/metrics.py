@@ -55,6 +55,11 @@ def _refuse(broken: np.ndarray, rule: str, n: np.ndarray, c: np.ndarray, k: np.n
         )
 
 
+def guess_bound(chances_P: np.ndarray, k: int) -> np.ndarray:
+    """(P,) the chance that k blind attempts include a correct one, 1 − (1 − p)^k."""
+    return 1 - (1 - chances_P) ** k
+
+
 def powers_of_two(num_samples: int) -> list[int]:
     """The ks of a curve: 1, 2, 4 and so on, and n itself."""
     powers = [2**i for i in range(num_samples.bit_length())]

@@ -32,6 +32,8 @@ RULES: dict[str, Callable[..., Tensor]] = {
     "pass-at-k": group_advantages.pass_at_k,
     "rs-grpo": group_advantages.rs_grpo,
     "unlikeliness": group_advantages.unlikeliness,
+    "f-grpo": group_advantages.f_grpo,
+    "ucpo": group_advantages.ucpo,
 }
 """Where "grpo" is the trainer's own, which nothing replaces."""
 SIGNALS = ("mean_logps", "step", "max_steps")

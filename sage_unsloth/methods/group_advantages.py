@@ -246,6 +246,70 @@ def unlikeliness(rewards: Tensor, *, mean_logps: Tensor, weight: float = 0.25) -
     return _score_group(rewards, ranked, mean_logps)
 
 
+def f_grpo(rewards: Tensor, *, gamma: float = 0.5) -> Tensor:
+    """GRPO times (1 − r̄)^γ: F-GRPO (arXiv 2602.06717), a gate on problems that are nearly solved.
+
+    For G → ∞ it ascends F with F'(p) = (1 − p)^γ / √(p (1 − p)). The weight is one number for a
+    group, so the direction of a group's gradient is GRPO's.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+        gamma: γ >= 0; 0 is GRPO.
+
+    Raises:
+        ValueError: γ is negative, or a reward is neither 0 nor 1.
+    """
+    if not gamma >= 0:
+        raise ValueError(f"gamma must be >= 0 for advantages='f-grpo', got {gamma}")
+    _check_binary(rewards, "f-grpo")
+
+    def gated(group: Tensor) -> Tensor:
+        return _standardise(group) * (1 - group.mean()) ** gamma
+
+    return _score_group(rewards, gated)
+
+
+def ucpo(rewards: Tensor, *, mean_logps: Tensor, tau: float = 0.1, alpha: float = 0.1) -> Tensor:
+    """GRPO with more for right completions that are rare among the right: UCPO (arXiv 2605.00365,
+    its code with the bonus added).
+
+    Among the c right completions q = softmax of the mean token log π_old, with entropy H:
+    A + τ (−log q − H). Among the wrong ones, with their own q: A − α max(0, −log q − H). A set of
+    fewer than two keeps GRPO's. So a group that is all right still teaches where its completions
+    are not equally likely.
+
+    Args:
+        rewards: 0 or 1, (P, G).
+        mean_logps: mean token log π_old, nats, (P, G).
+        tau, alpha: >= 0; both 0 is GRPO.
+
+    Raises:
+        ValueError: τ or α is negative, or a reward is neither 0 nor 1.
+    """
+    if not (tau >= 0 and alpha >= 0):
+        raise ValueError(
+            f"tau and alpha must be >= 0 for advantages='ucpo', got tau={tau} and alpha={alpha}"
+        )
+    _check_binary(rewards, "ucpo")
+
+    def uniform(group: Tensor, logps: Tensor) -> Tensor:
+        result = _standardise(group)
+        right = group == 1
+        if right.sum() > 1:
+            result[right] += tau * _excess_surprisal(logps[right])
+        if (~right).sum() > 1:
+            result[~right] -= alpha * _excess_surprisal(logps[~right]).clamp(min=0)
+        return result
+
+    return _score_group(rewards, uniform, mean_logps)
+
+
+def _excess_surprisal(logps: Tensor) -> Tensor:
+    """−log q − H(q) of q = softmax(logps), in nats; its mean under q is 0."""
+    log_q = logps.log_softmax(0)
+    return (log_q.exp() * log_q).sum() - log_q
+
+
 def _standardise(group: Tensor) -> Tensor:
     """(r − mean) / (σ + ε) of one group, 0 for a single completion."""
     if len(group) < 2:
@@ -277,6 +341,16 @@ def _by_count(
         name: of the rule.
         weights: (n, c) -> advantage of a right and of a wrong completion.
     """
+    _check_binary(rewards, name)
+
+    def of_group(group: Tensor) -> Tensor:
+        right, wrong = weights(len(group), int(group.sum()))
+        return torch.where(group == 1, right, wrong).to(group.dtype)
+
+    return _score_group(rewards, of_group)
+
+
+def _check_binary(rewards: Tensor, name: str) -> None:
     others = rewards[~((rewards == 0) | (rewards == 1) | rewards.isnan())]
     if len(others):
         raise ValueError(
@@ -284,12 +358,6 @@ def _by_count(
             f"{others[0].item():g}. Use one such reward (or weights that add up to it), or "
             "advantages='rs-grpo'"
         )
-
-    def of_group(group: Tensor) -> Tensor:
-        right, wrong = weights(len(group), int(group.sum()))
-        return torch.where(group == 1, right, wrong).to(group.dtype)
-
-    return _score_group(rewards, of_group)
 
 
 def _checked_k(rule: str, rewards: Tensor, k: int | None, *, most: int, name: str = "k") -> int:

@@ -6,10 +6,13 @@ other KL term. With u_t = π(y_t | s_t) / π_ref(y_t | s_t) on a stored token:
 
     forward-kl    u − 1 − log u                    gradient (u − 1) ∇log π
     js            u log u − (u + 1) log((u + 1)/2)  gradient u log(2u/(u + 1)) ∇log π
+    sft           − log u                          gradient − ∇log π
 
-Both are 0, without a gradient, where π = π_ref. In expectation over π_ref's own completions the
-first is KL(π_ref ‖ π), the second twice the Jensen–Shannon divergence; over right ones alone they
-are neither, and hold the policy at π_ref where π_ref was right.
+The first two are 0, without a gradient, where π = π_ref. In expectation over π_ref's own
+completions the first is KL(π_ref ‖ π), the second twice the Jensen–Shannon divergence; over right
+ones alone they are neither, and hold the policy at π_ref where π_ref was right. The third is the
+loss of SFT; its gradient beside that of RL is the parallel averaging of arXiv 2606.04272, which has
+written solutions in the place of π_ref's own.
 
 As in its code: k3 with policy and reference exchanged is the first, and all tokens of a completion
 are taken. Other than there: log u is at most 10 and has no gradient beyond, so a slope can reach
@@ -63,9 +66,15 @@ def jensen_shannon(log_ratio: Tensor) -> Tensor:
     return ratio * log_ratio - (ratio + 1) * log_mean
 
 
+def cross_entropy(log_ratio: Tensor) -> Tensor:
+    """−log u of log u: SFT's loss, less π_ref's, so it is negative where the policy is surer."""
+    return -log_ratio
+
+
 DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "forward-kl": forward_kl,
     "js": jensen_shannon,
+    "sft": cross_entropy,
 }
 
 
@@ -131,7 +140,7 @@ def rehearsal_loss(logps: Tensor, ref_logps: Tensor, mask: Tensor, divergence: s
         divergence: a name of `DIVERGENCES`.
 
     Returns:
-        A number >= 0, nats.
+        A number, nats; >= 0 but for "sft".
     """
     # exp of the ratio is in some divergences, so one far token could be inf.
     log_ratio = torch.where(mask.bool(), logps - ref_logps, 0.0).clamp(max=MAX_LOG_RATIO)

@@ -243,6 +243,20 @@ _ROWS = (
         "all rewards are equal; one more scoring of each batch",
     ),
     Algorithm(
+        name="f-grpo",
+        group=PASS_AT_K,
+        settings={"advantages": "f-grpo"},
+        description="grpo times √(1 − r̄) of the group: problems that are nearly solved move the "
+        "policy less; dead where all rewards are equal",
+    ),
+    Algorithm(
+        name="ucpo",
+        group=PASS_AT_K,
+        settings={"advantages": "ucpo"},
+        description="grpo and .1 of how much rarer a right completion is than the right ones of "
+        "its group; one more scoring of each batch",
+    ),
+    Algorithm(
         name="clip-cov",
         group=DIVERSITY,
         settings={"token_advantages": "clip-cov"},
@@ -263,6 +277,13 @@ _ROWS = (
         description="grpo without its KL term, held to π_ref on right completions that π_ref "
         "drew before training (DPH-RL, forward KL); costs a sampling of the training rows and "
         "two more forward passes a step",
+    ),
+    Algorithm(
+        name="grpo-sft",
+        group=DIVERSITY,
+        settings={"beta": 0.0, "rehearsal": "sft", "rehearsal_coef": 1.0},
+        description="the mean of grpo's gradient without KL and of SFT's on right completions that "
+        "π_ref drew before training, times 2; costs what dph-rl does",
     ),
     Algorithm(
         name="grpo-entropy",

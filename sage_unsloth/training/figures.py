@@ -1,17 +1,21 @@
 """The figure of a training run."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sage_unsloth.figures import COLOURS, STYLES, new_figure, save_figure
-from sage_unsloth.training.rows import PASS_AT_1
+
+AT_K = re.compile(r"eval/pass@(\d+)")
+GUESS = "blind attempts"
 
 
 def plot_training(
     runs: Mapping[str, Sequence[Mapping]], path: str | Path, note: str, window: int = 9
 ) -> Path:
-    """The course of training runs: reward, plain KL, entropy, the guide, and held-out pass@1 where
-    there were evaluations, each against the optimizer step.
+    """The course of training runs: reward, plain KL, entropy, the guide, and where there were
+    evaluations held-out pass@1 and pass@k with 95 % intervals, each against the optimizer step.
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.
@@ -26,8 +30,9 @@ def plot_training(
         "sage/entropy": "mean token entropy (nats)",
         "sage/guide_mean": "mean of the guide q",
     }
-    if any(PASS_AT_1 in row for rows in runs.values() for row in rows):
-        panels[PASS_AT_1] = "held-out pass@1"
+    every_row = [row for rows in runs.values() for row in rows]
+    curves = next(iter(held_out_panels(every_row).values()), {})
+    panels |= {metric: f"held-out {label}" for label, metric in curves.items() if label != GUESS}
     figure, axes = new_figure(len(panels))
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
@@ -40,8 +45,8 @@ def plot_training(
                 "color": COLOURS[(number + 1) % len(COLOURS)],
                 "linestyle": STYLES[(number + 1) % len(STYLES)],
             }
-            if metric == PASS_AT_1:  # few, and of many completions each
-                axis.plot(steps, values, marker="o", label=name, **style)
+            if metric in curves.values():  # few, and of many completions each
+                plot_evaluations(axis, rows, metric, label=name, marker="o", **style)
                 continue
             if len(values) < 2 * window:  # a mean over them would look like a course
                 axis.plot(steps, values, color=style["color"], marker="o", linestyle="", label=name)
@@ -55,6 +60,34 @@ def plot_training(
     note += f"; {few if longest < 2 * window else many}"
     table = [{"run": name} | dict(row) for name, rows in runs.items() for row in rows]
     return save_figure(figure, axes, path, table, note)
+
+
+def held_out_panels(rows: Sequence[Mapping]) -> dict[str, dict[str, str]]:
+    """Title of a panel -> label of a curve -> its metric, of the evaluations in these rows.
+
+    pass@1, pass@N and what blind attempts reach at N; in a panel of its own pass@N by family.
+    """
+    names = {name for row in rows for name in row if str(name).startswith("eval/pass@")}
+    ks = sorted(int(match[1]) for name in names if (match := AT_K.fullmatch(name)))
+    if not ks:
+        return {}
+    last = f"eval/pass@{ks[-1]}"
+    curves = {f"pass@{k}": f"eval/pass@{k}" for k in dict.fromkeys((ks[0], ks[-1]))}
+    if any(f"eval/guess@{ks[-1]}" in row for row in rows):
+        curves[GUESS] = f"eval/guess@{ks[-1]}"
+    families = {name.removeprefix(f"{last}/"): name for name in sorted(names) if f"{last}/" in name}
+    title = f"held-out {last.removeprefix('eval/')} by family"
+    return {"held-out pass@k": curves} | ({title: families} if families else {})
+
+
+def plot_evaluations(axis: Any, rows: Sequence[Mapping], metric: str, **style: Any) -> None:
+    """A metric of the evaluations, with its interval as a band where it was logged."""
+    rows = [row for row in rows if metric in row]
+    steps = [row["step"] for row in rows]
+    axis.plot(steps, [row[metric] for row in rows], **style)
+    bounds = [[row.get(metric + end) for row in rows] for end in ("_low", "_high")]
+    if rows and None not in bounds[0]:
+        axis.fill_between(steps, *bounds, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:

@@ -22,9 +22,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sage_unsloth.evaluation.metrics import pass_at_k, powers_of_two
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import has_gpu
@@ -34,21 +31,16 @@ from sage_unsloth.runs.files import read_json, read_jsonl, whole_folder, write_j
 from sage_unsloth.runs.processes import gather_rows, rank, wait_for_all
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.stopping import Terminated
-from sage_unsloth.sampling.counts import correct_matrix
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 from sage_unsloth.sampling.record_files import read_settings, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.trainers.rollout_weights import digest
-from sage_unsloth.training.held_out_schedule import best_metric, is_due, is_exhausted
+from sage_unsloth.training.held_out_metrics import change_text, held_out_metrics
+from sage_unsloth.training.held_out_schedule import best_metric, best_of, is_due, reason_to_end
 from sage_unsloth.training.policy_engine import draws_by_vllm, policy_engine
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rollout_engine import rollout_sampling
-from sage_unsloth.training.rows import (
-    METRICS,
-    best_evaluation,
-    evaluations_since_best,
-    held_out_curve,
-)
+from sage_unsloth.training.rows import METRICS, held_out_curve
 
 FOLDER, BEST = "held-out", "best"
 PROBLEMS = "problems.json"
@@ -130,14 +122,14 @@ class HeldOut:
             return {}
         row = {"step": step} | result
         self.curve.append(row)
-        if rank() == 0 and evaluations_since_best(self.curve, self.metric) == 0:
+        if rank() == 0 and best_of(self.config, self.curve) is row:
             self._keep_best(row)
         return row
 
     @property
-    def exhausted(self) -> bool:
-        """Whether the last `patience` evaluations were no better than the best before them."""
-        return is_exhausted(self.config, self.curve)
+    def reason_to_end(self) -> str:
+        """Why the run ends after these evaluations; empty where it goes on."""
+        return reason_to_end(self.config, self.curve)
 
     def saved(self, checkpoint: Path) -> None:
         """Put the adapter that is best by now into a checkpoint, for a run that resumes there."""
@@ -147,13 +139,13 @@ class HeldOut:
             shutil.copytree(self.folder / BEST, place, copy_function=_link)
 
     def report(self) -> None:
-        """Log which evaluation was best."""
-        best = best_evaluation(self.curve, self.metric)
+        """Log which evaluation was best, and whether pass@k fell."""
+        best = best_of(self.config, self.curve)
         if best is None or rank() > 0:
             return
         logger.info(
             "Held-out %s: %.3f before training, %.3f at step %d, where it was best, %.3f at step "
-            "%d. %s is the adapter of step %d.%s",
+            "%d. %s is the adapter of step %d.%s %s",
             self.metric.removeprefix("eval/"),
             self.curve[0][self.metric],
             best[self.metric],
@@ -163,11 +155,12 @@ class HeldOut:
             self.folder / BEST,
             best["step"],
             " No step of training was better than none." if best["step"] == 0 else "",
+            change_text(self.curve[-1], self.config.eval_samples),
         )
 
     def _evaluate(self, step: int) -> dict[str, float]:
         started = time.perf_counter()
-        path = self.folder / FOLDER / f"step-{step:06d}.jsonl"
+        path = self.folder / FOLDER / _records_of(step)
         policy = policy_digest(self.trainer.model)
         _forget_other_policy(path, policy)
         quiet = progress(disable=True)
@@ -186,7 +179,9 @@ class HeldOut:
                 bar=quiet,
             )
         seconds = time.perf_counter() - started
-        return held_out_metrics(records) | {"eval/seconds": round(seconds, 3)}
+        start = path.with_name(_records_of(0))
+        before = read_jsonl(start) if step and start.is_file() else ()
+        return held_out_metrics(records, self.rows, before) | {"eval/seconds": round(seconds, 3)}
 
     def _keep_best(self, row: Mapping[str, Any]) -> None:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -201,7 +196,7 @@ class HeldOut:
 
     def _restore_best(self, step: int) -> None:
         """`best/` as it was at this step: a later one is of steps that are trained again."""
-        best, place = best_evaluation(self.curve, self.metric), self.folder / BEST
+        best, place = best_of(self.config, self.curve), self.folder / BEST
         checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
         best_step = None if best is None else best["step"]
         if best_step is None or best_step != _step_of(place):
@@ -231,29 +226,6 @@ def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
     return rollout_sampling(config, config.eval_samples, BATCH_SIZES["vllm"] if vllm else batch)
 
 
-def held_out_metrics(records: Sequence[dict]) -> dict[str, float]:
-    """What one evaluation adds to its step's row.
-
-    Args:
-        records: N of each problem.
-
-    Returns:
-        `eval/pass@k`, the mean over problems, for k = 1, 2, 4 … N; `eval/format` and `eval/cut`,
-        shares of completions with a solution tag and without an end; `eval/tokens`, a mean.
-    """
-    correct_PN = correct_matrix(records)
-    samples, correct_P = correct_PN.shape[1], correct_PN.sum(axis=1)
-    n = len(records)
-    return {
-        f"eval/pass@{k}": float(np.mean(pass_at_k(samples, correct_P, k)))
-        for k in powers_of_two(samples)
-    } | {
-        "eval/format": sum(record["extracted"] is not None for record in records) / n,
-        "eval/cut": sum(record["finish_reason"] != "stop" for record in records) / n,
-        "eval/tokens": sum(record["num_tokens"] for record in records) / n,
-    }
-
-
 def policy_digest(model: Any) -> str:
     """A digest of the trained weights."""
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -267,6 +239,10 @@ def _forget_other_policy(path: Path, policy: str) -> None:
     if not same:
         for file in (path, settings):
             file.unlink(missing_ok=True)
+
+
+def _records_of(step: int) -> str:
+    return f"step-{step:06d}.jsonl"
 
 
 def _step_of(best: Path) -> int | None:

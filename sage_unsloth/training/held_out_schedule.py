@@ -9,7 +9,7 @@ from typing import Any
 from sage_unsloth.runs.checkpoints import is_last, step_of
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rows import METRICS, PASS_AT_1, evaluations_since_best, held_out_curve
+from sage_unsloth.training.rows import METRICS, PASS_AT_1, best_evaluation, held_out_curve
 
 
 def best_metric(config: RlvrConfig) -> str:
@@ -24,10 +24,39 @@ def is_due(config: RlvrConfig, curve: Sequence[Mapping[str, Any]], step: int) ->
     return step % config.eval_steps == 0 or step >= config.max_steps
 
 
-def is_exhausted(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether training ends here because of `config.patience`."""
-    since = evaluations_since_best(curve, best_metric(config))
-    return 0 < config.patience <= since
+def is_within_budget(config: RlvrConfig, row: Mapping[str, Any]) -> bool:
+    """Whether pass@k, k = `eval_samples`, has lost at most `coverage_budget` since before training;
+    always without a budget.
+    """
+    change = row.get(f"eval/change@{config.eval_samples}", 0.0)
+    return not config.coverage_budget or change >= -config.coverage_budget
+
+
+def best_of(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The best evaluation by `best_by` among those within the budget, the first of equal ones."""
+    allowed = [row for row in curve if is_within_budget(config, row)]
+    return best_evaluation(allowed, best_metric(config))
+
+
+def reason_to_end(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> str:
+    """Why training ends after these evaluations; empty where it goes on.
+
+    The coverage budget is spent when two evaluations in a row are below it: one may be by chance.
+    """
+    last = list(curve[-2:])
+    if len(last) == 2 and not any(is_within_budget(config, row) for row in last):
+        return (
+            f"pass@{config.eval_samples} on held-out rows lost more than "
+            f"{config.coverage_budget:g} in two evaluations in a row (coverage_budget)"
+        )
+    best = best_of(config, curve)
+    since = 0 if best is None else sum(row["step"] > best["step"] for row in curve)
+    if 0 < config.patience <= since:
+        return (
+            f"the last {config.patience} evaluations on held-out rows were no better than the best "
+            "before them (patience)"
+        )
+    return ""
 
 
 def has_ended(config: RlvrConfig, folder: Path, checkpoint: Path | None) -> bool:
@@ -38,4 +67,4 @@ def has_ended(config: RlvrConfig, folder: Path, checkpoint: Path | None) -> bool
     curve = held_out_curve(read_jsonl(log) if log.exists() else [], step)
     if is_due(config, curve, step):
         return False
-    return is_last(checkpoint) or is_exhausted(config, curve)
+    return is_last(checkpoint) or bool(reason_to_end(config, curve))

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.figures import COLOURS, new_figure
+from sage_unsloth.figures import COLOURS, curve_style, new_figure
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.progress import in_notebook
-from sage_unsloth.training.figures import moving_average
+from sage_unsloth.training.figures import held_out_panels, moving_average, plot_evaluations
 from sage_unsloth.training.rows import numbers
 from sage_unsloth.training.stage import METRICS
 
@@ -25,14 +25,15 @@ PANELS = {
     "mean reward": ("reward",),
     "KL to the reference (nats)": ("kl/ref_k3", "kl"),
     "mean token entropy (nats)": ("sage/entropy", "entropy"),
-    "held-out pass@1": ("eval/pass@1",),
+    "groups without a signal (share)": ("advantages/dead_groups", "frac_reward_zero_std"),
     LOSS: ("loss",),
 }
 """Title of a panel -> the metrics that it may show, of which the first that was logged is drawn."""
 
 
 class LivePlot:
-    """A callback that draws reward, KL, entropy and held-out pass@1 against the optimizer step.
+    """A callback that draws reward, KL, entropy, groups without a signal and held-out pass@k
+    against the optimizer step.
 
     The one figure below the cell is replaced at most every `seconds`, and when training ends.
     Outside a notebook it does nothing. It takes what the trainer logs, so it serves `rlvr` (by
@@ -101,16 +102,19 @@ def live_figure(rows: Sequence[Mapping[str, Any]], window: int = 9) -> bytes | N
             panels[title] = [
                 (row["step"], row[shown]) for row in rows if _is_number(row.get(shown))
             ]
-    if not panels:
+    held_out = held_out_panels(rows)
+    if not panels and not held_out:
         return None
-    figure, axes = new_figure(len(panels))
-    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+    figure, axes = new_figure(len(panels) + len(held_out))
+    for axis, (title, points) in zip(axes, panels.items(), strict=False):
         steps, values = zip(*points, strict=True)
-        if title.startswith("held-out"):  # evaluations are few
-            axis.plot(steps, values, color=COLOURS[2], marker="o")
-        else:
-            axis.plot(steps, values, color=COLOURS[2], alpha=0.25, linewidth=0.8)
-            axis.plot(steps, moving_average(values, window), color=COLOURS[2])
+        axis.plot(steps, values, color=COLOURS[2], alpha=0.25, linewidth=0.8)
+        axis.plot(steps, moving_average(values, window), color=COLOURS[2])
+        axis.set(title=title, xlabel="optimizer step")
+    for axis, (title, curves) in zip(axes[len(panels) :], held_out.items(), strict=True):
+        for number, (label, metric) in enumerate(curves.items()):
+            plot_evaluations(axis, rows, metric, label=label, **curve_style(number + 2))
+        axis.legend(frameon=False, fontsize=8)
         axis.set(title=title, xlabel="optimizer step")
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=80)

@@ -23,6 +23,8 @@ UNUSED_WITHOUT = (
     ("eval_samples", "eval_steps", 0, "eval_steps=50"),
     ("eval_rows", "eval_steps", 0, "eval_steps=50"),
     ("best_by", "eval_steps", 0, "eval_steps=50"),
+    ("patience", "eval_steps", 0, "eval_steps=50"),
+    ("coverage_budget", "eval_steps", 0, "eval_steps=50"),
 )
 """Settings that have no effect while another has this value, and what to set instead."""
 
@@ -115,6 +117,12 @@ class RlvrConfig(StageConfig):
         0.0, "weight of an entropy bonus, per nat of the mean entropy", OBJECTIVE, low=0,
         trainer=True,
     )  # fmt: skip
+    balance_by: str = setting(
+        "",
+        "column of the training rows, such as family: rows are repeated until each of its values "
+        "has as many; pass_rate, a share of right samples, repeats a row by 1/p instead",
+        DATA,
+    )
     rehearsal_coef: float = setting(
         0.0,
         "weight of a divergence from π_ref on correct completions that π_ref drew before training",
@@ -123,7 +131,7 @@ class RlvrConfig(StageConfig):
     )
     rehearsal: str = setting(
         "forward-kl",
-        "which divergence, forward-kl or js, with its settings "
+        "which divergence, forward-kl, js or sft (the cross-entropy), with its settings "
         "(forward-kl,problems=512,samples=16,batch=4,solved=1)",
         OBJECTIVE,
     )
@@ -237,6 +245,14 @@ class RlvrConfig(StageConfig):
         0, "training ends after this many evaluations without a better one; 0 never", EVALUATION,
         low=0,
     )  # fmt: skip
+    coverage_budget: float = setting(
+        0.0,
+        "pass@k, k = eval_samples, may lose this much on held-out rows: training ends where it "
+        "loses more twice in a row, and best/ is one that lost less; 0: no limit",
+        EVALUATION,
+        low=0,
+        high=1,
+    )
     grade_seconds: float = setting(
         5.0, "time limit for grading one answer, seconds", EVALUATION, above=0, free=True
     )
@@ -254,11 +270,6 @@ class RlvrConfig(StageConfig):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.patience and not self.eval_steps:
-            raise ValueError(
-                f"patience needs eval_steps above 0, got patience={self.patience}. Set "
-                "eval_steps=50, say, or patience=0"
-            )
         self._check_objective()
         self._check_used()
         if self.micro_batch_size is not None and (

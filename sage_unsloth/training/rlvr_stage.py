@@ -33,6 +33,7 @@ from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teach
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.objective.protocols import Guide
+from sage_unsloth.problems.row_weights import weighted_rows
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import exclusive_lock
@@ -175,6 +176,15 @@ def resolve(
         )
     rows, selected = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
     check_golds([*rows, *selected], verifier)
+    if config.balance_by:
+        different = len(rows)
+        rows = weighted_rows(rows, config.balance_by, config.num_generations)
+        logger.info(
+            "balance_by=%s: %d training rows are %d with repetitions.",
+            config.balance_by,
+            different,
+            len(rows),
+        )
     if not judged:
         check_judges(requested, verifier, rows, config.reward_seconds)
     check_fills_a_step(config, len(rows))

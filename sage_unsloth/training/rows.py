@@ -33,9 +33,3 @@ def held_out_curve(rows: Sequence[Mapping[str, Any]], last: int | None = None) -
 def best_evaluation(curve: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any] | None:
     """The row with the highest value of a metric, the first of equal ones; None of no rows."""
     return max(curve, key=lambda row: row[metric], default=None)
-
-
-def evaluations_since_best(curve: Sequence[Mapping[str, Any]], metric: str) -> int:
-    """How many evaluations in a row have not been better than the best before them."""
-    best = best_evaluation(curve, metric)
-    return 0 if best is None else sum(row["step"] > best["step"] for row in curve)

@@ -373,14 +373,13 @@ def log_steps(
         # A process that was asked while the last checkpoint was written must not leave the others
         # waiting.
         log.agree()
-    if held_out is not None and held_out.exhausted:
+    if held_out is not None and (reason := held_out.reason_to_end):
         logger.info(
-            "%s ends after step %d of %d: the last %d evaluations on held-out rows were no better "
-            "than the best before them (patience).",
+            "%s ends after step %d of %d: %s.",
             name,
             trainer.state.global_step,
             trainer.state.max_steps,
-            held_out.config.patience,
+            reason,
         )
     elif trainer.state.global_step < trainer.state.max_steps:
         raise ValueError(

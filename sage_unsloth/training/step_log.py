@@ -158,7 +158,7 @@ class StepLog(TrainerCallback):
             return False
         if self.held_out.cause is not None:
             self.stop.cause = self.held_out.cause
-        return self.held_out.cause is not None or self.held_out.exhausted
+        return self.held_out.cause is not None or bool(self.held_out.reason_to_end)
 
     def _show(self, row: dict[str, Any], step: int) -> None:
         curve = self.held_out.curve if self.held_out is not None else ()

@@ -451,7 +451,7 @@ def test_an_export_has_result_files_of_the_hub(run, tmp_path):
     out = export(run, "adapter", tmp_path / "one", report=evaluated("mine"))
     assert "value: 50.0" in (out / ".eval_results" / "gsm8k.yaml").read_text()
     assert "model-index" in (out / "README.md").read_text()
-    with pytest.raises(ValueError, match=r"one of base, mine; got 'x'. Set --report-model"):
+    with pytest.raises(ValueError, match=r"one of base, mine, got 'x'. Set --report-model"):
         export(run, "adapter", tmp_path / "two", report=evaluated("base", "mine"), report_model="x")
     assert not (tmp_path / "two").exists()
 

@@ -58,6 +58,14 @@ def test_a_tokens_gradient_is_the_one_of_the_docstring_and_0_at_the_reference(na
     assert found.tolist() == pytest.approx([slope(u) for u in ratios], abs=1e-12)
 
 
+def test_sft_has_the_gradient_of_the_cross_entropy_also_at_the_reference():
+    logps = torch.tensor([[-3.0, -0.2]], dtype=torch.float64, requires_grad=True)
+    reference, mask = torch.tensor([[-1.0, -0.2]]), torch.ones(1, 2)
+    loss = rehearsal_loss(logps, reference, mask, "sft")
+    loss.backward()
+    assert loss.item() == pytest.approx(1.0) and logps.grad.tolist() == [[-0.5, -0.5]]
+
+
 def test_the_loss_is_the_mean_of_completions_means_and_ignores_what_is_outside():
     logps = torch.tensor([[-1.0, -2.0, 5.0], [-0.5, -0.5, -0.5]], requires_grad=True)
     reference = torch.tensor([[-1.5, -1.0, torch.nan], [-1.0, -0.5, -0.4]])
@@ -104,7 +112,7 @@ def test_the_share_solved_is_that_of_whole_numbers(solved, samples, correct):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("reverse-kl", "must be one of forward-kl, js, .*, got 'reverse-kl'"),
+        ("reverse-kl", "must be one of forward-kl, js, sft, .*, got 'reverse-kl'"),
         ("js,coef=1", "NAME=VALUE of problems, samples, batch, solved, got 'coef=1'"),
         ("js,samples=0", "samples of a rehearsal must be a whole number >= 1, got 0"),
         ("js,batch=1.5", "batch of a rehearsal must be a whole number >= 1, got 1.5"),

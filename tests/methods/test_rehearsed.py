@@ -17,7 +17,7 @@ from sage_unsloth.trainers.trainer_names import ContractError
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 
 
-@pytest.mark.parametrize("divergence", ["forward-kl", "js"])
+@pytest.mark.parametrize("divergence", ["forward-kl", "js", "sft"])
 @pytest.mark.parametrize(
     "settings",
     [

@@ -20,6 +20,8 @@ SILENT = {
     "pass-at-k": [0, 5, 6, 7, 8],
     "rs-grpo": [0, 8],
     "unlikeliness": [0, 8],
+    "f-grpo": [0, 8],
+    "ucpo": [],  # likelihoods differ also where rewards do not
 }
 
 

@@ -7,6 +7,7 @@ The expected update is of a Bernoulli policy p = sigmoid(θ): D(p) = E[mean_i A_
 
 import itertools
 import math
+from functools import partial
 from math import comb
 
 import pytest
@@ -93,6 +94,35 @@ def test_unlikeliness_by_hand():
     assert plain == advantages(rules.grpo, rewards)
 
 
+def test_f_grpo_is_grpo_times_a_power_of_the_share_that_is_wrong():
+    groups = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [0.0] * 4, [1.0] * 4]
+    plain, gated = (advantages(rule, groups) for rule in (rules.grpo, rules.f_grpo))
+    for values, expected, wrong in zip(gated, plain, (0.75, 0.25, 1, 0), strict=True):
+        assert values == pytest.approx([math.sqrt(wrong) * value for value in expected])
+    assert advantages(rules.f_grpo, groups, gamma=0) == plain
+
+
+def test_ucpo_by_hand():
+    """Of two right completions with q = 3/4 and 1/4 and three wrong ones with 1/2, 1/4, 1/4."""
+    rewards = [[1.0, 1.0, 0.0, 0.0, 0.0]]
+    logps = torch.tensor([[3.0, 1.0, 2.0, 1.0, 1.0]], dtype=torch.float64).log()
+    (values,) = advantages(rules.ucpo, rewards, mean_logps=logps, tau=0.2, alpha=0.3)
+    (plain,) = advantages(rules.grpo, rewards)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    bonus = [0.2 * (-math.log(q) - entropy) for q in (0.75, 0.25)]
+    assert bonus[0] < 0 < bonus[1] and 0.75 * bonus[0] + 0.25 * bonus[1] == pytest.approx(0)
+    entropy = 1.5 * math.log(2)
+    penalty = [0.3 * max(0.0, -math.log(q) - entropy) for q in (0.5, 0.25, 0.25)]
+    assert penalty[0] == 0 < penalty[1]
+    by_hand = [a + b for a, b in zip(plain, [*bonus, *(-x for x in penalty)], strict=True)]
+    assert values == pytest.approx(by_hand)
+    assert advantages(rules.ucpo, rewards, mean_logps=logps, tau=0, alpha=0)[0] == plain
+    (single,) = advantages(rules.ucpo, [[1.0, 0.0]], mean_logps=logps[:, :2])
+    assert single == advantages(rules.grpo, [[1.0, 0.0]])[0], "sets of one keep GRPO's"
+    (all_right,) = advantages(rules.ucpo, [[1.0, 1.0]], mean_logps=logps[:, :2])
+    assert all_right[0] < 0 < all_right[1]
+
+
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("p", GRID)
 def test_expected_updates_at_any_group_size(n, p):
@@ -111,6 +141,8 @@ def test_expected_updates_at_any_group_size(n, p):
 def test_expected_updates_of_large_groups(p):
     assert large_groups(rules.grpo, p) == pytest.approx(1 / math.sqrt(p * (1 - p)), rel=1e-3)
     assert large_groups(rules.maxrl, p) == pytest.approx(1 / p, rel=1e-3)
+    gated = math.sqrt(1 - p) / math.sqrt(p * (1 - p))
+    assert large_groups(rules.f_grpo, p) == pytest.approx(gated, rel=1e-3)
     risk = (math.e**2 - 1) / (1 + p * (math.e**2 - 1)) / 2
     assert large_groups(rules.rs_grpo, p, beta=2.0) == pytest.approx(risk, rel=1e-3)
     k, failing = 3, (1 - p) ** 3
@@ -184,6 +216,8 @@ def test_pkpo_anneals_k_in_a_straight_line():
         (rules.pass_at_k, {"k": 1.5}, "whole number"),
         (rules.w_reinforce, {"weight": -1}, "weight must be >= 0"),
         (rules.rs_grpo, {"beta": 0.0}, "beta must be > 0"),
+        (rules.f_grpo, {"gamma": -0.5}, "gamma must be >= 0 for advantages='f-grpo', got -0.5"),
+        (rules.ucpo, {"tau": -1, "mean_logps": torch.zeros(1, 4)}, "tau and alpha must be >= 0"),
         (rules.unlikeliness, {"weight": 2, "mean_logps": torch.zeros(1, 4)}, r"in \[0, 1\]"),
     ],
 )
@@ -193,7 +227,17 @@ def test_settings_that_cannot_be_are_refused(rule, settings, message):
 
 
 @pytest.mark.parametrize(
-    "rule", [rules.maxrl, rules.nsr, rules.w_reinforce, rules.pkpo, rules.maxpo, rules.pass_at_k]
+    "rule",
+    [
+        rules.maxrl,
+        rules.nsr,
+        rules.w_reinforce,
+        rules.pkpo,
+        rules.maxpo,
+        rules.pass_at_k,
+        rules.f_grpo,
+        partial(rules.ucpo, mean_logps=torch.zeros(1, 4)),
+    ],
 )
 def test_a_rule_that_counts_refuses_other_rewards_than_0_and_1(rule):
     with pytest.raises(ValueError, match=r"must be 0 or 1, got 0\.5. Use one"):

@@ -1,6 +1,5 @@
 """Variants: rows in other proportions and the fork dialects by hand, and the committed report."""
 
-import math
 import random
 from collections import Counter
 
@@ -19,7 +18,6 @@ from research.variants.report import (
     markdown,
     row_records,
 )
-from research.variants.rows import balance_families, inverse_pass_rates, repeat_rows
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import read_json
 
@@ -32,33 +30,6 @@ def row(name, family):
 
 def families(rows):
     return Counter(one["family"] for one in rows)
-
-
-# --- rows -----------------------------------------------------------------------------------------
-
-
-def test_every_family_is_shown_as_often_as_the_largest_one():
-    rows = [row("a", "usual"), row("b", "rare"), row("c", "usual"), row("d", "usual")]
-    balanced = balance_families(rows)
-    assert [one["id"] for one in balanced] == ["a", "c", "d", "b", "b", "b"]
-
-
-@pytest.mark.parametrize("p", [0.0, 0.05, 0.4, 1.0])
-def test_the_weight_of_a_row_is_truncated_1_over_p_in_expectation(p):
-    """Over all outcomes of n = 10 samples, G = 4; at p = 0 it is G."""
-    n, group = 10, 4
-    weights = inverse_pass_rates(n, range(n + 1), group)
-    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-    exact = (1 - (1 - p) ** group) / p if p else group
-    assert float(np.dot(weights, chances)) == pytest.approx(exact)
-    with pytest.raises(ValueError, match="num_samples"):
-        inverse_pass_rates(2, [1], 4)
-
-
-def test_rows_are_repeated_by_their_weight_to_halves():
-    rows = [row("a", "usual"), row("b", "rare"), row("c", "far")]
-    repeated = repeat_rows(rows, np.array([1.0, 2.6, 0.1]))
-    assert [one["id"] for one in repeated] == ["a"] * 2 + ["b"] * 5 + ["c"]
 
 
 def test_the_committed_rates_give_the_shares_of_the_design():

@@ -67,9 +67,12 @@ EXPECTED = {
     "pass-at-k": {"advantages": "pass-at-k"},
     "rs-grpo": {"advantages": "rs-grpo"},
     "unlikeliness": {"advantages": "unlikeliness"},
+    "f-grpo": {"advantages": "f-grpo"},
+    "ucpo": {"advantages": "ucpo"},
     "clip-cov": {"token_advantages": "clip-cov"},
     "grpo-kl-in-reward": {"kl_in": "reward"},
     "dph-rl": {"beta": 0.0, "rehearsal_coef": 0.3},
+    "grpo-sft": {"beta": 0.0, "rehearsal": "sft", "rehearsal_coef": 1.0},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
 NOT_IN_THE_PAPER = {
@@ -91,9 +94,12 @@ NOT_IN_THE_PAPER = {
     "pass-at-k",
     "rs-grpo",
     "unlikeliness",
+    "f-grpo",
+    "ucpo",
     "clip-cov",
     "grpo-kl-in-reward",
     "dph-rl",
+    "grpo-sft",
     "grpo-entropy",
 }
 
@@ -260,7 +266,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
         config = replace(config, teacher=str(data_folder() / BASE_MODEL))
     settings = algorithm.configure(config)
     if settings.rehearsal_coef:
-        settings = replace(settings, rehearsal="forward-kl,problems=20")
+        settings = replace(settings, rehearsal=f"{settings.rehearsal},problems=20")
     rlvr(settings, merged, arithmetic.problems("train"), tmp_path, algorithm.guide, name)
 
     args = seen["args"]
@@ -280,6 +286,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     recorded = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert recorded["kl_estimator"] == estimator
     assert recorded["rehearsal_coef"] == rehearsed
+    assert recorded["rehearsal"].startswith(divergence)
     assert recorded["guide"] == repr(guide)
     assert recorded["credit"] == credit
     assert recorded["advantages"] == rule

@@ -24,11 +24,13 @@ from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_files import FORMAT, settings_path
 from sage_unsloth.training.held_out import _forget_other_policy, held_out_sampling
+from sage_unsloth.training.held_out_metrics import change_text, held_out_metrics
 from sage_unsloth.training.held_out_rows import split_rows
+from sage_unsloth.training.held_out_schedule import best_of, reason_to_end
 from sage_unsloth.training.policy_engine import preserve_random_state
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
-from sage_unsloth.training.rows import best_evaluation, evaluations_since_best, held_out_curve
+from sage_unsloth.training.rows import best_evaluation, held_out_curve
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import METRICS, read_metrics
 
@@ -187,8 +189,8 @@ def test_a_best_adapter_of_steps_that_are_trained_again_is_taken_back(
     config, real = replace(EVALUATED, save_steps=3), held_out.held_out_metrics
     scores = iter([0.1, 0.5, 0.9])
 
-    def dictated(records):
-        return real(records) | {"eval/pass@1": next(scores)}
+    def dictated(records, *others):
+        return real(records, *others) | {"eval/pass@1": next(scores)}
 
     monkeypatch.setattr(held_out, "held_out_metrics", dictated)
     with pytest.raises(StopIteration):  # at the evaluation of step 5
@@ -211,6 +213,70 @@ def test_patience_ends_the_run(merged, tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
     assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 0
     assert rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT) == adapter
+
+
+def test_a_spent_coverage_budget_ends_the_run_and_best_keeps_within_it(merged, tmp_path):
+    """Steps that are far too long take every right answer away: two evaluations see that."""
+    config = replace(
+        PLAIN, max_steps=6, learning_rate=5.0, warmup_ratio=0.0, max_grad_norm=100.0,
+        eval_steps=1, eval_samples=8, coverage_budget=0.1,
+    )  # fmt: skip
+    rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=arithmetic.problems("test")[:8])
+    curve = held_out_curve(read_metrics(tmp_path, first=0))
+    changes = [row.get("eval/change@8", 0.0) for row in curve]
+    assert len(curve) < 7 and max(changes[-2:]) < -0.1 <= min(changes[:-2]), changes
+    assert "coverage_budget" in reason_to_end(config, curve)
+    kept = json.loads((tmp_path / "best" / "evaluation.json").read_text())
+    assert kept["step"] <= curve[-3]["step"]
+
+
+def test_the_budget_asks_for_two_evaluations_and_rules_the_best():
+    config = replace(EVALUATED, eval_samples=4, coverage_budget=0.05)
+    curve = [
+        {"step": step, "eval/pass@1": first, "eval/change@4": change}
+        for step, first, change in ((2, 0.5, -0.05), (4, 0.9, -0.06), (6, 0.6, -0.01))
+    ]
+    curve.insert(0, {"step": 0, "eval/pass@1": 0.4})
+    assert not reason_to_end(config, curve), "one of the last two is within it"
+    assert best_of(config, curve)["step"] == 6, "the higher one of step 4 lost too much"
+    curve[3]["eval/change@4"] = -0.2
+    assert "pass@4 on held-out rows lost more than 0.05" in reason_to_end(config, curve)
+    assert best_of(config, curve)["step"] == 2
+    assert best_of(replace(config, coverage_budget=0.0), curve)["step"] == 4
+
+
+def evaluation(*right, samples=4):
+    """Records of problems p0, p1 … with so many right samples."""
+    return [
+        {
+            "problem_id": f"p{problem}",
+            "sample": sample,
+            "grade": "correct" if sample < count else "wrong",
+            "extracted": "1",
+            "finish_reason": "stop",
+            "num_tokens": 5,
+        }
+        for problem, count in enumerate(right)
+        for sample in range(samples)
+    ]
+
+
+def test_an_evaluation_says_at_which_k_and_in_which_family_pass_at_k_fell():
+    rows = [{"id": f"p{i}", "family": "ab"[i // 20], "guess": 0.5} for i in range(40)]
+    before = evaluation(*[2] * 40)
+    now = held_out_metrics(evaluation(*[4] * 20, *[0] * 20), rows, before)
+    assert now["eval/pass@1"] == now["eval/pass@4"] == 0.5
+    assert (now["eval/pass@4/a"], now["eval/pass@4/b"]) == (1, 0)
+    assert now["eval/change@4"] == -0.5 and now["eval/change@4_high"] < 0
+    assert now["eval/pass@1_low"] < 0.5 < now["eval/pass@1_high"]
+    assert now["eval/guess@2"] == 0.75
+    assert change_text(now, 4).startswith("pass@4 fell: -0.500 [-0.6")
+    same = held_out_metrics(before, rows, before)
+    assert same["eval/change@4_low"] < 0 < same["eval/change@4_high"]
+    assert "may not have changed" in change_text(same, 4)
+    first = held_out_metrics(before, [{"id": row["id"]} for row in rows])
+    assert not [name for name in first if "change" in name or "guess" in name or "/a" in name]
+    assert change_text(first, 4) == ""
 
 
 def test_killed_after_the_evaluation_that_ended_the_run(merged, tmp_path, monkeypatch):
@@ -265,7 +331,8 @@ def test_held_out_rows_that_cannot_be_used(config, rows, held_out, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patience": 2}, "eval_steps above 0, got patience=2"),
+        ({"patience": 2}, "patience=2 has no effect with eval_steps=0. Set eval_steps=50"),
+        ({"coverage_budget": 0.1}, "coverage_budget=0.1 has no effect with eval_steps=0"),
         ({"best_by": "pass@8"}, "best_by must be one of pass@1, pass@k"),
         ({"eval_steps": -1}, "eval_steps must be >= 0"),
         ({"eval_samples": 0}, "eval_samples must be > 0"),
@@ -288,8 +355,9 @@ def test_the_first_of_equal_evaluations_is_the_best():
     values = [0.2, 0.5, 0.5, 0.4]
     curve = [{"step": 10 * i, "eval/pass@1": value} for i, value in enumerate(values)]
     assert best_evaluation(curve, "eval/pass@1")["step"] == 10
-    assert evaluations_since_best(curve, "eval/pass@1") == 2
-    assert evaluations_since_best(curve[:2], "eval/pass@1") == 0
+    two, three = (replace(EVALUATED, patience=patience) for patience in (2, 3))
+    assert "last 2 evaluations" in reason_to_end(two, curve) and not reason_to_end(three, curve)
+    assert not reason_to_end(two, curve[:3])
     assert best_evaluation([], "eval/pass@1") is None
     rows = [{"step": 30, "eval/pass@1": 1}, {"step": 7}, {"step": 0, "eval/pass@1": 0}]
     assert [row["step"] for row in held_out_curve(rows)] == [0, 30]

@@ -37,6 +37,16 @@ def test_a_panel_for_each_metric_that_was_logged():
     assert live_figure([{"step": 1, "text": "0.3"}]) is None and live_figure([]) is None
 
 
+def test_held_out_curves_have_a_panel_and_families_one_of_their_own():
+    plain = [{"step": s, "eval/pass@1": 0.2, "eval/pass@4": 0.4} for s in (0, 50)]
+    band = {"eval/pass@4_low": 0.3, "eval/pass@4_high": 0.5}
+    one, shaded = live_figure(plain), live_figure([row | band for row in plain])
+    families = live_figure([row | {"eval/pass@4/algebra": 0.4} for row in plain])
+    assert size(families)[0] == 2 * size(one)[0] or size(families) == size(one) != families
+    assert one != shaded != families != one
+    assert live_figure([row | {"eval/guess@4": 0.1} for row in plain]) != one
+
+
 def test_the_loss_is_drawn_for_sft_alone():
     losses = [{"step": s, "loss": 0.3 / s} for s in (1, 2)]
     rewards = [{"step": s, "reward": 0.1 * s} for s in (1, 2)]

@@ -14,7 +14,7 @@ def make_trainer(tmp_path):
     return partial(build_trl_trainer, output_dir=str(tmp_path / "out"), reward=letters)
 
 
-@pytest.mark.parametrize("divergence", ["forward-kl", "js"])
+@pytest.mark.parametrize("divergence", ["forward-kl", "js", "sft"])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}],
