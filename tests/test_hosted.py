@@ -72,7 +72,7 @@ def test_vllm_brings_its_own_torch():
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        (P100, r"Tesla P100.* Unsloth needs capability 7\.0 or newer, but this card has 6\.0"),
+        (P100, r"Tesla P100.* needs compute capability 7\.0 or newer, but this card has 6\.0"),
         (V100, r"Tesla V100.* PyTorch is compiled for sm_75 sm_80 .*, but this card has .* 7\.0"),
     ],
 )

@@ -76,6 +76,7 @@ class Worker:
         self._ready, child_end = os.pipe()
         self.process = subprocess.Popen(
             [
+                # -P: the current folder, which may be the user's, is not searched for modules.
                 *(sys.executable, "-P", "-c", _START),
                 *(json.dumps(sys.path), json.dumps([*self.arguments, child_end])),
             ],
@@ -110,6 +111,7 @@ class Worker:
         result = json.loads(line.splitlines()[-1])
         self.pid, self.kept_from, self._num_questions = result["pid"], tuple(result["kept_from"]), 0
         # What the child before it has written; this one has not been asked yet.
+        # Otherwise the next question would get the reply to the last one.
         while connection.wait([self._replies], 0) and os.read(self._replies, 65_536):
             pass
         return True
@@ -133,6 +135,7 @@ class Worker:
         if self._num_questions >= QUESTIONS_PER_CHILD:
             self._end_child()
         reply = self._ask_child(question, cpu_limit)
+        # Not for a fresh child: asking it again would give the same.
         if reply is None or (self._num_questions > 1 and reply.get("value", "") is None):
             self._end_child()
             reply = self._ask_child(question, cpu_limit)
@@ -179,6 +182,8 @@ class Worker:
         deadline = time.monotonic() + (self.arguments[1] if cpu_limit is None else cpu_limit)
         latest, computed = deadline, self._computed()
         if cpu_limit is not None and computed is not None:
+            # Under load a child gets less than a processor. Its limit is of CPU time, and the wall
+            # clock only ends one that sleeps.
             latest += (PATIENCE - 1) * cpu_limit
         while reply.get("number") != self._number and "refused" not in reply:
             received = self._read_reply(deadline)
@@ -199,6 +204,7 @@ class Worker:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return None
+        # After the last ")", because the name of a process may contain spaces and brackets.
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -243,6 +249,7 @@ class Worker:
         if self.process is None:
             return
         if self.process.poll() is None:
+            # The whole group, since children were forked from it.
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.__exit__(None, None, None)  # closes the pipes, at which a child ends
         os.close(self._ready)

@@ -77,6 +77,7 @@ class AdvantageRule:
                 returned something else than finite advantages, (P, G).
         """
         given = {name: signals[name] for name in self.needs}
+        # A copy, since a rule of the user may write into it, and TRL logs the rewards afterwards.
         result = self.function(rewards.clone(), **given, **self.settings)
         fits = isinstance(result, Tensor) and result.shape == rewards.shape
         if not fits or not result.is_floating_point() or not result.isfinite().all():
@@ -95,6 +96,7 @@ class AdvantageRule:
             rewards: (P, G).
             step, max_steps: the optimizer step, and how many there are.
         """
+        # Any different numbers do: whether a group teaches does not depend on which.
         ranks = -1.0 - torch.arange(rewards.shape[1], device=rewards.device).expand(rewards.shape)
         result = self(rewards, mean_logps=ranks, step=step, max_steps=max_steps)
         return (result != 0).any(1)
@@ -106,6 +108,7 @@ class AdvantageRule:
             ValueError: the rule does not take groups of that size.
         """
         numbers = torch.arange(num_generations)
+        # Row c has c right answers.
         rewards = (numbers < torch.arange(num_generations + 1).unsqueeze(1)).float()
         return [c for c, taught in enumerate(self.teaches(rewards).tolist()) if not taught]
 

@@ -128,10 +128,13 @@ class _Groups:
         trainer = self.trainer
         self.graded.clear()
         batch = proceed(inputs)
+        # In evaluation the advantages train nothing and TRL's own are logged.
         if not trainer.model.training:
             return batch
         rewards = _checked_rewards(trainer, self.graded, batch)
         if self.term is not None:
+            # A term with a value for each completion of this process; the rewards are of all
+            # processes.
             rewards = rewards + trainer.accelerator.gather(self.term(batch)).to(rewards)
         advantages = _advantages(trainer, self.rule, rewards, batch)
         first = trainer.accelerator.process_index * len(batch["advantages"])
@@ -170,6 +173,7 @@ def total_rewards(trainer: Any, rewards: Tensor) -> Tensor:
         rewards: of each completion and function, (B, F).
     """
     totals = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
+    # nansum of nothing is 0, which would be a reward.
     return torch.where(rewards.isnan().all(1), torch.nan, totals)
 
 
@@ -204,6 +208,7 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
     of_trl = _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     of_trl = of_trl[first : first + len(batch["advantages"])]
     result = batch["advantages"]
+    # In 16 bits the trainer's advantages have three digits.
     if not torch.allclose(result.float(), of_trl.to(result.device).float(), rtol=1e-3, atol=1e-4):
         raise ContractError(
             f"the advantages of {names.ROLLOUT} must be those of the rewards of {names.REWARDS}, "
@@ -219,6 +224,8 @@ def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
     groups = rewards.view(-1, num_generations)
     centred = groups - groups.nanmean(1, keepdim=True)
     if scale != "none":
+        # nan-aware throughout, as TRL's: a completion that no function rewards has no part in the
+        # group.
         of = centred if scale == "group" else (rewards - rewards.nanmean()).unsqueeze(0)
         count = (~of.isnan()).sum(1, keepdim=True)
         deviation = (of.square().nansum(1, keepdim=True) / (count - 1)).sqrt()
@@ -238,6 +245,7 @@ def _advantages(
     if rule.is_grpo:
         return _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     if "mean_logps" in rule.needs:
+        # The mean and not the sum, or a long completion would always be the unlikely one.
         lengths = token_mask(trainer, batch).sum(1)
         own = drawn_logps(trainer, batch).sum(1) / lengths.clamp(min=1)
         signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
@@ -293,6 +301,7 @@ def _logps(trainer: Any, batch: dict[str, Any], logps: Tensor | None, model: Any
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:
     """In the place of TRL's, which it has just appended."""
     logged = getattr(trainer, names.TABLE)["advantages"]
+    # A deque with a maximal length: it may hold fewer than were appended.
     for _ in range(min(len(advantages), len(logged))):
         logged.pop()
     logged.extend(advantages.tolist())

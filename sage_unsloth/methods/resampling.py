@@ -118,11 +118,13 @@ class _Batches:
         if not self.trainer.model.training:
             return proceed(inputs)
         step = self.trainer.state.global_step
+        # Several rollout batches can belong to one optimizer step; the draw of each is its own.
         self._number = self._number + 1 if self._moment == step else 0
         self._moment = step
         self.rows, self.made = list(inputs), None
         try:
             batch = proceed(self.rows)
+            # `grade` sets both to None, so what is left was not used.
             if self.made is not None or self.rows is not None:
                 raise ContractError(
                     f"{names.ROLLOUT} must call {names.GENERATE} and {names.REWARDS} once each",
@@ -142,6 +144,7 @@ class _Batches:
         rows, metrics = self.rows, names.metrics_of(self.trainer, "train")
         size = self.trainer.num_generations
         self._check_groups(rows, prompts, size)
+        # TRL logs lengths while it generates; after a replacement those entries are written again.
         logged = {name: len(values) for name, values in metrics.items()}
         result = self._generated(prompts)
         self._check_lengths(result[1], logged)
@@ -152,6 +155,8 @@ class _Batches:
             drawn = self._draw(len(dead), attempt, seen)
             if not drawn:
                 break
+            # The dataset may have fewer new prompts than there are dead groups, so the first ones
+            # go.
             places = [p for g in dead[: len(drawn)] for p in range(g * size, (g + 1) * size)]
             new_rows = [dict(row) for row in drawn for _ in range(size)]
             new_prompts = [row["prompt"] for row in new_rows]
@@ -168,6 +173,7 @@ class _Batches:
         graded.keep()
         if resampled:
             for name, value in completion_lengths(self.trainer, result[1]).items():
+                # One value for the batch that is trained on, in place of one for each attempt.
                 metrics[name][logged.get(name, 0) :] = [value]
         metrics["sampling/resampled_groups"].append(float(resampled))
         metrics["sampling/dead_groups"].append(len(dead) * size / len(rows))
@@ -188,6 +194,7 @@ class _Batches:
         if self.made is None:
             return proceed(inputs, prompts, completions, completion_ids)
         made_prompts, made_completions, rewards = self.made
+        # Identity: equal lists could still be copies that TRL goes on to change.
         given = (inputs is self.rows, prompts is made_prompts, completions is made_completions)
         if not all(given):
             raise ContractError(
@@ -241,9 +248,12 @@ class _Batches:
         data, chosen, spare = self.trainer.train_dataset, [], []
         if count == 0:
             return []
+        # No generator of torch: a resumed run has another state of it, but the same key.
         key = (self.trainer.args.seed, self._moment, self._number, attempt)
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         generator = random.Random(int.from_bytes(digest, "little"))
+        # All of the dataset in random order, and stop early: rows with a prompt in the batch are
+        # skipped.
         for index in generator.sample(range(len(data)), len(data)):
             row = data[index]
             prompt = repr(row["prompt"])

@@ -76,6 +76,7 @@ def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
             f"token_advantages must be one of {NONE}, {', '.join(TOKEN_RULES)}, or your own "
             f"module:function, got {text!r}"
         )
+    # The first two parameters are the signals and the advantages.
     known = [*inspect.signature(function).parameters][2:]
     known = [parameter for parameter in known if parameter not in OFFERED]
     settings = rule_settings(texts, known, f"token_advantages={name!r}")
@@ -97,6 +98,7 @@ def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
     Raises:
         ValueError: it is "kl-cov", and `updates` is 1.
     """
+    # `func`: with settings the rule is a functools.partial.
     if getattr(rule, "func", rule) is covariance.kl_cov and updates <= 1:
         raise ValueError(
             "'kl-cov' needs several updates of a rollout batch, because it changes nothing in the "
@@ -107,5 +109,6 @@ def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
 def updates_of_batch(trainer: Any) -> int:
     """Optimizer steps that a rollout batch is used for."""
     args = trainer.args
+    # TRL generates once for steps_per_generation micro-batches, of which one update takes some.
     per_pass = args.steps_per_generation // args.gradient_accumulation_steps
     return trainer.num_iterations * max(per_pass, 1)

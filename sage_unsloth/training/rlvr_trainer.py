@@ -56,6 +56,7 @@ def make_trainer(
 
     generated: Any = trl  # its trainer is Unsloth's
     data = Dataset.from_list([trainer_row(row) for row in rows])
+    # TRL counts in completions, a setting of ours in prompts.
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
     by_trl = config.backend == TRL
@@ -130,6 +131,7 @@ def extra_metrics(
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
         # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
+        # Only then is the trainer's `kl` the KL to the reference.
         plain = guide is None and config.kl_estimator in ("k3", "k3-is")
         kl = logs.get("kl/ref_k3", logs.get("kl") if plain else None)
         if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:

@@ -132,7 +132,7 @@ def test_problems_that_only_one_model_solved():
         (lambda: pass_at_k_interval(8, np.zeros(0, dtype=int), 1), "the counts must have"),
         (lambda: pass_at_k_interval(8, 3, 1), r"counts must have .* got the shape \(\)"),
         (lambda: pass_at_k_interval(8, [[[3]]], 1), r"counts must have the shape .* \(1, 1, 1\)"),
-        (lambda: pass_at_k_curve(8, [3], []), r"there must be a k; .*ks=\[\]"),
+        (lambda: pass_at_k_curve(8, [3], []), r"there must be a k, .*ks=\[\]"),
         (lambda: mean_and_deviation([0.5]), r"at least two seeds, got the shape \(1,\)"),
         (lambda: pass_at_k_interval(8, [3], 1, confidence=95), "confidence must be .* got 95"),
         (lambda: paired_difference(8, [3], 8, [3, 4], 1), "got 1 and 2 problems"),

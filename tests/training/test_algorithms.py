@@ -277,6 +277,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     rule = expected.pop("advantages", "grpo")
     of_tokens = expected.pop("token_advantages", "none")
     rehearsed = expected.pop("rehearsal_coef", 0)
+    divergence = expected.pop("rehearsal", "forward-kl")
     kl_in = expected.pop("kl_in", "loss")
     assert {key: getattr(args, key) for key in expected} == expected
     assert args.use_bias_correction_kl is (estimator == "k3-is")
