@@ -112,10 +112,12 @@ class HeldOut:
         if rank() == 0:
             try:
                 result = self._evaluate(step)
+            # Kept and not raised: the step that was trained is saved before the run ends.
             except KeyboardInterrupt:
                 result = signal.SIGINT
             except Terminated as stopped:
                 result = stopped.signum
+        # All processes wait here, or they would begin the next step while the first one evaluates.
         result = gather_rows([result])[0]
         if isinstance(result, signal.Signals):
             self.cause = result
@@ -136,6 +138,7 @@ class HeldOut:
         if (self.folder / BEST).is_dir():
             place = checkpoint / FOLDER / BEST
             shutil.rmtree(place, ignore_errors=True)
+            # Hard links, since each checkpoint holds the best adapter so far.
             shutil.copytree(self.folder / BEST, place, copy_function=_link)
 
     def report(self) -> None:
@@ -162,6 +165,7 @@ class HeldOut:
         started = time.perf_counter()
         path = self.folder / FOLDER / _records_of(step)
         policy = policy_digest(self.trainer.model)
+        # Otherwise an interrupted evaluation is resumed, and samples that are there are used.
         _forget_other_policy(path, policy)
         quiet = progress(disable=True)
         with policy_engine(self.trainer, self.tokenizer, self.stops) as engine:
@@ -222,6 +226,7 @@ def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
     """How the held-out completions are drawn: as those of training."""
     batch = config.completions_per_step  # which the memory of the card was planned for
     if not has_gpu():
+        # On a CPU small batches waste time, and no memory was planned.
         batch = max(batch, BATCH_SIZES["transformers"])
     return rollout_sampling(config, config.eval_samples, BATCH_SIZES["vllm"] if vllm else batch)
 

@@ -167,6 +167,7 @@ def resolve(
         check_request(config)
     requested, verifier = get_rewards(rewards), get_verifier(verifier)
     if all(reward.function is not None for reward in requested):
+        # No reward checks the answer, so rows need none and nothing is graded.
         verifier = UNGRADED
     check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
     if (adapter is None) != (config.reference == "sft"):
@@ -175,6 +176,7 @@ def resolve(
             f"fresh one, got reference={config.reference!r} with adapter={adapter}"
         )
     rows, selected = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
+    # Before a model is loaded: a gold that does not parse would make every group of its row dead.
     check_golds([*rows, *selected], verifier)
     if config.balance_by:
         different = len(rows)
@@ -233,6 +235,7 @@ def _rlvr(job: RlvrJob) -> Path:
         return trained
     resume = last_checkpoint(checkpoints)
     check_checkpoints(job.folder, resume, config.save_steps)
+    # Before the backend is loaded, which reads this variable.
     switches.recompute_logits(config.recompute_logits)
     with_vllm = config.backend != TRL and job.rollouts == "vllm"
     load_backend(config.backend, standby=job.rollouts == "vllm" and has_gpu())
@@ -302,6 +305,7 @@ def _train(
         engine = functools.partial(
             preflight_engine, model, tokenizer, job.model_path, by_vllm=by_vllm
         )
+        # A run that resumes has passed its preflight.
         if resume is None and config.preflight_prompts and rank() == 0:
             result = preflight(config, engine(), job.rows, folder, job.verifier, reward)
             check_signal(result, config, force=job.force)
@@ -341,6 +345,7 @@ def _train(
                     job.model_path,
                     job.verifier,
                 )
+            # A teacher's adapter in the checkpoint would be loaded in place of the policy's.
             forget_teacher(resume)
             if rank() == 0:
                 set_aside_after(folder / COMPLETIONS, resume)
@@ -354,6 +359,7 @@ def _train(
                 report_to=config.report_to,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
+    # Before saving: `save_pretrained` writes every adapter of the model.
     drop_teacher(trainer.model, teacher)
     weights = whole_weights(trainer)
     if rank() == 0:

@@ -110,6 +110,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
     resume = last_checkpoint(checkpoints)
+    # A kill between training and merging leaves a complete adapter, in the folder or a checkpoint.
     trained = trained_adapter(folder, resume)  # where it is there, only the merge is left
     if trained is None:
         check_checkpoints(folder, resume, config.save_steps)
@@ -124,6 +125,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         template=config.template,
         prompt=config.prompt,
     )
+    # Before training: a template that ends with another token would teach never to stop.
     stops = stop_tokens(model.generation_config, tokenizer)
     check_teaches(tokenizer, stops, model_path, config.prompt)
     if not adapter.exists():
@@ -167,6 +169,7 @@ def _trainer(
             num_train_epochs=config.epochs,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=config.batch_size // micro_batch,
+            # Packed rows would see each other where attention is not masked by row.
             packing=False,
             **values_where(config, "trainer"),
             **common_arguments(folder, config.save_steps, config.precision, config.optim),
@@ -197,6 +200,7 @@ def sft_trainer_class() -> type:
     class CpuSFTTrainer(generated.SFTTrainer):
         def __init__(self, *, model, **kwargs):
             base = model.get_base_model()
+            # TRL reads this to cast the adapter to bfloat16.
             with replace_attributes(base, is_loaded_in_4bit=False):
                 super().__init__(model=model, **kwargs)
 
@@ -216,6 +220,7 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
         )
     end = turn_end(tokenizer)  # EOS, and what a model's own template puts behind it
     for number, row in enumerate(data):
+        # The collator's labels and not the text, since truncation and masks happen there.
         labels = trainer.data_collator([row])["labels"][0]
         last = labels[labels != -100][-len(end) :].tolist()
         if last != end:

@@ -97,12 +97,15 @@ def check_folder(folder: str | Path, settings: dict) -> None:
         record = folder / "run.json"
         if record.exists():
             recorded = read_json(record)["settings"]
+            # Before the first step only the stage is fixed, so that a run out of memory can take
+            # less.
             names = settings if (folder / METRICS).exists() else ("stage",)
             if names is settings:
                 refuse_more_steps(folder, recorded, settings)
             refuse_other_settings(
                 folder,
                 {name: recorded[name] for name in names if name in recorded},
+                # Through JSON, as the record was written: a tuple is a list there.
                 json.loads(json.dumps({name: settings[name] for name in names})),
             )
         elif folder.exists():
@@ -197,6 +200,7 @@ def read_metrics(folder: str | Path, first: int = 1) -> list[dict]:
     rows: dict[int, dict] = {}
     for row in read_jsonl(Path(folder) / METRICS):
         trained = "seconds" in row
+        # Only a training step has "seconds"; anything else is added to the row of its step.
         rows[row["step"]] = row if trained else rows.get(row["step"], {}) | row
     return [rows[step] for step in sorted(rows) if step >= first]
 
@@ -214,6 +218,7 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
     aside = path.with_name(f"{path.stem}{REPLACED}")
     append_jsonl(aside, rows[selected:])
     with path.open("rb+") as file:
+        # Cut in place: the lines before stay byte for byte as they were.
         file.truncate(sum(len(file.readline()) for _ in range(selected)))
     logger.warning(
         "Training resumes after step %d, so steps %d to %d are trained again. Their old rows of "
@@ -241,6 +246,7 @@ def check_checkpoints(folder: Path, resume: Path | None, save_steps: int) -> Non
     if resume is not None or not (folder / METRICS).exists():
         return
     trained = max((row["step"] for row in read_jsonl(folder / METRICS)), default=0)
+    # save_steps is a free setting, so the run may have begun with another value.
     began = read_json(folder / "run.json")["free_settings"]["save_steps"]
     due = max(save_steps, began)
     if trained > due:
@@ -282,6 +288,7 @@ def common_arguments(
     folder: Path, save_steps: int, precision: str = "auto", optim: str = "auto"
 ) -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
+    # Unsloth's usual optimizer, which needs bitsandbytes and a GPU.
     usual = "adamw_8bit" if has_gpu() and backend() != TRL else "adamw_torch"
     arguments = {
         "output_dir": str(folder / "checkpoints"),
@@ -296,6 +303,7 @@ def common_arguments(
         "disable_tqdm": True,
         "gradient_checkpointing": False,  # on a GPU Unsloth's own is in the model
         "dataloader_pin_memory": has_gpu(),
+        # The first process samples the preflight while the others wait.
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
     arguments |= precision_arguments(precision)
@@ -355,12 +363,15 @@ def log_steps(
         read_numbered_cpus()
     scale_losses(trainer)
     extra = with_loss_scale(trainer, extra)
+    # One prints every log, the other draws a bar of its own.
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     if rank() == 0:
+        # Only the first process writes, so only it moves rows.
         set_aside_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra, held_out)
+        # First, since what it adds to `logs` is what later callbacks show.
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
         followed = report_to in OPENED
         own = [Tracked(report_to, folder, folder / COMPLETIONS)] if followed else []

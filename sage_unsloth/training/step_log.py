@@ -84,6 +84,7 @@ class StepLog(TrainerCallback):
         self.first_step = state.global_step + 1
 
     def on_step_begin(self, args, state, control, **kwargs):
+        # Rollouts belong to the step: the trainer makes them after `on_step_begin`.
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -97,6 +98,7 @@ class StepLog(TrainerCallback):
         self.stop.saved = (
             f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
         )
+        # Several processes must agree first, which they do at the end of a step.
         if self.stop.cause is not None and world_size() == 1:  # while the checkpoint was written
             control.should_training_stop = True
 
@@ -108,6 +110,7 @@ class StepLog(TrainerCallback):
         # on disk.
         del state.log_history[:-1]
         row = {"step": state.global_step, "seconds": round(seconds, 3)} | numbers(logs)
+        # In every process, because it gathers from all of them.
         row |= self.extra(state.global_step, row)
         if self.held_out is not None and not self.ending:  # the run that resumes evaluates first
             row |= self.held_out.after(state.global_step)
@@ -138,6 +141,7 @@ class StepLog(TrainerCallback):
         """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
         is not lost.
         """
+        # A collective call, so all processes make it at the same place of the loop.
         requested = [signum for signum in gather_rows([self.stop.cause]) if signum is not None]
         if requested:
             self.stop.cause = requested[0]
