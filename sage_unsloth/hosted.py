@@ -177,8 +177,8 @@ def _check_card(card: Card, arches: tuple[str, ...]) -> None:
     reason = why_unserved(card.capability, arches)
     if reason is not None:
         raise InstallError(
-            f"{card.name} cannot be used: {reason} (T4 on Colab, T4 x2 on Kaggle), or none: the "
-            "embedded model needs no GPU"
+            f"{card.name} cannot be used: {reason}. Use another one (T4 on Colab, T4 x2 on "
+            "Kaggle), or none: the embedded model needs no GPU"
         )
 
 

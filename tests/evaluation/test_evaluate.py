@@ -166,7 +166,7 @@ def test_a_second_run_loads_no_model_and_says_the_same(evaluated, adapter, monke
     monkeypatch.setattr(models, "load_policy", lambda *a, **k: pytest.fail("nothing is missing"))
     assert main(arguments(evaluated, adapter)) == 0
     text = capsys.readouterr().out
-    assert "24 completions; 24 of them are in" in text and "Estimate" not in text
+    assert "24 completions, 24 of them are in" in text and "Estimate" not in text
     after = json.loads((evaluated / "report.json").read_text())
     assert after["table"] == before["table"] and after["pass_at_k"] == before["pass_at_k"]
 
@@ -176,7 +176,7 @@ def test_more_samples_go_on_from_there(evaluated, adapter, tmp_path, capsys):
     shutil.copytree(evaluated, out)
     assert main([*arguments(out, adapter), "--n", "6"]) == 0
     text = capsys.readouterr().out
-    assert "36 completions; 24 of them are in" in text
+    assert "36 completions, 24 of them are in" in text
     assert "Estimate: " in text and "tokens/s in a probe of 2, " in text
     file = "samples/arithmetic/base.jsonl"
     assert read_samples(out / file)[:12] == read_samples(evaluated / file)
@@ -237,7 +237,7 @@ def test_a_name_that_is_no_model_is_refused_before_hours_of_drawing(adapter, tmp
 def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
     file = evaluated / "samples" / "arithmetic" / "base.jsonl"
     for name, change, message in (
-        ("cut", lambda lines: lines[:-1], "must have 4 samples; 'arithmetic-"),
+        ("cut", lambda lines: lines[:-1], "must have 4 samples, but 'arithmetic-"),
         (
             "problem",
             lambda lines: [line for line in lines if '"arithmetic-67x5"' not in line],
@@ -512,9 +512,9 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
 
     one, two = f"seeds={BASE}", f"seeds={BASE}+{adapter}"
     assert "0 of them are in" in run(one)
-    assert "8 completions; 4 of them are in" in run(one, two)
+    assert "8 completions, 4 of them are in" in run(one, two)
     for models in ((one, two), (two, one)):
-        assert "8 completions; 8 of them are in" in run(*models), "in any order"
+        assert "8 completions, 8 of them are in" in run(*models), "in any order"
     files = sorted((tmp_path / "run" / "samples" / "arithmetic").glob("*.jsonl"))
     assert len(files) == 2
 
@@ -574,5 +574,5 @@ def test_the_library_prints_nothing(evaluated, adapter, caplog, capsys):
         ModelSpec(name="tuned", path=str(BASE), adapter=str(adapter)),
     ]
     evaluate(models, [parse_benchmark("arithmetic", problems=3)], evaluated, config)
-    assert "24 completions; 24 of them are in" in caplog.text
+    assert "24 completions, 24 of them are in" in caplog.text
     assert not capsys.readouterr().out

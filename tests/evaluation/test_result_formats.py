@@ -203,7 +203,7 @@ def test_a_score_is_written_as_the_hub_reads_it(tmp_path):
             "(1,319 of 1,319) are not those of one data set of the hub, but from openai/gsm8k, "
             r"repairs.jsonl. Evaluate all of one",
         ),
-        ([], "(1,319) are not those of one data set of the hub; evaluate"),
+        ([], "(1,319) are not those of one data set of the hub. Evaluate"),
     ],
 )
 def test_part_of_a_data_set_is_no_score_of_it(sources, reason):

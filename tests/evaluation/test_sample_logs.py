@@ -131,7 +131,7 @@ def test_regrading_gives_every_repeat_a_grade_of_its_own():
 def test_log_likelihoods_are_not_graded_here(given, tmp_path, capsys):
     assert main(["compare", str(given), "--regrade", "--out", str(tmp_path / "out")]) == 2
     assert (
-        f"--regrade grades completions; {CHOICE} has none, but log-likelihoods of given answers; "
+        f"--regrade grades completions, but {CHOICE} has log-likelihoods of given answers: "
         "compare it without --regrade: --metric acc,none or acc_norm,none"
     ) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -141,7 +141,7 @@ def test_log_likelihoods_without_a_metric_to_take_are_left_out(tmp_path):
     """As of perplexity: neither the tool's grade nor ours."""
     lines = [line | {"metrics": ["bits"], "bits": 1.25} for line in lines_of(CHOICE)]
     log = read_log(write_lines(tmp_path / "samples_x_2026-11-22T04-27-13.7.jsonl", lines))
-    with pytest.raises(ValueError, match=r"'bits,none', which are not. Leave the log out"):
+    with pytest.raises(ValueError, match=r"'bits,none', which are not: leave the log out"):
         log_sets([log], [], ReadingOptions())
     with pytest.raises(ValueError, match="log-likelihoods of given answers"):
         log_sets([log], [], ReadingOptions(regrade=True))

@@ -212,7 +212,9 @@ def test_an_adapter_of_zeros_is_refused_and_leaves_nothing(zero_run, tmp_path, t
 
 def test_effect_of_a_fresh_adapter_is_none(unsloth_module):
     model, tokenizer = load_policy(BASE, lora=LoraSettings())
-    with pytest.raises(ValueError, match=r"more than noise \(.*\); it changes them by 0.0e\+00"):
+    with pytest.raises(
+        ValueError, match=r"more than noise \(.*\), but it changes them by 0.0e\+00"
+    ):
         check_effect(model, tokenizer)
 
 

@@ -48,7 +48,10 @@ def test_the_number_of_samples_decides_k():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("maxlr", r"one of grpo, maxrl, .*unlikeliness, or your own module:function, got 'maxlr'"),
+        (
+            "maxlr",
+            r"one of grpo, maxrl, .*unlikeliness, .*your own module:function, got 'maxlr'",
+        ),
         ("pkpo,n=4", r"NAME=VALUE of k, k_last, got 'n=4'"),
         ("pkpo,4", r"NAME=VALUE of k, k_last, got '4'"),
         ("pkpo,step=4", r"NAME=VALUE of k, k_last, got 'step=4'"),

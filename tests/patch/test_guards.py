@@ -52,7 +52,7 @@ def test_a_guide_that_writes_into_a_signal_is_refused(make_trainer, name):
         getattr(signals, name)[0].add_(1)  # a view counts, too
         return zeros(signals)
 
-    with pytest.raises(ValueError, match=rf"must not write.*wrote into {name}; .*{name}\.clone"):
+    with pytest.raises(ValueError, match=rf"must not write.*wrote into {name}\. .*{name}\.clone"):
         train(make_trainer(max_steps=1), Returns(write))
 
 

@@ -237,7 +237,7 @@ def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("aime24", aime24(29), "aime24 must have 30 problems, got 29 from .*give the whole file"),
+        ("aime24", aime24(29), "aime24 must have 30 problems, got 29 from .*Give the whole file"),
         ("math500-l5", math500(hard=133), "math500-l5 must have 134 problems, got 133"),
         (
             "mine",
@@ -252,7 +252,7 @@ def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
         (
             "knights-and-knaves",
             [{"quiz": "Q"}],
-            r"needs the columns \['names', 'quiz', 'solution'\]; saw \['quiz'\]",
+            r"needs the columns \['names', 'quiz', 'solution'\], but saw \['quiz'\]",
         ),
     ],
 )

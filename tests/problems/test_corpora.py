@@ -129,7 +129,7 @@ def test_the_embedded_task_is_a_corpus_too(tokenizer):
     [
         (
             [{"problem": "1+1=?", "solution": "2"}],
-            r"row 0 lacks 'prompt' and has \['problem', 'solution'\]; rename",
+            r"row 0 lacks 'prompt' and has \['problem', 'solution'\]",
         ),
         (
             [{"prompt": "1+1=?", "solution": "2"}, {"prompt": ["1"], "solution": "2"}],
@@ -142,7 +142,7 @@ def test_the_embedded_task_is_a_corpus_too(tokenizer):
         ([{"prompt": "1+1=?", "solution": 2}], "row 0 has 2"),
         (
             [{"prompt": "1+1=?" * 50, "solution": "2"}],
-            r"got none \(rows: 1; first 2,000: 1; answer can be graded: 1; prompt <= 64 tokens: "
+            r"got none \(rows: 1, first 2,000: 1, answer can be graded: 1, prompt <= 64 tokens: "
             r"0\). Raise the length",
         ),
         ([], "got none"),
@@ -265,6 +265,6 @@ def test_duplicate_questions_are_counted():
     rows = [{"problem": "1+1", "answer": a} for a in ("2", "2", "3")]
     rows.append({"problem": "2+2", "answer": "4"})
     said = corpus_of(rows, Filters({"rows": 4}, {}), {}).repeated()
-    assert said.startswith("Duplicate questions: 2 of 4 rows repeat that of another; 1 questions")
+    assert said.startswith("Duplicate questions: 2 of 4 rows repeat that of another, 1 questions")
     assert "2 of 4" in corpus_of(rows[:2] + rows[3:] * 2, Filters({}, {}), {}).repeated()
     assert corpus_of(rows[2:], Filters({}, {}), {}).repeated() == ""

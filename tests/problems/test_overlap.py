@@ -45,7 +45,7 @@ def test_problems_are_found_by_their_column(tmp_path, row):
     [
         (
             [{"text": TEXT}],
-            r"as text \(problem, question, prompt\) or as turns .* has text; rename",
+            r"as text \(problem, question, prompt\) or as turns .* has text",
         ),
         ([{"problem": 7}], r"a training set needs a column with its problems.* has problem"),
         ([{"question": TEXT}, {"question": " "}], "must be non-empty text, but row 1 of"),

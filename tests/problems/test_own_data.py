@@ -256,13 +256,13 @@ def test_options_that_are_none(words, pattern, message):
 @pytest.mark.parametrize(
     ("rows", "columns", "message"),
     [
-        ([{"question": "P", "answer": "1"}], ["problem=qestion"], "no 'qestion', but question, "),
+        ([{"question": "P", "answer": "1"}], ["problem=qestion"], "no 'qestion', only question, "),
         ([{"text": "P", "answer": "1"}], [], r"need a column for problem, .* has text, answer"),
         ([{"problem": "P", "label": "1"}], [], r"a column for answer, .*--columns answer=COLUMN"),
         ([{"problem": 7, "answer": "1"}], [], "a column for problem"),
         ([{"problem": "P", "answer": "1"}, {"problem": 7}], [], "row 1 of .* has 7"),
         ([{"problem": " ", "answer": "1"}], [], "a problem must be non-empty text, but row 0"),
-        ([{"problem": CHAT, "answer": "1"}], ["problem=problem"], "give it as messages"),
+        ([{"problem": CHAT, "answer": "1"}], ["problem=problem"], "Give it as messages"),
         ([{"problem": "P", "answer": 1}, {"problem": "Q", "answer": [1]}], [], "of one kind"),
         ([{"problem": "P", "answer": GSM8K[0]["answer"]}], [], "verifier math can use none"),
     ],
@@ -322,7 +322,7 @@ def test_requests_that_contradict_themselves(gsm8k):
         rl_rows(data=gsm8k, columns=Columns(split="test"))
     with pytest.raises(ValueError, match="which reasoning-gym does not have"):
         sft_rows(data="reasoning-gym:chain_sum")
-    with pytest.raises(ValueError, match=r"whose columns are known. Leave them out"):
+    with pytest.raises(ValueError, match=r"whose columns are known"):
         check_columns_are_used(["arithmetic", "gsm8k=f.jsonl"], Columns(answer_pattern=HASHES))
     check_columns_are_used(["arithmetic", "mine=f.jsonl"], Columns(answer_pattern=HASHES))
 

@@ -110,7 +110,7 @@ def test_a_long_cut_line(tmp_path, length):
 def test_a_corrupt_line_that_has_an_end_is_an_error(tmp_path, line, rest):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"id": 1}\n' + f"{line}\n{rest}".encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=r"line 2 of .*rows\.jsonl; repair"):
+    with pytest.raises(ValueError, match=r"line 2 of .*rows\.jsonl\. Repair"):
         read_jsonl(path)
 
 
@@ -275,7 +275,7 @@ def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
         started = time.monotonic()
         with (
             pytest.raises(
-                HeldError, match=rf"write to .*new/run; process {process.pid} on .*Wait for"
+                HeldError, match=rf"write to .*new/run, and process {process.pid} on .*Wait for"
             ),
             exclusive_lock(target),
         ):

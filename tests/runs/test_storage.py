@@ -342,7 +342,7 @@ def test_the_error_names_rule_value_and_remedy():
         Path("/dev/full").write_text("x")
     assert raised.value.errno == errno.ENOSPC
     message = (
-        r"the disk must have room .*; run does not fit \(No space left on device\); free "
+        r"the disk must have room .* run does not fit \(No space left on device\)\. Free "
         r"some space and run the same command"
     )
     assert re.search(message, str(raised.value))
@@ -463,7 +463,7 @@ def test_a_read_only_disk_is_said(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with (
         pytest.raises(
-            StorageError, match=r"allowed to .*refuses \(Read-only file system\); change"
+            StorageError, match=r"allowed to .*refuses \(Read-only file system\)\. Change"
         ),
         exclusive_lock(small_disk / "run"),
     ):

@@ -102,7 +102,7 @@ def own_cases(tmp_path):
     of_file = [*train, "--data", "rows.jsonl"]
     return [
         ([*train, "--data", "table.xls"], "must end in one of .jsonl, .json, .parquet, .csv, got"),
-        ([*of_file, "--columns", "answer=anser"], "has no 'anser', but question, answer; --col"),
+        ([*of_file, "--columns", "answer=anser"], "has no 'anser', only question, answer. --col"),
         ([*of_file, "--answer-pattern", "@ (.+)"], "matches 0 % of the 20 rows of rows.jsonl"),
         ([*good, "--limit", "-3"], "limit must be >= 1, got -3"),
         ([*good, "--reward", "mine:brief"], "each of the 2 completions, but returned 1"),

@@ -132,7 +132,7 @@ def test_a_guide_is_written_down_alike_in_every_process():
 
 
 def test_long_rows_are_refused(merged, tmp_path):
-    with pytest.raises(ValueError, match="max_prompt_length=5 tokens; 220 of 220 do not"):
+    with pytest.raises(ValueError, match="max_prompt_length=5 tokens, but 220 of 220 do not"):
         rlvr(replace(RLVR, max_prompt_length=5), merged, TRAIN, tmp_path / "rl")
     rows = [dict(row) for row in arithmetic.problems("sft")[:4]]
     rows[2]["solution"] *= 6

@@ -31,7 +31,7 @@ def test_metrics_after_a_resume_count_once(tmp_path):
     ("rows", "message"),
     [
         ([], "at least one row"),
-        ([{"problem": "1+1"}], r"row 0 lacks 'answer' and has \['problem'\]; rename"),
+        ([{"problem": "1+1"}], r"row 0 lacks 'answer' and has \['problem'\]"),
         ([{"question": "1+1", "answer": "2"}], r"lacks 'problem' and has \['answer', 'question'\]"),
         (
             [{"problem": "1", "answer": "2"}, {"problem": "1", "answer": ""}],
