@@ -87,7 +87,11 @@ def common_trl_arguments() -> dict[str, Any]:
         "bf16": sixteen == "bfloat16",
         "fp16": sixteen == "float16",
         "gradient_checkpointing": has_gpu(),
+        # Reentrant checkpointing drops the gradient where no input of a block requires one, as with
+        # a frozen embedding under an adapter.
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        # Every trained weight is used in each step, and looking for others costs a pass over the
+        # graph.
         "ddp_find_unused_parameters": False,
     }
 
@@ -98,6 +102,7 @@ def rollout_arguments(config: RlvrConfig, rollouts: str) -> dict[str, Any]:
         return {
             "vllm_mode": "colocate",
             "vllm_gpu_memory_utilization": config.gpu_memory_utilization,
+            # vLLM plans its cache for the model's own length otherwise, which may not fit.
             "vllm_max_model_length": config.max_prompt_length + config.max_completion_length,
         }
     if rollouts == "server":

@@ -181,6 +181,7 @@ def preflight(
         reward: of the run, by whose total groups are dead; None for the checked answer alone.
     """
     chosen = chosen_rows(config, rows)
+    # A record needs a gold, also where nothing compares with it.
     unchecked = {"gold": ""} if verifier is UNGRADED else {}
     sampling = sampling_as_in_training(config, engine, config.num_generations)
     path = folder / SAMPLES
@@ -201,6 +202,7 @@ def preflight(
         result = {name: value for name, value in result.items() if name not in OF_ANSWERS}
     boxed = boxed_share(records) if "format_rate" in result else 0.0
     warnings = remedies(result, config.max_completion_length, config.prompt, boxed)
+    # Only a division by the group's deviation makes small rewards as strong as the answer's.
     if means and verifier is not UNGRADED and config.scale_rewards == "group":
         warnings += _reward_warning(untold_groups(records))
     kinds = count_kinds(records)
@@ -287,6 +289,7 @@ def add_rewards(
     columns = {name: [row[name] for row in requested] for name in requested[0] if name != "prompt"}
     columns |= {
         "completion_ids": [completion_ids(tokenizer, record["completion"]) for record in records],
+        # TRL passes these to reward functions, so one that reads them must work here too.
         "trainer_state": TrainerState(),
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,

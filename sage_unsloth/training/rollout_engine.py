@@ -35,6 +35,7 @@ def choose_engine(config: RlvrConfig) -> str:
         rollouts = choose_trl_rollouts(config.rollouts)
     else:
         rollouts = choose_rollouts(
+            # vLLM inside each of several processes was not tried.
             "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
             full_finetuning=config.full_finetuning,
             load_in_4bit=config.load_in_4bit,
@@ -83,6 +84,7 @@ def start_engine(config: RlvrConfig, model: Any, model_path: str | Path, max_len
         ValueError: an argument that vLLM does not have.
         EngineError: the engine does not start.
     """
+    # On a GPU Unsloth's loader has started it.
     if hasattr(model, "vllm_engine"):
         return
     arguments = parse_arguments(config.engine_arguments)
