@@ -102,8 +102,11 @@ def test_bad_input_is_a_message_and_exit_code_2(command, message, tmp_path, caps
 
 
 CONTRADICTIONS = {
-    ("sage-branch", "beta=0"): "beta must not be 0 because the guide shapes the KL anchor",
-    ("sage-teacher", "seed=1"): "a teacher must be given exactly with a guide that needs",
+    (
+        "sage-branch",
+        "beta=0",
+    ): "beta must not be 0 with a guide, because the guide shapes",
+    ("sage-teacher", "seed=1"): "a teacher is given exactly with a guide that needs",
     ("grpo", "teacher=arithmetic-base"): "got teacher='arithmetic-base' without such a guide",
     ("grpo", "kl_estimator=k4"): "kl_estimator must be one of",
     ("grpo-forward-kl", "beta=0"): "chooses the KL penalty",

@@ -142,7 +142,7 @@ def test_pattern_differences_are_over_the_problems_that_both_solve():
     ("patterns", "message"),
     [
         ({}, "at least one pattern"),
-        ({"broken": "let ("}, r"'broken' has 'let \(', which is none"),
+        ({"broken": "let ("}, r"'broken' has 'let \(': "),
         ({"empty": []}, "'empty' has none"),
     ],
 )

@@ -283,7 +283,7 @@ def test_problems_of_an_own_benchmark_are_read_beside_its_records(tmp_path):
     [
         (["--against", "nobody"], "--against must be one of SFT, GRPO, SAGE-Branch, got 'nobody'"),
         (["--pattern", "let"], "--pattern takes NAME=REGEX, got 'let'"),
-        (["--pattern", "let=("], "which is none"),
+        (["--pattern", "let=("], "a pattern must be a regular expression"),
         (["--responses", "0"], "--responses must be >= 1, got 0"),
         (["--page"], "must be complete to be scored"),
         (["--perplexity", "none/there"], "could not be loaded"),
@@ -298,7 +298,7 @@ def test_bad_input_is_a_message_and_exit_code_2(quickstart, options, message, tm
 def test_folders_with_nothing_to_analyse_are_refused(tmp_path, capsys):
     for path in (tmp_path, tmp_path / "none"):
         assert main(["analyze", str(path), "--out", str(tmp_path / "out")]) == 2
-        assert "there are none in" in capsys.readouterr().err
+        assert "has none" in capsys.readouterr().err
     run = write_run(tmp_path / "run")
     command = ["analyze", str(run), "--out", str(tmp_path / "out")]
     assert main([*command, "--perplexity", str(BASE)]) == 2

@@ -204,7 +204,7 @@ def test_perplexity_table_by_hand():
     assert row["tokens_as_drawn"] == pytest.approx(6 / 9)
     with pytest.raises(ValueError, match="one of sft, rl, got 'x'"):
         perplexity_table(scores, "x")
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="these models have none"):
         perplexity_table({"a": scored("p", [1]), "b": scored("q", [1])}, "a")
 
 

@@ -114,7 +114,7 @@ def test_names_that_lead_nowhere(folder):
         "runs/begun": r"must be complete to be used, but runs/begun has neither",
         "runs/merging": r"must be complete to be used, but runs/merging has no model/ yet",
         "runs/unnamed": r"or as MODEL\+runs/unnamed/adapter \(evaluate\)",
-        "runs/bench": "runs/bench is another kind",
+        "runs/bench": "runs/bench is of another kind",
         "runs/moved": r"names '/nowhere/sft/model', which is not there. Give MODEL\+",
         "runs/moved/adapter": r"names '/nowhere/sft/model', which is not there. Give MODEL\+",
         "empty": "empty has none of these",

@@ -219,7 +219,7 @@ def test_a_task_takes_the_benchmark_that_it_is_said_to_have():
     [
         (SUMS, r"'exact_match,strict-match', 'exact_match,flexible-extract'. Choose one"),
         (CHOICE, r"has 'acc,none', 'acc_norm,none'. Choose one of them with --metric"),
-        (REPEATED, r"grade of its own.*filter leaves of 4 responses\). Give --regrade"),
+        (REPEATED, r"grade of its own.*filter leaves of 4 responses\): give --regrade"),
     ],
 )
 def test_what_is_correct_must_be_plain(path, message):

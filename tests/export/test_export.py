@@ -270,7 +270,7 @@ def test_a_fully_trained_run_is_exported_merged_only(run, tmp_path):
 def test_runs_that_cannot_be_exported(run, tmp_path):
     with pytest.raises(ValueError, match=r"with run\.json, got .*. Give one of rl in it"):
         read_run(run.folder.parent, BASE)
-    with pytest.raises(ValueError, match="give it by --model"):
+    with pytest.raises(ValueError, match="Give it by --model"):
         folder = tmp_path / "unnamed"
         shutil.copytree(run.folder, folder)
         record = json.loads((folder / "run.json").read_text())
@@ -282,7 +282,7 @@ def test_runs_that_cannot_be_exported(run, tmp_path):
         read_run(folder, BASE)
     record["settings"] = {"command": "quickstart"}
     (folder / "run.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="is another kind"):
+    with pytest.raises(ValueError, match="is of another kind"):
         read_run(folder, BASE)
 
 
@@ -553,7 +553,7 @@ def test_push_refuses(exported, run, token, tmp_path, monkeypatch):
     local = export(run, "adapter", tmp_path / "local")
     with pytest.raises(
         ValueError,
-        match="must name a base that is there too, but this one names the folder 'arithmetic-base'",
+        match="must name a base on the hub, but this one names the folder 'arithmetic-base'",
     ):
         push(local, "me/mine")
     monkeypatch.delenv("HF_TOKEN")

@@ -181,7 +181,7 @@ def test_refusals(students, tmp_path, make_tokenizer):
     with pytest.raises(ValueError, match="needs a policy with an adapter, got full fine-tuning"):
         full = replace(RLVR, teacher=str(adapter), full_finetuning=True, learning_rate=1e-4)
         rlvr(full, little, UNREACHABLE, tmp_path / "c", TeacherGuide())
-    with pytest.raises(ValueError, match="on the base that it was trained on"):
+    with pytest.raises(ValueError, match="needs the base that it was trained on"):
         rlvr(replace(RLVR, teacher=str(adapter)), more, UNREACHABLE, tmp_path / "d", TeacherGuide())
     other = tmp_path / "other"
     shutil.copytree(more, other)

@@ -77,7 +77,7 @@ def test_at_the_needed_beta_the_optimum_keeps_the_other_way():
         (1.0, "sequence", 2.0, "It pays wrong completions more than correct ones."),
         (0.05, "sequence", 2.0, "It pays wrong completions more than correct ones."),
         (0.05, "token", 0.1, "acts as β 0.052 would instead of 0.05"),
-        (0.05, "token", 0.1, "with credit='sequence' it would need β 0.77"),
+        (0.05, "token", 0.1, "With credit='sequence' it would need β 0.77"),
     ],
 )
 def test_the_sentence(beta, credit, wrong, says):

@@ -60,7 +60,7 @@ def test_all_algorithms_are_the_whole_table_without_the_teacher():
         ({"task": "mathematics"}, "--task must be one of"),
         ({"algorithms": ("sage-branch",)}, "grpo must be among"),
         ({"algorithms": ("grpo", "grpo")}, "different values"),
-        ({"algorithms": ("grpo", "sage-teacher")}, "needs a teacher"),
+        ({"algorithms": ("grpo", "sage-teacher")}, "no teacher"),
         ({"algorithms": ("grpo", "sage-brunch")}, "Did you mean 'sage-branch'"),
         ({"seeds": (1, 1)}, "different values"),
         ({"beta": 0.0}, "beta must be > 0"),

@@ -378,7 +378,7 @@ def test_a_full_disk_loses_nothing_and_says_so_whoever_writes(small_disk, write)
 
     attempt(1)
     fill(small_disk, leave=4096)
-    with pytest.raises(StorageError, match=r"must have room .* free some space and run the same"):
+    with pytest.raises(StorageError, match=r"must have room .* Free some space and run the same"):
         attempt(2)
     assert found() == ([1] if write == "jsonl" else 1)
     names = {path.name for path in small_disk.iterdir()}
@@ -539,7 +539,7 @@ def by_problem(records):
                 re.sub(rb'"run": "\w+"', b'"run": "other"', lines[2]),
                 *lines[3:],
             ],
-            "of one set, .*, but line 3 of .* is one of 'other', .* delete that line",
+            "of one set, .*, but line 3 of .* is one of 'other', .* Delete that line",
         ),
         (lambda lines: [b'{"step": 1}\n', *lines], "line 1 of .* is one of None, with .'step'"),
         (

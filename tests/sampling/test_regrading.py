@@ -121,7 +121,7 @@ def test_rollouts_of_a_run(tmp_path):
 
 
 def test_nothing_to_grade(tmp_path):
-    with pytest.raises(ValueError, match="there are none in"):
+    with pytest.raises(ValueError, match="has none"):
         regrade([tmp_path])
 
 

@@ -113,7 +113,10 @@ def own_cases(tmp_path):
         ),
         ([*good, "--verifier", "mine:alone"], "mine:alone takes (answer): too many positional"),
         ([*good, "--verifier", "secret:check"], "the verifier secret:check must start in a worker"),
-        ([*good, "--algorithm", "mine:guided", "--set", "beta=0"], "beta must not be 0 because"),
+        (
+            [*good, "--algorithm", "mine:guided", "--set", "beta=0"],
+            "beta must not be 0 with",
+        ),
         ([*good, "--eval-file", "rows.jsonl"], "eval_steps above 0, got 20 rows"),
         (
             [*good, "--reward", "mine:typo", "--set", "eval_steps=1"],

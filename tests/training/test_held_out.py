@@ -317,7 +317,7 @@ def test_rows_are_held_out_with_every_row_of_their_problem():
         (RlvrConfig(), TRAIN, HELD_OUT, "eval_steps above 0, got 4 rows"),
         (RlvrConfig(eval_steps=1), TRAIN[:3], None, "at least 4, got 3"),
         (RlvrConfig(eval_steps=1), HELD_OUT, HELD_OUT, "rows to train on, but all 4 rows share"),
-        (RlvrConfig(eval_steps=1), TRAIN, [], "there must be a held-out row, got none"),
+        (RlvrConfig(eval_steps=1), TRAIN, [], "held-out rows must not be empty"),
         (RlvrConfig(eval_steps=1), TRAIN, [HELD_OUT[0]] * 2, "is there 2 times"),
         (RlvrConfig(eval_steps=1), TRAIN, [{"problem": "1+1"}], "answer"),
         (RlvrConfig(eval_steps=1, eval_rows=2), TRAIN, HELD_OUT, "got eval_rows=2 with 4 rows"),

@@ -383,7 +383,7 @@ def test_a_first_kl_that_is_not_zero_stops_the_run(merged, tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "load_policy", with_noise)
     with pytest.raises(
-        ValueError, match=r"policy and reference must be one model, .* allowed 0.001"
+        ValueError, match=r"policy and reference must be the same model, .* allowed 0.001"
     ):
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide())
     assert not (tmp_path / "adapter").exists()
