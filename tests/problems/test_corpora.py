@@ -73,7 +73,7 @@ def test_sft_length_counts_the_eos(tokenizer, tmp_path):
     prompt = len(tokenizer(text.split("6*7=42")[0], add_special_tokens=False)["input_ids"])
     assert 2 * prompt < length - 1
     assert len(sft_corpus(tokenizer, length, path=path).rows) == 1
-    with pytest.raises(ValueError, match=rf"; whole row <= {length - 1} tokens: 0\)"):
+    with pytest.raises(ValueError, match=rf", whole row <= {length - 1} tokens: 0\)"):
         sft_corpus(tokenizer, length - 1, path=path)
 
 

@@ -401,7 +401,9 @@ def test_sft_does_not_teach_a_reference_that_is_not_an_answer(tmp_path, name, re
 def test_sft_refuses_references_that_mathematics_cannot_grade(tmp_path):
     rows = [{"problem": f"P{n}", "solution": PROGRAM, "answer": TESTS} for n in range(4)]
     path = write(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(ValueError, match=r"of 4 rows of .* math can grade, .* \(--verifier text"):
+    with pytest.raises(
+        ValueError, match=r"math can grade, but none of 4 rows .* \(--verifier text"
+    ):
         sft_rows(data=path)
 
 

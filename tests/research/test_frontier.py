@@ -64,7 +64,7 @@ def test_a_method_is_an_algorithm_and_values_of_one_setting():
         ("sage-brunch", "Did you mean 'sage-branch'"),
         ("sage-teacher=0.1", "no teacher"),
         ("pass-at-k=0.5", "k"),
-        ("maxrl:k=2", "none: it has no settings"),
+        ("maxrl:k=2", "of none, got"),
     ],
 )
 def test_methods_that_are_refused(text, message):

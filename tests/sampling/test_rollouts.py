@@ -82,7 +82,7 @@ def test_settings_that_do_not_reach_the_engine_stop_the_call():
     assert engine.generate(["x"], sampling_params=right) is right
     assert engine.generate(["x"], [right, right]) == [right, right]
     for given in (wrong, [right, wrong]):
-        with pytest.raises(RolloutError, match=r"told .*'min_p': 0.0.*, expected .*'min_p': 0.01"):
+        with pytest.raises(RolloutError, match=r"got .*'min_p': 0.0.*, expected .*'min_p': 0.01"):
             engine.generate(["x"], sampling_params=given)
     assert engine.calls == 2
 
