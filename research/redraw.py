@@ -35,10 +35,9 @@ def redraw(folder: Path) -> None:
         draw(make_report(data), folder)
         return
     from research.benchmark.figures import draw as draw_benchmark
-    from research.benchmark.records import Records
     from research.benchmark.report import make_report as make_benchmark_report
 
-    draw_benchmark(make_benchmark_report(data), Records(data), folder)
+    draw_benchmark(make_benchmark_report(data), folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,10 +4,11 @@ Colours are those of the page's style (`STYLE`), which knows light and dark.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sage_unsloth.evaluation.report_text import interval_text
+from sage_unsloth.figures import COLOURS, line_styles
 from sage_unsloth.runs.html import escape
 
 Curve = Mapping[int, Mapping[str, Any]]
@@ -15,8 +16,7 @@ Curve = Mapping[int, Mapping[str, Any]]
 
 WIDTH, HEIGHT = 440, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 34, 40
-DASHES = ("none", "7 4", "2 4", "10 3 2 3")
-COLOURS = 7  # of the style; with DASHES, 28 curves look different
+DASHES = {"-": "none", "--": "7 4", ":": "2 4", "-.": "10 3 2 3"}
 LONGEST_LABEL = 24  # characters of a name beside a value
 
 STYLE = """
@@ -40,18 +40,21 @@ svg text { fill: var(--text); } svg .axis { fill: var(--faint); }
 """
 
 
-def look(number: int) -> str:
-    """The colour and dashes of a curve, as an attribute."""
-    dashes = DASHES[number // COLOURS % len(DASHES)]
-    return f'style="--c: var(--c{number % COLOURS}); stroke-dasharray: {dashes}"'
+def _looks(names: Iterable[str], first: int) -> dict[str, str]:
+    """The colour and dashes of each curve, as an attribute."""
+    return {
+        name: f'style="--c: var(--c{COLOURS.index(style["color"])}); '
+        f'stroke-dasharray: {DASHES[style["linestyle"]]}"'
+        for name, style in line_styles(names, first).items()
+    }
 
 
 def legend(names: Sequence[str], first: int = 0) -> str:
-    """The curves' names with what each looks like; `first` is the number of the first one."""
+    """The curves' names with what each looks like; `first` as for `figures.line_styles`."""
     items = (
         f'<span><svg viewBox="0 0 32 8" aria-hidden="true"><line class="curve" x1="0" y1="4" '
-        f'x2="32" y2="4" {look(number)}/></svg>{escape(name)}</span>'
-        for number, name in enumerate(names, first)
+        f'x2="32" y2="4" {look}/></svg>{escape(name)}</span>'
+        for name, look in _looks(names, first).items()
     )
     return f'<div class="legend">{"".join(items)}</div>'
 
@@ -64,7 +67,7 @@ def graph(curves: Mapping[str, Curve], about: str, *, signed: bool = False, firs
         about: what is shown, above the graph and for a screen reader.
         signed: differences, around 0, on the smallest scale that holds their intervals; else shares
             from 0 to 1.
-        first: number of the first curve, which decides its colour.
+        first: as for `figures.line_styles`.
 
     Returns:
         An `svg` element; all text is escaped.
@@ -100,17 +103,17 @@ def graph(curves: Mapping[str, Curve], about: str, *, signed: bool = False, firs
     parts.append(
         f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">k (samples)</text>'
     )
-    points = []
-    for number, (name, curve) in enumerate(curves.items(), first):
+    looks, points = _looks(curves, first), []
+    for name, curve in curves.items():
         ordered = sorted(curve)
         line = [(x(k), y(curve[k]["mean"])) for k in ordered]
         if all(_has_interval(curve[k]) for k in ordered):
             lower = [(x(k), y(curve[k]["low"])) for k in ordered]
             upper = [(x(k), y(curve[k]["high"])) for k in reversed(ordered)]
-            parts.append(f'<polygon class="band" {look(number)} points="{_path(lower + upper)}"/>')
-        parts.append(f'<polyline class="curve" {look(number)} points="{_path(line)}"/>')
+            parts.append(f'<polygon class="band" {looks[name]} points="{_path(lower + upper)}"/>')
+        parts.append(f'<polyline class="curve" {looks[name]} points="{_path(line)}"/>')
         points += [
-            _point(name, k, curve[k], place, number, "+" if signed else "")
+            _point(name, k, curve[k], place, looks[name], "+" if signed else "")
             for k, place in zip(ordered, line, strict=True)
         ]
     return "".join([*parts, *points, "</svg>"])
@@ -121,7 +124,7 @@ def _point(
     k: int,
     estimate: Mapping[str, Any],
     place: tuple[float, float],
-    number: int,
+    look: str,
     sign: str,
 ) -> str:
     """A dot that shows its value at the top of the graph."""
@@ -129,7 +132,7 @@ def _point(
     value = f"k = {k}: {interval_text(estimate, sign)}"
     return (
         f'<g class="point" tabindex="0" role="img" aria-label="{escape(f"{name}, {value}")}" '
-        f'{look(number)}><circle class="hit" cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="11"/>'
+        f'{look}><circle class="hit" cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="11"/>'
         f'<circle class="dot" cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="3.5"/>'
         f'<text class="value" x="{LEFT}" y="16">{escape(f"{label}, {value}")}</text></g>'
     )

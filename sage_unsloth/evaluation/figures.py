@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.intervals import Difference, Estimate
-from sage_unsloth.figures import curve_style, new_figure, save_figure
+from sage_unsloth.figures import line_styles, new_figure, save_figure
 
 
 def plot_pass_at_k(
@@ -21,8 +21,9 @@ def plot_pass_at_k(
     figure, axes = new_figure(len(panels))
     rows = []
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        for number, (model, curve) in enumerate(curves.items()):
-            draw_curve(axis, model, curve, curve_style(number) | {"markersize": 4})
+        styles = line_styles(curves)
+        for model, curve in curves.items():
+            draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
             rows += [
                 {"panel": title, "model": model, "k": k} | vars(curve[k]) for k in sorted(curve)
             ]
@@ -45,9 +46,9 @@ def plot_differences(
     rows = []
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         axis.axhline(0, color="#555555", linewidth=0.8)
-        # The first colour is that of the model which the others are compared with.
-        for number, (pair, curve) in enumerate(curves.items(), 1):
-            draw_curve(axis, pair, curve, curve_style(number) | {"markersize": 4})
+        styles = line_styles(curves, first=1)  # the first is what the others are compared with
+        for pair, curve in curves.items():
+            draw_curve(axis, pair, curve, styles[pair] | {"markersize": 4})
             rows += [{"panel": title, "pair": pair, "k": k} | vars(curve[k]) for k in sorted(curve)]
         axis.set(title=title, xlabel="k (samples)", ylabel="difference of pass@k")
         mark_ks(axis, curves)

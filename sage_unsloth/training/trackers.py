@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sage_unsloth.runs.files import read_json, read_jsonl
+from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.runs.record import read_record
 from sage_unsloth.runs.text import markdown
 from sage_unsloth.training.rows import METRICS, numbers
 
@@ -94,7 +95,7 @@ class Wandb:
     def __init__(self, folder: Path, first: int) -> None:
         wandb: Any = importlib.import_module("wandb")
         os.environ.setdefault("WANDB_MODE", "offline")
-        record = read_json(folder / "run.json")
+        record = read_record(folder) or {}
         name = hashlib.sha256(f"{folder.name} {record['environment']['date']}".encode()).hexdigest()
         self.table = wandb.Table
         self.run = wandb.init(
@@ -155,7 +156,7 @@ class Trackio:
                 },
                 start_new_session=True,  # Ctrl-C is for the run, which closes it
             )
-        self._tell(read_json(folder / "run.json")["settings"])
+        self._tell((read_record(folder) or {})["settings"])
         assert self.process.stdout is not None
         if self.process.stdout.readline().strip() != "ready":
             self.process.wait()

@@ -142,7 +142,7 @@ print("CODES", codes)
 def test_the_commands_where_unsloth_is_not_installed(tmp_path):
     done = started("-c", COMMANDS, tmp_path)
     assert "CODES [2, 0, 0]" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "needs the package unsloth, which is not installed .pip install" in done.stderr
+    assert "needs the package unsloth, which is not installed (pip install" in done.stderr
     assert not (tmp_path / "unsloth").exists()
     made = {path.name for path in (tmp_path / "trl").iterdir()}
     assert {"run.json", "preflight.json", "metrics.jsonl", "adapter", "held-out", "best"} <= made

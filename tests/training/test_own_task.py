@@ -69,7 +69,7 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
     # Another format than the chain's is refused, with both.
     assert train(tmp_path / "other", "--from", sft_run, *data, "--tags", "boxed") == 2
     error = capsys.readouterr().err
-    assert "of its training, --tags think-answer for .*, got --tags boxed" in error
+    assert "of its training, --tags think-answer for" in error and "got --tags boxed" in error
 
     command = ["evaluate", "--models", f"sft={sft_run}", f"grpo={out}", "--smoke"]
     command += ["--out", str(tmp_path / "eval"), "--benchmarks", f"mine={gsm8k}", *ANSWER]
