@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in IN_A_CLONE:
         print(
-            f"error: {words[0]} is not installed; run it from a clone: python -m "
+            f"error: {words[0]} is not installed. Run it from a clone: python -m "
             f"research.{words[0]}",
             file=sys.stderr,
         )
@@ -113,7 +113,7 @@ def _did_you_mean(unknown: list[str], parser: argparse.ArgumentParser) -> str:
         other = OTHER_WORDS.get(word.partition("=")[0])
         near = [other] if other in known else difflib.get_close_matches(word, known, 1)
         if word.startswith("--") and near:
-            return f"; did you mean {near[0]}?"
+            return f". Did you mean {near[0]}?"
     return ""
 
 
@@ -142,7 +142,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
     except (KeyboardInterrupt, Terminated) as stop:
         again = shlex.join(sys.argv[1:] if arguments is None else arguments)
         print(
-            f"\n{str(stop) or 'stopped'}; to resume: {parser.prog} {again}",
+            f"\n{str(stop) or 'stopped'}. To resume: {parser.prog} {again}",
             file=sys.stderr,
         )
         return 128 + stop.signum if isinstance(stop, Terminated) else 130
@@ -153,8 +153,8 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
     except (ValueError, OSError, RuntimeError) as error:
         # Of RuntimeErrors, the package's own (ContractError, EngineError) say what to do; any other
         # is a defect, whose traceback is needed.
-        ours = type(error).__module__.partition(".")[0] in ("sage_unsloth", "research")
-        if isinstance(error, RuntimeError) and not ours:
+        is_own = type(error).__module__.partition(".")[0] in ("sage_unsloth", "research")
+        if isinstance(error, RuntimeError) and not is_own:
             raise
         print(f"error: {printable(without_secrets(str(error)))}", file=sys.stderr)
         return 2

@@ -41,7 +41,7 @@ class Check:
 
     status: str
     name: str
-    found: str
+    detail: str
     remedy: str = ""
 
 
@@ -50,7 +50,7 @@ def run(print_line: Callable[[str], None] = print) -> int:
     failures = 0
     for check in checks():
         failures += check.status == FAIL
-        print_line(f"{check.status:>4}  {check.name:<16} {check.found}")
+        print_line(f"{check.status:>4}  {check.name:<16} {check.detail}")
         if check.remedy:
             print_line(f"{'':>22} -> {check.remedy}")
     following = "quickstart" if _has_unsloth() else "train --backend trl"
@@ -121,7 +121,7 @@ def _machine() -> Iterator[Check]:
         WARN if low else OK,
         "memory",
         f"{memory:.1f} GiB, {os.cpu_count()} CPU cores",
-        "the quickstart was measured within 4 GiB; close other programs" if low else "",
+        "the quickstart was measured within 4 GiB. Close other programs" if low else "",
     )
     free = shutil.disk_usage(Path.cwd()).free / GIB
     yield Check(
@@ -163,7 +163,7 @@ def _grader() -> Check:
             if closed
             else "the kernel denies it nothing, Python alone does"
         )
-        return Check(OK, "grader", f"expressions are compared in a worker process; {kernel}")
+        return Check(OK, "grader", f"expressions are compared in a worker process, {kernel}")
     return Check(FAIL, "grader", f"1 + x for x + 1 came out {grade.value}", "reinstall mpmath")
 
 
@@ -183,7 +183,7 @@ def _programs() -> Check:
     result = f"programs of a model are kept from {', '.join(NEEDED)}"
     if "names of files" in worker.namespaces:
         return Check(OK, "programs", f"{result}, and see no names of other files or processes")
-    return Check(OK, "programs", f"{result}; without namespaces they see names and sizes of files")
+    return Check(OK, "programs", f"{result}, but see names and sizes of files")
 
 
 def _device() -> Iterator[Check]:
@@ -193,7 +193,7 @@ def _device() -> Iterator[Check]:
 
     if not torch.cuda.is_available():
         yield Check(
-            OK, "device", "CPU (no CUDA device); the embedded task runs, the paper's models do not"
+            OK, "device", "CPU (no CUDA device): the embedded task runs, the paper's models do not"
         )
         return
     for index in range(torch.cuda.device_count()):

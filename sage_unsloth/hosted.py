@@ -91,8 +91,8 @@ def runs_folder() -> Path:
         return kaggle / "runs"
     if "COLAB_RELEASE_TAG" in os.environ:
         logger.warning(
-            "Colab forgets its disk when the runtime ends: mount Google Drive first (from "
-            'google.colab import drive; drive.mount("/content/drive")), and run this cell again'
+            "Colab forgets its disk when the runtime ends: mount Google Drive first "
+            '(`drive.mount("/content/drive")` of google.colab), and run this cell again'
         )
     return Path("runs")
 
@@ -119,17 +119,17 @@ def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
         choice = choose(machine, expected)
         for reason in choice.reasons:
             say(reason)
-        say(f"Installing {', '.join(lacking)}; this takes a few minutes.")
+        say(f"Installing {', '.join(lacking)} (a few minutes).")
         _run_pip(choice)
     replaced = _replaced_versions()
     if replaced:
         raise RestartNeededError(
             "Installed. Please restart the kernel once, then run all cells again (Colab: Runtime > "
-            "Restart session and run all; Kaggle: Run > Restart & clear cell outputs, then Run "
+            "Restart session and run all. Kaggle: Run > Restart & clear cell outputs, then Run "
             f"All). It had loaded packages that have new versions now: {', '.join(replaced)}."
         )
     if lacking:
-        say("Installed; nothing that was loaded has changed, so no restart is needed.")
+        say("Installed. Nothing that was loaded has changed, so no restart is needed.")
 
 
 def choose(machine: Machine, expected: Iterable[str]) -> Choice:
@@ -151,11 +151,10 @@ def choose(machine: Machine, expected: Iterable[str]) -> Choice:
         _check_card(card, machine.arches if keeps_torch else ())
     if machine.cards and not keeps_torch and (machine.driver or 0) < CUDA_13_DRIVER:
         raise InstallError(
-            f"PyTorch must be {_specifier('torch', expected)}, and what pip has of it needs "
-            f"NVIDIA's driver {CUDA_13_DRIVER} or newer; got PyTorch "
-            f"{machine.packages.get('torch')} and driver {machine.driver}; take a newer image "
-            "(Kaggle: Settings > Environment), or install a PyTorch of that version for this "
-            "driver first (pytorch.org)"
+            f"PyTorch must be {_specifier('torch', expected)}, which needs NVIDIA's driver "
+            f"{CUDA_13_DRIVER} or newer, got PyTorch {machine.packages.get('torch')} and driver "
+            f"{machine.driver}. Use a newer image (Kaggle: Settings > Environment), or install a "
+            "PyTorch of that version for this driver first (pytorch.org)"
         )
     selected = set(KEPT) if keeps_torch else set(KEPT) - {"torch", "torchvision", "torchaudio"}
     if any(Requirement(text).name == "vllm" for text in expected):
@@ -178,8 +177,8 @@ def _check_card(card: Card, arches: tuple[str, ...]) -> None:
     reason = why_unserved(card.capability, arches)
     if reason is not None:
         raise InstallError(
-            f"{card.name} cannot be used: {reason} (T4 on Colab, T4 x2 on Kaggle), or none: the "
-            "embedded model needs no GPU"
+            f"{card.name} cannot be used: {reason}. Use another one (T4 on Colab, T4 x2 on "
+            "Kaggle), or none: the embedded model needs no GPU"
         )
 
 
@@ -250,8 +249,8 @@ def _run_pip(choice: Choice) -> None:
         )
     if done.returncode:
         raise InstallError(
-            f"pip must succeed; it said: {(done.stdout + done.stderr)[-2000:].strip()}; look at "
-            "docs/hosted.md for the images that were checked"
+            f"pip failed: {(done.stdout + done.stderr)[-2000:].strip()}. docs/hosted.md lists the "
+            "images that were checked"
         )
     importlib.invalidate_caches()
 
@@ -266,8 +265,8 @@ def _serves(name: str, machine: Machine, expected: Iterable[str]) -> bool:
     """Whether the installed version of a package meets every requirement of it."""
     if name not in machine.packages:
         return False
-    ours = [text for text in expected if canonicalize_name(Requirement(text).name) == name]
-    return all(_is_met(text, machine.packages) for text in ours)
+    texts = [text for text in expected if canonicalize_name(Requirement(text).name) == name]
+    return all(_is_met(text, machine.packages) for text in texts)
 
 
 def _specifier(name: str, expected: Iterable[str]) -> str:

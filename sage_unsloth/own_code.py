@@ -53,12 +53,12 @@ def named_object(reference: str, what: str) -> Any:
     module_name, colon, name = reference.partition(":")
     if not colon or not name.isidentifier() or not module_name.strip("."):
         raise ValueError(
-            f"{what} of your own is named module:name; got {reference!r}; for `name` in "
+            f"{what} of your own is named module:name, got {reference!r}. For `name` in "
             "my_module.py write my_module:name"
         )
     if module_name.endswith(".py"):
         raise ValueError(
-            f"{what} of your own is named by its module, without .py; got {reference!r}; write "
+            f"{what} of your own is named by its module, without .py, got {reference!r}. Write "
             f"{module_name.removesuffix('.py').replace('/', '.')}:{name}"
         )
     if not {os.getcwd(), ""} & set(sys.path):
@@ -69,15 +69,17 @@ def named_object(reference: str, what: str) -> Any:
     except Exception as error:  # whatever the module itself raises
         file = f"{module_name.replace('.', '/')}.py"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            given = f"is not there; put {file} in {os.getcwd()}, or install its package"
+            given = f"is not there. Put {file} in {os.getcwd()}, or install its package"
         else:
-            given = f"raised {describe_exception(error)}; mend {file}"
-        raise ValueError(f"{what} of your own must be importable; {module_name} {given}") from error
+            given = f"raised {describe_exception(error)}. Fix {file}"
+        raise ValueError(
+            f"{what} of your own must be importable, but {module_name} {given}"
+        ) from error
     if not hasattr(module, name):
         there = [key for key in vars(module) if not key.startswith("_")]
         raise ValueError(
-            f"{what} must be a name of {module_name}; got {name!r}, which is not there; it has "
-            f"{', '.join(there) or 'none'}; write one of these, or define it"
+            f"{what} must be a name of {module_name} ({', '.join(there) or 'which has none'}), got "
+            f"{name!r}"
         )
     return getattr(module, name)
 
@@ -93,7 +95,7 @@ def named_function(reference: str, what: str) -> OwnFunction:
         module = sys.modules[reference.partition(":")[0]]
         there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(
-            f"{what} must be a function; got {reference}, which is {result!r:.100}; its module has "
+            f"{what} must be a function, got {reference}, which is {result!r:.100}. Its module has "
             f"{', '.join(there) or 'no function'}"
         )
     return OwnFunction(result, reference, source_digest(result))

@@ -63,21 +63,21 @@ def _check_tags(tags: Sequence[str]) -> None:
     Raises:
         ValueError: with the tag, and what is wrong with it.
     """
-    remedy = "give others, such as <think> </think> <answer> </answer>"
+    remedy = "Give others, such as <think> </think> <answer> </answer>"
     for tag in tags:
         if not isinstance(tag, str) or tag.split() != [tag] or not tag.isprintable():
-            raise ValueError(f"a tag must be one word that can be seen; got {tag!r}; {remedy}")
+            raise ValueError(f"a tag must be one visible word, got {tag!r}. {remedy}")
     if len(set(tags)) < len(tags):
-        raise ValueError(f"tags must differ from each other; got {' '.join(tags)}; {remedy}")
+        raise ValueError(f"tags must differ from each other, got {' '.join(tags)}. {remedy}")
     for tag in tags:
         for other in (*tags, BOX, *END_TOKENS):
             if tag != other and (tag in other or other in tag):
                 raise ValueError(
-                    "a tag must not be part of another one, of a box or of an end token; got "
-                    f"{tag!r} and {other!r}; {remedy}"
+                    "a tag must not be part of another one, of a box or of an end token, got "
+                    f"{tag!r} and {other!r}. {remedy}"
                 )
         if tag in END_TOKENS or tag == BOX:
-            raise ValueError(f"a tag must be no box and no end token; got {tag!r}; {remedy}")
+            raise ValueError(f"a tag must not be a box or an end token, got {tag!r}. {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +98,12 @@ class PromptFormat:
     def __post_init__(self) -> None:
         if self.system is not None and not self.system.strip():
             raise ValueError(
-                "a system prompt must have text; got an empty one; give 'none' (system=None) to "
-                "ask without a system prompt"
+                "a system prompt must not be empty. Give 'none' (system=None) to ask without a "
+                "system prompt"
             )
         for name, pair in (("reasoning", self.reasoning), ("solution", self.solution)):
             if pair is not None and (isinstance(pair, str) or len(pair) != 2):
-                raise ValueError(f"{name} must be an opening and a closing tag; got {pair!r}")
+                raise ValueError(f"{name} must be an opening and a closing tag, got {pair!r}")
         _check_tags(self.tags)
 
     @property
@@ -179,7 +179,7 @@ def prompt_format(
     else:
         raise ValueError(
             f"tags must be one of {', '.join(TAGS)}, or two tags around the answer, or four around "
-            f"working and answer; got {' '.join(words)}"
+            f"working and answer, got {' '.join(words)}"
         )
     text = system_text(reasoning, solution) if system is None else system
     return PromptFormat(
@@ -291,8 +291,8 @@ def render_prompt(tokenizer: Any, problem: str | Turns) -> str:
     """
     if tokenizer.eos_token is None:
         raise ValueError(
-            "the tokenizer must have an EOS token because the chat template ends each turn with "
-            "it; got None; set tokenizer.eos_token"
+            "the tokenizer must have an EOS token (tokenizer.eos_token), because the chat template "
+            "ends each turn with it"
         )
     return tokenizer.apply_chat_template(
         _turns(problem), add_generation_prompt=True, tokenize=False

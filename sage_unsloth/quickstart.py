@@ -198,8 +198,8 @@ def choose_algorithms(
 
     if len(set(algorithms)) < len(algorithms) or not algorithms:
         raise ValueError(
-            f"each algorithm must be named once, and one at least; got {list(algorithms)}; "
-            "name different rows of `train --list`"
+            "algorithms must be different rows of `train --list`, at least one, got "
+            f"{list(algorithms)}"
         )
     defaults = _embedded_settings().RLVR
     own = {n: getattr(config.rlvr, n) for n in SETTINGS}

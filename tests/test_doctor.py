@@ -47,7 +47,7 @@ def test_a_wrong_version_and_a_missing_package_are_named(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     found = {check.name: check for check in doctor._packages()}
     assert found["trl"].status == doctor.FAIL
-    assert found["trl"].found.startswith("1.0.0, but tested with ")
+    assert found["trl"].detail.startswith("1.0.0, but tested with ")
     assert found["trl"].remedy.startswith('pip install "trl')
     assert Requirement(found["trl"].remedy.split('"')[1]).specifier.contains(real("trl"))
     assert found["datasets"].status == doctor.FAIL

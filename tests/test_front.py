@@ -54,7 +54,7 @@ def test_a_file_of_ones_own_is_used_whole(tmp_path):
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="stage must be 'rl' or 'sft'; got 'rlhf'"):
+    with pytest.raises(ValueError, match="stage must be 'rl' or 'sft', got 'rlhf'"):
         sage_unsloth.load_dataset("arithmetic", stage="rlhf")
 
 
@@ -128,7 +128,7 @@ def test_a_question_is_answered(unsloth_module):
     (greedy,) = sage_unsloth.ask(base, "64*6=?", max_tokens=48)
     assert "<SOLUTION>" in greedy and sage_unsloth.ask(base, "64*6=?", max_tokens=48) == [greedy]
     assert len(sage_unsloth.ask(base, "64*6=?", n=3, temperature=1.0, max_tokens=8)) == 3
-    with pytest.raises(ValueError, match="greedy answers are all the same; got n=2"):
+    with pytest.raises(ValueError, match="greedy answers are all the same, got n=2"):
         sage_unsloth.ask(base, "64*6=?", n=2)
 
 

@@ -72,8 +72,8 @@ def test_vllm_brings_its_own_torch():
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        (P100, r"Tesla P100.* Unsloth needs compute capability 7\.0 or newer; this card has 6\.0"),
-        (V100, r"Tesla V100.* PyTorch is compiled for sm_75 sm_80 .*; this card has .* 7\.0"),
+        (P100, r"Tesla P100.* needs compute capability 7\.0 or newer, but this card has 6\.0"),
+        (V100, r"Tesla V100.* PyTorch is compiled for sm_75 sm_80 .*, but this card has .* 7\.0"),
     ],
 )
 def test_a_card_that_nothing_drives_is_refused(card, reason):
@@ -266,7 +266,7 @@ def test_a_notebook_shows_the_request_in_words():
 
 def test_what_cannot_be_installed_is_said(image):
     said = run_cell(image, INSTALL.format(loads=""), "nowhere>=1")
-    assert said.count("InstallError pip must succeed") == 2
+    assert said.count("InstallError pip failed") == 2
     assert "No matching distribution found for nowhere>=1" in said
 
 

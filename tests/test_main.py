@@ -54,15 +54,15 @@ def test_settings_have_the_type_of_their_default():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_steps", "takes NAME=VALUE; got 'max_steps'"),
-        ("steps=3", "takes one of max_steps, .*; got 'steps'"),
-        ("max_steps=many", "max_steps must be a value like 1000; got 'many'"),
-        ("max_steps=1.5", "max_steps must be a value like 1000; got 1.5"),
-        ("max_steps=True", "must be a value like 1000; got True"),
-        ("load_in_4bit=1", "must be a value like False; got 1"),
+        ("max_steps", "takes NAME=VALUE, got 'max_steps'"),
+        ("steps=3", "takes one of max_steps, .*, got 'steps'"),
+        ("max_steps=many", "max_steps must be a value like 1000, got 'many'"),
+        ("max_steps=1.5", "max_steps must be a value like 1000, got 1.5"),
+        ("max_steps=True", "must be a value like 1000, got True"),
+        ("load_in_4bit=1", "must be a value like False, got 1"),
         ("micro_batch_size=1.5", "must be a value like None"),
         ("lora=3", "takes one of"),
-        ("micro_batch_size=True", "must be a value like None; got True"),
+        ("micro_batch_size=True", "must be a value like None, got True"),
     ],
 )
 def test_bad_settings_are_named(text, message):
@@ -88,7 +88,7 @@ def test_the_algorithms_are_listed(capsys):
         ),
         (
             ["train", "--from", "arithmetic-base", "--set", "reference=base"],
-            "must start from an SFT run",
+            "needs a start with an adapter",
         ),
         (["train", "--set", "steps=3"], "takes one of"),
         (["sft", "--model", "arithmetic-base", "--path", "none.jsonl"], "there is none at"),
@@ -102,9 +102,12 @@ def test_bad_input_is_a_message_and_exit_code_2(command, message, tmp_path, caps
 
 
 CONTRADICTIONS = {
-    ("sage-branch", "beta=0"): "beta must not be 0 because the guide shapes the KL anchor",
-    ("sage-teacher", "seed=1"): "a teacher must be given exactly with a guide that needs",
-    ("grpo", "teacher=arithmetic-base"): "got teacher='arithmetic-base' without one",
+    (
+        "sage-branch",
+        "beta=0",
+    ): "beta must not be 0 with a guide, because the guide shapes",
+    ("sage-teacher", "seed=1"): "a teacher is given exactly with a guide that needs",
+    ("grpo", "teacher=arithmetic-base"): "got teacher='arithmetic-base' without such a guide",
     ("grpo", "kl_estimator=k4"): "kl_estimator must be one of",
     ("grpo-forward-kl", "beta=0"): "chooses the KL penalty",
     ("grpo", "credit=sequence"): "kl_estimator must be one of",
@@ -112,7 +115,7 @@ CONTRADICTIONS = {
     ("sage-token", "credit=sequence kl_estimator=k3-is"): "reads no later token",
     ("grpo", "loss_type=ppo"): "loss_type must be one of",
     ("grpo", "num_generations=1"): "num_generations must be >= 2",
-    ("grpo", "reference=base"): "must start from an SFT run",
+    ("grpo", "reference=base"): "needs a start with an adapter",
     ("zzz", "seed=1"): "an algorithm must be one of",
 }
 
@@ -138,7 +141,7 @@ def test_contradictions_are_refused_before_data_or_unsloth_are_loaded(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [[2, False]] * len(cases)
     messages = done.stderr.split("---\n")
-    expected = [*CONTRADICTIONS.values(), "epochs must be > 0; got 0"]
+    expected = [*CONTRADICTIONS.values(), "epochs must be > 0, got 0"]
     for case, message, text in zip(cases, expected, messages, strict=False):
         assert message in text, case
     assert not (tmp_path / "run").exists()
@@ -148,7 +151,7 @@ def test_contradictions_are_refused_before_data_or_unsloth_are_loaded(tmp_path):
 def test_a_command_that_is_not_installed_says_where_it_is(name, capsys):
     assert main([name, "--smoke"]) == 2
     message = capsys.readouterr().err
-    assert f"run it from a clone: python -m research.{name}" in message
+    assert f"Run it from a clone: python -m research.{name}" in message
     assert len(message.splitlines()) == 1
 
 
@@ -241,9 +244,9 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(words):
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
-        ("beta=0", "; --beta 0.05, or train without a guide"),
-        ("kl_estimator=k2 beta=0", "; --beta 0.05, or train without a guide"),
-        ("epsilon=2", "epsilon must be in [0, 1]; got 2"),
+        ("beta=0", ". Give --beta 0.05, or train without a guide"),
+        ("kl_estimator=k2 beta=0", ". Give --beta 0.05, or train without a guide"),
+        ("epsilon=2", "epsilon must be in [0, 1], got 2"),
     ],
 )
 def test_a_message_of_a_command_names_its_own_options(settings, remedy, tmp_path, capsys):
@@ -352,12 +355,12 @@ def test_no_message_names_an_option_or_a_setting_that_does_not_exist():
             if not isinstance(text, str) or " " not in text or id(node) in docstrings:
                 continue
             named = re.findall(r"(?<![\w(-])--[a-z][\w.-]*\w(?!\w*:)", text)  # no colour of a page
-            advised = re.findall(r"\bset ([a-z_]+)=", text)
+            advised = re.findall(r"\b[Ss]et ([a-z_]+)=", text)
             unknown += [(file.name, name) for name in {*named} - options | {*advised} - settings]
     assert not unknown
 
 
 def test_an_advised_setting_is_written_as_an_option_once():
     with pytest.raises(ValueError) as error, naming_options(RlvrConfig, by_set=True):
-        raise ValueError("a rule; got 0; give --set beta=0.1, or set seed=2")
-    assert str(error.value) == "a rule; got 0; give --set beta=0.1, or --set seed=2"
+        raise ValueError("a rule, got 0. Set beta=0.1, or give --set seed=2")
+    assert str(error.value) == "a rule, got 0. Give --set beta=0.1, or give --set seed=2"

@@ -44,13 +44,13 @@ def test_each_kind_says_the_same_of_what_is_not_there(module, what):
     name = module("import json\nraise_it = json\ndef f(a, b):\n    return a\n")
     broken = module("def f(x):\n    return x\n\nVALUE = {}['no such key']\n")
     for text, message in {
-        f"{name}.py:f": f"{what} of your own is named by its module, without .py; got .* {name}:f",
-        "no_such_module_of_mine:f": f"{what} of your own must be importable; no_such_module_of_mine"
-        " is not there; put no_such_module_of_mine.py in .*, or install its package",
-        f"{broken}:f": f"{what} of your own must be importable; {broken} raised KeyError: "
-        rf"'no such key' at {broken}.py:4; mend {broken}.py",
-        f"{name}:g": f"{what} must be a name of {name}; got 'g', which is not there; it has "
-        "json, raise_it, f; write one",
+        f"{name}.py:f": f"{what} of your own is named by its module, without .py, got .* {name}:f",
+        "no_such_module_of_mine:f": f"{what} of your own must be importable, but "
+        "no_such_module_of_mine is not there. Put no_such_module_of_mine.py in .*, or install its "
+        "package",
+        f"{broken}:f": f"{what} of your own must be importable, but {broken} raised KeyError: "
+        rf"'no such key' at {broken}.py:4. Fix {broken}.py",
+        f"{name}:g": rf"{what} must be a name of {name} \(json, raise_it, f\), got 'g'",
     }.items():
         with pytest.raises(ValueError, match=message):
             ASKED[what](text)
@@ -68,7 +68,7 @@ def test_the_current_folder_comes_first(module, tmp_path, monkeypatch):
 
 def test_a_syntax_error_is_told_with_its_line(module):
     name = module("x = 1\ny = (\n")
-    with pytest.raises(ValueError, match=rf"raised SyntaxError: .* at {name}\.py:2; mend"):
+    with pytest.raises(ValueError, match=rf"raised SyntaxError: .* at {name}\.py:2. Fix"):
         named_object(f"{name}:x", "a word")
 
 
@@ -90,7 +90,7 @@ def test_a_reward_that_raises_names_the_last_line_of_ones_own_code(module, caplo
     assert f"it raised StatisticsError: mean requires at least one data point at {name}.py:5, " in (
         str(found.value)
     )
-    assert ", in average; mend it" in str(found.value)
+    assert ", in average. The same command resumes" in str(found.value)
     (record,) = caplog.records
     log = record.getMessage()
     assert log.startswith("the reward brief raised StatisticsError:")
@@ -108,7 +108,7 @@ def test_a_reward_that_hangs_says_where_it_was(module):
         """
     )
     (reward,) = get_rewards([f"{name}:slow"])
-    with pytest.raises(ValueError, match=rf"still running at {name}\.py:5, in slow; mend it"):
+    with pytest.raises(ValueError, match=rf"still running at {name}\.py:5, in slow. Fix it"):
         OwnReward(reward, 0.3)(prompts=["p"], completions=["c"])
 
 

@@ -26,15 +26,15 @@ EOS = "<|endoftext|>"
     ("tags", "message"),
     [
         (["<a>"], "tags must be one of project, think-answer, think-boxed, boxed, or two tags"),
-        (["<a>", "</a>", "<b>"], "or four around working and answer; got <a> </a> <b>"),
-        (["<a>", "<a>"], "tags must differ from each other; got <a> <a>"),
+        (["<a>", "</a>", "<b>"], "or four around working and answer, got <a> </a> <b>"),
+        (["<a>", "<a>"], "tags must differ from each other, got <a> <a>"),
         (["<a>", "</a>", "<b>", "<a>"], "tags must differ"),
         (["<a>", "x<a>"], r"must not be part of another one.*'<a>' and 'x<a>'"),
-        (["", "</a>"], "a tag must be one word that can be seen; got ''"),
-        ([" ", "</a>"], "a tag must be one word that can be seen; got ' '"),
-        (["<a b>", "</a>"], "a tag must be one word that can be seen; got '<a b>'"),
-        (["<a>\u200b", "</a>"], "a tag must be one word that can be seen"),
-        (["<a>", "</s>"], "a tag must be no box and no end token; got '</s>'"),
+        (["", "</a>"], "a tag must be one visible word, got ''"),
+        ([" ", "</a>"], "a tag must be one visible word, got ' '"),
+        (["<a b>", "</a>"], "a tag must be one visible word, got '<a b>'"),
+        (["<a>\u200b", "</a>"], "a tag must be one visible word"),
+        (["<a>", "</s>"], "a tag must not be a box or an end token, got '</s>'"),
         (["boxed", "</a>"], "must not be part of another one, of a box or of an end token"),
     ],
 )
@@ -44,7 +44,7 @@ def test_tags_that_cannot_be_told_apart(tags, message):
 
 
 def test_an_empty_system_prompt_is_none_only_by_name():
-    with pytest.raises(ValueError, match="a system prompt must have text; got an empty one"):
+    with pytest.raises(ValueError, match="a system prompt must not be empty"):
         prompt_format(" ")
     assert prompt_format("none").system is None
     assert prompt_format() is None, "nothing was asked for"
@@ -139,5 +139,5 @@ def test_a_special_token_is_no_tag():
     # The tiny model's only ones are end tokens, which no format takes; so by hand.
     prompt = PromptFormat(solution=("<a>", "</a>"))
     object.__setattr__(prompt, "solution", ("<|pad|>", "</a>"))
-    with pytest.raises(ValueError, match="a tag must be no special token"):
+    with pytest.raises(ValueError, match="a tag must not be a special token"):
         load_tokenizer(BASE, prompt=prompt)

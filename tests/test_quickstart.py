@@ -222,7 +222,7 @@ def test_any_algorithms_under_settings_of_ones_own():
     ("options", "message"),
     [
         (["--algorithms", "grop"], "grpo"),
-        (["--algorithms", "grpo", "grpo"], "each algorithm must be named once"),
+        (["--algorithms", "grpo", "grpo"], "algorithms must be different rows"),
         (["--set", "beta=0"], "beta"),
         (["--set", "betta=1"], "--set takes one of"),
         (["--set", "patience=2"], "--set eval_steps=50"),

@@ -114,7 +114,7 @@ def _parse_patterns(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, expression = text.partition("=")
         if not (equals and name and expression):
-            raise ValueError(f"--pattern takes NAME=REGEX; got {text!r}")
+            raise ValueError(f"--pattern takes NAME=REGEX, got {text!r}")
         patterns[name] = expression
     return patterns
 
@@ -129,7 +129,7 @@ def _own_guide(reference: str) -> "Guide":
 
     guide = named_algorithm(reference).guide
     if guide is None:
-        raise ValueError(f"--guide must name a guide; the algorithm {reference} has none")
+        raise ValueError(f"--guide must name a guide, but the algorithm {reference} has none")
     return guide
 
 

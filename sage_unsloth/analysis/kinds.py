@@ -55,7 +55,7 @@ def of_runs(runs: Mapping[str, Path]) -> dict[str, Any]:
         for kind, (before, now) in grown(result).items():
             logger.warning(
                 "%s: answers that are right as %s were %.0f %% of the right ones in the first "
-                "third of the logged steps and are %.0f %% in the last; look at them in %s",
+                "third of the logged steps and are %.0f %% in the last. Look at them in %s",
                 *(name, kind, 100 * before, 100 * now, folder / COMPLETIONS),
             )
     if rows:

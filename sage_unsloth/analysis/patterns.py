@@ -79,7 +79,7 @@ def compile_patterns(
         ValueError: there are none, or one is no regular expression.
     """
     if not patterns:
-        raise ValueError("an analysis of patterns needs at least one; got none")
+        raise ValueError("an analysis of patterns needs at least one pattern")
     compiled = {}
     for name, expressions in patterns.items():
         texts = (expressions,) if isinstance(expressions, str) else tuple(expressions)
@@ -87,11 +87,11 @@ def compile_patterns(
             compiled[name] = tuple(re.compile(text, re.IGNORECASE) for text in texts)
         except re.error as error:
             raise ValueError(
-                f"a pattern must be a regular expression; {name!r} has {error.pattern!r}, which "
-                f"is none: {error}; escape what is meant literally by a backslash"
+                f"a pattern must be a regular expression, but {name!r} has {error.pattern!r}: "
+                f"{error}"
             ) from None
         if not texts:
-            raise ValueError(f"a pattern needs at least one expression; {name!r} has none")
+            raise ValueError(f"a pattern needs at least one expression, but {name!r} has none")
     return compiled
 
 
@@ -216,7 +216,7 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
     table = []
     for run, rows in runs.items():
         if not rows:
-            raise ValueError(f"a training run must have steps; {run} has none; train it first")
+            raise ValueError(f"a training run must have steps, but {run} has none. Train it first")
         for phase, places in zip(PHASES, np.array_split(np.arange(len(rows)), 3), strict=True):
             third = [rows[place] for place in places]
             for metric in DYNAMICS:
@@ -284,7 +284,7 @@ def case_studies(
     """
     for name in (a, b):
         if name not in samples:
-            raise ValueError(f"models to compare must be among {', '.join(samples)}; got {name!r}")
+            raise ValueError(f"models to compare must be among {', '.join(samples)}, got {name!r}")
     grouped = {model: _by_problem(records) for model, records in samples.items()}
     _check_sizes(grouped, a)
     correct = {
@@ -322,9 +322,9 @@ def _check_sizes(grouped: Mapping[str, Mapping[str, Sequence[dict]]], first: str
         if size != expected:
             strange = next(p for p in [*size, *expected] if size.get(p) != expected.get(p))
             raise ValueError(
-                "case studies need the same problems with as many samples of each model; "
-                f"{strange!r} has {expected.get(strange, 0)} of {first} and "
-                f"{size.get(strange, 0)} of {model}; evaluate both alike"
+                "case studies need as many samples of every model on the same problems, but "
+                f"{strange!r} has {expected.get(strange, 0)} of {first} and {size.get(strange, 0)} "
+                f"of {model}. Evaluate both alike"
             )
 
 

@@ -66,9 +66,7 @@ def perplexity(total_logp: float, num_tokens: int) -> float:
         ValueError: there is no token.
     """
     if num_tokens < 1:
-        raise ValueError(
-            f"perplexity is a mean over tokens, so there must be one; got {num_tokens}"
-        )
+        raise ValueError(f"perplexity needs at least one token, got {num_tokens}")
     return math.exp(-total_logp / num_tokens)
 
 
@@ -110,8 +108,8 @@ def score_records(
     unknown = [r["problem_id"] for r in records if r["problem_id"] not in problems]
     if unknown:
         raise ValueError(
-            f"scoring needs the text of every problem; {unknown[0]!r} is not among the "
-            f"{len(problems)} that were read; give the benchmark that the records were drawn on"
+            f"scoring needs the text of every problem, but {unknown[0]!r} is not among the "
+            f"{len(problems)} that were read. Give the benchmark of these records"
         )
     with exclusive_lock(path):
         done = _scores_on_disk(path, settings)
@@ -211,11 +209,11 @@ def perplexity_table(
         ValueError: `against` is not among the models, or no problem has a response of each.
     """
     if against not in scores:
-        raise ValueError(f"against must be one of {', '.join(scores)}; got {against!r}")
+        raise ValueError(f"against must be one of {', '.join(scores)}, got {against!r}")
     values = {model: perplexities(rows) for model, rows in scores.items()}
     problems = [p for p in values[against] if all(p in result for result in values.values())]
     if not problems:
-        raise ValueError("perplexities are compared on common problems; there is none")
+        raise ValueError("perplexities are compared on common problems, and these models have none")
     statistics = {
         model: {
             f"{q:.0%} quantile": [float(np.quantile(result[p], q)) for p in problems]

@@ -99,7 +99,7 @@ def analyze(
         if patterns:
             compile_patterns(patterns)
         if responses < 1:
-            raise ValueError(f"--responses must be >= 1; got {responses}")
+            raise ValueError(f"--responses must be >= 1, got {responses}")
         sources = find_sources(paths)
         _check_sources(sources, against, page=page, baseline=baseline)
         out.mkdir(parents=True, exist_ok=True)
@@ -160,11 +160,11 @@ def _check_sources(
 ) -> None:
     names = dict.fromkeys(name for models in sources.samples.values() for name in models)
     if against is not None and against not in names:
-        raise ValueError(f"--against must be one of {', '.join(names)}; got {against!r}")
+        raise ValueError(f"--against must be one of {', '.join(names)}, got {against!r}")
     if not sources.samples and (baseline or (page and not sources.runs)):
         raise ValueError(
-            "perplexity needs completions; there is no record set among the folders; give that of "
-            "an evaluation as well"
+            "perplexity needs completions, but no folder has a record set. Give an evaluation's "
+            "folder as well"
         )
 
 
@@ -291,8 +291,8 @@ def _guided_traces(
             traces += run_traces(name, run, *cases_of(name), guide)
     if not traces:
         raise ValueError(
-            "the token page shows runs with a guide that changed some token; none of "
-            f"{', '.join(runs) or 'no runs with records'} is one; leave --page out"
+            "the token page needs a run with a guide that changed a token, but "
+            f"{', '.join(runs) or 'no run with records'} has none. Leave --page out"
         )
     return traces
 

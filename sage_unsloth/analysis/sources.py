@@ -47,8 +47,8 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
         runs, sets = _runs_and_sets(path)
         if not (runs or any(file.is_file() for file in sets)):
             raise ValueError(
-                f"an analysis needs training runs ({METRICS}) or record sets; there are none in "
-                f"{path}; give the folder of a quickstart, of train or of evaluate"
+                f"an analysis needs training runs ({METRICS}) or record sets, but {path} has none. "
+                "Give the folder of a quickstart, of train or of evaluate"
             )
         folders += [run for run in runs if any("reward" in row for row in read_metrics(run))]
         files += sets
@@ -68,8 +68,8 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
         name = _evaluated_as(folder, sources.settings) or folder.name
         if name in sources.runs:
             raise ValueError(
-                f"training runs must have different names; {sources.runs[name]} and {folder} have "
-                "one; analyse them apart, or rename a folder"
+                f"training runs must have different names, but {sources.runs[name]} and {folder} "
+                "have the same. Rename a folder"
             )
         sources.runs[name] = folder
     for benchmark, models in sources.samples.items():
@@ -133,8 +133,8 @@ def problem_texts(
             if row is None or gold_of(row) != record["gold"]:
                 at_hand = "no such problem" if row is None else f"the answer {gold_of(row)!r:.60}"
                 raise ValueError(
-                    f"the benchmark must be the one that was sampled; {model} has "
+                    f"the benchmark must be the one that was sampled, but {model} has "
                     f"{record['problem_id']} with the answer {record['gold']!r:.60}, and "
-                    f"{benchmark} here has {at_hand}; give the --data of the evaluation"
+                    f"{benchmark} here has {at_hand}. Give the --data of the evaluation"
                 )
     return {name: row["problem"] for name, row in rows.items()}

@@ -41,10 +41,10 @@ class TokenTrace:
         sizes = [len(self.tokens), *map(len, values)]
         if not self.tokens or len(set(sizes)) > 1:
             raise ValueError(
-                f"a trace has at least one token and one of each value for it; got {sizes}"
+                f"a trace has at least one token and one of each value for it, got {sizes}"
             )
         if not all(math.isfinite(value) for row in values for value in row):
-            raise ValueError(f"values of a trace must be finite; {self.title!r} has others")
+            raise ValueError(f"values of a trace must be finite, but {self.title!r} has others")
 
 
 STYLE = """
@@ -82,7 +82,7 @@ def trace_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
         ValueError: there are no traces.
     """
     if not traces:
-        raise ValueError("a page needs at least one completion; got none")
+        raise ValueError("a page needs at least one completion")
     entropy = max(value for trace in traces for value in trace.entropies)
     guide = max(abs(value) for trace in traces for value in trace.log_guides)
     touched = sum(value != 0 for trace in traces for value in trace.log_guides)

@@ -73,7 +73,7 @@ def trace(
             ref_logps, ref_entropies, _ = score(policy, [prompt], [ids], temperature)
     else:
         raise ValueError(
-            "a policy without an adapter needs its reference model; give reference=model"
+            "a policy without an adapter needs its reference model. Give reference=model"
         )
     signals = TokenSignals(logps, ref_logps, mask, entropies=entropies, ref_entropies=ref_entropies)
     generator = torch.Generator().manual_seed(seed)
@@ -119,11 +119,11 @@ def read_guide(text: str) -> "Guide":
         guide = build(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(
-            f"a recorded guide must be one of this package's to be read; got {text!r:.200}: "
-            f"{error}; give your own with --guide module:name"
+            f"a recorded guide must be one of this package's, got {text!r:.200}: {error}. Give "
+            "your own with --guide module:name"
         ) from None
     if not isinstance(guide, protocols.Guide):
-        raise ValueError(f"a recorded guide must be a guide; got {text!r:.200}")
+        raise ValueError(f"a recorded guide must be a guide, got {text!r:.200}")
     return guide
 
 
@@ -143,8 +143,8 @@ def rollout_cases(
     rows = read_jsonl(file) if (file := Path(run) / COMPLETIONS).is_file() else []
     if not rows:
         raise ValueError(
-            f"the token page needs completions; {run} has no {COMPLETIONS}, and no record set of "
-            "it was given; evaluate the run, and give that folder as well"
+            f"the token page needs completions, but {run} has no {COMPLETIONS}, nor a record set. "
+            "Evaluate the run, and give that folder as well"
         )
     longest = read_json(Path(run) / "run.json")["settings"]["max_completion_length"]
     last = [row for row in rows if row["step"] == rows[-1]["step"]]
@@ -192,7 +192,7 @@ def run_traces(
     run = Path(run)
     record = run / "run.json"
     if not record.is_file():
-        raise ValueError(f"a training run must have run.json; there is none in {run}")
+        raise ValueError(f"a training run must have run.json, but {run} has none")
     recorded = read_json(record)
     settings = recorded["settings"]
     guide = read_guide(settings["guide"]) if guide is None else guide
@@ -203,8 +203,8 @@ def run_traces(
     for case in cases:
         if case.problem_id not in problems:
             raise ValueError(
-                f"scoring needs the text of {case.problem_id!r}; "
-                "give --data, the folder of the benchmark"
+                f"scoring needs the text of {case.problem_id!r}. Give --data, the folder of the "
+                "benchmark"
             )
         samples = case.models[name]
         sample = samples["first correct"] or samples["first wrong"]
@@ -236,6 +236,5 @@ def _load_run(run: Path, start: str) -> tuple[Any, Any, Any]:
         policy, tokenizer = load_scorer(whole)
         return policy, load_scorer(start)[0], tokenizer
     raise ValueError(
-        f"a training run must be complete to be scored; {run} has neither adapter/ nor model/; "
-        "finish it by the same train command"
+        f"a training run must be complete to be scored, but {run} has neither adapter/ nor model/"
     )

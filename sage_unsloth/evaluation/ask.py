@@ -88,7 +88,7 @@ def sampling_of(n: int, temperature: float | None, max_tokens: int) -> SamplingC
     """
     if temperature is None and n > 1:
         raise ValueError(
-            f"greedy answers are all the same; got n={n}; add a temperature (--temperature 1)"
+            f"greedy answers are all the same, got n={n}. Add a temperature (--temperature 1)"
         )
     return SamplingConfig(
         num_samples=n,

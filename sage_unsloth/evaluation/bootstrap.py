@@ -43,8 +43,8 @@ def mean_difference(
     values_a_P, values_b_P = _finite_values(values_a_P), _finite_values(values_b_P)
     if values_a_P.shape != values_b_P.shape:
         raise ValueError(
-            "both models must have the same problems because they are compared one by one; "
-            f"got {values_a_P.size} and {values_b_P.size} values"
+            f"both models must have the same problems, got {values_a_P.size} and {values_b_P.size} "
+            "values"
         )
     means = resampled_means(values_a_P - values_b_P, resamples, seed)
     interval = _mean_and_interval((values_a_P - values_b_P).mean(), means, confidence)
@@ -79,7 +79,7 @@ def series_interval(
     count = values_N.size
     block = math.ceil(round(count ** (1 / 3), 9)) if block is None else block
     if not 1 <= block <= count:
-        raise ValueError(f"block must be between 1 and the {count} values; got {block}")
+        raise ValueError(f"block must be between 1 and the {count} values, got {block}")
     blocks = -(-count // block)
     starts_RB = np.random.default_rng(seed).integers(count, size=(resamples, blocks))
     places = (starts_RB[:, :, None] + np.arange(block)) % count
@@ -91,8 +91,8 @@ def _finite_values(values) -> np.ndarray:
     values = np.asarray(values, dtype=float)
     if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
         raise ValueError(
-            "an interval needs one finite value for each problem or step, at least one; got the "
-            f"shape {values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
+            "an interval needs a finite value for each problem or step, got the shape "
+            f"{values.shape} with {int((~np.isfinite(values)).sum())} that are not finite"
         )
     return values
 
@@ -100,7 +100,7 @@ def _finite_values(values) -> np.ndarray:
 def resampled_means(values_P: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     """Means over P problems drawn with replacement, (R,); in chunks of bounded memory."""
     if resamples < 1:
-        raise ValueError(f"resamples must be >= 1; got {resamples}")
+        raise ValueError(f"resamples must be >= 1, got {resamples}")
     generator = np.random.default_rng(seed)
     chunk = max(1, RESAMPLED_AT_ONCE // values_P.size)
     means_R = np.empty(resamples)
@@ -113,7 +113,7 @@ def resampled_means(values_P: np.ndarray, resamples: int, seed: int) -> np.ndarr
 
 def _mean_and_interval(mean, means, confidence: float) -> tuple[float, float, float]:
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
+        raise ValueError(f"confidence must be in (0, 1), as .95 is, got {confidence}")
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     if np.ptp(means) <= ROUNDING:

@@ -116,7 +116,7 @@ def draw_sets(
     total, left = problems * config.num_samples * len(models), sum(missing.values())
     show(
         f"{len(models)} models x {problems} problems x {config.num_samples} samples = {total:,} "
-        f"completions; {total - left:,} of them are in {out / 'samples'}"
+        f"completions, {total - left:,} of them are in {out / 'samples'}"
     )
     sets: dict[Key, RecordSet] = {}
     bar = None

@@ -50,8 +50,8 @@ def check_columns_are_used(texts: Sequence[str], columns: Columns) -> None:
     own = [text for text in texts if "=" in text and text.partition("=")[0] not in KNOWN]
     if columns and not own:
         raise ValueError(
-            "--columns, --answer-pattern and --split are for problems of your own, NAME=FILE with "
-            f"a name of yours; got {' '.join(texts)}, whose columns are known; leave them out"
+            "--columns, --answer-pattern and --split are for your own problems (NAME=FILE), got "
+            f"{' '.join(texts)}, whose columns are known"
         )
 
 
@@ -77,7 +77,7 @@ def parse_benchmark(
     if problems is None:
         return benchmark
     if problems < 1:
-        raise ValueError(f"--problems must be >= 1; got {problems}")
+        raise ValueError(f"--problems must be >= 1, got {problems}")
     return replace(benchmark, rows=benchmark.rows[:problems])
 
 
@@ -89,9 +89,8 @@ def choose_engine(expected: str = "auto", *, load_in_4bit: bool = False) -> str:
     """
     if load_in_4bit and expected == "vllm":
         raise ValueError(
-            "4-bit weights are drawn from by transformers, because vLLM loads 16-bit ones here; "
-            "got --engine vllm for a model that was trained in 4 bits, or with --load-in-4bit; "
-            "leave it out, or add --no-load-in-4bit"
+            "4-bit weights need the engine transformers, got --engine vllm with --load-in-4bit or "
+            "a model trained in 4 bits. Leave it out, or add --no-load-in-4bit"
         )
     return choose_rollouts("transformers" if load_in_4bit else expected)
 
@@ -166,8 +165,7 @@ def sample_models(
     ]
     if engine != "vllm" and engine_arguments:
         raise ValueError(
-            "engine arguments are vLLM's; got "
-            f"{', '.join(engine_arguments)} with engine {engine}; leave them out, or take vllm"
+            f"engine arguments are for vLLM, got {', '.join(engine_arguments)} with engine {engine}"
         )
     _say_precisions(models, show)
     for warning in contamination_warnings(models, benchmarks):
@@ -214,14 +212,16 @@ def _check_request(
     names = [spec.name for spec in models]
     if against is not None and against not in names:
         known = ", ".join(dict.fromkeys(names))
-        raise ValueError(f"--against must be one of {known}; got {against!r}")
+        raise ValueError(f"--against must be one of {known}, got {against!r}")
     if not models or not benchmarks or len({b.name for b in benchmarks}) < len(benchmarks):
         raise ValueError(
-            f"an evaluation needs models and different benchmarks; got {names} and "
+            f"an evaluation needs models and different benchmarks, got {names} and "
             f"{[b.name for b in benchmarks]}"
         )
     if len(set(models)) < len(models):
-        raise ValueError(f"models of one name must differ, as training seeds do; got {names}")
+        raise ValueError(
+            f"models with the same name must differ, as training seeds do, got {names}"
+        )
 
 
 def _say_precisions(models: Sequence[ModelSpec], show: Callable[[str], object]) -> None:
@@ -259,7 +259,7 @@ def _report_golds(
         write_table(file, listed)
         show(
             f"{benchmark.name}: {len(listed)} of {len(benchmark.rows)} golds are compared as text "
-            f"or not as their benchmark's; {file} has them (correct a wrong one in a local copy)"
+            f"or not as their benchmark's (listed in {file}). Correct a wrong one in a local copy"
         )
 
 

@@ -36,8 +36,8 @@ def model_rows(report: Mapping[str, Any], model: str | None) -> list[Mapping[str
         model = names[0]
     if model not in names:
         raise ValueError(
-            f"a model's results need its name in the report, one of {', '.join(names)}; got "
-            f"{model!r}; name it (--report-model)"
+            f"a model's results need its name in the report, one of {', '.join(names)}, got "
+            f"{model!r}. Set --report-model"
         )
     return [row for row in report["table"] if row["model"] == model]
 

@@ -46,13 +46,14 @@ def read(path: Path) -> SampleLog:
     samples = sorted(samples, key=lambda sample: (order.get(sample["id"], 0), sample["epoch"]))
     if not samples:
         raise ValueError(
-            f"a log must have its samples; {path} has none; run inspect without --no-log-samples"
+            f"a log must have its samples, but {path} has none. Run inspect without "
+            "--no-log-samples"
         )
     failed = [sample["id"] for sample in samples if sample.get("error")]
     if failed:
         raise ValueError(
-            f"every sample must have been completed; {len(failed)} of {path} have errors, "
-            f"{failed[0]!r} the first; complete them with inspect eval-retry"
+            f"every sample must have been completed, but {len(failed)} of {path} have errors, "
+            f"{failed[0]!r} the first. Complete them with inspect eval-retry"
         )
     return SampleLog(
         path=path,

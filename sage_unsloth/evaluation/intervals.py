@@ -68,8 +68,8 @@ def score_interval(values_SP: np.ndarray, confidence: float = 0.95) -> Estimate:
     values_SP = np.asarray(values_SP, dtype=float)
     if not ((values_SP >= 0) & (values_SP <= 1)).all():
         raise ValueError(
-            "a score interval needs values in [0, 1], as pass@k is; got "
-            f"{values_SP.min():g} to {values_SP.max():g}"
+            f"a score interval needs values in [0, 1], as pass@k is, got {values_SP.min():g} to "
+            f"{values_SP.max():g}"
         )
     problems, mean = values_SP.shape[1], float(values_SP.mean())
     flips = mean * (1 - mean)
@@ -113,8 +113,8 @@ def paired_interval(
     problems = values_a_SP.shape[1]
     if problems != values_b_SP.shape[1]:
         raise ValueError(
-            "both models must have the same problems because they are compared one by one; "
-            f"got {problems} and {values_b_SP.shape[1]} problems"
+            f"both models must have the same problems, got {problems} and {values_b_SP.shape[1]} "
+            "problems"
         )
     differences_P = values_a_SP.mean(axis=0) - values_b_SP.mean(axis=0)
     mean = float(differences_P.mean())
@@ -173,7 +173,7 @@ def _degrees(parts: list[tuple[float, int]]) -> float:
 
 def _upper(confidence: float) -> float:
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
+        raise ValueError(f"confidence must be in (0, 1), as .95 is, got {confidence}")
     return (1 + confidence) / 2
 
 
@@ -185,6 +185,6 @@ def student_quantile(probability: float, freedom: float) -> float:
     """
     if not 0.5 <= probability < 1 or not freedom > 0:
         raise ValueError(
-            f"probability must be in [.5, 1) and freedom > 0; got {probability} and {freedom}"
+            f"probability must be in [.5, 1) and freedom > 0, got {probability} and {freedom}"
         )
     return float(student.ppf(probability, freedom))

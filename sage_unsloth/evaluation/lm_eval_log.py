@@ -48,8 +48,8 @@ def read(path: Path) -> SampleLog:
     for number, line in enumerate(read_jsonl(path), 1):
         if not line.keys() >= FIELDS:
             raise ValueError(
-                f"every line must be a sample with {', '.join(sorted(FIELDS))}; line {number} of "
-                f"{path} has {', '.join(sorted(line))}; log the samples again"
+                f"every line must be a sample with {', '.join(sorted(FIELDS))}, but line {number} "
+                f"of {path} has {', '.join(sorted(line))}"
             )
         completions = _completions(line["resps"])
         has_texts = has_texts and completions is not None

@@ -37,7 +37,7 @@ def pass_at_k(num_samples, num_correct, k):
     n, c, k = np.broadcast_arrays(*(np.asarray(value) for value in (num_samples, num_correct, k)))
     for name, value in (("num_samples", n), ("num_correct", c), ("k", k)):
         if not np.issubdtype(value.dtype, np.integer):
-            raise ValueError(f"{name} must be integers because they are counts; got {value.dtype}")
+            raise ValueError(f"{name} must be integers because they are counts, got {value.dtype}")
     _refuse((k < 1) | (k > n), "k must be between 1 and num_samples", n, c, k)
     _refuse((c < 0) | (c > n), "num_correct must be between 0 and num_samples", n, c, k)
     all_wrong = np.ones(n.shape)
@@ -51,7 +51,7 @@ def _refuse(broken: np.ndarray, rule: str, n: np.ndarray, c: np.ndarray, k: np.n
     if broken.any():
         first = tuple(np.argwhere(broken)[0])
         raise ValueError(
-            f"{rule}; got num_samples={n[first]}, num_correct={c[first]}, k={k[first]}"
+            f"{rule}, got num_samples={n[first]}, num_correct={c[first]}, k={k[first]}"
         )
 
 
@@ -143,7 +143,7 @@ def mean_and_deviation(values_S) -> tuple[float, float]:
     values_S = np.asarray(values_S, dtype=float)
     if values_S.ndim != 1 or values_S.size < 2:
         raise ValueError(
-            f"a deviation needs the values of at least two seeds; got the shape {values_S.shape}"
+            f"a deviation needs the values of at least two seeds, got the shape {values_S.shape}"
         )
     return float(values_S.mean()), float(values_S.std(ddof=1))
 
@@ -169,9 +169,8 @@ def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarra
     shape = values[0].shape if values else ()
     if len(shape) not in (1, 2) or 0 in shape:
         raise ValueError(
-            "the counts must have one axis of at least one problem, or one of seeds before it, "
-            "because an interval is over these, and there must be a k; got the shape "
-            f"{shape} and ks={ks}"
+            "the counts must have the shape (problems,) or (seeds, problems), and there must be a "
+            f"k, got the shape {shape} and ks={ks}"
         )
     stacked = np.stack(values)
     return stacked.reshape(len(ks), -1, stacked.shape[-1]), ks

@@ -34,9 +34,8 @@ def parse_model(
     name, equals, path = text.partition("=")
     if not equals or not path or not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(
-            "a model must be NAME=MODEL or NAME=MODEL+ADAPTER, the name of letters, digits, '.', "
-            f"'-' and '_'; got {text!r}; for example base=arithmetic-base sft=runs/sft "
-            "grpo=runs/grpo"
+            "a model must be NAME=MODEL or NAME=MODEL+ADAPTER, with letters, digits, '.', '-' and "
+            f"'_' in the name, got {text!r}"
         )
     adapter = None
     if "+" in path and not Path(path).exists():
@@ -44,7 +43,7 @@ def parse_model(
     path, own = find_model(path, load_in_4bit)
     if adapter is not None and own is not None:
         raise ValueError(
-            f"a model has one adapter at a time; got {own} and {adapter} for {name}; give the "
+            f"a model has one adapter at a time, got {own} and {adapter} for {name}. Give the "
             "model below them, or one of the two"
         )
     adapter = own if adapter is None else find_adapter(adapter)
@@ -80,8 +79,8 @@ def find_model(path: str, load_in_4bit: bool | None = None) -> tuple[str, str | 
     if not folder.is_dir():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
             raise ValueError(
-                f"a model must be one of {', '.join(MODELS)}, a folder, or a hub id; there is no "
-                f"folder {path}; check the path"
+                f"a model must be one of {', '.join(MODELS)}, a folder, or a hub id, but there is "
+                f"no folder {path}"
             )
         return path, None
     if (folder / "config.json").is_file():
@@ -91,7 +90,7 @@ def find_model(path: str, load_in_4bit: bool | None = None) -> tuple[str, str | 
     if not (folder / "run.json").is_file() and not list(folder.glob("*/run.json")):
         raise ValueError(
             "a folder must be a model's (config.json), an adapter's (adapter_config.json) or a "
-            f"run's (run.json); {path} has none of these; check the path"
+            f"run's (run.json), but {path} has none of these"
         )
     run = read_run(folder)
     as_trained = run.in_4bit and run.adapter is not None and load_in_4bit is not False
@@ -99,7 +98,8 @@ def find_model(path: str, load_in_4bit: bool | None = None) -> tuple[str, str | 
         return str(run.merged), None
     if run.merged is None and run.record["settings"]["stage"] == "sft":
         raise ValueError(
-            f"a run must be complete to be used; {path} has no model/ yet; start its command again"
+            f"a run must be complete to be used, but {path} has no model/ yet. Start its command "
+            "again"
         )
     return _checked_base(run.model_path, run.adapter), str(run.adapter)
 
@@ -120,7 +120,7 @@ def _checked_base(base: str | None, adapter: Path | None) -> str:
     local = base is None or Path(base).is_absolute() or base.count("/") != 1
     if base is None or (local and not Path(base).is_dir()):
         raise ValueError(
-            f"an adapter needs the model that it was trained on; {adapter} names {base!r}, which "
-            f"is not there; give MODEL+{adapter}"
+            f"an adapter needs the model that it was trained on, but {adapter} names {base!r}, "
+            f"which is not there. Give MODEL+{adapter}"
         )
     return base

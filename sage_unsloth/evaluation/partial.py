@@ -46,8 +46,8 @@ def shared_part(
         problems, samples = largest_part(least)
         if not samples:
             raise ValueError(
-                f"a partial report needs a problem of which every set has a sample; those on "
-                f"{benchmark} have none in common; draw some more (evaluate), or leave a set out: "
+                "a partial report needs a problem of which every set has a sample, but those on "
+                f"{benchmark} have none in common. Draw more (evaluate), or leave a set out: "
                 + ", ".join(str(files[i]) for i in numbers)
             )
         left_out = 0

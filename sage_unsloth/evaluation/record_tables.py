@@ -61,7 +61,7 @@ def record_set(
     """
     if not records:
         raise ValueError(
-            f"{model} on {benchmark} must have samples; there are none; evaluate it first"
+            f"{model} on {benchmark} must have samples, but there are none. Evaluate it first"
         )
     problems = tuple(dict.fromkeys(record["problem_id"] for record in records))
     selected = ("num_tokens", "finish_reason", "grade")  # texts of all models together may not fit
@@ -176,18 +176,18 @@ class Comparable:
         before, graders_before, other = self.alike.setdefault(benchmark, (how, graders, file))
         different = [name for name in how if how[name] != before[name]]
         if different:
-            result = "; ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
+            result = ", ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
             raise ValueError(
-                f"sets on {benchmark} must be drawn alike to be compared; {other} and {file} "
-                f"differ in {result}; draw one of them again, in another folder"
+                f"sets on {benchmark} must be drawn alike to be compared, but {other} and {file} "
+                f"differ in {result}. Draw one of them again, in another folder"
             )
         both = list(dict.fromkeys([*graders_before, *graders]))
         if len(both) > 1:
             files = [str(item) for item in dict.fromkeys((other, file))]
             raise ValueError(
-                f"sets on {benchmark} must be graded alike to be compared; the lines of "
-                f"{' and '.join(files)} were graded by {' and by '.join(both)}; "
-                "run evaluate on each again, which grades what is old and draws nothing"
+                f"sets on {benchmark} must be graded alike to be compared, but the lines of "
+                f"{' and '.join(files)} were graded by {' and by '.join(both)}. Run evaluate on "
+                "each again: it grades what is old and draws nothing"
             )
 
     def _check_golds(self, file: Path, benchmark: str, records: Sequence[dict]) -> None:
@@ -196,10 +196,10 @@ class Comparable:
             gold, other = self.golds.setdefault((benchmark, problem), (result, file))
             if gold != result:
                 raise ValueError(
-                    f"sets on {benchmark} must have the same problems to be compared; {problem} "
-                    f"has the answer {gold!r:.60} in {other} and {result!r:.60} in {file}; compare "
-                    "sets of one file of problems, or run evaluate on each again after a gold was "
-                    "repaired"
+                    f"sets on {benchmark} must have the same problems to be compared, but "
+                    f"{problem} has the answer {gold!r:.60} in {other} and {result!r:.60} in "
+                    f"{file}. Use the same file of problems, and run evaluate again after "
+                    "repairing a gold"
                 )
 
     def _check_weights(self, file: Path, settings: dict[str, Any]) -> None:
@@ -207,8 +207,8 @@ class Comparable:
         key = (*(settings[name] for name in names), settings.get("adapter"))
         if key in self.weights:
             raise ValueError(
-                f"training seeds of one model must have other weights; {self.weights[key]} and "
-                f"{file} are both of {settings['model']} with the same; leave one out"
+                f"training seeds must have different weights, but {self.weights[key]} and {file} "
+                f"are both of {settings['model']} with the same"
             )
         self.weights[key] = file
 
@@ -234,14 +234,14 @@ def seed_counts(
         if set(seed.problems) != set(first.problems):
             strange = sorted(set(seed.problems) ^ set(first.problems))
             raise ValueError(
-                f"sets on {benchmark} must have the same problems; those of {seed.model} and "
-                f"{first.model} differ in {len(strange)}, {strange[0]!r} the first; evaluate both "
+                f"sets on {benchmark} must have the same problems, but those of {seed.model} and "
+                f"{first.model} differ in {len(strange)}, {strange[0]!r} the first. Evaluate both "
                 "on all of them"
             )
         if seed.correct.shape != seeds[0].correct.shape:
             raise ValueError(
-                f"training seeds of {seed.model} on {benchmark} must have as many samples each; "
-                f"got {seeds[0].correct.shape[1]} and {seed.correct.shape[1]}; draw the rest"
+                f"training seeds of {seed.model} on {benchmark} must have as many samples each, "
+                f"got {seeds[0].correct.shape[1]} and {seed.correct.shape[1]}"
             )
         rows.append(in_order(seed, first.problems).sum(axis=1))
     return seeds[0].correct.shape[1], np.stack(rows)

@@ -89,7 +89,7 @@ def compare(
     read, parts = read_sets(files), {}
     if partial:
         read, parts = shared_part(files, read)
-    ours = [
+    own_sets = [
         replace(
             record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
             texts=read_texts(file),
@@ -97,8 +97,8 @@ def compare(
         )
         for file, (settings, records) in zip(files, read, strict=True)
     ]
-    sets = ours + log_sets(
-        [read_log(path, name) for path, name in result.items()], ours, logs or ReadingOptions()
+    sets = own_sets + log_sets(
+        [read_log(path, name) for path, name in result.items()], own_sets, logs or ReadingOptions()
     )
     with exclusive_lock(out):
         return report_sets(sets, out, against, parts)
@@ -120,13 +120,13 @@ def find_sets(paths: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str |
             logs |= dict.fromkeys(others, name)
         elif not files:
             raise ValueError(
-                f"{path} must be a record set, another tool's log, or a folder with some; "
+                f"{path} must be a record set, another tool's log, or a folder with some, but "
                 "there is none"
             )
         elif name is not None:
             raise ValueError(
-                f"a name belongs before another tool's log; got {text}, which has record sets, "
-                f"and they have names; leave out {name}="
+                f"NAME= is for another tool's log, got {text}, whose record sets have names. Leave "
+                f"out {name}="
             )
         else:
             sets += files
@@ -162,7 +162,7 @@ def report_sets(
     models = list(dict.fromkeys(item.model for item in sets))
     against = against or models[0]
     if against not in models:
-        raise ValueError(f"--against must be one of {', '.join(models)}; got {against!r}")
+        raise ValueError(f"--against must be one of {', '.join(models)}, got {against!r}")
     table, curves, differences, coverage = [], {}, {}, {}
     for benchmark, by_model in groups.items():
         first = next(iter(by_model.values()))[0]

@@ -62,7 +62,7 @@ def parse_pairs(
     option, _, shape = form.partition(" ")
     for text, (first, _, second) in zip(texts, pairs, strict=True):
         if not first or not second:
-            raise ValueError(f"{option} must be {shape}; got {text!r}; for example {example}")
+            raise ValueError(f"{option} must be {shape}, got {text!r}. For example {example}")
     return {first: second for first, _, second in pairs}
 
 
@@ -98,7 +98,7 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
     tool = tool_of(path)
     if tool is None:
         raise ValueError(
-            f"a log must be one of {', '.join(TOOLS)}; {path} is none; give samples_*.jsonl "
+            f"a log must be one of {', '.join(TOOLS)}, but {path} is not. Give samples_*.jsonl "
             "(lm_eval --log_samples), or a .json log of inspect_ai"
         )
     log = TOOLS[tool].read(path)
@@ -108,9 +108,9 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
     if len(set(counts.values())) != 1:
         fewest = min(counts, key=lambda problem: counts[problem]) if counts else "none"
         raise ValueError(
-            "a log must have as many graded samples of every problem; "
-            f"{path} has {sorted(set(counts.values()))}, the fewest of {fewest!r}; "
-            "let its tool complete the run"
+            f"a log must have as many graded samples of every problem, but {path} has "
+            f"{sorted(set(counts.values()))}, the fewest of {fewest!r}. Let its tool complete the "
+            "run"
         )
     records = [
         record | {"problem_id": f"{log.task}/{record['problem_id']}"} for record in log.records
@@ -119,20 +119,20 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
 
 
 def log_sets(
-    logs: Sequence[SampleLog], ours: Sequence[RecordSet], options: ReadingOptions
+    logs: Sequence[SampleLog], own_sets: Sequence[RecordSet], options: ReadingOptions
 ) -> list[RecordSet]:
     """Logs as record sets, their problems named as those of our sets on the same benchmark.
 
     Args:
         logs: see `read_log`.
-        ours: record sets that they are compared with, with their golds.
+        own_sets: record sets that they are compared with, with their golds.
         options: see there.
 
     Raises:
         ValueError: no metric that can be read, problems that are not those of a set on the same
             benchmark, or a log without completions that is to be graded here.
     """
-    known = {item.benchmark: (_in_order(item), item.grader) for item in reversed(ours)}
+    known = {item.benchmark: (_in_order(item), item.grader) for item in reversed(own_sets)}
     _refuse_unused(logs, options)
     if options.regrade:
         _refuse_without_texts(logs)
@@ -180,20 +180,20 @@ def chosen_metric(log: SampleLog, expected: Sequence[str] = ()) -> str:
     )
     if not offered or any(record["scores"].keys() != offered.keys() for record in log.records):
         raise ValueError(
-            f"every sample must have a grade of its own; those of {log.path} have not ({log.why}); "
-            f"{remedy}"
+            f"every sample must have a grade of its own, but those of {log.path} have none "
+            f"({log.why}): {remedy}"
         )
     binary = [name for name, is_binary in offered.items() if is_binary]
     if not binary:
         raise ValueError(
-            f"a metric must be 0 or 1 for every sample; {log.path} has {_names(offered)}, which "
-            f"are not; {remedy}"
+            f"a metric must be 0 or 1 for every sample, but {log.path} has {_names(offered)}, "
+            f"which are not: {remedy}"
         )
     chosen = [name for name in binary if name in expected] or binary
     if len(chosen) > 1:
         raise ValueError(
-            f"one metric must say what is correct; {log.path} has {_names(chosen)}; choose one of "
-            "them with --metric"
+            f"one metric must say what is correct, but {log.path} has {_names(chosen)}. Choose one "
+            "of them with --metric"
         )
     return chosen[0]
 
@@ -218,8 +218,8 @@ def _refuse_without_texts(logs: Sequence[SampleLog]) -> None:
             binary = [name for name, is_binary in _metric_kinds(log).items() if is_binary]
             own = f"compare it without --regrade: --metric {' or '.join(binary)}"
             raise ValueError(
-                f"--regrade grades completions; {log.path} has none, but log-likelihoods of given "
-                f"answers; {own if binary else 'leave it out'}"
+                f"--regrade grades completions, but {log.path} has log-likelihoods of given "
+                f"answers: {own if binary else 'leave it out'}"
             )
 
 
@@ -240,7 +240,7 @@ def _refuse_unused(logs: Sequence[SampleLog], options: ReadingOptions) -> None:
         unused = [name for name in names if name not in known]
         if unused:
             raise ValueError(
-                f"{option} must name what the logs have, {_names(sorted(known))}; got "
+                f"{option} must name what the logs have, {_names(sorted(known))}, got "
                 f"{_names(unused)}"
             )
 
@@ -265,8 +265,8 @@ def rename_problems(log: SampleLog, golds: Mapping[str, str], benchmark: str) ->
     if golds and own.keys() != golds.keys():
         if len(own) != len(golds):
             raise ValueError(
-                f"sets on {benchmark} must have the same problems; {log.path} has {len(own)} and "
-                f"the set before it {len(golds)}; compare as many of each (--limit, --problems)"
+                f"sets on {benchmark} must have the same problems, but {log.path} has {len(own)} "
+                f"and the set before it {len(golds)}. Compare as many of each (--limit, --problems)"
             )
         names = dict(zip(own, golds, strict=True))
     different = [
@@ -276,9 +276,9 @@ def rename_problems(log: SampleLog, golds: Mapping[str, str], benchmark: str) ->
         mine = different[0]
         raise ValueError(
             f"sets on {benchmark} must have the same problems in the same order, with the same "
-            f"golds; {len(different)} differ: {mine} of {log.path} has {own[mine]!r:.60}, and "
-            f"{names[mine]} before it {golds[names[mine]]!r:.60}; give the tool the problems of "
-            "this benchmark, or another name to its task (--same TASK=BENCHMARK)"
+            f"golds, but {len(different)} differ: {mine} of {log.path} has {own[mine]!r:.60}, and "
+            f"{names[mine]} before it {golds[names[mine]]!r:.60}. Give the tool this benchmark's "
+            "problems, or name another (--same TASK=BENCHMARK)"
         )
     if any(mine != name for mine, name in names.items()):
         logger.info(

@@ -26,8 +26,8 @@ def contamination_warnings(
                 if "sha256" in part and part["sha256"] == data.get("sha256"):
                     yield (
                         f"{spec.name} was trained on {part['file']}, which is {benchmark.name}: "
-                        "its pass@k there says nothing of other problems; evaluate it on problems "
-                        "that were kept out of training"
+                        "its pass@k there says nothing of other problems. Use problems that were "
+                        "kept out of training"
                     )
 
 

@@ -41,14 +41,14 @@ def choose_verifier(
     if given is None:
         if len({*trained.values()}) > 1:
             raise ValueError(
-                f"the models were trained by different verifiers: {trained}; say which one grades "
+                f"the models were trained by different verifiers: {trained}. Say which one grades "
                 "(--verifier NAME --other-verifier)"
             )
         return next(iter(trained.values()), None)
     for name, verifier in trained.items():
         if verifier != given and not other:
             raise ValueError(
-                f"{name} was trained by the verifier {verifier}; got --verifier {given}; leave it "
+                f"{name} was trained by the verifier {verifier}, got --verifier {given}. Leave it "
                 "out, or add --other-verifier"
             )
     return given

@@ -27,18 +27,17 @@ def check_adapter(adapter: Path) -> float:
     missing = [name for name in ADAPTER_FILES if not (adapter / name).exists()]
     if missing:
         raise ValueError(
-            f"an adapter must have {' and '.join(ADAPTER_FILES)}; {adapter} lacks {missing[0]}"
+            f"an adapter must have {' and '.join(ADAPTER_FILES)}, but {adapter} lacks {missing[0]}"
         )
     weights = load_file(adapter / ADAPTER_FILES[1])
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
-        raise ValueError(f"an adapter's weights must be finite; {broken[0]} in {adapter} is not")
+        raise ValueError(
+            f"an adapter's weights must be finite, but {broken[0]} in {adapter} is not"
+        )
     largest = max((float(w.abs().max()) for n, w in weights.items() if "lora_B" in n), default=0.0)
     if largest == 0:
-        raise ValueError(
-            f"an adapter must not be zero, or it changes nothing; every B in {adapter} is; train "
-            "it, with a learning rate above 0"
-        )
+        raise ValueError(f"an adapter must not be zero, but every B in {adapter} is")
     return largest
 
 
@@ -57,14 +56,14 @@ def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
         without, again = _logits(model, ids), _logits(model, ids)
     with_adapter = _logits(model, ids)
     if not (with_adapter.isfinite().all() and without.isfinite().all()):
-        raise ValueError("logits must be finite; with the adapter, or without, some are not")
+        raise ValueError("logits must be finite with and without the adapter")
     noise = float((again - without).abs().max())
     noise += torch.finfo(torch.float32).eps * float(without.abs().max())
     change = float((with_adapter - without).abs().max())
     if change <= 4 * noise:
         raise ValueError(
-            f"an adapter must change the logits by more than noise ({noise:.1e}); it changes them "
-            f"by {change:.1e}; is it the adapter of this model?"
+            f"an adapter must change the logits by more than noise ({noise:.1e}), but it changes "
+            f"them by {change:.1e}. Is it the adapter of this model?"
         )
     return change
 
@@ -140,9 +139,9 @@ def check_parity(model: Any, answers: Answers, *, exact: bool = True) -> dict[st
         rounding = 4 * 2**-8 * float(expected.abs().max())
         if exact and float(gap.max()) > rounding:
             raise ValueError(
-                "a merged model must answer as base and adapter do; it prefers another token by "
-                f"{float(gap.max()):.2f} logits, and rounding explains {rounding:.2f}; the merge "
-                "went wrong: export the adapter, and report this"
+                "a merged model must answer as base and adapter do, but it prefers another token "
+                f"by {float(gap.max()):.2f} logits, of which rounding explains {rounding:.2f}. "
+                "Export the adapter instead, and report this"
             )
         agree += int((chosen == preferred).sum())
         total += len(chosen)

@@ -54,13 +54,11 @@ def _export(options: argparse.Namespace) -> int:
     default = f"export-{'hub' if hub else kind}{'-best' if options.which == 'best' else ''}"
     out = Path(options.out or Path(options.run) / default)
     if hub and options.repo_id is None:
-        raise ValueError("--to hub needs the repository's name; give --repo-id owner/name")
+        raise ValueError("--to hub needs --repo-id owner/name")
     if hub:
         find_token()
     if options.report_model and not options.report:
-        raise ValueError(
-            "--report-model names a model of a report; none was given; give --report report.json"
-        )
+        raise ValueError("--report-model needs --report report.json")
     report = None if options.report is None else _read_report(options.report)
     # After a push that failed, the same command pushes the export that is there.
     if not (hub and is_export(out, kind, options.repo_id)):
@@ -88,8 +86,5 @@ def _read_report(path: str) -> dict:
     except (OSError, ValueError):
         report = None
     if not isinstance(report, dict) or "pass_at_k" not in report:
-        raise ValueError(
-            "--report must be the report.json of an evaluation, which holds `pass_at_k`; got "
-            f"{path}; `python -m sage_unsloth evaluate` writes one into its --out"
-        )
+        raise ValueError(f"--report must be the report.json of an evaluation, got {path}")
     return report

@@ -77,9 +77,7 @@ def export(
     """
     out, name = Path(out).absolute(), name or run.folder.absolute().name
     if out.exists():
-        raise ValueError(
-            f"an export does not overwrite; {out} exists; choose another --out, or delete it"
-        )
+        raise ValueError(f"an export does not overwrite {out}. Choose another --out, or delete it")
     own = None if report is None else named_model(report, report_model)
     with exclusive_lock(out), whole_folder(out) as partial:
         if to == "adapter":
@@ -89,7 +87,7 @@ def export(
         elif to == "gguf":
             checks = _write_gguf(run, partial, quantization)
         else:
-            raise ValueError(f"an export is to adapter, merged or gguf; got {to!r}")
+            raise ValueError(f"an export must be adapter, merged or gguf, got {to!r}")
         base = origin(run.model_path)
         licenses = {p.name: p.license for p in MODELS.values()} | {
             p.hub_id: p.license for p in MODELS.values()
@@ -136,7 +134,7 @@ def is_export(folder: str | Path, kind: str, name: str) -> bool:
 
 def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any]:
     if run.adapter is None:
-        raise ValueError(f"{run.folder} trained every weight and has no adapter; export it merged")
+        raise ValueError(f"{run.folder} trained every weight and has no adapter. Export it merged")
     checks = {"largest |B|": round(check_adapter(run.adapter), 6)}
     model, tokenizer = _policy(run)
     checks["largest change of a logit"] = round(check_effect(model, tokenizer), 4)
@@ -210,9 +208,8 @@ def _distance(what: str, parity: Mapping[str, float]) -> dict[str, str]:
 def _write_gguf(run: Run, folder: Path, quantization: str) -> dict[str, Any]:
     if not has_gpu():
         raise ExportError(
-            "a GGUF export needs a GPU because Unsloth loads the model there; this machine has "
-            "none; export merged here, and convert that folder with llama.cpp's "
-            "convert_hf_to_gguf.py"
+            "a GGUF export needs a GPU, and this machine has none. Export merged here, and convert "
+            "that folder with llama.cpp's convert_hf_to_gguf.py"
         )
     checks = {}
     if run.adapter is not None:

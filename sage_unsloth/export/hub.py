@@ -23,16 +23,16 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
     folder = Path(folder)
     if not (folder / EXPORT).exists():
         raise ValueError(
-            f"only an export is pushed, a folder with {EXPORT}; got {folder}; export it first"
+            f"only an export is pushed, a folder with {EXPORT}, got {folder}. Export it first"
         )
     config = folder / "adapter_config.json"
     if config.exists():
         base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
         if Path(base).is_absolute() or Path(base).exists():
             raise ValueError(
-                "an adapter on the hub must name a base that is there too; this one names the "
-                f"folder {Path(base).name!r}; push that model merged, then export this adapter "
-                "again with --base-id and its id"
+                "an adapter on the hub must name a base on the hub, but this one names the folder "
+                f"{Path(base).name!r}. Push that model merged, then export this adapter with "
+                "--base-id"
             )
     import httpx
     from huggingface_hub import HfApi
@@ -45,7 +45,8 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
         present = sorted(set(api.list_repo_files(repo_id)) - {".gitattributes"})
         if present:
             raise ValueError(
-                f"a push does not overwrite; {repo_id} holds {present[0]}; choose another --repo-id"
+                f"a push does not overwrite, but {repo_id} holds {present[0]}. Choose another "
+                "--repo-id"
             )
         api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message="Export of sage_unsloth"
@@ -54,8 +55,8 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
         # Without the original, whose request carries the token.
         reason = f"{type(error).__name__}: {error}".replace(token, "***").splitlines()[0]
         raise ConnectionError(
-            f"the hub must be within reach and accept the push to {repo_id}; got {reason}; the "
-            f"export stays in {folder}: start the same command again"
+            f"the push to {repo_id} failed: {reason}. The export stays in {folder}, and the same "
+            "command tries again"
         ) from None
     return f"https://huggingface.co/{repo_id}"
 
@@ -70,5 +71,5 @@ def find_token() -> str:
 
     token = get_token()
     if token is None:
-        raise ValueError("pushing needs a token; found none; run `hf auth login`, or set HF_TOKEN")
+        raise ValueError("pushing needs a token. Run `hf auth login`, or set HF_TOKEN")
     return token

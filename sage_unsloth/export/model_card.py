@@ -86,7 +86,7 @@ def model_card(
         ValueError: an unknown kind.
     """
     if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     settings = record["settings"]
     noun, library = KINDS[kind]
     rl = settings.get("stage") == "rlvr"

@@ -113,11 +113,11 @@ def load_dataset(
     if stage == "sft":
         corpus = sft_rows(**source, limit=limit, prompt=prompt)
         if tokenizer is not None:
-            corpus = sft_corpus(tokenizer, max_tokens or 2048, found=corpus, prompt=prompt)
+            corpus = sft_corpus(tokenizer, max_tokens or 2048, source=corpus, prompt=prompt)
     else:
         corpus = rl_rows(**source, limit=limit)
         if tokenizer is not None:
-            corpus = rl_corpus(tokenizer, max_tokens or 1024, found=corpus)
+            corpus = rl_corpus(tokenizer, max_tokens or 1024, source=corpus)
     rows, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
     return TrainingData(rows, selected, corpus.counts, checker or corpus.checker, stage, prompt)
 

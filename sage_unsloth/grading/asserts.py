@@ -219,8 +219,8 @@ class Assert:
             self._check(self._test)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ValueError(
-                "a test must be an assert of literals, comparisons and calls of the program's "
-                f"functions, as `assert add(2, 3) == 5`; got {text!r:.200}: {error}"
+                "a test must be an assert of literals, comparisons and calls, as `assert add(2, 3) "
+                f"== 5`, got {text!r:.200}: {error}"
             ) from None
 
     def holds(self, values: list[Any]) -> bool:

@@ -48,8 +48,7 @@ def _check_roles(answer: str | None, gold: str) -> Verdict:
     expected = roles(gold) if isinstance(gold, str) else None
     if expected is None:
         raise ValueError(
-            f"a gold answer must state roles, as `A is a knight, B is a knave`; got "
-            f"{gold!r:.200}; repair the row"
+            f"a gold answer must state roles, as `A is a knight, B is a knave`, got {gold!r:.200}"
         )
     result = None if answer is None else roles(answer)
     if result is None:
@@ -114,7 +113,7 @@ def _gym_item(gold: str) -> dict:
             return item
     raise ValueError(
         'a gold of reasoning-gym must be JSON text, {"task": NAME, "entry": {"question", "answer", '
-        f'"metadata"}}}}; got {gold!r:.200}; repair the row'
+        f'"metadata"}}}}, got {gold!r:.200}'
     )
 
 

@@ -43,10 +43,12 @@ class Same:
         if has(answer, "infinity"):
             return False
         expected, value = exact(gold), exact(answer)
+        # Exact numbers need no digits, and no worker.
         if expected is not None and value is not None:
             return expected == value
         if gold == answer:
             return True
+        # Floats first: most wrong answers end here, without mpmath.
         return not surely_differ(gold, answer) and equal(gold, answer, self.digits_seed())
 
     def proportional(self, gold: Node, answer: Node) -> bool:
@@ -79,6 +81,7 @@ def with_constant(gold: Node, answer: Node) -> Node:
     constant = Node("symbol", ("C",))
     if gold.kind != "sum" or constant not in gold.args or "C" in names(answer):
         return gold
+    # What a constant of integration is called is free, unless the gold uses the letter.
     for name in ("c", "K", "k"):
         renamed = Node("symbol", (name,))
         if answer.kind == "sum" and renamed in answer.args and name not in names(gold):
@@ -108,6 +111,7 @@ def _same_side(gold: Node, answer: Node, same: Same) -> bool:
     """Whether a side or element is the gold's; without a unit of its own it has the gold's."""
     (expected, expected_unit), (value, unit) = amount(gold), amount(answer)
     if expected.kind in EXPRESSIONS and value.kind in EXPRESSIONS:
+        # A unit that one side leaves out is not held against it.
         if unit is None or expected_unit is None:
             alike = True
         else:
@@ -129,6 +133,7 @@ def _parts_match(gold: Sequence, answer: Sequence, equals: Callable[[Node, Node]
         match = next((part for part in left if equals(expected, part)), None)
         if match is None:
             return False
+        # Each part once, or {1, 1} would match {1, 2}.
         left.remove(match)
     return not left
 
@@ -160,6 +165,7 @@ def _equations(gold: Node, answer: Node, same: Same) -> bool:
         return False
     if any(side.kind not in EXPRESSIONS for side in gold.args + answer.args):
         return False
+    # 2x + 2y = 4 is x + y = 2: the differences of their sides are in a constant ratio.
     return same.proportional(_difference(*gold.args), _difference(*answer.args))
 
 

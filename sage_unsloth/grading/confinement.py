@@ -55,6 +55,7 @@ def leave_network() -> bool:
         Whether the kernel allows it.
     """
     unshare = getattr(ctypes.CDLL(None), "unshare", None)
+    # A user namespace first, because an ordinary user may make a network only inside one.
     clone_newuser, clone_newnet = 0x1000_0000, 0x4000_0000
     return unshare is not None and unshare(clone_newuser | clone_newnet) == 0
 
@@ -70,12 +71,16 @@ def confine(refused: Callable[[str], None]) -> bool:
     Returns:
         Whether the kernel keeps files from being written (Landlock).
     """
+    # A .pyc would count as opening a file to write, and end the process.
     sys.dont_write_bytecode = True
+    # Pipes are not files to this limit, so replies still get out.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    # A core dump would hold golds and land in the user's folder.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     with contextlib.suppress(ValueError, OSError):  # macOS takes no 0 here
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    # Before the audit hook, which refuses the ctypes calls that Landlock is entered by.
     landlocked = sys.platform == "linux" and _landlock()
     if sys.platform == "linux":
         drop_capabilities()
@@ -147,9 +152,11 @@ def landlock_ruleset(
     """
     create_ruleset, add_rule = 444, 445  # system calls, of which the C library has no wrappers
     libc = ctypes.CDLL(None)
+    # The flag 1 asks for the version of the interface and makes no ruleset.
     version = libc.syscall(create_ruleset, None, 0, 1)
     if version < 1:
         return None
+    # Asking for a right that the kernel does not know fails with EINVAL.
     bits = 13 + (version >= 2) + (version >= 3) + (version >= 5)  # bits 0 to 12, 13, 14, 15
     read_file, read_folder = 1 << 2, 1 << 3
     denied = (1 << bits) - 1
@@ -163,6 +170,7 @@ def landlock_ruleset(
     for path, rights in (rights_of | dict.fromkeys(listed, read_folder)).items():
         with contextlib.suppress(OSError):  # one that is not there
             result = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            # The kernel refuses a right of folders on a file.
             rights &= ~0 if os.path.isdir(path) else ~read_folder
             rule = _Beneath(rights, result)
             libc.syscall(add_rule, ruleset, 1, ctypes.byref(rule), 0)
@@ -174,6 +182,7 @@ def enter_ruleset(ruleset: int) -> bool:
     """Restricts this process by a Landlock ruleset, which it closes; whether the kernel does so."""
     restrict_self, set_no_new_privileges = 446, 38
     libc = ctypes.CDLL(None)
+    # Landlock demands it of a process without CAP_SYS_ADMIN.
     libc.prctl(set_no_new_privileges, 1, 0, 0, 0)
     denied = libc.syscall(restrict_self, ruleset, 0) == 0
     os.close(ruleset)

@@ -62,7 +62,7 @@ def read_task(gold: str) -> CountdownTask:
             return CountdownTask(Counter(numbers), target, use_all)
     raise ValueError(
         'a gold of countdown must be JSON text, {"numbers": [2, 3, 5, 8], "target": 29}, with 1 to '
-        f"{MOST_NUMBERS} whole numbers of at least 0; got {gold!r:.200}; repair the row"
+        f"{MOST_NUMBERS} whole numbers of at least 0, got {gold!r:.200}"
     )
 
 

@@ -95,6 +95,7 @@ class Reader:
         self.depth += 1
         if self.depth > DEEPEST:
             raise Unreadable
+        # |a(b|c|)| : a bracket hides the bars outside of it, so they are put back after it.
         outer, self.in_bars = self.in_bars, bars
         yield
         self.depth -= 1
@@ -104,6 +105,7 @@ class Reader:
 
     def sum(self) -> Node:
         terms = [self.product()]
+        # What is left may be a unit, which the caller reads.
         while self.peek() in ("+", "-") and not self.at_unit():
             minus = self.next().text == "-"
             term = self.product()
@@ -114,6 +116,7 @@ class Reader:
         """Whether an odd number of minus signs comes next."""
         negative = False
         while self.peek() in ("+", "-"):
+            # "--3" is 3, as in a model's "x - -3".
             negative ^= self.next().text == "-"
         return negative
 
@@ -132,6 +135,8 @@ class Reader:
                 factors = self.multiplied(token.text, factors, operand)
             elif token.kind != "text" and token.text in _OVER:
                 self.next()
+                # 3/4x is read as (3/4)·x by some and 3/(4x) by others, so nothing may follow such a
+                # slash. Two numbers are one fraction.
                 plain = factors[-1].kind == "number" and before.kind == "number"
                 factors.append(Node("reciprocal", (self.operand(),)))
                 slashed = not (plain and factors[-1].args[0].kind == "number")
@@ -139,6 +144,7 @@ class Reader:
                 juxtaposed = token.kind in ("number", "based") and before.text not in ("!", "i")
                 if juxtaposed or (slashed and not self.is_function(token)):
                     raise Unreadable  # "43 42", "x 2"; "a/2b" has two meanings
+                # 2\frac{1}{2} in the middle of a product: a mixed number or a product.
                 if token.text == r"\frac" and before.kind == "number":
                     raise Unreadable
                 factors.append(self.factor())
@@ -153,6 +159,7 @@ class Reader:
         pair = [factors[-1], operand]
         if name is None or not any(map(_is_vector, pair)):
             return [*factors, operand]
+        # A dot product commutes, a cross product does not.
         pair = sorted(pair, key=repr) if name == "dot" else pair
         return [*factors[:-1], Node("apply", (name, *pair))]
 
@@ -206,12 +213,15 @@ class Reader:
         if run in _GREEK or run in ("sqrt", "pi", "infty", "infinity", "inf", "oo"):
             name = {"infinity": "infty", "inf": "infty", "oo": "infty"}.get(run, run)
             return self.powers(self.atom(Token("command", rf"\{name}", token.spaced)))
+        # dx, dy: one symbol, not d·x.
         differential = run[0] == "d" and len(run) == 2 and run[1] in _DIFFERENTIAL
         if len(run) == 1 or differential or self.is_name(run):
             return self.powers(self.symbol(token))
+        # A word of the answer's text is no product of its letters.
         words = (len(run) > 3 and not run.isupper()) or run.lower() in _WORDS
         if words or run in ("CP", "nCr", "nPr"):
             raise Unreadable
+        # Letters in a row are a product: "ab" is a·b. They are put back as tokens of their own.
         split = [Token("letters", letter, False) for letter in run]
         self.tokens[self.at : self.at] = split
         return product(*(self.powers(self.atom(self.next())) for _ in split[:-1]), self.factor())
@@ -231,6 +241,7 @@ class Reader:
         if "." in token.text and (repeating := self.repeating(token)) is not None:
             return self.powers(repeating)
         match self.tokens[self.at : self.at + 3]:
+            # "2 1/2" is a mixed number only if a space stands before the 1.
             case [Token("number", spaced=True) as top, Token(text="/"), Token("number") as bottom]:
                 if value.denominator == 1:
                     self.at += 3
@@ -273,6 +284,7 @@ class Reader:
         if self.take("...", r"\ldots", r"\dots", r"\cdots"):
             for size in range(1, len(decimals) // 2 + 1):
                 block = decimals[-size:]
+                # 0.33... could go on otherwise. One digit must stand three times, a block twice.
                 times = 3 if size == 1 else 2
                 if decimals.endswith(block * times):
                     start = decimals[: -size * times]
@@ -293,12 +305,14 @@ class Reader:
             base = number(self.next().value or 0)  # log2(3)
         if self.take("^", "**"):
             power = self.exponent()
+        # sin^{-1} is the inverse function, sin^2 the square of its value.
         if power is not None and name in _INVERSE and power == negated(number(1)):
             name, power = _INVERSE[name], None
         if self.peek() in _CLOSING:
             inside = self.bracket(self.next().text)
         else:
             inside = self.operand()
+            # "sin 2x + 1" ends at the sign: the argument is 2x.
             while not self.ends_product() and not self.ends_argument():
                 if self.token().kind == "number":  # pyright: ignore
                     raise Unreadable
@@ -335,6 +349,7 @@ class Reader:
             return self.bracket("{")
         if token.kind == "number" and _is_int(token):
             if one_digit and len(token.text) > 1:
+                # TeX takes a single digit: \frac12 is 1/2 and \frac123 is 1/2 · 3.
                 self.tokens[self.at : self.at] = tokens_of(token.text[1:])
                 return number(int(token.text[0]))
             return number(token.value or 0)
@@ -366,6 +381,7 @@ class Reader:
             else:
                 self.next()
                 base = Node("power", (base, self.exponent()))
+                # a^b^c has two meanings where it is written in one line.
                 if self.peek() in ("^", "**"):
                     raise Unreadable
         return base
@@ -448,6 +464,7 @@ class Reader:
         applied = text in _APPLIED or text in (r"\Gamma", "C", "P") or "'" in name
         if self.peek() == "(" and (applied or self.is_argument(text)):
             return self.applied(name, text)
+        # Expectation and variance take square brackets.
         if text in ("E", "Var") and self.take("["):
             return Node("apply", (name, self.bracket("[")))
         inverse = [self.peek(ahead) for ahead in range(6)]
@@ -475,9 +492,11 @@ class Reader:
                 arguments.append(self.sum())
             self.expect(")")
         if text == r"\Gamma" and len(arguments) == 1:
+            # Γ(n) = (n − 1)!
             return Node("factorial", (Node("sum", (arguments[0], negated(number(1)))),))
         if text == "C" and len(arguments) == 2:
             return Node("binomial", tuple(arguments))
+        # C(x) with one argument is a product with a constant C, so the bracket is read again.
         if text in ("C", "P", r"\Gamma") and len(arguments) == 1 and name == text:
             self.at = start
             return Node("symbol", (name,))

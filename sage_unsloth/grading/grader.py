@@ -130,9 +130,7 @@ class Grader:
         verdicts = {}
         for question, value in zip(questions, self._workers.ask(questions), strict=True):
             if value is None:
-                raise ValueError(
-                    f"a gold answer must parse; got {question[1]!r}; drop or repair the row"
-                )
+                raise ValueError(f"a gold answer must parse, got {question[1]!r}")
             if value is CUT_SHORT:
                 verdicts[question] = _CUT_SHORT
             elif value is LATE:
@@ -160,7 +158,7 @@ class Grader:
         except RuntimeError as error:
             raise ValueError(
                 f"the verifier {self.checker.name} must start in a worker, which has no network "
-                f"and none of your environment variables but PATH and the like; {error}"
+                f"and almost no environment variables: {error}"
             ) from error
 
     def close(self) -> None:

@@ -155,8 +155,8 @@ def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     """The verdict where it takes no digits, else the answer and gold that a worker compares."""
     if not isinstance(gold, str) or not gold.strip():
         raise ValueError(
-            f"a gold answer must be text with a character in it; got {gold!r:.200}; write "
-            "a number as text (str), drop or repair the row"
+            f"a gold answer must be text with a character in it, got {gold!r:.200}. Write numbers "
+            "as text (str)"
         )
     try:
         return _judge(answer, read_gold(gold), Same())

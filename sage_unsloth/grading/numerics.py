@@ -89,6 +89,7 @@ class Evaluation:
         """
         kind, args = node
         if kind not in EXPRESSIONS:
+            # Only kinds with a value; equations and sets are compared part by part.
             raise NoValue  # a bound with a unit, `x > 5 cm`
         if kind == "number":
             return self.number(args[0])
@@ -124,6 +125,7 @@ class Evaluation:
     def checked(self, value: Any, error: Any) -> Value:
         if value.imag == 0:  # -0.0 is on the other side of a root's branch
             value = value.real + self.zero
+        # Every operation adds its own rounding, so the bound holds for the whole expression.
         error = error + abs(value) * self.epsilon
         if not (abs(value) < self.arithmetic.largest and error < self.arithmetic.largest):
             raise NoValue
@@ -133,11 +135,14 @@ class Evaluation:
         return self.checked(self.arithmetic.number(value), 0)
 
     def symbol(self, name: str) -> Any:
+        # A hash and no generator: a symbol has one value in gold and answer, in any order of
+        # reading.
         seed = f"{self.seed}\0{self.point}\0{name}".encode("utf-8", "surrogatepass")
         digest = hashlib.sha256(seed).digest()
         real, imaginary = (
             Fraction(int.from_bytes(part), 2**48) for part in (digest[:6], digest[6:12])
         )
+        # Of a size from 1 to 2, where powers neither vanish nor explode.
         size = self.arithmetic.number(-1 - real if self.point == "negative" else 1 + real)
         if self.point != "complex":
             return size
@@ -145,6 +150,7 @@ class Evaluation:
 
     def applied(self, name: str, *args: Node) -> Value:
         """A function without a value: a number that depends on its name and arguments alone."""
+        # Floats are too coarse to tell arguments apart by their text.
         if self.arithmetic is FLOATS:
             raise NoValue
         texts = [self.arithmetic.library.nstr(self.value(arg)[0], 40) for arg in args]
@@ -162,6 +168,8 @@ class Evaluation:
 
     def reciprocal(self, part: Value) -> Value:
         value, error = part
+        # A value that may be 0 has no reciprocal. 8 leaves room for the bound being a first order
+        # one.
         if abs(value) <= 8 * error or not value:
             raise NoValue
         return self.checked(1 / value, 2 * error / abs(value) ** 2)
@@ -178,6 +186,7 @@ class Evaluation:
         if name == "abs":
             return self.checked(abs(z) + self.zero, error)
         if name in ("floor", "ceil"):
+            # Just below a whole number floor would be decided by rounding.
             if z.imag or abs(z.real) >= 1e15 or 0 < abs(z.real - round(z.real)) <= 8 * error:
                 raise NoValue
             return self.number(Fraction(getattr(math, name)(z.real)))
@@ -190,6 +199,7 @@ class Evaluation:
 
     def function(self, name: str, argument: Value) -> Value:
         z, error = argument
+        # mpmath would compute with as many digits as the argument has.
         if abs(z) > 1_000 * (1 if name in ("exp", "sinh", "cosh") or z.imag else 10**12):
             raise NoValue
         if name in ("ln", "sqrt") and (abs(z) <= 8 * error or not z):
@@ -207,6 +217,7 @@ class Evaluation:
         (a, error), (n, _) = base, degree
         if n == 2:
             return base if not a and not error else self.function("sqrt", base)
+        # The cube root of −8 is −2 to a reader, though the principal one is complex.
         odd = not n.imag and n.real == round(n.real) and int(n.real) % 2
         if odd and not a.imag and a.real < 0:
             value, error = self.power((-a, error), self.reciprocal(degree))
@@ -215,11 +226,13 @@ class Evaluation:
 
     def power(self, base: Value, exponent: Value) -> Value:
         (a, error), (n, error_n) = base, exponent
+        # A whole exponent is multiplied out: exp(n ln a) has no value for a negative base's branch.
         whole = not n.imag and n.real == round(n.real) and abs(n) <= 1_000 and error_n * 1e9 <= 1
         if abs(a) <= 8 * error or not a:
             if whole and n.real > 0 and not a and not error:
                 return base
             raise NoValue
+        # Before computing: 10^10^10 would take all memory.
         if abs(n) * (1 + abs(math.log(float(abs(a))))) > LARGEST:
             raise NoValue
         if not whole:
@@ -230,6 +243,7 @@ class Evaluation:
 
     def factorial(self, part: Value) -> Value:
         z, error = part[0] + 1, part[1]
+        # Γ has poles at 0, −1, −2, …
         pole = not z.imag and z.real < 0.5 and abs(z.real - round(z.real)) <= 8 * error
         if abs(z) > 300 or pole:
             raise NoValue
@@ -266,6 +280,7 @@ def surely_differ(first: Node, second: Node) -> bool:
         (a, error_a), (b, error_b) = at.value(first), at.value(second)
     except _ERRORS:
         return False
+    # Certain only: a wrong "differs" would mark a right answer as wrong.
     return abs(a - b) > 16 * (error_a + error_b) + 1e-9 * max(abs(a), abs(b))
 
 
@@ -292,6 +307,7 @@ def _agree_at_points(gold: Node, answer: Node, seed: str, *, ratio: bool) -> boo
     varies = any(names(node, kind) for node in (gold, answer) for kind in ("symbol", "apply"))
     factor: Value | None = None
     compared = 0
+    # Several points, since two different expressions can agree at one.
     for point in POINTS if varies else POINTS[:1]:
         at = Evaluation(digits(), point, seed)
         try:
@@ -301,6 +317,7 @@ def _agree_at_points(gold: Node, answer: Node, seed: str, *, ratio: bool) -> boo
         try:
             b = at.value(answer)
             if ratio:
+                # The factor of the first point must hold at the others.
                 factor = factor or at.times(b, at.reciprocal(a))
                 if abs(factor[0]) <= 8 * factor[1]:
                     return False
@@ -310,6 +327,7 @@ def _agree_at_points(gold: Node, answer: Node, seed: str, *, ratio: bool) -> boo
         if not _agree(a, b):
             return False
         compared += 1
+    # Agreement at a single point proves nothing of an expression with symbols.
     return compared >= (2 if varies else 1)
 
 
@@ -318,6 +336,7 @@ def _agree(first: Value, second: Value) -> bool:
     error, close = error_a + error_b, digits().library.mpf(10) ** -CLOSE
     if abs(a - b) > 16 * error:
         return False
+    # Two values with large errors always overlap, so they count as equal only if they are sharp.
     return error <= close * max(abs(a), abs(b)) or error <= close
 
 

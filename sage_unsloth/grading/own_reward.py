@@ -85,9 +85,9 @@ class OwnReward:
             frame = sys._current_frames().get(thread.ident or 0)
             stack = traceback.extract_stack(frame) if frame is not None else []
             raise ValueError(
-                f"the reward {self.name} must return within {self.seconds:g} s a call; it was "
-                f"still running{place_of(stack)}; mend it, or set reward_seconds=… (its thread "
-                "runs on until this process ends)"
+                f"the reward {self.name} must return within {self.seconds:g} s a call, but it was "
+                f"still running{place_of(stack)}. Fix it, or set reward_seconds=… (its thread runs "
+                "on until this process ends)"
             )
         returned, value = box[0]
         if returned:
@@ -102,8 +102,8 @@ class OwnReward:
             "".join(traceback.format_list(frames)),
         )
         raise ValueError(
-            f"the reward {self.name} must return a list of numbers; it raised "
-            f"{describe_exception(value)}; mend it, and run the same command again, which resumes"
+            f"the reward {self.name} must return a list of numbers, but it raised "
+            f"{describe_exception(value)}. The same command resumes"
         ) from value
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
@@ -167,13 +167,13 @@ def _check_values(name: str, values: Any, count: int) -> list[float | None]:
         values = list(values)
     except TypeError:
         raise ValueError(
-            f"the reward {name} must return a list of a number per completion; got "
-            f"{values!r:.200}; mend it"
+            f"the reward {name} must return a list with a number per completion, got "
+            f"{values!r:.200}"
         ) from None
     if len(values) != count:
         raise ValueError(
-            f"the reward {name} must return a number for each of the {count} completions; it "
-            f"returned {len(values)}; mend it"
+            f"the reward {name} must return a number for each of the {count} completions, but "
+            f"returned {len(values)}"
         )
     return [None if value is None else _number(name, i, value) for i, value in enumerate(values)]
 
@@ -185,8 +185,8 @@ def _number(name: str, place: int, value: Any) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(
-            f"the reward {name} must return finite numbers, or None where it has nothing to say; "
-            f"completion {place} got {value!r:.100}; mend it"
+            f"the reward {name} must return finite numbers or None, but gave completion {place} "
+            f"{value!r:.100}"
         )
     return number
 

@@ -34,6 +34,7 @@ def readable_files() -> list[Path]:
     system's shared libraries.
     """
     library = Path(sysconfig.get_path("stdlib"))
+    # Installed packages, which may be anything, stay out of reach.
     own = [path for path in library.iterdir() if path.name not in ("site-packages", "test")]
     shared = [path for folder in _SHARED for path in _libraries(Path(folder))]
     return [*own, *shared, *map(Path, _DEVICES)]
@@ -72,18 +73,21 @@ class Namespaces:
             return
         ids = os.getuid(), os.getgid()
         every = _NEW_USER | _NEW_NET | _NEW_PID | _NEW_MOUNT | _NEW_HOST_NAME | _NEW_IPC
+        # Some kernels and containers grant a network namespace and no others.
         if self._libc.unshare(every) != 0:
             if self._libc.unshare(_NEW_USER | _NEW_NET) == 0:
                 self.granted.append("network")
             return
         self.granted += ["network", "processes"]
         with contextlib.suppress(OSError):  # without a user id, nothing can be mounted
+            # The kernel takes no gid_map from an ordinary user before this.
             _write("/proc/self/setgroups", "deny")
             _write("/proc/self/uid_map", f"{ids[0]} {ids[0]} 1")
             _write("/proc/self/gid_map", f"{ids[1]} {ids[1]} 1")
         self._libc.sethostname(b"localhost", 9)
         child = os.fork()
         if child:
+            # Or the caller would not see the end of the pipes when the child ends.
             os.closerange(0, 2)
             os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
         end_with_parent()
@@ -94,8 +98,10 @@ class Namespaces:
     def fork(self) -> int:
         """Forks a child that is alone in a namespace of processes, where there are any."""
         own = self._own_processes
+        # unshare(NEW_PID) moves the children made from now on, and not the caller.
         nested = own >= 0 and self._libc.unshare(_NEW_PID) == 0
         child = os.fork()
+        # Back to the server's own, or its next fork would fail once that first process has ended.
         if child and nested and self._libc.setns(own, _NEW_PID) != 0:
             raise OSError(ctypes.get_errno(), "a program server must return to its own namespace")
         return child
@@ -114,11 +120,13 @@ class Namespaces:
         needed = [library, *_SHARED, *_DEVICES]
         prefixes = (sys.prefix, sys.base_prefix, *sys.path, *needed)
         point = next((p for p in _MOUNT_POINTS if os.path.isdir(p) and not _holds(p, prefixes)), "")
+        # Private, so that no mount of ours shows outside the namespace.
         if not point or not self._mount("none", "/", None, _RECURSIVE | _PRIVATE):
             return
         if not self._mount("tmpfs", point, "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=755"):
             return
         mounted: list[str] = []
+        # Outer folders first: a mount over one hides what was mounted inside it.
         for path in sorted(needed, key=len):
             if not os.path.exists(path) or _holds_any(mounted, path):
                 continue
@@ -173,6 +181,8 @@ class Confinement:
     def enter(self, seconds: float) -> None:
         """Confines this process for good; layers that the kernel lacks are left out."""
         end_with_parent()
+        # Whole seconds, two to spare: the server ends it on time, and this holds if the server
+        # dies.
         cpu = int(time.process_time() + seconds) + 2
         limits = {
             "AS": self.memory_limit, "CPU": cpu, "FSIZE": 0, "CORE": 0, "NOFILE": 32,
@@ -186,11 +196,13 @@ class Confinement:
                     raise
         if sys.platform == "linux":
             if self.namespaces.root is not None:
+                # Before capabilities are dropped, of which chroot needs one.
                 os.chroot(self.namespaces.root)
             os.chdir("/")
             drop_capabilities()
             if self.ruleset is not None:
                 enter_ruleset(self.ruleset)
+            # Last, because it refuses the calls by which the other layers are set up.
             filter_calls()
 
 

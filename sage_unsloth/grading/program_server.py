@@ -80,10 +80,12 @@ def serve(memory_limit_gib: float) -> NoReturn:
     confinement = Confinement(int(memory_limit_gib * 2**30), namespaces)
     for name in USUAL:
         __import__(name)
+    # The server starts with -S, so `site` has not added them.
     for name in ("exit", "quit"):  # as outside, where `site` adds them
         setattr(builtins, name, sys.exit)
     gc.freeze()
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # A program must not read the server's requests.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
     settings = server_settings()
@@ -108,6 +110,7 @@ def _run(confinement: Confinement, request: dict[str, Any]) -> tuple[dict[str, A
         status = 1
         try:
             end_with_parent()
+            # A group of its own, so that its threads and children are killed with it.
             os.setpgid(0, 0)
             status = _run_child(confinement, request, from_server, to_server)
         except MemoryError:
@@ -123,6 +126,7 @@ def _run(confinement: Confinement, request: dict[str, Any]) -> tuple[dict[str, A
         end, output = _exchange(from_child, to_child, content, request["seconds"], child)
     finally:
         os.close(from_child)
+        # Killed even if it ended: a child of it may hold the pipe.
         for kill in (os.killpg, os.kill):  # the group, once the child has made it
             try:
                 kill(child, signal.SIGKILL)
@@ -186,6 +190,7 @@ def _exchange(
             return "killed" if _threads(os.fsdecode(bytes(folder))) > MOST_THREADS else ""
         return ""
 
+    # A program that never reads would block the server in write().
     os.set_blocking(writing, False)
     rest, open_input, open_output = memoryview(content), True, True
     end = ""
@@ -210,6 +215,7 @@ def _exchange(
     if open_input:
         os.close(writing)
     while not end:  # its output is closed, as at its end
+        # WNOWAIT leaves the exit status for `waitpid` above.
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return "exit", bytes(output)
         time.sleep(0.0005)
@@ -223,6 +229,7 @@ def _run_child(
     """In the child: the exit status of the program."""
     calls = request.get("calls")
     results = 3  # where the values of calls are written
+    # Above 100, so that the low numbers can be closed in one go.
     high = fcntl.fcntl(to_server, fcntl.F_DUPFD, 100)
     folder = "/proc/" + (os.readlink("/proc/self") if os.path.islink("/proc/self") else "none")
     os.write(high, os.fsencode(folder) + b"\n")
@@ -239,9 +246,11 @@ def _run_child(
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb"), encoding="utf-8", errors="replace")
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb"), encoding="utf-8", errors="replace")
     sys.argv, sys.dont_write_bytecode = ["program.py"], True
+    # A fresh module: the program's `__main__` has nothing of the server's.
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
     confinement.enter(request["seconds"])
+    # A second net after the kernel's, and the only one on macOS.
     end_on_refused_events(lambda event: None)
     try:
         code = compile(request["program"], "program.py", "exec", dont_inherit=True)
@@ -283,6 +292,7 @@ def _exit_status(code: Any, names: dict[str, Any]) -> int:
     except BaseException:
         return 1
     for thread in __import__("threading").enumerate():
+        # As at the end of a script: Python waits for threads that are not daemons.
         if not thread.daemon and thread is not __import__("threading").current_thread():
             thread.join()
     try:

@@ -113,7 +113,7 @@ def read_tests(gold: str) -> Tests:
     raise ValueError(
         'the tests of a program must be JSON text: ["assert add(2, 3) == 5", ...], {"inputs": '
         '[texts], "outputs": [texts]}, or {"inputs": [lists of arguments], "outputs": [values], '
-        f'"fn_name": NAME}}, as many inputs as outputs; got {gold!r:.200}; repair the row'
+        f'"fn_name": NAME}}, as many inputs as outputs, got {gold!r:.200}'
     )
 
 

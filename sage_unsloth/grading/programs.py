@@ -82,8 +82,8 @@ class ProgramWorker:
         except (TimeoutError, EOFError):
             self.stop()
             raise RuntimeError(
-                f"the process that runs programs must start within {START_LIMIT:g} s and "
-                f"{self.memory_limit_gib:g} GiB; it did not, and its message is on stderr"
+                f"the process that runs programs did not start within {START_LIMIT:g} s and "
+                f"{self.memory_limit_gib:g} GiB (its message is on stderr)"
             ) from None
         self.kept_from, self.namespaces = tuple(first["kept_from"]), tuple(first["namespaces"])
         lacking = [name for name in NEEDED if name not in self.kept_from]
@@ -92,10 +92,10 @@ class ProgramWorker:
         if not self.allow_unconfined:
             self.stop()
             raise ValueError(
-                f"programs that a model writes must be kept from {', '.join(NEEDED)}; this system "
-                f"does not keep them from {', '.join(lacking)}; take Linux 5.13 or newer with "
-                "Landlock and seccomp, or, where nothing on the machine can be lost, "
-                "--allow-unconfined (allow_unconfined=True)"
+                f"programs that a model writes must be confined ({', '.join(NEEDED)}), but this "
+                f"system cannot confine {', '.join(lacking)}. Use Linux 5.13 or newer with "
+                "Landlock and seccomp, or allow_unconfined=True (--allow-unconfined) where nothing "
+                "on the machine can be lost"
             )
         logger.warning(
             "Programs of the model run without being kept from %s by the kernel, because "

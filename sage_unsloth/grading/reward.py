@@ -49,8 +49,7 @@ class SolutionReward:
         """
         if answer is None:
             raise ValueError(
-                "solution_reward needs the gold answers; the data set has no column `answer`; "
-                "rename the column that holds them"
+                "solution_reward needs the gold answers, but the data set has no column `answer`"
             )
         texts = [_text(completion) for completion in completions]
         extracted = [self.grader.extract(text) for text in texts]

@@ -41,19 +41,18 @@ class Reward:
     def __post_init__(self) -> None:
         weight = self.weight
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            raise ValueError(f"a reward's weight must be a number; got {weight!r}")
+            raise ValueError(f"a reward's weight must be a number, got {weight!r}")
         if not math.isfinite(weight):
-            raise ValueError(f"a reward's weight must be finite; got {weight}")
+            raise ValueError(f"a reward's weight must be finite, got {weight}")
         if self.function is not None and not callable(self.function):
-            raise ValueError(f"a reward must be a function; got {self.function!r:.200}")
+            raise ValueError(f"a reward must be a function, got {self.function!r:.200}")
         name = self.name or ANSWER
         if self.function is not None:
             name = self.name or getattr(self.function, "__name__", type(self.function).__name__)
             if name in _RESERVED or name == ANSWER:
                 raise ValueError(
                     f"a reward's name must not be {ANSWER} or a grade ({', '.join(_RESERVED)}), "
-                    f"which are logged too; got {name!r}; rename the function, or give "
-                    "Reward(function=..., name=...)"
+                    f"got {name!r}. Rename the function, or give Reward(function=..., name=...)"
                 )
         object.__setattr__(self, "name", name)
 
@@ -79,19 +78,16 @@ def get_rewards(
     if expected is None or (not isinstance(expected, str) and not expected):
         return (Reward(),)
     if isinstance(expected, str):
-        raise ValueError(f"rewards must be a list; got the text {expected!r}; write [{expected!r}]")
+        raise ValueError(f"rewards must be a list, got the text {expected!r}. Write [{expected!r}]")
     rewards = tuple(_reward(item) for item in expected)
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"rewards must have names of their own, under which they are logged; got "
-            f"{', '.join(names)}; rename a function, or give Reward(function=..., name=...)"
+            f"rewards must have different names, got {', '.join(names)}. Rename a function, or "
+            "give Reward(function=..., name=...)"
         )
     if not any(reward.weight for reward in rewards):
-        raise ValueError(
-            f"a reward must have another weight than 0; got {', '.join(names)} with 0 each; there "
-            "would be nothing to learn"
-        )
+        raise ValueError(f"a reward's weight must not be 0, got {', '.join(names)} with 0")
     return rewards
 
 
@@ -105,8 +101,8 @@ def _reward(item: str | Callable[..., Any] | Reward) -> Reward:
         value = float(weight) if equals else 1.0
     except ValueError:
         raise ValueError(
-            f"a reward is {ANSWER} or module:function, with =WEIGHT behind it; got {item!r}, whose "
-            "weight is no number"
+            f"a reward is {ANSWER} or module:function, then =WEIGHT, got {item!r}, whose weight is "
+            "not a number"
         ) from None
     if reference == ANSWER:
         return Reward(weight=value)
@@ -145,12 +141,14 @@ def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> N
             read = ""
             if others:
                 read = f"read a column of the data under that name (--columns {others[0]}=COLUMN), "
+            advice = f"{read}rename the parameter, or give it a default"
+            if not guess:
+                advice = advice[0].upper() + advice[1:]
             raise ValueError(
-                f"the parameters of a reward are prompts, completions, {', '.join(OF_TRL)} and "
-                f"columns of the data that are read; {reward.name} needs {', '.join(lacking)}, and "
-                f"what is read is {', '.join(there) or 'no column'}; "
-                f"{f'did you mean {guess}? Else ' if guess else ''}"
-                f"{read}rename the parameter, or give it a default"
+                f"{reward.name} needs {', '.join(lacking)}, but the data have "
+                f"{', '.join(there) or 'no column'} and TRL passes "
+                f"{', '.join(('prompts', 'completions', *OF_TRL))}. "
+                f"{f'Did you mean {guess}? Else ' if guess else ''}{advice}"
             )
 
 
@@ -159,7 +157,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        raise ValueError(f"a reward must have a signature; got {function!r:.200}") from None
+        raise ValueError(f"a reward must have a signature, got {function!r:.200}") from None
 
 
 def columns_needed(function: Callable[..., Any]) -> list[str]:

@@ -138,7 +138,7 @@ class _LastReward(OwnReward):
             if all(value is None for value in row):
                 names = ", ".join(function.name for function in (*self._others, self))
                 raise ValueError(
-                    f"a reward may be None only where another one is a number; completion {place} "
-                    f"got None of {names}; return 0 where nothing is to be said"
+                    "a reward may be None only where another one is a number, but completion "
+                    f"{place} got None of {names}"
                 )
         return values

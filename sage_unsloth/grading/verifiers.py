@@ -64,14 +64,14 @@ def get_verifier(
         for package in checker.packages:
             if package_version(package) is None:
                 raise ValueError(
-                    f"the verifier {expected} needs the package {package}; it is not installed; "
-                    f"pip install {package}"
+                    f"the verifier {expected} needs the package {package}, which is not installed "
+                    f"(pip install {package})"
                 )
         return checker
     if not colon:
         raise ValueError(
-            f"a verifier is one of {', '.join(VERIFIERS)}, number:TOLERANCE, or module:function of "
-            f"your own; got {expected!r}"
+            f"a verifier is one of {', '.join(VERIFIERS)}, number:TOLERANCE, or your own "
+            f"module:function, got {expected!r}"
         )
     return _own(named_function(expected, "a verifier"))
 
@@ -90,8 +90,7 @@ def _too_long(answer: str | None, longest: int = LONGEST_ANSWER) -> bool:
 def _check_text(answer: str | None, gold: str) -> Verdict:
     if not isinstance(gold, str) or not gold.strip():
         raise ValueError(
-            f"a gold answer must be text; got {gold!r:.200}; write a number as text (str), "
-            "drop or repair the row"
+            f"a gold answer must be text, got {gold!r:.200}. Write numbers as text (str)"
         )
     if answer is None or _too_long(answer):
         return _NOTHING
@@ -108,8 +107,8 @@ def _check_number(tolerance: Fraction, answer: str | None, gold: str) -> Verdict
     expected = _read_number(gold) if isinstance(gold, str) else None
     if expected is None:
         raise ValueError(
-            "a gold answer must be a plainly written number, as 42, 0.5, 3/4 or 1e3; got "
-            f"{gold!r:.200}; repair the row, or use --verifier math"
+            "a gold answer must be a plainly written number, as 42, 0.5, 3/4 or 1e3, got "
+            f"{gold!r:.200}. Use --verifier math for others"
         )
     result = None if answer is None or _too_long(answer) else _read_number(answer)
     if result is None:
@@ -125,7 +124,7 @@ def _number(tolerance: str) -> Checker:
         value = Fraction(-1)
     if not 0 <= value < 1:
         raise ValueError(
-            "number:TOLERANCE takes a number of at least 0 and below 1, as number:1e-6; got "
+            "number:TOLERANCE takes a number of at least 0 and below 1, as number:1e-6, got "
             f"{tolerance!r}"
         )
     return Checker(
@@ -149,8 +148,7 @@ def _check_choice(answer: str | None, gold: str) -> Verdict:
     expected = _GOLD_LETTER.fullmatch(gold) if isinstance(gold, str) else None
     if expected is None:
         raise ValueError(
-            f"a gold answer must be the letter of an option, as C or (C); got {gold!r:.200}; "
-            "repair the row"
+            f"a gold answer must be the letter of an option, as C or (C), got {gold!r:.200}"
         )
     if answer is None or _too_long(answer):
         return _NOTHING
@@ -171,8 +169,7 @@ def _check_pattern(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
         _compiled(gold)
     except (TypeError, re.error, RecursionError, OverflowError) as error:
         raise ValueError(
-            f"a gold must be a regular expression of Python; got {gold!r:.200}: {error}; repair "
-            "the row"
+            f"a gold must be a regular expression of Python, got {gold!r:.200}: {error}"
         ) from None
     return _NOTHING if answer is None or _too_long(answer) else (answer, gold)
 
@@ -189,8 +186,7 @@ def _check_schema(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     schema = _json(gold) if isinstance(gold, str) else None
     if not isinstance(schema, (dict, bool)):
         raise ValueError(
-            'a gold must be a JSON schema as JSON text, as {"type": "object"}; got '
-            f"{gold!r:.200}; repair the row"
+            f'a gold must be a JSON schema as JSON text, as {{"type": "object"}}, got {gold!r:.200}'
         )
     return _NOTHING if answer is None or _too_long(answer, LONGEST_JSON) else (answer, gold)
 
@@ -227,7 +223,7 @@ def compare_schema(answer: str, gold: str) -> Verdict | None:
 
 def _check_math_verify(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     if not isinstance(gold, str) or not gold.strip():
-        raise ValueError(f"a gold answer must be text; got {gold!r:.200}; drop or repair the row")
+        raise ValueError(f"a gold answer must be text, got {gold!r:.200}")
     return _NOTHING if answer is None or _too_long(answer) else (answer, gold)
 
 
@@ -256,14 +252,14 @@ def _own(own: OwnFunction) -> Checker:
     if module == "__main__" or not name.isidentifier():
         raise ValueError(
             "a verifier of your own must be a function at the top of a module, because the workers "
-            f"import it; got {own.reference}; write it to a file and import it from there"
+            f"import it, got {own.reference}"
         )
     try:
         inspect.signature(own.function).bind("answer", "gold")
     except TypeError as error:
         raise ValueError(
-            f"a verifier is called with an answer and its gold; {own.reference} takes "
-            f"{inspect.signature(own.function)}: {error}; give it two parameters"
+            f"a verifier is called with an answer and its gold, but {own.reference} takes "
+            f"{inspect.signature(own.function)}: {error}"
         ) from error
     except ValueError:  # of some functions in C, which have no signature
         pass
@@ -279,7 +275,7 @@ def _own(own: OwnFunction) -> Checker:
 
 def _check_own(reference: str, answer: str | None, gold: str) -> Verdict | tuple[str, str]:
     if not isinstance(gold, str):
-        raise ValueError(f"a gold must be text; got {gold!r:.200}; drop or repair the row")
+        raise ValueError(f"a gold must be text, got {gold!r:.200}")
     if answer is None or len(answer) > LONGEST_JSON:
         return _NOTHING
     return answer, json.dumps({"import": reference, "gold": gold})
@@ -303,18 +299,17 @@ def compare_own(answer: str, question: str) -> Verdict | None:
         raise
     except Exception as error:
         raise OwnCodeError(
-            f"the verifier {requested['import']} must return True, False, a number or None; it "
-            f"raised {describe_exception(error)}; the answer was {answer!r:.200}, the gold "
-            f"{requested['gold']!r:.200}; mend it, and run the same command again, which resumes"
+            f"the verifier {requested['import']} must return True, False, a number or None, but it "
+            f"raised {describe_exception(error)} for the answer {answer!r:.200} and the gold "
+            f"{requested['gold']!r:.200}"
         ) from error
     if value is None:
         return _NOTHING
     if isinstance(value, (bool, int, float)) and not math.isnan(value):
         return _verdict(value >= 1, Kind.OWN)
     raise OwnCodeError(
-        f"the verifier {requested['import']} must return True, False, a number or None; got "
-        f"{value!r:.200} for the answer {answer!r:.200}; mend it, and run the same command again, "
-        "which resumes"
+        f"the verifier {requested['import']} must return True, False, a number or None, got "
+        f"{value!r:.200} for the answer {answer!r:.200}"
     )
 
 

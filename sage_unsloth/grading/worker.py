@@ -62,7 +62,7 @@ class Worker:
         self.pid: int | None = None
         self.kept_from: tuple[str, ...] = ()
         self.deaths = 0
-        self._asked = 0  # questions to this child
+        self._num_questions = 0  # questions to this child
         self._number = 0  # of the last question
         self._questions = self._replies = self._ready = -1  # file descriptors
 
@@ -73,28 +73,28 @@ class Worker:
             RuntimeError: it is not ready within `START_LIMIT`.
         """
         self.stop()
-        self._ready, theirs = os.pipe()
+        self._ready, child_end = os.pipe()
         self.process = subprocess.Popen(
             [
+                # -P: the current folder, which may be the user's, is not searched for modules.
                 *(sys.executable, "-P", "-c", _START),
-                *(json.dumps(sys.path), json.dumps([*self.arguments, theirs])),
+                *(json.dumps(sys.path), json.dumps([*self.arguments, child_end])),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            pass_fds=[theirs],
+            pass_fds=[child_end],
             env=allowed_environment(os.environ),
             start_new_session=True,  # Ctrl-C is the caller's to handle
         )
-        os.close(theirs)
+        os.close(child_end)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._questions, self._replies = self.process.stdin.fileno(), self.process.stdout.fileno()
         if not self._await_child():
             self.stop()
             raise RuntimeError(
-                f"a grading worker must start within {START_LIMIT:g} s and {self.arguments[2]:g} "
-                "GiB; it did not, and its message is on stderr; install what it misses, or raise "
-                "the limit"
+                f"a grading worker did not start within {START_LIMIT:g} s and "
+                f"{self.arguments[2]:g} GiB (its message is on stderr)"
             )
 
     def _await_child(self) -> bool:
@@ -109,8 +109,9 @@ class Worker:
                 return False
             line += part
         result = json.loads(line.splitlines()[-1])
-        self.pid, self.kept_from, self._asked = result["pid"], tuple(result["kept_from"]), 0
+        self.pid, self.kept_from, self._num_questions = result["pid"], tuple(result["kept_from"]), 0
         # What the child before it has written; this one has not been asked yet.
+        # Otherwise the next question would get the reply to the last one.
         while connection.wait([self._replies], 0) and os.read(self._replies, 65_536):
             pass
         return True
@@ -131,10 +132,11 @@ class Worker:
             RuntimeError: the worker cannot start, or the function raised.
             OwnCodeError: a verifier of a user's own raised.
         """
-        if self._asked >= QUESTIONS_PER_CHILD:
+        if self._num_questions >= QUESTIONS_PER_CHILD:
             self._end_child()
         reply = self._ask_child(question, cpu_limit)
-        if reply is None or (self._asked > 1 and reply.get("value", "") is None):
+        # Not for a fresh child: asking it again would give the same.
+        if reply is None or (self._num_questions > 1 and reply.get("value", "") is None):
             self._end_child()
             reply = self._ask_child(question, cpu_limit)
         if reply is None:
@@ -169,7 +171,7 @@ class Worker:
         if not runs or (self.pid is None and not self._await_child()):
             self.start()
         self._number += 1
-        self._asked += 1
+        self._num_questions += 1
         line = memoryview(json.dumps([self._number, *question]).encode() + b"\n")
         try:
             while line:  # a long one may go in parts
@@ -180,6 +182,8 @@ class Worker:
         deadline = time.monotonic() + (self.arguments[1] if cpu_limit is None else cpu_limit)
         latest, computed = deadline, self._computed()
         if cpu_limit is not None and computed is not None:
+            # Under load a child gets less than a processor. Its limit is of CPU time, and the wall
+            # clock only ends one that sleeps.
             latest += (PATIENCE - 1) * cpu_limit
         while reply.get("number") != self._number and "refused" not in reply:
             received = self._read_reply(deadline)
@@ -200,6 +204,7 @@ class Worker:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return None
+        # After the last ")", because the name of a process may contain spaces and brackets.
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -244,6 +249,7 @@ class Worker:
         if self.process is None:
             return
         if self.process.poll() is None:
+            # The whole group, since children were forked from it.
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.__exit__(None, None, None)  # closes the pipes, at which a child ends
         os.close(self._ready)

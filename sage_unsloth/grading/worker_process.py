@@ -70,6 +70,7 @@ def serve(
     os.dup2(2, 1)  # what a library prints goes to stderr: only replies may reach the pipe
     module, name = function.split(":")
     call = getattr(importlib.import_module(module), name)
+    # Imports and caches are made before the fork, once for all children.
     for question in (("x", "x"), *typical):
         call(*question)
     gc.freeze()  # so that the children share the memory of what is imported
@@ -117,6 +118,7 @@ def _answer(
     os.dup2(silence, 1)
     if confine(lambda event: reply({"refused": event})):
         kept_from = [*kept_from, "landlock"]
+    # After confinement and before the first question: the caller can trust this line alone.
     os.write(ready_pipe, json.dumps({"pid": os.getpid(), "kept_from": kept_from}).encode() + b"\n")
     os.close(ready_pipe)
     os.dup2(silence, 2)  # what a library says about an answer holds the answer's text
@@ -126,6 +128,7 @@ def _answer(
         # The caller kills a late child. The alarm ends one whose caller is gone, and the limit on
         # CPU time one that has turned the alarm off.
         signal.setitimer(signal.ITIMER_REAL, 2 * time_limit + 1)
+        # The limit counts from the start of the process, so it is moved on with each question.
         seconds = math.ceil(time.process_time() + 2 * time_limit + 1)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         number, *question = json.loads(line)
@@ -139,6 +142,8 @@ def _answer(
         except Exception:
             answer = {"number": number, "error": traceback.format_exc()}
         signal.setitimer(signal.ITIMER_REAL, 0)
+        # Peaks and not the present size: a library may have caught MemoryError and freed what it
+        # held.
         resident, reserved = _peaks()
         if reserved > memory_limit - RESERVE:
             raise MemoryError

@@ -42,8 +42,8 @@ class Workers:
     ):
         if count < 1 or time_limit <= 0 or memory_limit_gib <= 0:
             raise ValueError(
-                "workers must be >= 1 and both limits > 0; "
-                f"got workers={count}, {time_limit=}, {memory_limit_gib=}"
+                f"workers must be >= 1 and both limits > 0, got workers={count}, {time_limit=}, "
+                f"{memory_limit_gib=}"
             )
         self.all = [Worker(function, time_limit, memory_limit_gib, typical) for _ in range(count)]
         self.time_limit = time_limit

@@ -66,28 +66,28 @@ class AdaptiveGuide:
     def __post_init__(self) -> None:
         check_clip(self.q_min, self.q_max)
         if not isinstance(self.guide, Guide) or isinstance(self.guide, SteeredGuide):
-            raise TypeError(f"guide must be a guide that is not steered itself; got {self.guide!r}")
+            raise TypeError(f"guide must not be an AdaptiveGuide itself, got {self.guide!r}")
+        # Clipping makes E[log q] of Random and of a teacher negative, and more so the stronger they
+        # are: the loop would push the wrong way.
         below_one = isinstance(self.guide, RandomGuide) or "teacher_logps" in self.guide.needs
         if self.keeps == "log_guide" and below_one:
             raise ValueError(
-                "keeps='log_guide' needs a guide whose mean log q grows with its strength; that of "
-                f"{type(self.guide).__name__} is below 0, so the strength would run to its "
-                f"bound; set keeps='entropy'"
+                "keeps='log_guide' needs a guide whose mean log q grows with its strength, but "
+                f"that of {type(self.guide).__name__} is below 0. Set keeps='entropy'"
             )
         if self.keeps not in KEPT:
-            raise ValueError(f"keeps must be one of {', '.join(KEPT)}; got {self.keeps!r}")
+            raise ValueError(f"keeps must be one of {', '.join(KEPT)}, got {self.keeps!r}")
         if not (math.isfinite(self.target) and self.target > 0):
             raise ValueError(
-                f"target must be finite and > 0 because the error is relative to it; got "
+                "target must be finite and > 0 because the error is relative to it, got "
                 f"{self.target}"
             )
         if not 0 < self.gain <= 1:
-            raise ValueError(f"gain must be in (0, 1]; got {self.gain}")
+            raise ValueError(f"gain must be in (0, 1], got {self.gain}")
         if not 0 < self.min_strength <= 1 <= self.max_strength < math.inf:
             raise ValueError(
-                "min_strength and max_strength must be finite with 0 < min <= 1 <= max because "
-                "the strength begins at 1; "
-                f"got {self.min_strength} and {self.max_strength}"
+                "min_strength and max_strength must be finite with 0 < min <= 1 <= max (the "
+                f"strength begins at 1), got {self.min_strength} and {self.max_strength}"
             )
 
     @property
@@ -111,6 +111,7 @@ class AdaptiveGuide:
         log_guide = self.guide.log_guide(
             signals, step=step, max_steps=max_steps, generator=generator
         )
+        # κ · log q is q^κ, clipped again because q^κ can leave the bounds.
         return clip_guide(self.strength * log_guide, signals.mask, self.q_min, self.q_max)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
@@ -118,7 +119,9 @@ class AdaptiveGuide:
         `sage_unsloth.objective.guide_metrics`.
         """
         error = 1 - metrics[KEPT[self.keeps]] / self.target
+        # One bad batch must not move the strength far: entropies jump when lengths do.
         error = min(max(error, -ERROR_MAX), ERROR_MAX)
+        # Relative steps, so that the strength cannot change its sign.
         moved = self.strength * (1 + self.gain * error)
         self.strength = min(max(moved, self.min_strength), self.max_strength)
 

@@ -77,11 +77,12 @@ class AdvantageRule:
                 returned something else than finite advantages, (P, G).
         """
         given = {name: signals[name] for name in self.needs}
+        # A copy, since a rule of the user may write into it, and TRL logs the rewards afterwards.
         result = self.function(rewards.clone(), **given, **self.settings)
         fits = isinstance(result, Tensor) and result.shape == rewards.shape
         if not fits or not result.is_floating_point() or not result.isfinite().all():
             raise ValueError(
-                f"a rule must return a finite advantage for each reward, {tuple(rewards.shape)}; "
+                f"a rule must return a finite advantage for each reward, {tuple(rewards.shape)}, "
                 f"got {result!r:.100} from advantages={self.text!r}"
             )
         return result.detach().to(rewards.dtype)
@@ -95,6 +96,7 @@ class AdvantageRule:
             rewards: (P, G).
             step, max_steps: the optimizer step, and how many there are.
         """
+        # Any different numbers do: whether a group teaches does not depend on which.
         ranks = -1.0 - torch.arange(rewards.shape[1], device=rewards.device).expand(rewards.shape)
         result = self(rewards, mean_logps=ranks, step=step, max_steps=max_steps)
         return (result != 0).any(1)
@@ -106,6 +108,7 @@ class AdvantageRule:
             ValueError: the rule does not take groups of that size.
         """
         numbers = torch.arange(num_generations)
+        # Row c has c right answers.
         rewards = (numbers < torch.arange(num_generations + 1).unsqueeze(1)).float()
         return [c for c, taught in enumerate(self.teaches(rewards).tolist()) if not taught]
 
@@ -137,8 +140,8 @@ def advantage_rule(rule: Rule) -> AdvantageRule:
         function = _checked_function(named_object(name, "a rule for advantages"), name)
     else:
         raise ValueError(
-            f"advantages must be one of {', '.join(RULES)}, or module:function for a rule of your "
-            f"own; got {rule!r}"
+            f"advantages must be one of {', '.join(RULES)}, or your own module:function, got "
+            f"{rule!r}"
         )
     known = [*inspect.signature(function).parameters][1:]
     known = [parameter for parameter in known if parameter not in SIGNALS]
@@ -161,9 +164,8 @@ def check_rule(rule: Rule, num_generations: int, *, any_reward: bool = False) ->
     rule = advantage_rule(rule)
     if len(rule.silent_counts(num_generations)) == num_generations + 1:
         raise ValueError(
-            f"advantages={rule.text!r} gives every group of {num_generations} completions the "
-            "advantage 0, whatever their rewards of 0 and 1, so nothing would be learned; change "
-            "its settings, or num_generations"
+            f"advantages={rule.text!r} gives every completion in groups of {num_generations} the "
+            "advantage 0, whatever its rewards of 0 and 1. Change its settings, or num_generations"
         )
     if any_reward:
         try:
@@ -175,7 +177,7 @@ def check_rule(rule: Rule, num_generations: int, *, any_reward: bool = False) ->
 def _checked_function(function: Any, name: str) -> Callable[..., Tensor]:
     if not callable(function) or isinstance(function, type):
         raise ValueError(
-            f"a rule for advantages must be a function of the rewards (P, G); got {name}, "
+            f"a rule for advantages must be a function of the rewards (P, G), got {name}, "
             f"{function!r:.100}"
         )
     parameters = [*inspect.signature(function).parameters.values()]
@@ -186,9 +188,8 @@ def _checked_function(function: Any, name: str) -> Callable[..., Tensor]:
     ]
     if not parameters or open_ones:
         raise ValueError(
-            "a rule for advantages takes the rewards, and by name what it needs of "
-            f"{', '.join(SIGNALS)}; other arguments need a default; {name} has "
-            f"{inspect.signature(function)}"
+            f"a rule for advantages takes the rewards, {', '.join(SIGNALS)} by name, and arguments "
+            f"with a default, but {name} has {inspect.signature(function)}"
         )
     return cast(Callable[..., Tensor], function)
 
@@ -209,13 +210,12 @@ def rule_settings(texts: Iterable[str], known: Collection[str], rule: str) -> di
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or key not in known:
             raise ValueError(
-                f"settings of {rule} are NAME=VALUE of "
-                f"{', '.join(known) or 'none: it has no settings'}; got {text!r}"
+                f"settings of {rule} are NAME=VALUE of {', '.join(known) or 'none'}, got {text!r}"
             )
         try:
             settings[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            raise ValueError(f"{key} of {rule} must be a number; got {value!r}") from None
+            raise ValueError(f"{key} of {rule} must be a number, got {value!r}") from None
         if type(settings[key]) not in (int, float):
-            raise ValueError(f"{key} of {rule} must be a number; got {value}")
+            raise ValueError(f"{key} of {rule} must be a number, got {value}")
     return settings

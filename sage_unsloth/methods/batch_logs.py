@@ -10,6 +10,7 @@ def completion_lengths(trainer: Any, completion_ids: list[list[int]]) -> dict[st
     """Unsloth's metrics of a batch's completion lengths, in tokens."""
     ends = {*trainer.eos_token_ids, getattr(trainer, names.TOKENIZER).pad_token_id}
     lengths = [len(ids) for ids in completion_ids]
+    # As Unsloth counts: a completion that ends in padding had an EOS before it.
     ended = [len(ids) for ids in completion_ids if ids[-1] in ends]
     values = {"completions/clipped_ratio": 1 - len(ended) / len(lengths)}
     for name, of in (("", lengths), ("terminated_", ended or [0])):
@@ -38,6 +39,7 @@ class RewardLogs:
     def __init__(self, trainer: Any) -> None:
         self.columns = getattr(trainer, names.EXTRA_LOGS)
         self.extra = {name: list(values) for name, values in self.columns.items()}
+        # TRL appends to the same lists when it grades the replacements.
         self.columns.clear()
         self.solutions = [r for r in trainer.reward_funcs if isinstance(r, KeepsLastBatch)]
         self.graded = [list(reward.last_batch) for reward in self.solutions]
@@ -46,6 +48,7 @@ class RewardLogs:
     def put(self, places: list[int], new: "RewardLogs") -> None:
         """Put those of `new` in these places."""
         for name in new.extra.keys() - self.extra.keys():
+            # A reward function may log a column for some completions only.
             self.extra[name] = [None] * (max(places) + 1)
         for name, values in self.extra.items():
             values += [None] * (max(places) + 1 - len(values))

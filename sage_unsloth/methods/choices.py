@@ -57,17 +57,17 @@ def check_choices(
 def check_places(credit: str, kl_in: str) -> None:
     """Raise ValueError unless these are known."""
     if credit not in CREDITS:
-        raise ValueError(f"credit must be one of {CREDITS}; got {credit!r}")
+        raise ValueError(f"credit must be one of {CREDITS}, got {credit!r}")
     if kl_in not in KL_PLACES:
-        raise ValueError(f"kl_in must be one of {KL_PLACES}; got {kl_in!r}")
+        raise ValueError(f"kl_in must be one of {KL_PLACES}, got {kl_in!r}")
 
 
 def _check_penalty(kl_estimator: str, beta: float) -> None:
     check_kl_estimator(kl_estimator)
     if kl_estimator in PENALTIES and beta == 0.0:
         raise ValueError(
-            f"beta must not be 0 because kl_estimator={kl_estimator!r} chooses the KL penalty, and "
-            f"beta = 0 drops it; got beta={beta}; set beta=0.05, or leave kl_estimator at 'k3'"
+            f"beta must not be 0 with kl_estimator={kl_estimator!r}, which chooses the KL penalty, "
+            f"got beta={beta}. Set beta=0.05, or leave kl_estimator at 'k3'"
         )
 
 
@@ -76,16 +76,15 @@ def _check_credit(credit: str, kl_estimator: str, beta: float, guide: Guide | No
         return
     if kl_estimator not in REVERSE_KL_ESTIMATORS or beta == 0.0:
         raise ValueError(
-            "credit='sequence' completes a penalty with the reverse KL's gradient, so kl_estimator "
-            f"must be one of {REVERSE_KL_ESTIMATORS} and beta not 0; got "
-            f"kl_estimator={kl_estimator!r} and beta={beta}; change these, or use credit='token'"
+            "credit='sequence' needs a reverse KL, so kl_estimator must be one of "
+            f"{REVERSE_KL_ESTIMATORS} and beta not 0, got kl_estimator={kl_estimator!r} and "
+            f"beta={beta}. Change these, or use credit='token'"
         )
     if guide is not None and not (isinstance(guide, CausalGuide) and guide.causal):
         raise ValueError(
-            "credit='sequence' needs a guide that reads no later token, because it pays a token "
-            f"only for those after it; got {guide!r} without causal=True; set norm='causal' of a "
-            "TokenGuide, give a guide of your own the attribute causal = True if it is so, or use "
-            "credit='token'"
+            f"credit='sequence' needs a guide that reads no later token, got {guide!r} without "
+            "causal=True. Set norm='causal' of a TokenGuide, give a causal guide of your own the "
+            "attribute causal = True, or use credit='token'"
         )
 
 
@@ -96,14 +95,14 @@ def _check_kl_in(
         return
     if beta == 0.0:
         raise ValueError(
-            "kl_in='reward' takes β times the KL from the reward, so beta must not be 0; got "
-            f"beta={beta}; set beta=0.05, or leave kl_in at 'loss'"
+            "beta must not be 0 with kl_in='reward', which takes β times the KL from the reward, "
+            f"got beta={beta}. Set beta=0.05, or leave kl_in at 'loss'"
         )
     if guide is not None or kl_estimator != "k3" or credit != "token":
         raise ValueError(
-            "kl_in='reward' takes the KL out of the loss, where a guide, another kl_estimator than "
-            f"'k3' and credit='sequence' act; got guide={guide!r:.100}, kl_estimator="
-            f"{kl_estimator!r} and credit={credit!r}; leave these out, or kl_in at 'loss'"
+            "kl_in='reward' takes the KL out of the loss, where a guide, kl_estimator and "
+            f"credit='sequence' act, got guide={guide!r:.100}, kl_estimator={kl_estimator!r} and "
+            f"credit={credit!r}. Leave these out, or kl_in at 'loss'"
         )
 
 

@@ -68,10 +68,11 @@ def clip_cov(
     _check_share(share, "clip-cov")
     if not low < high:
         raise ValueError(
-            f"low must be below high for token_advantages='clip-cov'; got {low} and {high}"
+            f"low must be below high for token_advantages='clip-cov', got {low} and {high}"
         )
     cov = covariance(signals.policy_logps, advantages, signals.mask)
     band = ((cov > low) & (cov < high) & signals.mask.bool()).flatten().nonzero().squeeze(1)
+    # On the generator's device, so that a resumed run on another card drops the same tokens.
     order = torch.randperm(len(band), generator=generator).to(band.device)
     return _place_values(advantages, signals.mask, band[order[: _count(share, signals.mask)]], 0.0)
 
@@ -106,7 +107,7 @@ def kl_cov(
     """
     _check_share(share, "kl-cov")
     if coef < 0 or not math.isfinite(coef):
-        raise ValueError(f"coef must be >= 0 for token_advantages='kl-cov'; got {coef}")
+        raise ValueError(f"coef must be >= 0 for token_advantages='kl-cov', got {coef}")
     if old_logps is None:
         return advantages
     valid = signals.mask.bool()
@@ -118,6 +119,7 @@ def kl_cov(
         count = 0
     chosen = cov.topk(count).indices
     log_ratio = torch.where(valid, signals.policy_logps.float() - old_logps.float(), 0.0)
+    # exp(−log ρ) undoes the loss's factor ρ: the penalty itself is not weighted by the ratio.
     change = coef * log_ratio.sign() * (-log_ratio).exp()
     return _place_values(wide, signals.mask, chosen, (wide - change).flatten()[chosen])
 
@@ -125,7 +127,7 @@ def kl_cov(
 def _check_share(share: float, name: str) -> None:
     if not 0 < share <= 1:
         raise ValueError(
-            f"share must be above 0 and at most 1 for token_advantages={name!r}; got {share}"
+            f"share must be above 0 and at most 1 for token_advantages={name!r}, got {share}"
         )
 
 

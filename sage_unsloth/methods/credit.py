@@ -41,6 +41,7 @@ def credit_sequences(trainer: Any) -> Iterator[None]:
         groups: Tensor,
         metrics: dict[str, Tensor],
     ) -> Tensor:
+        # Read at each batch: advantages_by may be opened around or inside this context.
         rule = rule_in_force(trainer)
         advantages, credit = with_sequence_credit(
             advantages,
@@ -72,30 +73,28 @@ def _check_trainer(trainer: Any, choice: Choice) -> None:
     args = trainer.args
     if args.per_device_train_batch_size % trainer.num_generations:
         raise ValueError(
-            "credit='sequence' needs all completions of a prompt in one process, so "
+            "credit='sequence' needs all completions of a prompt in one process: "
             "per_device_train_batch_size must be a multiple of "
-            f"num_generations={trainer.num_generations}; got {args.per_device_train_batch_size} in "
-            f"each of {trainer.accelerator.num_processes} processes; raise it, use fewer "
+            f"num_generations={trainer.num_generations}, got {args.per_device_train_batch_size} in "
+            f"each of {trainer.accelerator.num_processes} processes. Raise it, use fewer "
             "processes, or credit='token'"
         )
     if args.importance_sampling_level != "token" or args.loss_type not in LOSS_TYPES:
         raise ValueError(
-            "credit='sequence' gives each token an advantage of its own, so "
-            f"importance_sampling_level must be 'token' and loss_type one of {LOSS_TYPES}; got "
-            f"{args.importance_sampling_level!r} and {args.loss_type!r}; change these, or use "
-            "credit='token'"
+            "credit='sequence' has advantages of tokens, so importance_sampling_level must be "
+            f"'token' and loss_type one of {LOSS_TYPES}, got {args.importance_sampling_level!r} "
+            f"and {args.loss_type!r}. Change these, or use credit='token'"
         )
     if trainer.eval_dataset is not None and trainer.num_generations_eval < 2:
         raise ValueError(
-            "credit='sequence' compares completions of a prompt, in evaluation too, so "
-            f"num_generations_eval must be >= 2; got {trainer.num_generations_eval}; raise it, or "
-            "evaluate outside this context"
+            "credit='sequence' compares completions of a prompt, so num_generations_eval must be "
+            f">= 2, got {trainer.num_generations_eval}. Raise it, or evaluate outside this context"
         )
     if args.steps_per_generation != 1 or args.gradient_accumulation_steps != 1:
         raise ValueError(
-            "credit='sequence' needs all completions of a prompt in one micro-batch, so "
-            "gradient_accumulation_steps and steps_per_generation must be 1; got "
-            f"{args.gradient_accumulation_steps} and {args.steps_per_generation}; raise "
+            "credit='sequence' needs all completions of a prompt in one micro-batch: "
+            "gradient_accumulation_steps and steps_per_generation must be 1, got "
+            f"{args.gradient_accumulation_steps} and {args.steps_per_generation}. Raise "
             "per_device_train_batch_size instead (Unsloth's unsloth_grpo_mini_batch splits it for "
             "memory)"
         )
@@ -163,8 +162,10 @@ def _sequence_credit(
     dtype = torch.promote_types(per_token_logps.dtype, torch.float32)
     per_token_logps, ref_per_token_logps = per_token_logps.to(dtype), ref_per_token_logps.to(dtype)
     valid = completion_mask.bool()
+    # Bounded as in Unsloth's loss, so that one rare token does not decide every token before it.
     kl = k3(per_token_logps, ref_per_token_logps, k3_max=UNSLOTH_K3_MAX)
     others = _others(groups).to(kl.dtype)
+    # Without completion i itself, or its own return would bias its gradient.
     weights = others / others.sum(-1, keepdim=True)
     earned = torch.where(valid, -kl, 0.0)
     if log_guide is None:
@@ -173,6 +174,7 @@ def _sequence_credit(
     else:
         log_guide = torch.where(valid, log_guide.to(kl.dtype), 0.0)
         tokens = valid.sum(-1, dtype=kl.dtype)
+        # Mean log q per token of the others: what length alone would earn.
         mean = (others @ log_guide.sum(-1)) / (others @ tokens).clamp(min=1)
         later, count = _sum_of_later(earned + log_guide), _sum_of_later(valid.to(kl.dtype))
         result = later - weights @ later - mean.unsqueeze(1) * (count - weights @ count)
@@ -181,6 +183,7 @@ def _sequence_credit(
 
 def _sum_of_later(values: Tensor) -> Tensor:
     """Σ_{t' > t} values_t', (B, T)."""
+    # A reversed cumulative sum includes t itself, which the penalty in the loss pays already.
     return values.flip(-1).cumsum(-1).flip(-1) - values
 
 
@@ -202,9 +205,8 @@ def _others(groups: Tensor) -> Tensor:
     others.fill_diagonal_(False)
     if not others.any(-1).all():
         raise ValueError(
-            "credit='sequence' compares a completion with others of its prompt, so a micro-batch "
-            "must hold at least two of "
-            f"each; got groups {groups.tolist()}"
+            "with credit='sequence' a micro-batch must hold at least two completions of each "
+            f"prompt, got groups {groups.tolist()}"
         )
     return others
 

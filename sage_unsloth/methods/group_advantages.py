@@ -84,7 +84,7 @@ def w_reinforce(rewards: Tensor, *, weight: float = 0.1) -> Tensor:
         ValueError: a reward is neither 0 nor 1, or the weight is negative.
     """
     if weight < 0:
-        raise ValueError(f"weight must be >= 0 for advantages='w-reinforce'; got {weight}")
+        raise ValueError(f"weight must be >= 0 for advantages='w-reinforce', got {weight}")
     return _by_count(rewards, "w-reinforce", lambda n, c: (weight, -1.0))
 
 
@@ -115,6 +115,7 @@ def pkpo(
     """
     k = _checked_k("pkpo", rewards, k, most=rewards.shape[1])
     if k_last is not None:
+        # max_steps − 1, so that the last step has exactly k_last.
         last = _checked_k("pkpo", rewards, k_last, most=rewards.shape[1], name="k_last")
         k = round(k + (last - k) * min(1.0, step / max(1, max_steps - 1)))
 
@@ -179,7 +180,10 @@ def pass_at_k(rewards: Tensor, *, k: int | None = None) -> Tensor:
         if k >= n:
             return 0.0, 0.0
         failing = comb(n - c, k) / comb(n, k)  # 1 − R̄
+        # Population deviation of a 0/1 reward over all subsets; 1e-6 as in the paper's code.
         sigma = sqrt(failing * (1 - failing)) + 1e-6
+        # Subsets of failures that leave one wrong completion out; with none wrong there is no such
+        # one.
         without = comb(n - c - 1, k - 1) / comb(n - 1, k - 1) if c < n else 0.0
         return failing / sigma, (failing - without) / sigma
 
@@ -201,7 +205,7 @@ def rs_grpo(rewards: Tensor, *, beta: float = 2.0) -> Tensor:
         ValueError: β is not positive.
     """
     if not beta > 0:
-        raise ValueError(f"beta must be > 0 for advantages='rs-grpo'; got {beta}")
+        raise ValueError(f"beta must be > 0 for advantages='rs-grpo', got {beta}")
 
     def risk_seeking(group: Tensor) -> Tensor:
         if (group == group[0]).all():
@@ -230,11 +234,12 @@ def unlikeliness(rewards: Tensor, *, mean_logps: Tensor, weight: float = 0.25) -
         ValueError: the weight is out of range.
     """
     if not 0 <= weight <= 1:
-        raise ValueError(f"weight must be in [0, 1] for advantages='unlikeliness'; got {weight}")
+        raise ValueError(f"weight must be in [0, 1] for advantages='unlikeliness', got {weight}")
 
     def ranked(group: Tensor, logps: Tensor) -> Tensor:
         if (group == group[0]).all():
             return torch.zeros_like(group)
+        # argsort of argsort is the rank; stable, so that equal completions keep their order.
         rank = logps.argsort(stable=True).argsort().to(group.dtype)
         return _standardise(group * (1 - weight * rank / len(group)))
 
@@ -255,7 +260,7 @@ def f_grpo(rewards: Tensor, *, gamma: float = 0.5) -> Tensor:
         ValueError: γ is negative, or a reward is neither 0 nor 1.
     """
     if not gamma >= 0:
-        raise ValueError(f"gamma must be >= 0 for advantages='f-grpo'; got {gamma}")
+        raise ValueError(f"gamma must be >= 0 for advantages='f-grpo', got {gamma}")
     _check_binary(rewards, "f-grpo")
 
     def gated(group: Tensor) -> Tensor:
@@ -283,7 +288,7 @@ def ucpo(rewards: Tensor, *, mean_logps: Tensor, tau: float = 0.1, alpha: float 
     """
     if not (tau >= 0 and alpha >= 0):
         raise ValueError(
-            f"tau and alpha must be >= 0 for advantages='ucpo'; got tau={tau} and alpha={alpha}"
+            f"tau and alpha must be >= 0 for advantages='ucpo', got tau={tau} and alpha={alpha}"
         )
     _check_binary(rewards, "ucpo")
 
@@ -318,6 +323,7 @@ def _score_group(rewards: Tensor, of_group: Callable[..., Tensor], *others: Tens
     """
     result = torch.zeros_like(rewards)
     for row, group in enumerate(rewards):
+        # nan is a completion that no reward had something to say of. It is outside its group.
         scored = ~group.isnan()
         if scored.any():
             given = (values[row][scored].double() for values in others)
@@ -348,9 +354,9 @@ def _check_binary(rewards: Tensor, name: str) -> None:
     others = rewards[~((rewards == 0) | (rewards == 1) | rewards.isnan())]
     if len(others):
         raise ValueError(
-            f"advantages={name!r} counts right answers, so every reward must be 0 or 1; got "
-            f"{others[0].item():g}; use one reward of 0 and 1 (or weights that add up to it), or "
-            "advantages='rs-grpo', which takes any reward"
+            f"advantages={name!r} counts right answers, so every reward must be 0 or 1, got "
+            f"{others[0].item():g}. Use one such reward (or weights that add up to it), or "
+            "advantages='rs-grpo'"
         )
 
 
@@ -360,6 +366,6 @@ def _checked_k(rule: str, rewards: Tensor, k: int | None, *, most: int, name: st
     if not isinstance(k, int) or not 1 <= k <= most:
         raise ValueError(
             f"{name} must be a whole number from 1 to {most} for advantages={rule!r} in groups of "
-            f"{size}; got {name}={k}; lower it, or raise num_generations"
+            f"{size}, got {name}={k}"
         )
     return k

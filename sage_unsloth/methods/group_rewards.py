@@ -128,10 +128,13 @@ class _Groups:
         trainer = self.trainer
         self.graded.clear()
         batch = proceed(inputs)
+        # In evaluation the advantages train nothing and TRL's own are logged.
         if not trainer.model.training:
             return batch
         rewards = _checked_rewards(trainer, self.graded, batch)
         if self.term is not None:
+            # A term with a value for each completion of this process; the rewards are of all
+            # processes.
             rewards = rewards + trainer.accelerator.gather(self.term(batch)).to(rewards)
         advantages = _advantages(trainer, self.rule, rewards, batch)
         first = trainer.accelerator.process_index * len(batch["advantages"])
@@ -150,16 +153,15 @@ def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
     check_rule(rule, trainer.num_generations, any_reward=in_reward)
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
-            f"advantages={rule.text!r} is a rule for the sum of the rewards, so "
-            "multi_objective_aggregation must be 'sum_then_normalize'; got "
-            f"{trainer.multi_objective_aggregation!r}; change it, or leave advantages at 'grpo' "
-            "and kl_in at 'loss'"
+            f"advantages={rule.text!r} needs the sum of the rewards, so "
+            "multi_objective_aggregation must be 'sum_then_normalize', got "
+            f"{trainer.multi_objective_aggregation!r}"
         )
     if seam_of(trainer).name == "unsloth" and drops_equal_rewards():
         raise ValueError(
             f"advantages={rule.text!r} may learn from groups of equal rewards, which "
-            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops; unset it, or leave advantages at 'grpo' "
-            "and kl_in at 'loss'"
+            "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops. Unset it, or use advantages='grpo' and "
+            "kl_in='loss'"
         )
 
 
@@ -171,6 +173,7 @@ def total_rewards(trainer: Any, rewards: Tensor) -> Tensor:
         rewards: of each completion and function, (B, F).
     """
     totals = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
+    # nansum of nothing is 0, which would be a reward.
     return torch.where(rewards.isnan().all(1), torch.nan, totals)
 
 
@@ -197,7 +200,7 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
     if [tuple(rewards.shape) for rewards in graded] != [expected]:
         raise ContractError(
             f"{names.ROLLOUT} must call {names.REWARDS} once, for the rewards of all processes",
-            found=[tuple(rewards.shape) for rewards in graded],
+            actual=[tuple(rewards.shape) for rewards in graded],
             expected=[expected],
         )
     rewards = total_rewards(trainer, graded[0])
@@ -205,11 +208,12 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
     of_trl = _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     of_trl = of_trl[first : first + len(batch["advantages"])]
     result = batch["advantages"]
+    # In 16 bits the trainer's advantages have three digits.
     if not torch.allclose(result.float(), of_trl.to(result.device).float(), rtol=1e-3, atol=1e-4):
         raise ContractError(
             f"the advantages of {names.ROLLOUT} must be those of the rewards of {names.REWARDS}, "
             "in its order",
-            found=result.tolist(),
+            actual=result.tolist(),
             expected=of_trl.tolist(),
         )
     return rewards
@@ -220,6 +224,8 @@ def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
     groups = rewards.view(-1, num_generations)
     centred = groups - groups.nanmean(1, keepdim=True)
     if scale != "none":
+        # nan-aware throughout, as TRL's: a completion that no function rewards has no part in the
+        # group.
         of = centred if scale == "group" else (rewards - rewards.nanmean()).unsqueeze(0)
         count = (~of.isnan()).sum(1, keepdim=True)
         deviation = (of.square().nansum(1, keepdim=True) / (count - 1)).sqrt()
@@ -239,6 +245,7 @@ def _advantages(
     if rule.is_grpo:
         return _of_trl(rewards, trainer.num_generations, trainer.scale_rewards)
     if "mean_logps" in rule.needs:
+        # The mean and not the sum, or a long completion would always be the unlikely one.
         lengths = token_mask(trainer, batch).sum(1)
         own = drawn_logps(trainer, batch).sum(1) / lengths.clamp(min=1)
         signals["mean_logps"] = trainer.accelerator.gather(own).to(rewards).view(shape)
@@ -294,6 +301,7 @@ def _logps(trainer: Any, batch: dict[str, Any], logps: Tensor | None, model: Any
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:
     """In the place of TRL's, which it has just appended."""
     logged = getattr(trainer, names.TABLE)["advantages"]
+    # A deque with a maximal length: it may hold fewer than were appended.
     for _ in range(min(len(advantages), len(logged))):
         logged.pop()
     logged.extend(advantages.tolist())

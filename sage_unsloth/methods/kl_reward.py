@@ -37,6 +37,7 @@ def kl_in_reward(trainer: Any) -> Iterator[None]:
 
     def term(batch: dict[str, Any]) -> Tensor:
         scored = drawn_logps(trainer, batch), reference_logps(trainer, batch)
+        # From 0, since `roll_out` adds the term to the rewards.
         nothing = torch.zeros_like(batch["advantages"])
         return less_kl(nothing, *scored, token_mask(trainer, batch), beta=beta)
 
@@ -77,5 +78,6 @@ def less_kl(
     Returns:
         (B,), in units of reward.
     """
+    # k1 and not k3: k3's gradient as a reward is not that of the KL over completions.
     difference = torch.where(completion_mask.bool(), logps.float() - ref_logps.float(), 0.0)
     return rewards - beta * difference.sum(1).to(rewards)

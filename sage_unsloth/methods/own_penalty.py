@@ -66,6 +66,7 @@ def kl_penalty(
     seam = seam_of(trainer)
     _check_bound(kl_estimator, bounded, seam.bounds_k3)
     of_trainer = kl_estimator not in PENALTIES and bounded in (None, seam.bounds_k3)
+    # The trainer's default: nothing to check, replace or record.
     if of_trainer and kl_estimator == "k3":
         yield
         return
@@ -79,6 +80,7 @@ def kl_penalty(
         if of_trainer:
             yield
             return
+        # Only "k3" and "k3-is" with another bound come here without an entry in the table.
         penalty = PENALTIES.get(kl_estimator) or partial(k3, k3_max=UNSLOTH_K3_MAX)
         inside = _inside_unsloth if seam.name == "unsloth" else _inside_trl
         with listening(trainer, "kl_penalty", **inside(seam, kl_estimator, penalty, trainer)):
@@ -149,13 +151,12 @@ def _check_bound(kl_estimator: str, bounded: bool | None, bounds_k3: bool) -> No
         return
     if kl_estimator in PENALTIES:
         raise ValueError(
-            "bounded is of the estimators 'k3' and 'k3-is', since the others have bounds of "
-            f"their own; got {bounded} and kl_estimator={kl_estimator!r}; leave it out"
+            f"bounded is for the estimators 'k3' and 'k3-is' only, got {bounded} and "
+            f"kl_estimator={kl_estimator!r}"
         )
     if bounds_k3 and not bounded:
         raise ValueError(
-            "bounded must be True or None with Unsloth's trainer, whose loss bounds k3; got "
-            "False; leave it out, or train with TRL's own trainer, without Unsloth"
+            "bounded must be True or None with Unsloth's trainer, whose loss bounds k3, got False"
         )
 
 
@@ -165,15 +166,13 @@ def _check_own_penalty(trainer: Any, kl_estimator: str) -> None:
         return
     if trainer.args.loss_type not in LOSS_TYPES:
         raise ValueError(
-            f"loss_type must be one of {LOSS_TYPES} for kl_estimator={kl_estimator!r}, because the "
-            "penalty is reduced as these reduce the loss; got "
-            f"loss_type={trainer.args.loss_type!r}; change it, or use 'k3' or 'k3-is'"
+            f"loss_type must be one of {LOSS_TYPES} for kl_estimator={kl_estimator!r}, got "
+            f"loss_type={trainer.args.loss_type!r}"
         )
     if rejection := rollout_rejection():
         raise ValueError(
             f"UNSLOTH_GRPO_ROLLOUT_RS must not be set with kl_estimator={kl_estimator!r}, because "
-            "Unsloth's versions differ in whether a rejected token keeps its penalty; got "
-            f"{rejection!r}; unset it, or use 'k3' or 'k3-is'"
+            f"Unsloth's versions differ in what a rejected token keeps, got {rejection!r}"
         )
 
 
@@ -185,7 +184,7 @@ def check_switches(kernel: Any) -> None:
     if missing := sorted(POLICY_ONLY.keys() - read):
         raise ContractError(
             f"{names.KERNEL} must read these settings of the policy term",
-            found=f"none named {', '.join(missing)}",
+            actual=f"none named {', '.join(missing)}",
             expected=sorted(POLICY_ONLY),
         )
 
@@ -224,6 +223,7 @@ def make_kernel(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Cal
         values = penalty(torch.where(valid, new, 0.0), torch.where(valid, ref, 0.0))
         # At ratio 1 the policy term of a token is −A, so A = −penalty reduces the penalty exactly
         # as this loss_type reduces the loss.
+        # new = old, so the importance ratio is 1, the clip does nothing, and only −A is left.
         at_ratio_one = torch.zeros_like(new)
         reduced = kernel(
             None,
@@ -272,7 +272,7 @@ def rewritten_loss(loss: types.FunctionType) -> types.FunctionType:
     if place.count != 1:
         raise ContractError(
             f"{names.TRL_LOSS} must assign {names.PENALTY} = {names.TRL_PENALTY} once",
-            found=place.count,
+            actual=place.count,
             expected=1,
         )
     return rewritten
@@ -286,10 +286,11 @@ def recompile(
     if not isinstance(original, types.FunctionType) or original.__closure__:
         raise ContractError(
             "what is rewritten must be a plain function",
-            found=repr(original),
+            actual=repr(original),
             expected="a function",
         )
     tree = transformer.visit(ast.parse(textwrap.dedent(inspect.getsource(original))))
+    # The original's line numbers, so that a traceback shows TRL's own source.
     ast.increment_lineno(ast.fix_missing_locations(tree), original.__code__.co_firstlineno - 1)
     compiled = compile(tree, original.__code__.co_filename, "exec")
     # Only the definition is compiled, not run: its code is taken out of it.

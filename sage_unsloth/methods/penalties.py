@@ -45,6 +45,7 @@ def forward_kl(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
     more variance near π = f (k3 has 1 − r in the place of −r).
     """
     d = log_ratio_to(per_token_logps, anchor_logps).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    # Held constant, so that the gradient of the result is r · ∇d.
     log_r = d.detach().clamp(max=math.log(SLOPE_MAX))
     return log_r.exp() * d - torch.expm1(log_r)
 
@@ -58,6 +59,7 @@ def forward_kl_naive(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
     differentiated, as it would have to be.
     """
     d = log_ratio_to(per_token_logps, anchor_logps).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    # Past the knee a straight line with the slope there: no token has an unbounded gradient.
     c = d.clamp(max=NAIVE_KNEE)
     return c.exp() * c - torch.expm1(c) + SLOPE_MAX * (d - c)
 
@@ -73,4 +75,4 @@ PENALTIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def check_kl_estimator(kl_estimator: str) -> None:
     """Raise ValueError unless `kl_estimator` is one of `KL_ESTIMATORS`."""
     if kl_estimator not in KL_ESTIMATORS:
-        raise ValueError(f"kl_estimator must be one of {KL_ESTIMATORS}; got {kl_estimator!r}")
+        raise ValueError(f"kl_estimator must be one of {KL_ESTIMATORS}, got {kl_estimator!r}")

@@ -103,19 +103,16 @@ class RehearsalRule:
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
             raise ValueError(
-                f"rehearsal must be one of {', '.join(DIVERGENCES)}, with settings behind it "
-                f"(forward-kl,samples=16); got {self.divergence!r}"
+                f"rehearsal must be one of {', '.join(DIVERGENCES)}, then its settings "
+                f"(forward-kl,samples=16), got {self.divergence!r}"
             )
         for name in ("problems", "samples", "batch"):
             value = getattr(self, name)
             if value != int(value) or value < 1:
-                raise ValueError(f"{name} of a rehearsal must be a whole number >= 1; got {value}")
+                raise ValueError(f"{name} of a rehearsal must be a whole number >= 1, got {value}")
             object.__setattr__(self, name, int(value))
         if not 0 <= self.solved <= 1:
-            raise ValueError(
-                "solved of a rehearsal must be in [0, 1], because it is a share of a problem's "
-                f"samples; got {self.solved}"
-            )
+            raise ValueError(f"solved of a rehearsal must be in [0, 1], got {self.solved}")
 
     def stores(self, num_correct: int) -> bool:
         """Whether a problem of which so many samples are right is stored."""
@@ -145,6 +142,7 @@ def rehearsal_loss(logps: Tensor, ref_logps: Tensor, mask: Tensor, divergence: s
     Returns:
         A number, nats; >= 0 but for "sft".
     """
+    # exp of the ratio is in some divergences, so one far token could be inf.
     log_ratio = torch.where(mask.bool(), logps - ref_logps, 0.0).clamp(max=MAX_LOG_RATIO)
     values = DIVERGENCES[divergence](log_ratio) * mask
     return (values.sum(1) / mask.sum(1).clamp(min=1)).mean()
@@ -194,7 +192,7 @@ def rehearsed(
         yield
         return
     if not 0 < coef < float("inf"):
-        raise ValueError(f"coef of a rehearsal must be >= 0; got {coef}")
+        raise ValueError(f"coef of a rehearsal must be >= 0, got {coef}")
     term = _Term(trainer, stored, rule or RehearsalRule())
 
     def step(proceed: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -244,34 +242,37 @@ class _Term:
         self.trainer, self.rule = trainer, rule
         if not stored or not all(item.prompt_ids and item.completion_ids for item in stored):
             raise ValueError(
-                "a rehearsal needs completions, each with at least one token behind its prompt; "
-                f"got {len(stored)}"
+                "a rehearsal needs completions with at least one token after the prompt, got "
+                f"{len(stored)}"
             )
         if trainer.accelerator.num_processes > 1:
             raise ValueError(
-                "a rehearsal is not supported under several processes; got "
-                f"{trainer.accelerator.num_processes}; train in one, or leave it out"
+                f"a rehearsal needs a single process, got {trainer.accelerator.num_processes}"
             )
         model = trainer.accelerator.unwrap_model(trainer.model)
         if not hasattr(model, "disable_adapter"):
             raise ValueError(
-                "a rehearsal needs a model with an adapter, because π_ref is the model without it; "
-                f"got {type(model).__name__}; train an adapter, or leave the rehearsal out"
+                "a rehearsal needs a model with an adapter, because π_ref is the model without it, "
+                f"got {type(model).__name__}"
             )
+        # `logps_and_entropies` gives the head no gradient.
         if model.get_output_embeddings().weight.requires_grad:
             raise ValueError(
-                "a rehearsal needs a frozen output head; leave lm_head out of the adapter's "
-                "target modules and modules_to_save"
+                "a rehearsal needs a frozen output head. Leave lm_head out of the adapter's target "
+                "modules and modules_to_save"
             )
         self.by_problem: dict[int, list[Stored]] = {}
         for item in stored:
             self.by_problem.setdefault(item.problem, []).append(item)
+        # Sorted, since the draw is by place and a resumed run must draw the same.
         self.problems = sorted(self.by_problem)
         self.clock, self.checked = Clock(trainer, "rehearsal"), False
 
     def __call__(self) -> Tensor:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         rows = self._drawn(self.clock.tick().generator)
+        # Scored again at each step rather than stored: the same kernels and padding for both
+        # models.
         with torch.no_grad(), reference_adapter(self.trainer):
             reference, mask = completion_logps(model, rows, self.trainer.temperature)
         logps, _ = completion_logps(model, rows, self.trainer.temperature)
@@ -284,6 +285,7 @@ class _Term:
         numbers = torch.rand(self.rule.batch, 2, generator=generator, dtype=torch.float64).tolist()
         drawn = []
         for first, second in numbers:
+            # The problem first: one with many stored completions is not rehearsed more often.
             own = self.by_problem[self.problems[int(first * len(self.problems))]]
             drawn.append(own[int(second * len(own))])
         return drawn
@@ -307,6 +309,7 @@ def completion_logps(
         ids[number, : len(row)] = torch.tensor(row)
         attention[number, : len(row)] = 1
         index[number, :length] = torch.tensor(item.completion_ids)
+        # The hidden state before a token predicts it, hence − 1.
         place[number, :length] = torch.arange(length) + len(item.prompt_ids) - 1
         mask[number, :length] = 1.0
     decoder, config = base.get_decoder(), base.config.get_text_config()
@@ -339,10 +342,11 @@ def _check_scoring(model: Any, row: Stored, logps: Tensor, temperature: float) -
     scores = torch.log_softmax(logits[0, -length - 1 : -1].float() / temperature, -1)
     own = scores.gather(-1, ids[0, -length:].unsqueeze(-1)).squeeze(-1)
     apart = (own - logps[:length]).abs().mean().item()
+    # Two roundings of 16-bit logits, by two orders of summation.
     allowed = CLOSE_IN_16_BITS if logits.dtype.itemsize == 2 else CLOSE
     if not apart <= allowed:
         raise ContractError(
             "the log-probs of a rehearsal must be those of the model's logits",
-            found=f"{apart:.4g} nats apart in the mean",
+            actual=f"{apart:.4g} nats apart in the mean",
             expected=f"{allowed:g} at most",
         )

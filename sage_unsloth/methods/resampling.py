@@ -86,7 +86,7 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
             open on the trainer.
     """
     if max_resamples < 0:
-        raise ValueError(f"max_resamples must be >= 0; got {max_resamples}; 0 switches it off")
+        raise ValueError(f"max_resamples must be >= 0, got {max_resamples}")
     if max_resamples == 0:
         yield
         return
@@ -118,15 +118,17 @@ class _Batches:
         if not self.trainer.model.training:
             return proceed(inputs)
         step = self.trainer.state.global_step
+        # Several rollout batches can belong to one optimizer step; the draw of each is its own.
         self._number = self._number + 1 if self._moment == step else 0
         self._moment = step
         self.rows, self.made = list(inputs), None
         try:
             batch = proceed(self.rows)
+            # `grade` sets both to None, so what is left was not used.
             if self.made is not None or self.rows is not None:
                 raise ContractError(
                     f"{names.ROLLOUT} must call {names.GENERATE} and {names.REWARDS} once each",
-                    found="one of them was not called",
+                    actual="one of them was not called",
                     expected="both",
                 )
         finally:
@@ -142,6 +144,7 @@ class _Batches:
         rows, metrics = self.rows, names.metrics_of(self.trainer, "train")
         size = self.trainer.num_generations
         self._check_groups(rows, prompts, size)
+        # TRL logs lengths while it generates; after a replacement those entries are written again.
         logged = {name: len(values) for name, values in metrics.items()}
         result = self._generated(prompts)
         self._check_lengths(result[1], logged)
@@ -152,6 +155,8 @@ class _Batches:
             drawn = self._draw(len(dead), attempt, seen)
             if not drawn:
                 break
+            # The dataset may have fewer new prompts than there are dead groups, so the first ones
+            # go.
             places = [p for g in dead[: len(drawn)] for p in range(g * size, (g + 1) * size)]
             new_rows = [dict(row) for row in drawn for _ in range(size)]
             new_prompts = [row["prompt"] for row in new_rows]
@@ -168,6 +173,7 @@ class _Batches:
         graded.keep()
         if resampled:
             for name, value in completion_lengths(self.trainer, result[1]).items():
+                # One value for the batch that is trained on, in place of one for each attempt.
                 metrics[name][logged.get(name, 0) :] = [value]
         metrics["sampling/resampled_groups"].append(float(resampled))
         metrics["sampling/dead_groups"].append(len(dead) * size / len(rows))
@@ -188,12 +194,13 @@ class _Batches:
         if self.made is None:
             return proceed(inputs, prompts, completions, completion_ids)
         made_prompts, made_completions, rewards = self.made
+        # Identity: equal lists could still be copies that TRL goes on to change.
         given = (inputs is self.rows, prompts is made_prompts, completions is made_completions)
         if not all(given):
             raise ContractError(
                 f"{names.ROLLOUT} must pass the rows, the prompts and the completions that it has "
                 f"on to {names.REWARDS}",
-                found=f"the same rows, prompts, completions: {given}",
+                actual=f"the same rows, prompts, completions: {given}",
                 expected="the same lists",
             )
         self.rows = self.made = None
@@ -218,7 +225,7 @@ class _Batches:
                 f"{names.GENERATE} must return prompt ids, completion ids, no tool mask, "
                 "completions, log-probabilities or None, no extra fields and no images, each a "
                 "list of a value per completion",
-                found=[type(value).__name__ for value in result] + [sizes],
+                actual=[type(value).__name__ for value in result] + [sizes],
                 expected=f"lists of {len(prompts)}",
             )
         return result
@@ -229,7 +236,7 @@ class _Batches:
         if rewards.shape != (len(rows), len(self.trainer.reward_funcs)):
             raise ContractError(
                 f"{names.REWARDS} must return a reward for each completion and function",
-                found=tuple(rewards.shape),
+                actual=tuple(rewards.shape),
                 expected=(len(rows), len(self.trainer.reward_funcs)),
             )
         return rewards, RewardLogs(self.trainer)
@@ -241,9 +248,12 @@ class _Batches:
         data, chosen, spare = self.trainer.train_dataset, [], []
         if count == 0:
             return []
+        # No generator of torch: a resumed run has another state of it, but the same key.
         key = (self.trainer.args.seed, self._moment, self._number, attempt)
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         generator = random.Random(int.from_bytes(digest, "little"))
+        # All of the dataset in random order, and stop early: rows with a prompt in the batch are
+        # skipped.
         for index in generator.sample(range(len(data)), len(data)):
             row = data[index]
             prompt = repr(row["prompt"])
@@ -267,7 +277,7 @@ class _Batches:
         ):
             raise ContractError(
                 f"{names.GENERATE} must log the lengths of its completions as before",
-                found=result,
+                actual=result,
                 expected=expected,
             )
 
@@ -282,7 +292,7 @@ class _Batches:
             raise ContractError(
                 "the completions of a prompt must be side by side in the rollout batch, and "
                 "prompts must be the rows' own",
-                found=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
+                actual=f"{len(prompts)} prompts of {len(rows)} rows that change otherwise",
                 expected=f"blocks of {size} rows with one prompt",
             )
 
@@ -292,35 +302,31 @@ def _check_trainer(trainer: Any) -> None:
     processes = trainer.accelerator.num_processes
     if processes != 1:
         raise ValueError(
-            f"dynamic_sampling works in one process, since groups may be split between several; "
-            f"got {processes}; start "
-            "training without torchrun, or without dynamic_sampling"
+            "dynamic_sampling needs a single process, because groups may be split between several, "
+            f"got {processes}"
         )
     if trainer.tools or trainer.environment_factories or trainer.rollout_func:
         raise ValueError(
-            "dynamic_sampling samples replacements by the trainer's own generation, without "
-            "tools, environments or a rollout "
-            f"function; got tools={trainer.tools}, environments={trainer.environment_factories}, "
-            f"rollout_func={trainer.rollout_func}; leave these out, or dynamic_sampling"
+            "dynamic_sampling generates as the trainer does, without tools, environments or a "
+            f"rollout function, got tools={trainer.tools}, "
+            f"environments={trainer.environment_factories}, rollout_func={trainer.rollout_func}"
         )
     data = trainer.train_dataset
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
-            "dynamic_sampling draws rows of the training dataset by number, so it must have a "
-            "length and rows; got "
-            f"{type(data).__name__}; load it as a datasets.Dataset"
+            "dynamic_sampling needs a training dataset with a length and rows, got "
+            f"{type(data).__name__}. Load it as a datasets.Dataset"
         )
     images = IMAGE_COLUMNS & set(getattr(data, "column_names", None) or ())
     if images:
         raise ValueError(
-            f"dynamic_sampling is for text alone; the training dataset has {sorted(images)}; "
-            f"remove these columns"
+            "dynamic_sampling is for text only, but the training dataset has the columns "
+            f"{sorted(images)}"
         )
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
-            "dynamic_sampling finds groups without a signal by the sum of their rewards, so "
-            "multi_objective_aggregation must be "
-            f"'sum_then_normalize'; got {trainer.multi_objective_aggregation!r}; change it"
+            "dynamic_sampling needs the sum of the rewards, so multi_objective_aggregation must be "
+            f"'sum_then_normalize', got {trainer.multi_objective_aggregation!r}"
         )
 
 
@@ -333,5 +339,7 @@ def _check_functions(trainer: Any) -> None:
         result = None if function is None else tuple(inspect.signature(function).parameters)
         if result != expected:
             raise ContractError(
-                f"{name} of the trainer must have these parameters", found=result, expected=expected
+                f"{name} of the trainer must have these parameters",
+                actual=result,
+                expected=expected,
             )

@@ -44,7 +44,7 @@ class TeacherGuide:
         check_clip(self.q_min, self.q_max)
         if not (math.isfinite(self.kappa) and self.kappa >= 0):
             raise ValueError(
-                f"kappa must be finite and >= 0 because it is an exponent; got {self.kappa}"
+                f"kappa must be finite and >= 0 because it is an exponent, got {self.kappa}"
             )
 
     @torch.no_grad()
@@ -62,5 +62,6 @@ class TeacherGuide:
             ValueError: the signals carry no log-probabilities of a teacher.
         """
         teacher, ref = signals.require("teacher_logps", self), signals.require("ref_logps", self)
+        # In float32: the difference of two 16-bit log-probs loses most of its digits.
         log_guide = self.kappa * (teacher.float() - ref.float())
         return clip_guide(log_guide, signals.mask, self.q_min, self.q_max)

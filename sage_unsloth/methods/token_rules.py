@@ -73,9 +73,10 @@ def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
         function = named_function(name, "a rule for the advantages of tokens").function
     else:
         raise ValueError(
-            f"token_advantages must be one of {NONE}, {', '.join(TOKEN_RULES)}, or module:function "
-            f"for a rule of your own; got {text!r}"
+            f"token_advantages must be one of {NONE}, {', '.join(TOKEN_RULES)}, or your own "
+            f"module:function, got {text!r}"
         )
+    # The first two parameters are the signals and the advantages.
     known = [*inspect.signature(function).parameters][2:]
     known = [parameter for parameter in known if parameter not in OFFERED]
     settings = rule_settings(texts, known, f"token_advantages={name!r}")
@@ -97,16 +98,17 @@ def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
     Raises:
         ValueError: it is "kl-cov", and `updates` is 1.
     """
+    # `func`: with settings the rule is a functools.partial.
     if getattr(rule, "func", rule) is covariance.kl_cov and updates <= 1:
         raise ValueError(
-            "'kl-cov' changes nothing in the first update of a rollout batch, so it needs several; "
-            f"got {updates}; use a GRPOConfig of your own with num_iterations above 1, in "
-            "token_advantages_by(trainer, 'kl-cov')"
+            "'kl-cov' needs several updates of a rollout batch, because it changes nothing in the "
+            f"first, got {updates}. Use a GRPOConfig of your own with num_iterations above 1"
         )
 
 
 def updates_of_batch(trainer: Any) -> int:
     """Optimizer steps that a rollout batch is used for."""
     args = trainer.args
+    # TRL generates once for steps_per_generation micro-batches, of which one update takes some.
     per_pass = args.steps_per_generation // args.gradient_accumulation_steps
     return trainer.num_iterations * max(per_pass, 1)

@@ -25,7 +25,7 @@ def chosen_dtype(expected: str, path: str | Path) -> str:
         ValueError: an unknown format.
     """
     if expected not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {expected!r}")
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {expected!r}")
     return own_dtype(path) if expected == "auto" else expected
 
 

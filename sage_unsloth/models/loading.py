@@ -78,17 +78,11 @@ def load_policy(
             or a template that it does not have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
-        raise ValueError(
-            "full_finetuning trains the weights themselves, in 16 bit or more; got lora, adapter "
-            "or load_in_4bit as well; leave these out, or full_finetuning"
-        )
+        raise ValueError("full_finetuning does not go with lora, adapter or load_in_4bit")
     if backend() == TRL and load_in_4bit:
-        raise ValueError(
-            "4-bit weights are loaded beside Unsloth's trainer; got load_in_4bit with "
-            "backend='trl'; leave it off"
-        )
+        raise ValueError("load_in_4bit needs Unsloth's trainer, got backend='trl'")
     if not has_gpu() and use_vllm:
-        raise ValueError("use_vllm needs a GPU; got none; leave it off")
+        raise ValueError("use_vllm needs a GPU, and this machine has none")
     path = locate_model(str(path))
     refuse_pickles(path)
     if load_in_4bit:
@@ -237,8 +231,8 @@ def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
     expected = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
     if result != expected:
         raise ValueError(
-            f"an adapter is trained further with the same settings only; {adapter} has {result}, "
-            f"asked for {expected}; set lora to match"
+            f"an adapter must be trained further with its own settings, but {adapter} has "
+            f"{result}, asked for {expected}. Set lora to match"
         )
 
 
@@ -250,7 +244,7 @@ def _load_adapter_weights(model: Any, adapter: Path) -> None:
     result = set_peft_model_state_dict(model, load_file(adapter / "adapter_model.safetensors"))
     if result.unexpected_keys:
         raise ValueError(
-            f"every weight of an adapter must have its place in the model; {adapter} has "
-            f"{len(result.unexpected_keys)} without one, the first is "
-            f"{result.unexpected_keys[0]!r}; give the model that it was trained on"
+            f"every weight of an adapter must fit the model, but {len(result.unexpected_keys)} of "
+            f"{adapter} do not, the first is {result.unexpected_keys[0]!r}. Give the model that it "
+            "was trained on"
         )

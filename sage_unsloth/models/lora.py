@@ -21,6 +21,6 @@ class LoraSettings:
         check_settings(self)
         if not self.targets or self.dropout == 1:
             raise ValueError(
-                "targets must not be empty and dropout must be below 1; got "
+                "targets must not be empty and dropout must be below 1, got "
                 f"targets={self.targets} and dropout={self.dropout}"
             )

@@ -40,8 +40,8 @@ def save_merged(
         free = shutil.disk_usage(folder.parent).free
         if free < needed:
             raise OSError(
-                f"the merged model needs {needed / 2**30:.1f} GiB; {folder.parent} has "
-                f"{free / 2**30:.1f} GiB free; free some, or choose a folder on another disk"
+                f"the merged model needs {needed / 2**30:.1f} GiB, but {folder.parent} has "
+                f"{free / 2**30:.1f} GiB free. Free some, or choose a folder on another disk"
             )
         if has_gpu() and backend() == UNSLOTH:
             from unsloth.save import patch_saving_functions
@@ -66,7 +66,7 @@ def save_merged(
             tokenizer.save_pretrained(partial)
         if not (partial / "config.json").exists() or not list(partial.glob("*.safetensors")):
             raise OSError(
-                f"a saved model must have config.json and *.safetensors; {partial} has neither or "
-                "one of them: Unsloth has put it elsewhere (its last lines say where); set "
-                "UNSLOTH_KAGGLE_USE_TMP=0, free disk space, and try again"
+                f"a saved model must have config.json and *.safetensors, but {partial} lacks one "
+                "(Unsloth's last lines say where it saved). Set UNSLOTH_KAGGLE_USE_TMP=0, free "
+                "disk space, and try again"
             )

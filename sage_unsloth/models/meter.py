@@ -77,7 +77,7 @@ def _resident(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status must have a line {field}; it has none")
+    raise OSError(f"/proc/self/status must have a line {field}, but it has none")
 
 
 def _give_back() -> None:

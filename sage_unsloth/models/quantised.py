@@ -96,9 +96,8 @@ def refuse_quantising_again(path: str | Path) -> None:
     config = Path(path) / "config.json"
     if config.is_file() and read_json(config).get(MERGED):
         raise ValueError(
-            "a model merged into the values of 4-bit weights is not quantised again, because that "
-            f"rounds off nearly all of its training; {path} is one; start from its run, or leave "
-            "load_in_4bit off"
+            "a model merged into 4-bit weights must not be quantised again, which rounds off "
+            f"nearly all of its training, got {path}. Start from its run, or leave load_in_4bit off"
         )
 
 

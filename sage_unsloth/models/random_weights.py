@@ -41,11 +41,11 @@ def save_random_model(
     vocab_size = len(tokenizer) if vocab_size is None else vocab_size
     if hidden_size < 64 or hidden_size % 64:
         raise ValueError(
-            f"the hidden size must be a multiple of 64, the size of a head; got {hidden_size}"
+            f"the hidden size must be a multiple of 64, the size of a head, got {hidden_size}"
         )
     if vocab_size < len(tokenizer):
         raise ValueError(
-            f"the vocabulary must hold the embedded tokenizer's {len(tokenizer)} tokens; got "
+            f"the vocabulary must hold the embedded tokenizer's {len(tokenizer)} tokens, got "
             f"{vocab_size}"
         )
     torch.manual_seed(0)

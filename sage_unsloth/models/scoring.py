@@ -34,13 +34,10 @@ def score(
 
     if not temperature > 0:
         raise ValueError(
-            f"temperature must be > 0 because logits are divided by it; got {temperature}"
+            f"temperature must be > 0 because logits are divided by it, got {temperature}"
         )
     if not completions or not all(map(len, prompts)) or not all(map(len, completions)):
-        raise ValueError(
-            "a completion to score must have at least one token, and so must its prompt; leave "
-            "empty ones out"
-        )
+        raise ValueError("completions to score and their prompts must have at least one token each")
     rows = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
     longest, first = max(map(len, rows)), min(map(len, prompts)) - 1
     ids, attention = torch.zeros(2, len(rows), longest, dtype=torch.long)

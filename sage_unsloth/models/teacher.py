@@ -49,19 +49,15 @@ def load_teacher(
     if is_adapter(path):
         if not hasattr(model, "peft_config"):
             raise ValueError(
-                "a teacher that is an adapter needs a policy that trains one; got full "
-                f"fine-tuning and {path}; merge the teacher into a model of its own (python -m "
-                "sage_unsloth export)"
+                "an adapter as teacher needs a policy with an adapter, got full fine-tuning and "
+                f"{path}. Merge the teacher (python -m sage_unsloth export)"
             )
         check_adapter_fits(base, path)
         model.load_adapter(str(path), ADAPTER, is_trainable=False)
         return ADAPTER
     teacher, its_tokenizer = load_policy(path, max_length=max_length, load_in_4bit=load_in_4bit)
     if its_tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            "a teacher must have the policy's tokenizer, because it scores the policy's tokens; "
-            f"{path} has another; take a teacher of the same family"
-        )
+        raise ValueError(f"a teacher must have the policy's tokenizer, but {path} has another")
     return teacher.requires_grad_(False).eval()
 
 

@@ -73,9 +73,8 @@ def choose_template(
     if recorded is not None:
         if expected not in (None, recorded):
             raise ValueError(
-                "a model is asked with the template that it was trained with; "
-                f"{trained} was trained with template {recorded!r}, and {expected!r} is asked for; "
-                f"give {recorded!r}, or leave it out"
+                f"a model needs the template of its training, {recorded!r} for {trained}, got "
+                f"{expected!r}"
             )
         return TemplateChoice(recorded, f"{trained} was trained with it")
     if expected == "project":
@@ -101,7 +100,7 @@ def choose_template(
 def check_template(template: str) -> None:
     """Raises ValueError if it is not one of `prompts.TEMPLATES`."""
     if template not in TEMPLATES:
-        raise ValueError(f"template must be one of {', '.join(TEMPLATES)}; got {template!r}")
+        raise ValueError(f"template must be one of {', '.join(TEMPLATES)}, got {template!r}")
 
 
 def recorded_template(path: str | Path, adapter: str | Path | None = None) -> str | None:
@@ -126,14 +125,13 @@ def choose_format(
     recorded = recorded_format(settings)
     if expected not in (None, recorded):
         raise ValueError(
-            "a model is asked with the prompt that it was trained with; "
-            f"{trained} was trained with {_asked(recorded)}, and {_asked(expected)} is asked for; "
-            "leave --system-prompt and --tags out (in Python, the parameter of the prompt)"
+            f"a model needs the prompt of its training, {_prompt_text(recorded)} for {trained}, "
+            f"got {_prompt_text(expected)}. Leave out --system-prompt and --tags (prompt=)"
         )
     return recorded
 
 
-def _asked(prompt: PromptFormat | None) -> str:
+def _prompt_text(prompt: PromptFormat | None) -> str:
     """A format as a command asks for it, for a message."""
     words = [] if prompt is None else prompt.options()
     return " ".join(repr(shorten(w, 120)) if " " in w else w for w in words) or "--tags project"
@@ -152,8 +150,8 @@ def put_template(
     special = [tag for tag in prompt.tags if tag in tokenizer.all_special_tokens]
     if special:
         raise ValueError(
-            "a tag must be no special token, because these are taken out of completions before "
-            f"their answers are read; {path} has {special[0]!r} as one; give other --tags"
+            f"a tag must not be a special token, which decoding removes, but {path} has "
+            f"{special[0]!r} as one"
         )
     if template == "project":
         tokenizer.chat_template = project_template(prompt)
@@ -182,14 +180,14 @@ def check_teaches(
     whole = render_solution(tokenizer, "problem", prompt.solution_text("working", "answer"))
     if not whole.startswith(render_prompt(tokenizer, "problem")):
         raise ValueError(
-            "SFT needs a chat template in which a solution continues the prompt; that of "
-            f"{path} writes a finished turn in another way; take template 'project'"
+            "SFT needs a chat template in which a solution continues the prompt, but that of "
+            f"{path} writes a finished turn differently. Use template 'project'"
         )
     if not set(turn_end(tokenizer)) & set(stops):
         raise ValueError(
-            "SFT needs a chat template that ends a solution by a token at which the model stops; "
-            f"that of {path} ends it by other tokens than {tokenizer.convert_ids_to_tokens(stops)}"
-            "; take template 'project'"
+            "SFT needs a chat template that ends a solution by a token at which the model stops, "
+            f"but that of {path} ends it by other tokens than "
+            f"{tokenizer.convert_ids_to_tokens(stops)}. Use template 'project'"
         )
 
 
@@ -221,14 +219,13 @@ def _own(tokenizer: Any) -> str | None:
 def _check_own(tokenizer: Any, path: str | Path, prompt: PromptFormat) -> None:
     if _own(tokenizer) is None:
         raise ValueError(
-            f"template 'model' needs a model with a chat template of its own; {path} has none; "
-            "take template 'project'"
+            f"template 'model' needs a model with a chat template, but {path} has none. Use "
+            "template 'project'"
         )
     if not _takes_system_turn(tokenizer, prompt):
         raise ValueError(
-            "a chat template must take a system turn, because that says where the answer goes; "
-            f"that of {path} takes none; take template 'project', or ask without a system prompt "
-            "(--system-prompt none)"
+            f"a chat template must take a system turn, but that of {path} does not. Use template "
+            "'project', or ask without a system prompt (--system-prompt none)"
         )
 
 

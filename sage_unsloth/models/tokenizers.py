@@ -79,8 +79,8 @@ def stop_tokens(generation: Any, tokenizer: Any) -> list[int]:
 def not_found(path: str | Path, error: Exception) -> str:
     """The message for a model that cannot be loaded."""
     return (
-        f"a model must be a folder or a hub id that can be reached; {str(path)!r} could not be "
-        f"loaded: {error!s:.300}; check the path or the network"
+        f"a model must be a folder or a hub id, but {str(path)!r} could not be loaded: "
+        f"{error!s:.300}. Check the path or the network"
     )
 
 
@@ -110,8 +110,8 @@ def prepare_tokenizer(
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(
-            "the tokenizer must have an EOS token because the chat template ends each turn with "
-            f"it; got None in {path}; set tokenizer.eos_token and save it"
+            f"the tokenizer in {path} must have an EOS token, because the chat template ends each "
+            "turn with it. Set tokenizer.eos_token and save it"
         )
     tokenizer.padding_side = "left"
     put_template(tokenizer, template, path, prompt)
@@ -138,8 +138,8 @@ def _unused_token(tokenizer: Any, stops: list[int], rows: int, path: str | Path)
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
         return PAD_TOKEN
     raise ValueError(
-        "the tokenizer must have a token to pad with that is not EOS, because Unsloth finds the "
-        f"end of a completion by it; got pad_token={tokenizer.pad_token!r}, "
-        f"eos_token={tokenizer.eos_token!r} in {path}, no reserved token, and no spare row among "
-        f"the embedding's {rows}; enlarge the embedding by one row and save model and tokenizer"
+        "the tokenizer must have a pad token other than EOS, by which Unsloth finds the end of a "
+        f"completion, got pad_token={tokenizer.pad_token!r}, eos_token={tokenizer.eos_token!r} in "
+        f"{path}, no reserved token, and no spare row among the embedding's {rows}. Enlarge the "
+        "embedding by one row and save model and tokenizer"
     )

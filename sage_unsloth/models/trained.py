@@ -78,20 +78,18 @@ def read_run(folder: str | Path, model_path: str | Path | None = None, which: st
     folder = Path(folder)
     record = read_record(folder)
     inside = ", ".join(sorted(p.parent.name for p in folder.glob("*/run.json")))
-    hint = f"; give one of {inside} in it" if inside else ""
+    hint = f". Give one of {inside} in it" if inside else ""
     if record is None:
         raise ValueError(
-            f"what a run trained is in the folder of an SFT or RL run, with run.json; got {folder}"
-            f"{hint}"
+            f"this needs the folder of an SFT or RL run, with run.json, got {folder}{hint}"
         )
     if record["settings"].get("stage") not in ("sft", "rlvr"):
-        raise ValueError(f"it takes an SFT or RL run; {folder} is another kind{hint}")
+        raise ValueError(f"this needs an SFT or RL run, but {folder} is of another kind{hint}")
     adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
     if adapter is None and merged is None:
         raise ValueError(
-            f"a run must be complete to be used; {folder} has neither adapter/ nor model/; start "
-            "its command again, which resumes it (of a run whose steps are all done it writes the "
-            "result)"
+            f"a run must be complete to be used, but {folder} has neither adapter/ nor model/. Run "
+            "its command again, which resumes it"
         )
     if record["settings"]["stage"] == "rlvr" and adapter is not None:
         merged = None  # it may have been made later, for a second stage; the adapter is the result
@@ -99,16 +97,16 @@ def read_run(folder: str | Path, model_path: str | Path | None = None, which: st
         best = folder / "best"
         if not best.is_dir():
             raise ValueError(
-                "best/ is left by a run of `train` with evaluations on held-out rows; there is "
-                f"none in {folder}; train with --eval-steps 50, or take the last step's"
+                f"best/ needs a run with evaluations on held-out rows, but {folder} has none. "
+                "Train with --eval-steps 50, or use the last step's"
             )
         whole = record["settings"].get("full_finetuning", False)
         adapter, merged = (None, best) if whole else (best, None)
     model_path = model_path or record.get("model_path")
     if model_path is None:
         raise ValueError(
-            f"the starting model must be known; {folder / RECORD} does not name its path, only "
-            f"{record['settings'].get('model')!r}; give it by --model (export), or as "
+            f"the starting model must be known, but {folder / RECORD} does not name its path, only "
+            f"{record['settings'].get('model')!r}. Give it by --model (export), or as "
             f"MODEL+{adapter or folder} (evaluate)"
         )
     return Run(folder, record, str(model_path), adapter, merged)

@@ -23,8 +23,7 @@ def adapter_config(adapter: str | Path) -> dict[str, Any]:
     path = Path(adapter) / "adapter_config.json"
     if not path.is_file():
         raise ValueError(
-            f"an adapter must be a folder with adapter_config.json; there is none in {adapter}; "
-            "give the folder that training left"
+            f"an adapter must be a folder with adapter_config.json, but {adapter} has none"
         )
     return read_json(path)
 
@@ -39,9 +38,9 @@ def refuse_pickles(folder: str | Path) -> None:
     pickles = [file.name for pattern in PICKLES for file in sorted(folder.glob(pattern))]
     if pickles and not list(folder.glob("*.safetensors")):
         raise ValueError(
-            "weights must be safetensors, because a pickle can run code when it is loaded; "
-            f"{folder} has only {pickles[0]}; if you trust it, load it by transformers or peft "
-            "yourself, and save it again by save_pretrained"
+            f"weights must be safetensors, because loading a pickle can run code, but {folder} has "
+            f"only {pickles[0]}. If you trust it, load it by transformers or peft, and save it by "
+            "save_pretrained"
         )
 
 
@@ -60,8 +59,8 @@ def check_adapter_fits(base: str | Path, adapter: str | Path) -> None:
     if named and Path(named).is_dir() and Path(base).is_dir():
         if model_identity(named) != model_identity(base):
             raise ValueError(
-                f"an adapter must be put on the base that it was trained on; {adapter} was trained "
-                f"on {named}, and {base} has other weights; give {named}+{adapter}"
+                f"an adapter needs the base that it was trained on, {named} for {adapter}, and "
+                f"{base} has other weights. Give {named}+{adapter}"
             )
         return
     if Path(base).is_dir():
@@ -91,8 +90,8 @@ def _check_shapes(base: Path, adapter: Path) -> None:
                 "no such layer" if weight is None else f"a weight of shape {tuple(weight)} there"
             )
             raise ValueError(
-                f"an adapter must fit its base; {adapter} has {name} of shape {tuple(shape)}, and "
-                f"{base} has {result}; give the base that it was trained on"
+                f"an adapter must fit its base, but {adapter} has {name} of shape {tuple(shape)}, "
+                f"and {base} has {result}. Give the base that it was trained on"
             )
 
 

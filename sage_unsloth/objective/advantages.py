@@ -39,17 +39,20 @@ def shape_advantages(
     Raises:
         ValueError: the result has another shape, or the function wrote into what it was given.
     """
+    # By name, so that a function of the user asks only for what it reads and old ones go on working
+    # when something new is offered.
     requested = {*inspect.signature(shape).parameters} & {*offered}
     given = {name: offered[name] for name in requested}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     with read_only(vars(signals) | {"advantages": advantages} | tensors, shape):
         result = shape(signals, advantages, **given)
     if not isinstance(result, Tensor) or not result.is_floating_point():
-        raise ValueError(f"shape must return a floating tensor; got {result!r:.100}")
+        raise ValueError(f"shape must return a floating tensor, got {result!r:.100}")
+    # A rule that keeps a graph would send a second gradient through the advantages.
     result = result.detach().to(advantages.dtype)
     if result.shape not in (signals.mask.shape, signals.mask.shape[:1]):
         raise ValueError(
-            f"shape must return (B,) or (B, T); got {tuple(result.shape)} for "
+            f"shape must return (B,) or (B, T), got {tuple(result.shape)} for "
             f"{tuple(signals.mask.shape)}"
         )
     if result.dim() == 2:  # outside the mask the signals mean nothing, and 0 · nan is nan

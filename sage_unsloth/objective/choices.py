@@ -16,7 +16,7 @@ def check_guide(guide: Guide, beta: float) -> None:
     """
     if isinstance(guide, type):
         raise TypeError(
-            f"a guide must be an instance; got the class {guide.__name__}; pass {guide.__name__}()"
+            f"a guide must be an instance, got the class {guide.__name__}. Pass {guide.__name__}()"
         )
     if (
         not isinstance(guide, Guide)
@@ -25,12 +25,12 @@ def check_guide(guide: Guide, beta: float) -> None:
     ):
         raise TypeError(
             "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a "
-            f"set `needs` with none but {OPTIONAL_SIGNALS}; got {guide!r}"
+            f"set `needs` of {OPTIONAL_SIGNALS}, got {guide!r}"
         )
     if beta == 0.0:
         raise ValueError(
-            "beta must not be 0 because the guide shapes the KL anchor, and beta = 0 drops the KL; "
-            f"got beta={beta}; set beta=0.05, or train without a guide"
+            "beta must not be 0 with a guide, because the guide shapes the KL anchor, got "
+            f"beta={beta}. Set beta=0.05, or train without a guide"
         )
 
 
@@ -39,10 +39,10 @@ def check_teacher(guide: Guide | None, teacher: Any) -> None:
     needed = guide is not None and "teacher_logps" in guide.needs
     if needed != (teacher is not None):
         raise ValueError(
-            "a teacher must be given exactly with a guide that needs 'teacher_logps'; got "
+            "a teacher is given exactly with a guide that needs 'teacher_logps', got "
             + (
-                "none; set teacher to an adapter or a model with the same tokenizer"
+                "none. Set teacher to an adapter or a model with the same tokenizer"
                 if needed
-                else f"teacher={teacher!r:.100} without one; leave it out"
+                else f"teacher={teacher!r:.100} without such a guide"
             )
         )

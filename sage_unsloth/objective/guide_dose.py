@@ -81,9 +81,12 @@ def dose_of(
     """
     tokens = int(mask.bool().sum())
     if not tokens:
-        raise ValueError(f"a dose needs at least one completion token; got {tuple(mask.shape)}")
+        raise ValueError(f"a dose needs at least one completion token, got {tuple(mask.shape)}")
+    # A sum over thousands of tokens near 0 loses its digits in float32.
     sums = log_guide.double().sum(-1)
     is_correct = torch.tensor(list(correct), dtype=torch.bool)
+    # With fewer than two correct completions their spread is unknown; that of all bounds the
+    # guide's effect from above.
     comparable = sums[is_correct] if int(is_correct.sum()) > 1 else sums
     return GuideDose(
         touched=int((log_guide != 0).sum()) / tokens,
@@ -104,11 +107,13 @@ def _sigma(rewards: Sequence[float], groups: Sequence[Hashable], scale_rewards: 
         return 1.0
     by_group: dict[Hashable, list[float]] = {}
     for reward, group in zip(rewards, groups, strict=True):
+        # One key for "batch": the trainer then takes one deviation over all rewards.
         by_group.setdefault("" if scale_rewards == "batch" else group, []).append(reward)
     # as the trainer takes it, with n − 1
     deviations = [
         float(torch.tensor(group, dtype=torch.float64).std())
         for group in by_group.values()
+        # A dead group has no advantage that the guide could be compared with.
         if max(group) > min(group)
     ]
     return sum(deviations) / len(deviations) if deviations else 1.0
@@ -135,8 +140,9 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> st
     if credit == "token":
         return (
             f"{facts} With credit='token' a guide that depends on the prefix acts as β "
+            # Per token a q(s_t) multiplies the pull towards π_ref, so in the mean it scales β.
             f"{beta * dose.guide_mean:.4g} would instead of {beta:g}, so it cannot change which "
-            f"solutions survive; with credit='sequence' it would need {needs}."
+            f"solutions survive. With credit='sequence' it would need {needs}."
         )
     worth = (
         f"between two correct completions it is worth at most {dose.payment(beta):.2g} of a reward"
@@ -144,7 +150,7 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> st
     if dose.payment(beta) < gap:
         text = (
             f"{facts} At β {beta:g} this guide cannot change which solutions survive: {worth}, "
-            f"less than a way earns that solves {gap:g} more of the rows; it would need {needs} "
+            f"less than a way earns that solves {gap:g} more of the rows. It would need {needs} "
             f"instead of {dose.spread:.3g}."
         )
     else:

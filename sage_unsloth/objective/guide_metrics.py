@@ -72,12 +72,14 @@ class GuideMetrics:
             _check_range(new["log_guide"], new["lowest"], -new["minus_highest"])
 
         # The list written last time is gone when the trainer has logged; then a new window begins.
+        # Compared by identity: a new list with equal numbers belongs to a new window.
         if self._last is not None and any(values is self._last for values in metrics.values()):
             new = {
                 name: min(value, self._sums[name]) if name in extremes else value + self._sums[name]
                 for name, value in new.items()
             }
         self._sums = new
+        # All completions of a micro-batch can be masked, when each was truncated.
         tokens, completions = max(new["tokens"], 1.0), max(new["completions"], 1.0)
         values = {} if "ref_k3" not in new else {"kl/ref_k3": new["ref_k3"] / completions}
         if log_guide is not None:
@@ -102,13 +104,13 @@ class GuideMetrics:
 def _check_range(total: float, lowest: float, highest: float) -> None:
     """Of one micro-batch: Σ log q_t, and the extremes of q_t."""
     if not math.isfinite(total):
-        raise ValueError(f"log_guide must be finite on completion tokens; got {total}")
+        raise ValueError(f"log_guide must be finite on completion tokens, got {total}")
     largest = math.exp(LOG_GUIDE_MAX) * (1 + 1e-5)  # one float32 step at 20 is 2e-6 nats
     if lowest < 1 / largest or highest > largest:
         raise ValueError(
-            f"|log_guide| must be at most {LOG_GUIDE_MAX:g} nats, where the loss clamps them; "
-            f"got q from {lowest:.3g} to {highest:.3g}; clip q, as the guides of this "
-            "package do (q_min, q_max)"
+            f"|log_guide| must be at most {LOG_GUIDE_MAX:g} nats, where the loss clamps it, got q "
+            f"from {lowest:.3g} to {highest:.3g}. Clip q, as the guides of this package do (q_min, "
+            "q_max)"
         )
 
 
@@ -125,6 +127,7 @@ def _micro_batch(
 
     def over_rows(anchor: Tensor) -> Tensor:
         kl = k3(policy, anchor, k3_max=UNSLOTH_K3_MAX)
+        # The same reduction as loss_type "grpo": completions count alike, however long.
         return ((kl * valid).sum(-1) / per_row.clamp(min=1)).sum()
 
     sums = {
@@ -145,6 +148,7 @@ def _micro_batch(
             sums["anchor_k3"] = over_rows(ref + log_guide)
         extremes = {
             "lowest": torch.where(valid, q, math.inf).min(),
+            # As a minimum too, so that one `amin` over processes serves both.
             "minus_highest": -torch.where(valid, q, -math.inf).max(),
         }
     own = {"entropy": signals.entropies, "ref_entropy": signals.ref_entropies}

@@ -32,6 +32,7 @@ from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.objective.surprisal import NORMS, normalised_surprisal
 
+# The same bounds for all three guides of the paper.
 Q_MIN = 0.6
 Q_MAX = 1.4
 SOURCES = ("policy", "reference")
@@ -71,10 +72,10 @@ class BranchGuide:
         check_clip(self.q_min, self.q_max)
         _check_source(self.source)
         if not math.isfinite(self.ratio):
-            raise ValueError(f"ratio must be finite; got {self.ratio}")
+            raise ValueError(f"ratio must be finite, got {self.ratio}")
         if not (math.isfinite(self.threshold) and self.threshold >= 0):
             raise ValueError(
-                f"threshold must be finite and >= 0 because it is an entropy in nats; got "
+                "threshold must be finite and >= 0 because it is an entropy in nats, got "
                 f"{self.threshold}"
             )
 
@@ -138,7 +139,7 @@ class TokenGuide:
         check_clip(self.q_min, self.q_max)
         _check_source(self.source)
         if self.norm not in NORMS:
-            raise ValueError(f"norm must be one of {NORMS}; got {self.norm!r}")
+            raise ValueError(f"norm must be one of {NORMS}, got {self.norm!r}")
 
     @torch.no_grad()
     def log_guide(
@@ -158,6 +159,7 @@ class TokenGuide:
         weight = normalised_surprisal(logps, signals.mask, self.norm)
         alpha = self.alpha.value(step, max_steps)
         sigma = self.sigma.value(step, max_steps)
+        # Drawn for every position, padding too: what a token gets does not depend on the mask.
         noise = _normal_like(weight, generator)
         return _log_clipped(
             1 + alpha * weight + sigma * weight * noise, signals.mask, self.q_min, self.q_max
@@ -192,7 +194,7 @@ class RandomGuide:
         check_clip(self.q_min, self.q_max)
         if self.epsilon.upper > 1:
             raise ValueError(
-                f"epsilon must stay within [0, 1] because it is a probability; got "
+                "epsilon must stay within [0, 1] because it is a probability, got "
                 f"upper={self.epsilon.upper}"
             )
 
@@ -210,6 +212,8 @@ class RandomGuide:
         """
         epsilon = self.epsilon.value(step, max_steps)
         sigma = self.sigma.value(step, max_steps)
+        # Both draws are of full shape, whatever epsilon is, so that a resumed run draws the same
+        # numbers.
         touched = _uniform_like(signals.policy_logps, generator) < epsilon
         noise = _normal_like(signals.policy_logps, generator)
         return _log_clipped(
@@ -219,6 +223,7 @@ class RandomGuide:
 
 def _log_clipped(guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> Tensor:
     """log of the clipped guide, 0 outside the mask; nan and inf there do not come through."""
+    # Clip before the logarithm: q can be below 0, since ξ has no bound.
     return torch.where(mask.bool(), guide.float().clamp(q_min, q_max).log(), 0.0)
 
 
@@ -230,15 +235,15 @@ def clip_guide(log_guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> T
 
 def _check_source(source: str) -> None:
     if source not in SOURCES:
-        raise ValueError(f"source must be one of {SOURCES}; got {source!r}")
+        raise ValueError(f"source must be one of {SOURCES}, got {source!r}")
 
 
 def check_clip(q_min: float, q_max: float) -> None:
     """Raise ValueError unless 0 < q_min <= q_max < ∞."""
     if not q_min > 0:
-        raise ValueError(f"q_min must be > 0 because log q is taken; got {q_min}")
+        raise ValueError(f"q_min must be > 0 because log q is taken, got {q_min}")
     if not q_min <= q_max < math.inf:
-        raise ValueError(f"q_max must be finite and >= q_min; got q_min={q_min}, q_max={q_max}")
+        raise ValueError(f"q_max must be finite and >= q_min, got q_min={q_min}, q_max={q_max}")
 
 
 def _normal_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:

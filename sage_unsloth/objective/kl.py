@@ -19,6 +19,8 @@ Shapes: B completions, T completion tokens. Log-probabilities are in nats.
 import torch
 from torch import Tensor
 
+# Both are written as literals in Unsloth's loss kernel. `check_numbers` in patch/contract.py fails
+# if a version of Unsloth changes one of them.
 UNSLOTH_K3_MAX = 10.0
 LOG_RATIO_MAX = 20.0
 
@@ -42,6 +44,7 @@ def k3(per_token_logps: Tensor, anchor_logps: Tensor, *, k3_max: float | None = 
         ValueError: the shapes differ; so for every penalty.
     """
     d = log_ratio_to(per_token_logps, anchor_logps)
+    # expm1, since k3 is about d²/2 near 0 and exp(d) − 1 would cancel.
     if k3_max is None:
         return torch.expm1(d) - d
     # At ±20 k3 is past any bound of use; without it e^d would overflow, and 0 · inf is nan.
@@ -70,7 +73,7 @@ def k3_is(
 def log_ratio_to(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
     if per_token_logps.shape != anchor_logps.shape:
         raise ValueError(
-            "per_token_logps and anchor_logps must have one shape; "
-            f"got {tuple(per_token_logps.shape)} and {tuple(anchor_logps.shape)}"
+            "per_token_logps and anchor_logps must have the same shape, got "
+            f"{tuple(per_token_logps.shape)} and {tuple(anchor_logps.shape)}"
         )
     return anchor_logps - per_token_logps

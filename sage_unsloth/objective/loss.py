@@ -75,22 +75,24 @@ def grpo_loss(
             that differ.
     """
     if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {loss_type!r}")
+        raise ValueError(f"loss_type must be one of {LOSS_TYPES}, got {loss_type!r}")
     if importance_sampling_level not in IMPORTANCE_SAMPLING_LEVELS:
         raise ValueError(
-            f"importance_sampling_level must be one of {IMPORTANCE_SAMPLING_LEVELS}; "
-            f"got {importance_sampling_level!r}"
+            f"importance_sampling_level must be one of {IMPORTANCE_SAMPLING_LEVELS}, got "
+            f"{importance_sampling_level!r}"
         )
     if isinstance(kl_estimator, str) and kl_estimator not in ("k3", "k3-is"):
         raise ValueError(
-            f"kl_estimator must be 'k3', 'k3-is' or a function; got {kl_estimator!r}; others by "
-            "name are in sage_unsloth.methods.penalties"
+            f"kl_estimator must be 'k3', 'k3-is' or a function, got {kl_estimator!r} "
+            "(sage_unsloth.methods.penalties has others by name)"
         )
     mask = completion_mask.to(per_token_logps.dtype)
     valid = completion_mask.bool()
     # inf or nan in a masked position must not reach a product, where 0 · inf is nan.
     logps = torch.where(valid, per_token_logps, 0.0)
     old = (
+        # ρ is 1 in value, but its gradient is that of log π: the first update of a batch is on-
+        # policy.
         logps.detach()
         if old_per_token_logps is None
         else torch.where(valid, old_per_token_logps, 0.0)
@@ -100,18 +102,21 @@ def grpo_loss(
 
     log_ratio = logps - old
     if importance_sampling_level == "sequence":
+        # GSPO's ratio: one for a completion, with the mean and not the sum in the exponent.
         log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(
             min=1
         )
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+    # PPO's pessimistic bound: the clip holds only where it lowers the objective.
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
 
     if beta != 0.0:
         if ref_per_token_logps is None:
             raise ValueError(
-                f"ref_per_token_logps is needed because beta is not 0; got None with beta={beta}"
+                f"ref_per_token_logps must be given when beta is not 0, got None with beta={beta}"
             )
+        # The whole method is this sum: log q enters the loss nowhere else.
         anchor = ref_per_token_logps if log_guide is None else ref_per_token_logps + log_guide
         anchor = torch.where(valid, anchor, 0.0)
         if callable(kl_estimator):
@@ -127,7 +132,9 @@ def grpo_loss(
     total = (loss * mask).sum()
     if loss_type == "dr_grpo":
         if max_completion_length is None:
-            raise ValueError("dr_grpo divides by max_completion_length; got None")
+            raise ValueError(
+                "dr_grpo divides by max_completion_length, which must be given, got None"
+            )
         return total / (loss.shape[0] * max_completion_length)
     count = float(mask.sum()) if num_items_in_batch is None else float(num_items_in_batch)
     return total / max(count, 1.0)

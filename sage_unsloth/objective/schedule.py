@@ -27,15 +27,14 @@ class CosineSchedule:
         if not (math.isfinite(self.upper) and math.isfinite(self.lower) and self.lower >= 0):
             raise ValueError(
                 "upper and lower must be finite and lower must be >= 0 because they scale "
-                "probabilities and noise; "
-                f"got upper={self.upper}, lower={self.lower}"
+                f"probabilities and noise, got upper={self.upper}, lower={self.lower}"
             )
         if self.upper < self.lower:
-            raise ValueError(f"upper must be >= lower; got upper={self.upper}, lower={self.lower}")
+            raise ValueError(f"upper must be >= lower, got upper={self.upper}, lower={self.lower}")
         if self.periods < 1:
-            raise ValueError(f"periods must be >= 1; got {self.periods}")
+            raise ValueError(f"periods must be >= 1, got {self.periods}")
         if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must be in (0, 1]; got {self.decay}")
+            raise ValueError(f"decay must be in (0, 1], got {self.decay}")
 
     def value(self, step: int, max_steps: int) -> float:
         """The scheduled value at optimizer step `step` of `max_steps`.
@@ -45,9 +44,11 @@ class CosineSchedule:
         """
         if step < 0 or max_steps < 1:
             raise ValueError(
-                f"step must be >= 0 and max_steps >= 1; got step={step}, max_steps={max_steps}"
+                f"step must be >= 0 and max_steps >= 1, got step={step}, max_steps={max_steps}"
             )
         length = max(1, max_steps // self.periods)
+        # Steps that the division leaves over start the cosine once more, at the last period's
+        # height.
         cycle = min(step // length, self.periods - 1)
         fall = 0.5 * (1 + math.cos(math.pi * (step % length) / length))
         return self.lower + (self.upper * self.decay**cycle - self.lower) * fall

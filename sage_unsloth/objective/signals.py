@@ -26,9 +26,9 @@ def read_only(tensors: Mapping[str, Tensor | None], reader: object) -> Iterator[
     written = [name for name, (tensor, count) in before.items() if tensor._version != count]
     if written:
         raise ValueError(
-            "a guide, or shape_advantages, must not write into what it is given, because these are "
-            f"the loss's own tensors; {reader!r:.100} wrote into {', '.join(written)}; work on a "
-            f"copy, such as {written[0]}.clone()"
+            "a guide, or shape_advantages, must not write into the loss's own tensors, but "
+            f"{reader!r:.100} wrote into {', '.join(written)}. Work on a copy, such as "
+            f"{written[0]}.clone()"
         )
 
 
@@ -61,7 +61,9 @@ class TokenSignals:
     def __post_init__(self) -> None:
         shapes = {name: tuple(v.shape) for name, v in vars(self).items() if v is not None}
         if len(set(shapes.values())) != 1 or self.mask.dim() != 2:
-            raise ValueError(f"every signal must be a (B, T) tensor of one shape; got {shapes}")
+            raise ValueError(
+                f"every signal must be a (B, T) tensor of the same shape, got {shapes}"
+            )
 
     def require(self, name: str, guide: object) -> Tensor:
         """The signal `name`, for `guide` (or a name of what reads it).
@@ -73,8 +75,7 @@ class TokenSignals:
         if value is None:
             reader = guide if isinstance(guide, str) else type(guide).__name__
             raise ValueError(
-                f"{reader} needs the signal {name!r}; got {name}=None; pass "
-                f"TokenSignals(..., {name}=…), or use guided_kl, which fills in what the guide's "
-                "`needs` names"
+                f"{reader} needs the signal {name!r}, got {name}=None. Pass TokenSignals(..., "
+                f"{name}=…), or use guided_kl, which fills in what the guide's `needs` names"
             )
         return value

@@ -13,11 +13,14 @@ def normalised_surprisal(logps: Tensor, mask: Tensor, norm: str = "minmax") -> T
     valid = mask.bool()
     surprisal = torch.where(valid, -logps.detach().float(), torch.nan)
     if norm == "minmax":
+        # Quantiles and not the extremes, which keep one very rare token from pressing all others to
+        # 0.
         low, high = _row_quantiles(surprisal, (0.05, 0.95))
         weight = (surprisal.clamp(low, high) - low) / (high - low)
         # A constant row is 0 / 0.
         weight = torch.where(high > low, weight, 0.0)
     elif norm == "rank":
+        # argsort twice gives ranks; padding sorts last, so it takes no rank of a token.
         order = torch.where(valid, surprisal, torch.inf).argsort(dim=-1, stable=True)
         rank = order.argsort(dim=-1).float()
         weight = rank / (valid.sum(-1, keepdim=True) - 1).clamp(min=1)
@@ -31,7 +34,7 @@ def normalised_surprisal(logps: Tensor, mask: Tensor, norm: str = "minmax") -> T
     elif norm == "causal":
         weight = _running_level(surprisal)
     else:
-        raise ValueError(f"norm must be one of {NORMS}; got {norm!r}")
+        raise ValueError(f"norm must be one of {NORMS}, got {norm!r}")
     return torch.where(valid, weight, 0.0)
 
 
@@ -41,6 +44,7 @@ def _running_level(values: Tensor, block: int = 128) -> Tensor:
     """
     count = (~values.isnan()).cumsum(-1).clamp(min=1)
     levels = []
+    # Blocks, since (B, T, T) comparisons of a 4,096-token completion would be gigabytes.
     for first in range(0, values.shape[1], block):
         here = values[:, first : first + block]
         past = values[:, : first + block].unsqueeze(1)

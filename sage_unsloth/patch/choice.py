@@ -49,7 +49,7 @@ def method_added(trainer: Any, method: Method) -> Iterator[None]:
     if is_open(trainer) or method.name in [other.name for other in methods]:
         raise ContractError(
             f"what sets {method.name} must be opened once, before guided_kl",
-            found="an open guided_kl" if is_open(trainer) else f"another {method.name}",
+            actual="an open guided_kl" if is_open(trainer) else f"another {method.name}",
             expected="with METHOD(trainer), guided_kl(trainer, guide): …",
         )
 
@@ -58,11 +58,12 @@ def method_added(trainer: Any, method: Method) -> Iterator[None]:
             raise ContractError(
                 f"what sets {method.name} must be followed by guided_kl, which checks and records "
                 "it",
-                found="a training step without it",
+                actual="a training step without it",
                 expected="with METHOD(trainer), guided_kl(trainer): …",
             )
         return proceed(*args, **kwargs)
 
+    # The first method listens for all: one listener is enough to see a step without guided_kl.
     guard = nullcontext() if methods else listening(trainer, "methods", **{names.STEP: step})
     with replace_attributes(trainer, **{METHODS: (*methods, method)}), guard:
         yield
@@ -101,6 +102,8 @@ class Choice:
     @property
     def shapes(self) -> list[ShapeAdvantages]:
         """What changes the advantages of a micro-batch, in order."""
+        # SHAPES fixes the order, so that the order in which the contexts were opened cannot change
+        # a loss.
         by_name = {"shape": self.shape} | {m.name: m.shape for m in self.methods}
         return [shape for name in SHAPES if (shape := by_name.get(name)) is not None]
 

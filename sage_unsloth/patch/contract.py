@@ -31,11 +31,11 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def check_parameters(name: str, function: Any, expected: tuple[str, ...]) -> None:
     """Raises ContractError unless the function is there and begins with these parameters."""
     if not callable(function):
-        raise ContractError(f"{name} must be a function", found=repr(function), expected=name)
+        raise ContractError(f"{name} must be a function", actual=repr(function), expected=name)
     result = tuple(inspect.signature(function).parameters)
     if result[: len(expected)] != expected:
         raise ContractError(
-            f"{name} must begin with these parameters", found=result, expected=expected
+            f"{name} must begin with these parameters", actual=result, expected=expected
         )
 
 
@@ -53,25 +53,29 @@ def check_numbers(
     Raises:
         ContractError: they differ, or the function does not run on such a batch.
     """
+    # float64, so that a difference of 1e-7 is another formula and no rounding.
     ref = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.3, -4.0]], dtype=torch.float64)
     log_guide = torch.tensor([[0.3, 0.0, -0.4], [0.1, 0.2, 0.0]], dtype=torch.float64)
+    # −3.1 puts one token's k3 beyond Unsloth's bound of 10, so the bound is checked too.
     start = ref + torch.tensor([[0.2, -3.1, 0.3], [0.0, 0.4, 0.1]], dtype=torch.float64)
+    # Rows of different length, or "grpo" and "dapo" would reduce to the same number.
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     advantages = torch.tensor([[0.7, -0.2, 0.4], [-0.7, 0.1, 0.3]], dtype=torch.float64)
-    theirs, ours = start.clone().requires_grad_(), start.clone().requires_grad_()
+    trainer_logps, own_logps = start.clone().requires_grad_(), start.clone().requires_grad_()
     try:
-        result = run(theirs, ref + log_guide, mask, advantages)
-        (found_gradient,) = torch.autograd.grad(result, theirs)
+        result = run(trainer_logps, ref + log_guide, mask, advantages)
+        (trainer_gradient,) = torch.autograd.grad(result, trainer_logps)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        # `run` has said already what differs.
         if isinstance(error, ContractError):
             raise
         raise ContractError(
             f"{name} must run on a batch of this form",
-            found=f"{type(error).__name__}: {error!s:.200}",
+            actual=f"{type(error).__name__}: {error!s:.200}",
             expected="a loss and its gradient",
         ) from error
     expected = grpo_loss(
-        ours,
+        own_logps,
         ref,
         mask,
         advantages,
@@ -80,15 +84,15 @@ def check_numbers(
         kl_estimator=kl_estimator,
         k3_max=k3_max,
     )
-    (gradient,) = torch.autograd.grad(expected, ours)
+    (gradient,) = torch.autograd.grad(expected, own_logps)
     if not (
         torch.allclose(result, expected, atol=1e-7)
-        and torch.allclose(found_gradient, gradient, atol=1e-7)
+        and torch.allclose(trainer_gradient, gradient, atol=1e-7)
     ):
         raise ContractError(
             f"{name} must compute the loss with the penalty {kl_estimator!r} of d = ref − new, "
             "which for 'k3' is exp(d) − d − 1",
-            found=f"loss {result.item():.8f}, gradient {found_gradient.flatten().tolist()}",
+            actual=f"loss {result.item():.8f}, gradient {trainer_gradient.flatten().tolist()}",
             expected=f"loss {expected.item():.8f}, gradient {gradient.flatten().tolist()}",
         )
 
@@ -104,8 +108,9 @@ def check_unsloth(module: types.ModuleType) -> None:
         target = getattr(module, name, None)
         if target is None:
             raise ContractError(
-                f"{module.__name__} must define {name}", found="nothing", expected=name
+                f"{module.__name__} must define {name}", actual="nothing", expected=name
             )
+        # An autograd function's own signature is that of `apply`: *args.
         check_parameters(name, target.forward if name == names.FUNCTION else target, expected)
     kernel = getattr(module, names.KERNEL)
     check_numbers(names.KERNEL, run_of_unsloth(kernel), k3_max=UNSLOTH_K3_MAX)
@@ -128,6 +133,7 @@ def check_ratio(kernel: Callable[..., tuple]) -> None:
     except ContractError as error:
         try:
             check_numbers(names.KERNEL, run, bounded_after, k3_max=None)
+        # Neither: the difference to the first formula is reported.
         except ContractError:
             raise error from None
 
@@ -139,6 +145,7 @@ def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) ->
         result = kernel(
             anchor,
             new_logps,
+            # Neither old nor sampling log-probs: ρ is 1 in value and keeps its gradient.
             None,
             None,
             torch.zeros_like(mask),
@@ -151,9 +158,10 @@ def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) ->
             use_bias_correction_kl=with_ratio,
             entropy_mask=None,  # what `UnslothHook.mask` returns where nothing is masked
         )
+        # The trainer unpacks them, so another number is another version.
         if len(result) != 7:
             raise ContractError(
-                f"{names.KERNEL} must return 7 values", found=len(result), expected=7
+                f"{names.KERNEL} must return 7 values", actual=len(result), expected=7
             )
         return result[0]
 
@@ -168,7 +176,7 @@ def _check_scorer() -> None:
     if parameters[: len(expected)] != expected or not set(parameters) >= names.SCORER_OPTIONS:
         raise ContractError(
             f"{names.SCORER_WITH_ENTROPY} must have these parameters",
-            found=parameters,
+            actual=parameters,
             expected=(*expected, *sorted(names.SCORER_OPTIONS)),
         )
 
@@ -177,6 +185,7 @@ def _check_calls(module: types.ModuleType) -> None:
     """Each function that is replaced must be looked up where it is replaced, at every call, and
     called once, with these arguments first.
     """
+    # Numbers cannot show where Unsloth looks a function up, so its source is read for that.
     loss = _syntax_tree(getattr(module, names.LOSS))
     forward = _syntax_tree(getattr(module, names.FUNCTION).forward)
     mask = f"_{names.ENTROPY_MASK}"
@@ -190,7 +199,7 @@ def _check_calls(module: types.ModuleType) -> None:
         ]
         if len(imports) != 1:
             raise ContractError(
-                f"{names.LOSS} must import {name} as {alias} once", found=len(imports), expected=1
+                f"{names.LOSS} must import {name} as {alias} once", actual=len(imports), expected=1
             )
     for owner, tree, called, expected in (
         (names.LOSS, loss, f"{names.FUNCTION}.apply", names.EXPECTED_ARGUMENTS),
@@ -206,13 +215,13 @@ def _check_calls(module: types.ModuleType) -> None:
         if calls != [expected]:
             with_these = ", with these arguments first" if expected else ""
             raise ContractError(
-                f"{owner} must call {called} once{with_these}", found=calls, expected=[expected]
+                f"{owner} must call {called} once{with_these}", actual=calls, expected=[expected]
             )
     constants = [node.value for node in ast.walk(loss) if isinstance(node, ast.Constant)]
     if names.ENTROPY_QUANTILE not in constants:
         raise ContractError(
             f"{names.LOSS} must decide by this setting whether it computes entropies",
-            found="no such name",
+            actual="no such name",
             expected=names.ENTROPY_QUANTILE,
         )
 
@@ -239,14 +248,14 @@ def check_trl(trainer_class: type, consulted_loss: Callable[..., Tensor]) -> Non
         raise ContractError(
             f"{trainer_class.__module__}.{trainer_class.__qualname__} must have a method "
             f"{names.TRL_LOSS}",
-            found=repr(loss),
+            actual=repr(loss),
             expected="a function",
         )
     result = tuple(inspect.signature(loss).parameters)
     if result != names.TRL_LOSS_PARAMETERS:
         raise ContractError(
             f"{names.TRL_LOSS} must have these parameters",
-            found=result,
+            actual=result,
             expected=names.TRL_LOSS_PARAMETERS,
         )
     check_parameters(names.SCORE, getattr(trainer_class, names.SCORE), names.SCORE_PARAMETERS)
@@ -267,6 +276,7 @@ def run_of_trl(
     def run(new_logps: Tensor, anchor: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
         trainer = _stand_in(new_logps, with_ratio, attributes)
         inputs = {
+            # One prompt token, since TRL concatenates prompt and completion and then slices.
             "prompt_ids": torch.zeros(2, 1, dtype=torch.long),
             "prompt_mask": torch.ones(2, 1, dtype=torch.long),
             "completion_ids": torch.zeros_like(mask),

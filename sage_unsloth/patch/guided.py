@@ -101,14 +101,17 @@ def guided_kl(
         log_entropy=log_entropy,
         methods=added_methods(trainer),
     )
+    # All refusals come before the first change, so that nothing has to be undone.
     check_settings(trainer, choice, unsloth=seam.name == "unsloth")
     if choice.needs_hook:
         seam.check()
     with ExitStack() as stack:
+        # Unsloth's functions are replaced for the whole process, so one guided_kl at a time.
         stack.enter_context(alone())
         stack.enter_context(replace_attributes(trainer, **{OPEN: True}))
         stack.enter_context(seam.prepared(trainer))
         guard = stack.enter_context(finite_only(trainer))
+        # After the guard, to which the hook hands its signals.
         hook = None  # the trainer's own loss is the one asked for
         if choice.needs_hook:
             of_batch = stack.enter_context(
@@ -132,7 +135,7 @@ def guided_kl(
         yield
         if hook is not None and hook.measured.micro_batches == 0:
             logger.warning(
-                "guided_kl closed, and its trainer has not taken a step inside: nothing was "
-                "trained with %s; call trainer.train() inside the context",
+                "guided_kl closed before its trainer took a step, so nothing was trained with %s. "
+                "Call trainer.train() inside the context",
                 describe(guide),
             )

@@ -59,12 +59,14 @@ class Hook:
         beta = self.beta
         if beta != 0.0 and ref_logps is None:
             raise ContractError(
-                "beta is not 0, so reference log-probs must exist", found=None, expected="(B, T)"
+                "beta is not 0, so reference log-probs must exist", actual=None, expected="(B, T)"
             )
         # The loss may be computed under autocast, which would run matrix products in 16 bits.
         with torch.no_grad(), torch.autocast(mask.device.type, enabled=False):
+            # With β = 0 the guide gets no reference, even where the trainer has scored one.
             signals = self._signals(new_logps, ref_logps if beta else None, entropies, mask)
             now = self.clock.tick()
+            # Before the advantages, because a rule may read log q.
             log_guide = self._log_guide(signals, now)
             metrics: dict[str, Tensor] = {}
             for shape in self.choice.shapes:
@@ -109,10 +111,11 @@ class Hook:
             log_guide = guide.log_guide(signals, **now._asdict())
         mask, result = signals.mask, f"{log_guide!r:.100}"
         if isinstance(log_guide, Tensor):
+            # float32 only: log q is near 0 at most tokens, and 16 bits keep three digits of it.
             if log_guide.shape == mask.shape and log_guide.dtype == torch.float32:
                 return torch.where(mask.bool(), log_guide.detach(), 0.0)
             result = f"{log_guide.dtype} {tuple(log_guide.shape)}"
         raise ValueError(
-            f"log_guide must return a float32 tensor of the mask's shape; got {result} for "
+            f"log_guide must return a float32 tensor of the mask's shape, got {result} for "
             f"{tuple(mask.shape)} from {guide!r}"
         )

@@ -51,23 +51,25 @@ class OnePassScorers:
     def __init__(self, trainer: Any | None) -> None:
         self.trainer = trainer
         self.zoo = importlib.import_module(ZOO)
-        theirs = {name: getattr(self.zoo, name) for name in SCORERS if hasattr(self.zoo, name)}
-        options = inspect.signature(theirs[SCORER_WITH_ENTROPY]).parameters
+        # Not every tested version has all of these names.
+        originals = {name: getattr(self.zoo, name) for name in SCORERS if hasattr(self.zoo, name)}
+        options = inspect.signature(originals[SCORER_WITH_ENTROPY]).parameters
         self.fp32_lm_head = bool(options["fp32_lm_head"].default)
         self.most_rows = options["max_rows_per_chunk"].default
-        self.has_own_kernel = has_one_pass_kernel(theirs[SCORER_WITH_ENTROPY])
-        self.by_name = {name: self._scorer(function) for name, function in theirs.items()}
+        self.has_own_kernel = has_one_pass_kernel(originals[SCORER_WITH_ENTROPY])
+        self.by_name = {name: self._scorer(function) for name, function in originals.items()}
         self.calls = 0
         self._logged: set[str | None] = set()
 
-    def _scorer(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def _scorer(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def score(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
             self.calls += 1
             given = dict(zip(SCORER_PARAMETERS, args, strict=False)) | kwargs
+            # Decided at every call: autocast and what is trained can change between two.
             reason = self.reason_against(given, len(args))
             self._log(reason)
             if reason is not None:
-                return theirs(*args, **kwargs)
+                return original(*args, **kwargs)
             hidden, head, index, chunks, *transforms = (
                 given.get(name, default)
                 for name, default in zip(
@@ -75,6 +77,7 @@ class OnePassScorers:
                 )
             )
             most_rows = given.get("max_rows_per_chunk") or self.most_rows
+            # Unsloth caps rows per chunk too. Chunks must be cut alike, or logits round otherwise.
             if most_rows > 0:
                 chunks = max(chunks, -(-index.numel() // most_rows))
             logps, entropies = logps_and_entropies(
@@ -82,7 +85,7 @@ class OnePassScorers:
             )
             return (logps, entropies) if given.get("return_entropy") else logps
 
-        score.__signature__ = inspect.signature(theirs)  # where Unsloth's loss reads a default
+        score.__signature__ = inspect.signature(original)  # where Unsloth's loss reads a default
         return score
 
     def reason_against(self, given: dict[str, Any], positional: int = 0) -> str | None:
@@ -148,6 +151,7 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
     Raises:
         ContractError: it is another trainer. TRL's own loss makes one pass by itself.
     """
+    # Refuses TRL's trainer, whose loss imports none of these functions.
     trainer_module(type(trainer))
     scorers, losses = OnePassScorers(trainer), 0
 
@@ -162,6 +166,6 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
     if losses and not scorers.calls:
         logger.warning(
             "one_pass_loss had no effect, because Unsloth's loss called none of the functions that "
-            "it replaces: the model returns logits, or completions are long; "
-            "guided_kl(trainer, log_entropy=True) covers long ones"
+            "it replaces: the model returns logits, or completions are long. guided_kl(trainer, "
+            "log_entropy=True) covers long ones"
         )

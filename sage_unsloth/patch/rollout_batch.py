@@ -85,6 +85,7 @@ def rollout_signals(
 
     def score(proceed: Callable[..., tuple], *args: Any, **kwargs: Any) -> tuple:
         result, entropies = scoring.scored(proceed, "ref_entropies" in needs, *args, **kwargs)
+        # Only the last call counts: π_old is scored before the reference, by the same function.
         last.update(result=result, entropies=entropies, args=args[1:], kwargs=kwargs)
         return result
 
@@ -94,10 +95,11 @@ def rollout_signals(
         with listening(trainer, "signals", **{names.SCORE: score}):
             batch = proceed(inputs)
         ref_logps = batch.get("ref_per_token_logps")
+        # Identity and not equality: at step 0 policy and reference score alike.
         if scored_ones and (ref_logps is None or last["result"][0] is not ref_logps):
             raise ContractError(
                 f"the last {names.SCORE} of {names.ROLLOUT} must score the reference",
-                found="another" if last else "none",
+                actual="another" if last else "none",
                 expected="ref_per_token_logps",
             )
         if "ref_entropies" in needs:
@@ -107,6 +109,7 @@ def rollout_signals(
                 by_teacher = getattr(trainer, names.SCORE)(model, *last["args"], **last["kwargs"])
             batch[f"{PREFIX}teacher_logps"] = by_teacher[0]
         if groups:
+            # Here, since after this TRL shuffles the rows and splits them.
             batch[GROUPS] = _groups(trainer, batch)
         return batch
 
@@ -157,7 +160,7 @@ def _groups(trainer: Any, batch: dict[str, Any]) -> Tensor:
     ):
         raise ContractError(
             "the completions of a prompt must be side by side in one process's rollout batch",
-            found=f"{len(prompts)} rows whose prompts change otherwise",
+            actual=f"{len(prompts)} rows whose prompts change otherwise",
             expected=f"blocks of {size} rows with one prompt",
         )
     return torch.arange(len(prompts), device=prompts.device) // size

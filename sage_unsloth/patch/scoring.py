@@ -73,9 +73,8 @@ def logps_and_entropies(
     trained = [w for w in (lm_head, lm_head_bias) if w is not None and w.requires_grad]
     if trained and torch.is_grad_enabled():
         raise ValueError(
-            "the output head must be frozen, because only the hidden states get a gradient here; "
-            "got a head that requires "
-            "one; use Unsloth's own scorer for it, or torch.no_grad()"
+            "the output head must be frozen, because only the hidden states get a gradient here. "
+            "Use Unsloth's own scorer for a trained head, or torch.no_grad()"
         )
     rows = hidden.reshape(-1, hidden.shape[-1])
     transforms = (logit_scale_multiply, logit_scale_divide, logit_softcapping, temperature)
@@ -113,6 +112,7 @@ class _Score(torch.autograd.Function):
         ctx.scale /= HALF_SCALE if dtype == torch.float16 else 1.0
         ctx.dtype = hidden.dtype
         entropies = entropies.to(hidden.device)
+        # Otherwise a loss of the entropies would silently get the gradient 0.
         ctx.mark_non_differentiable(entropies)
         return logps.to(hidden.device), entropies
 
@@ -146,6 +146,7 @@ def _score(
     gradient = head.new_empty(num_rows, head.shape[1]) if need_gradient else None
     largest = -(-num_rows // chunks)
     together = max(1, block // max(1, largest))  # small chunks, so that their later steps are few
+    # One buffer for all chunks, or each would allocate (rows, V) again.
     buffer = head.new_empty(largest * min(together, chunks), vocabulary)
     for number in range(0, chunks, together):
         edges = bounds[number : number + together + 1]
@@ -189,8 +190,10 @@ def _rows(
     slope = None
     if softcapping != 0.0:
         capped = torch.tanh(logits / softcapping)
+        # The derivative of c · tanh(z / c), for the chain rule.
         slope = 1 - capped.float().square() if need_gradient else None
         logits = softcapping * capped
+    # float32 from here on, as in Unsloth's scorer; until here the head's dtype.
     z = logits.float()
     if temperature != 1.0:
         z = z / temperature
@@ -209,9 +212,11 @@ def _rows(
     if not need_gradient:
         return logp.squeeze(-1), entropy.squeeze(-1), None
     direction = weight.div_(total)
+    # p − 1 at the token itself; expm1 keeps its digits where p is near 1.
     direction = direction.scatter_(-1, index, torch.expm1(logp))
     if slope is not None:
         direction = direction * slope
+    # Undone in `ctx.scale`, where the product is float32.
     if dtype == torch.float16:
         direction = direction * HALF_SCALE
     return logp.squeeze(-1), entropy.squeeze(-1), direction.to(dtype)

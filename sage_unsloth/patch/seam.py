@@ -66,7 +66,7 @@ def seam_of_class(trainer_class: type) -> Seam:
             return importlib.import_module("sage_unsloth.patch.trl_seam").TrlSeam(trainer_class)
     raise ContractError(
         "the trainer must be a trl.GRPOTrainer",
-        found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
+        actual=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
         expected=".".join(TRL_TRAINER),
     )
 

@@ -50,15 +50,14 @@ def _check_model(trainer: Any, unsloth: bool) -> None:
     """The trainer relies on these without looking."""
     if getattr(trainer.processing_class, "pad_token_id", None) is None:
         raise ValueError(
-            "the tokenizer must have a pad token because completions are padded with it; "
-            "got pad_token_id=None; set tokenizer.pad_token before building the trainer"
+            "the tokenizer must have a pad token, because completions are padded with it. Set "
+            "tokenizer.pad_token before building the trainer"
         )
     if unsloth and not hasattr(trainer.model, "for_training"):
         raise ValueError(
-            "the model must have for_training and for_inference because Unsloth's trainer calls "
-            f"them; {type(trainer.model).__name__} has neither; load it by "
-            "FastLanguageModel.from_pretrained, or without a GPU by "
-            "sage_unsloth.models.load_policy, which calls prepare_for_cpu(model)"
+            "Unsloth's trainer needs a model with for_training and for_inference, but "
+            f"{type(trainer.model).__name__} has neither. Load it by "
+            "FastLanguageModel.from_pretrained, or without a GPU by sage_unsloth.models.load_policy"
         )
 
 
@@ -66,15 +65,15 @@ def _check_ratio(trainer: Any, choice: Choice) -> None:
     """Whether k3 is multiplied by the importance ratio is the trainer's setting, so it must be what
     was asked for.
     """
+    # The record may be "k3, bounded" (methods/own_penalty.py).
     kl_estimator = choice.recorded("kl_estimator", "k3").partition(",")[0]
     ratio_inside = trainer.args.use_bias_correction_kl
     if ratio_inside is not (kl_estimator == "k3-is"):
         raise ValueError(
-            "use_bias_correction_kl must be True for kl_estimator 'k3-is' and False for every "
-            "other, because the trainer's loss follows it; got "
-            f"kl_estimator={kl_estimator!r} and use_bias_correction_kl={ratio_inside}; set "
-            f"GRPOConfig(use_bias_correction_kl={not ratio_inside}), or open "
-            f"kl_penalty(trainer, {'k3-is' if ratio_inside else 'k3'!r}) before guided_kl"
+            "use_bias_correction_kl must be True for kl_estimator 'k3-is' and False otherwise, got "
+            f"kl_estimator={kl_estimator!r} and use_bias_correction_kl={ratio_inside}. Set "
+            f"GRPOConfig(use_bias_correction_kl={not ratio_inside}), or open kl_penalty(trainer, "
+            f"{'k3-is' if ratio_inside else 'k3'!r}) before guided_kl"
         )
 
 
@@ -90,6 +89,6 @@ def _check_columns(trainer: Any) -> None:
     for column in needed:
         if column not in columns:
             raise ValueError(
-                f"the training dataset must have a column {column!r}; it has {sorted(columns)}; "
-                f"rename the column that holds it: dataset.rename_column(..., {column!r})"
+                f"the training dataset must have a column {column!r}, but it has "
+                f"{sorted(columns)}. Rename one: dataset.rename_column(..., {column!r})"
             )

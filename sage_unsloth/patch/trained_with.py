@@ -37,6 +37,7 @@ def resume_record(
         "teacher": describe_teacher(trainer, choice.teacher),
         "shape": describe_function(choice.shape),
     }
+    # Only open methods add a key, so a checkpoint from before a method existed compares equal.
     record |= {method.name: method.record for method in choice.methods}
     return record | {f"adapter {name}": describe_teacher(trainer, name) for name in own_adapters}
 
@@ -87,6 +88,7 @@ def _code_text(code: types.CodeType) -> str:
         else value
         for value in code.co_consts
     ]
+    # Not co_filename or line numbers: a function that only moved is the same.
     return repr((code.co_code, code.co_names, constants))
 
 
@@ -109,14 +111,14 @@ def check_resumed(
     """
     if steered is not None and not (selected or {}).get("attributes"):
         raise ValueError(
-            "a checkpoint must hold the state of the guide that it was trained with; the one of "
-            f"step {step} holds none for {steered!r}; resume with the guide that it was trained "
-            "with, or start a new run"
+            f"the checkpoint of step {step} must hold the state of its guide, but holds none for "
+            f"{steered!r}. Resume with the guide that it was trained with, or start a new run"
         )
     before = (selected or {}).get("args") or {}
     if not before:
         logger.warning(
-            "the checkpoint of step %s does not record what it was trained with; resuming with %s",
+            "the checkpoint of step %s does not record its settings, so resuming with %s is "
+            "unchecked",
             step,
             now["guide"],
         )
@@ -127,9 +129,9 @@ def check_resumed(
     ]
     if changed:
         raise ValueError(
-            "a checkpoint is resumed with what it was trained with; the one of step "
-            f"{step} was trained with other settings: {'; '.join(changed)}; change these back, or "
-            "pass guided_kl(..., resume_with_changes=True)"
+            f"a checkpoint must be resumed with its own settings, but those of step {step} were "
+            f"others: {', '.join(changed)}. Change these back, or pass guided_kl(..., "
+            "resume_with_changes=True)"
         )
 
 

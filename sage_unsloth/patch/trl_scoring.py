@@ -25,7 +25,7 @@ class TrlScoring:
         for name in (names.ROLLOUT, names.SCORE):
             if not callable(getattr(type(trainer), name, None)):
                 raise ContractError(
-                    "the trainer must have this method", found="nothing", expected=name
+                    "the trainer must have this method", actual="nothing", expected=name
                 )
         check_parameters(names.SCORE, getattr(type(trainer), names.SCORE), names.SCORE_PARAMETERS)
         check_parameters(names.FUSED_HEAD, _add_fused_head(), names.FUSED_HEAD_PARAMETERS)
@@ -55,7 +55,7 @@ class TrlScoring:
         if logps.shape != mask.shape:
             raise ContractError(
                 f"{names.SCORE} must return a log-prob of each completion token",
-                found=tuple(logps.shape),
+                actual=tuple(logps.shape),
                 expected=tuple(mask.shape),
             )
         return torch.where(mask.bool(), logps.float(), 0.0)
@@ -68,7 +68,7 @@ def _add_fused_head() -> Callable[..., None]:
     if head is None:
         raise ContractError(
             "trl.trainer.utils must have what gives a model a head that scores",
-            found="nothing",
+            actual="nothing",
             expected=names.FUSED_HEAD,
         )
     return head

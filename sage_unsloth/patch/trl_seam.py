@@ -64,12 +64,15 @@ def consulted_loss(
         inputs: the micro-batch, which stays as it is: it may be trained on again.
         consult: (new_logps, entropies, mask, inputs) → `Consulted`.
     """
+    # A copy: TRL trains on the same dict again in the next iteration.
     inputs = dict(inputs)
 
     def score(proceed: Callable[..., tuple], *args: Any, **kwargs: Any) -> tuple:
         result = proceed(*args, **kwargs)
         new_logps, entropies = result[:2]
         mask = loss_mask(inputs)
+        # TRL reads both from `inputs` only after this call, which `check_trl` has verified by
+        # numbers.
         ref_logps, advantages = consult(new_logps, entropies, mask, inputs)
         inputs["advantages"] = advantages
         if ref_logps is not None:

@@ -71,11 +71,12 @@ def in_completion_layout(logps: Tensor, batch: dict[str, Any]) -> Tensor:
     """
     mask = batch["completion_mask"]
     left_pad = batch["prompt_mask"].shape[1] - batch["prompt_mask"].sum(1)
+    # The last T columns of a row that was shifted left by its padding begin here.
     start = logps.shape[1] - mask.shape[1] - left_pad
     if (start < 0).any():
         raise ContractError(
             f"{SCORE} must return its log-probs by rows that are shifted left by their padding",
-            found=tuple(logps.shape),
+            actual=tuple(logps.shape),
             expected=f"at least {mask.shape[1] + int(left_pad.max())} columns",
         )
     columns = start.unsqueeze(1) + torch.arange(mask.shape[1], device=mask.device)
@@ -101,6 +102,7 @@ def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
     places = ref_logps != 0
     for call in reversed(calls):
         logps, entropies = call.logps.flatten().float(), call.entropies.flatten()
+        # 0 marks padding. A token of probability 1 drops out on both sides, and its entropy is 0.
         put = logps != 0
         if torch.equal(logps[put], ref_logps[places].float()):
             result = torch.zeros(ref_logps.shape, dtype=entropies.dtype, device=ref_logps.device)
@@ -110,7 +112,7 @@ def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
         "the reference's log-probabilities must be those of one scorer's call, scattered in "
         "row-major order, or of several, "
         "a block of rows each",
-        found=[tuple(c.logps.shape) for c in calls],
+        actual=[tuple(c.logps.shape) for c in calls],
         expected=tuple(ref_logps.shape),
     )
 
@@ -127,9 +129,9 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
     zoo = importlib.import_module(ZOO)
     plain = {name: getattr(zoo, name) for name in (*SCORERS, OF_LOGITS) if hasattr(zoo, name)}
     # Where Unsloth has a kernel that makes one pass, the reference stays its own to the last bit.
-    ours = not has_one_pass_kernel(plain[SCORER_WITH_ENTROPY])
+    one_pass = not has_one_pass_kernel(plain[SCORER_WITH_ENTROPY])
     with_entropy = plain[SCORER_WITH_ENTROPY]
-    if ours:
+    if one_pass:
         with_entropy = OnePassScorers(None).by_name[SCORER_WITH_ENTROPY]
 
     def of_hidden_states(name: str, *args: Any, **kwargs: Any) -> Tensor:
@@ -139,7 +141,7 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         # The reference must be scored as the policy is, so its log-probs are those of the scorer
         # that was asked: ours are that one's bit for bit (2026.10.7). Over a part of the vocabulary
         # too; the entropy stays the whole's.
-        if len(whole) < len(kwargs) or not ours:
+        if len(whole) < len(kwargs) or not one_pass:
             before = len(calls)
             logps = plain[name](*args, **kwargs)
             del calls[before:]
@@ -153,8 +155,8 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
         calls.append(Scored(logps, entropies_of_logits(logits, temperature)))
         return logps
 
-    ours_by_name = {name: functools.partial(of_hidden_states, name) for name in plain}
-    with replace_attributes(zoo, **ours_by_name | {OF_LOGITS: of_logits}):
+    replaced = {name: functools.partial(of_hidden_states, name) for name in plain}
+    with replace_attributes(zoo, **replaced | {OF_LOGITS: of_logits}):
         yield calls
 
 
@@ -182,7 +184,7 @@ def _check_functions(trainer: Any) -> None:
     if missing:
         raise ContractError(
             "the trainer and unsloth_zoo.rl_replacements must have these functions",
-            found=f"no {', '.join(missing)}",
+            actual=f"no {', '.join(missing)}",
             expected=(ROLLOUT, SCORE, *needed),
         )
     source = inspect.getsource(getattr(type(trainer), SCORE))
@@ -192,6 +194,6 @@ def _check_functions(trainer: Any) -> None:
         raise ContractError(
             f"{SCORE} must import its scorers when it is called, and {SCORER_WITH_ENTROPY} must "
             f"return entropies",
-            found=f"import {requested}, parameters {tuple(parameters)}",
+            actual=f"import {requested}, parameters {tuple(parameters)}",
             expected="import True, return_entropy",
         )

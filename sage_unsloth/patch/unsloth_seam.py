@@ -49,6 +49,7 @@ class UnslothHook(Hook):
 
     def compute_loss(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around `trainer.compute_loss`."""
+        # Unsloth's loss calls `apply` alone, so a namespace with it can stand for the class.
         own = {names.FUNCTION: types.SimpleNamespace(apply=self.apply)}
         with replace_attributes(self.module, **own), self._with_entropies():
             return proceed(*args, **kwargs)
@@ -71,6 +72,7 @@ class UnslothHook(Hook):
         score = self.scorers.by_name[names.SCORER_WITH_ENTROPY]
         own = {names.ENTROPY_MASK: mask, names.SCORER_WITH_ENTROPY: score}
         with ExitStack() as stack:
+            # Entropies of a micro-batch that raised must not reach the next one.
             stack.callback(setattr, self, "entropies", None)
             stack.enter_context(replace_attributes(self.zoo, **own))
             if not masks:
@@ -88,7 +90,7 @@ class UnslothHook(Hook):
             raise names.ContractError(
                 f"{names.LOSS} must hand its entropies to {names.ENTROPY_MASK} before it calls "
                 f"{names.FUNCTION}.apply",
-                found="none",
+                actual="none",
                 expected="(B, T)",
             )
         # In the order that `contract.py` has checked.
@@ -104,6 +106,7 @@ class UnslothHook(Hook):
         )
         logps = (new_logps, old_logps, ref_logps, sampling_logps)
         result = self.function.apply(*logps, head, ids, mask, advantages, beta, *rest)
+        # Two of the seven values, length and KL, are means over this process alone.
         return pooled_means(result, mask, self.trainer.accelerator)
 
 

@@ -43,6 +43,7 @@ class Measured:
         if isinstance(self.guide, SteeredGuide):
             if mode == "train":
                 self._of_step.add(signals, log_guide, gather, self._step_values)
+            # Overwritten and not appended: the state at the end of the window is what is logged.
             metrics.update({f"sage/{name}": [value] for name, value in self.guide.state().items()})
 
     def pop_step(self) -> dict[str, float]:
@@ -93,6 +94,7 @@ def guide_watch(
             if state.global_step > 0 and not resume_with_changes:
                 check_resumed(state.global_step, selected, record, steered)
             if steered is not None:
+                # Another guide, or other settings of it, starts from its own strength.
                 same = ((selected or {}).get("args") or record)["guide"] == record["guide"]
                 steered.restore(((selected or {}).get("attributes") or None) if same else None)
             if measured is not None and clock is not None:  # of a step that was interrupted
@@ -107,9 +109,8 @@ def guide_watch(
             ]
             if changed:
                 raise ValueError(
-                    "the trainer's settings must not change while guided_kl is open, because they "
-                    f"were judged when it was opened; {', '.join(changed)}; leave the context, "
-                    "change them, and open it again"
+                    "the trainer's settings must not change while guided_kl is open, but "
+                    f"{', '.join(changed)}. Leave the context, change them, and open it again"
                 )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -117,9 +118,9 @@ def guide_watch(
                 return
             if measured.micro_batches == self.seen:
                 raise ContractError(
-                    f"every optimizer step must consult the guide; step {state.global_step} did "
+                    f"every optimizer step must apply the guide, but step {state.global_step} did "
                     "not",
-                    found="a loss that bypasses the patched function",
+                    actual="a loss that bypasses the patched function",
                     expected=f"a call of {loss}",
                 )
             self.seen = measured.micro_batches
@@ -133,6 +134,7 @@ def guide_watch(
             if state.is_world_process_zero:
                 checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
                 for adapter in frozen_adapters:
+                    # Only the main process saves, so only it deletes.
                     shutil.rmtree(checkpoint / adapter, ignore_errors=True)
 
         def keep(self, state: Any) -> None:

@@ -79,20 +79,15 @@ def architecture_of(config: Any) -> Architecture:
     family = values.get("model_type")
     if family not in ("qwen2", "qwen3", "llama"):
         raise ValueError(
-            "memory is computed for the families qwen2, qwen3 and llama; got "
-            f"model_type={family!r}; use one of these"
+            f"memory is computed for the families qwen2, qwen3 and llama, got model_type={family!r}"
         )
     if values.get("mlp_bias") or (family != "qwen2" and values.get("attention_bias")):
-        raise ValueError(
-            "memory is computed for linear layers without biases (Qwen2's q, k and v apart); the "
-            "config has attention_bias or mlp_bias; use another model"
-        )
+        raise ValueError("memory is not computed for configs with attention_bias or mlp_bias")
     sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     absent = {*sizes, "vocab_size", "max_position_embeddings"} - values.keys()
     if absent:
         raise ValueError(
-            f"a config.json must give the model's sizes; {', '.join(sorted(absent))} missing; "
-            "save the model again by save_pretrained, which writes them"
+            f"a config.json must give the model's sizes, but lacks {', '.join(sorted(absent))}"
         )
     heads = values["num_attention_heads"]
     return Architecture(

@@ -19,8 +19,8 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
     if fits.fits:
         return fits
     lines = [
-        f"the run must fit the card's {memory_gib:.1f} GiB; it needs {fits.needed / GIB:.1f} GiB "
-        "(computed). What to change, least harm first:"
+        f"the run must fit the card's {memory_gib:.1f} GiB, but it needs {fits.needed / GIB:.1f} "
+        "GiB (computed). What to change, least harm first:"
     ]
     together = setup
     for number, (text, changed) in enumerate(remedies(setup), 1):
@@ -30,7 +30,7 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
         which = "then" if number == 1 else f"with 1 to {number}"
         verdict = "enough" if after.fits else "not enough"
         lines.append(
-            f"  {number}. {text}; saves {saved / GIB:.1f} GiB; {which} {after.needed / GIB:.1f} "
+            f"  {number}. {text}: saves {saved / GIB:.1f} GiB, {which} {after.needed / GIB:.1f} "
             f"GiB: {verdict}"
         )
     smaller = _smaller_models(setup, memory_gib)
@@ -146,7 +146,7 @@ def memory_of_card(memory: float | None) -> float | None:
     if memory is not None:
         if memory <= 0:
             raise ValueError(
-                f"the memory of a card must be > 0 GiB; got {memory:g}; leave --memory out to ask "
+                f"the memory of a card must be > 0 GiB, got {memory:g}. Leave --memory out to ask "
                 "this machine"
             )
         card = CARDS.get(f"{memory:g}")

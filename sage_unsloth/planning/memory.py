@@ -83,7 +83,7 @@ def lora_parameters(
     shapes = architecture.linear_shapes
     unknown = sorted(set(targets or ()) - set(shapes))
     if unknown:
-        raise ValueError(f"lora_targets must be among {', '.join(shapes)}; got {unknown[0]!r}")
+        raise ValueError(f"lora_targets must be among {', '.join(shapes)}, got {unknown[0]!r}")
     return architecture.num_layers * rank * sum(sum(shapes[name]) for name in targets or shapes)
 
 

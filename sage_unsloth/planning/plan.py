@@ -51,7 +51,7 @@ def step_plan(setup: Setup, steps: int, num_rows: int | None = None) -> StepPlan
     """
     if steps < 1 or (num_rows is not None and num_rows < 1):
         raise ValueError(
-            f"a run needs at least one step and one row; got {steps} steps, {num_rows} rows"
+            f"a run needs at least one step and one row, got {steps} steps, {num_rows} rows"
         )
     trained = trained_parameters(setup) * (4 if setup.lora_rank or setup.weight_bits == 32 else 2)
     return StepPlan(
@@ -114,7 +114,7 @@ def run_report(setup: Setup, steps: int, num_rows: int | None = None) -> str:
         "run",
         f"  {sizes.prompts_per_step} prompts x {setup.num_generations} = "
         f"{sizes.completions_per_step} completions a step, at most {sizes.tokens_per_step:,} "
-        f"tokens; {_settings(setup)}",
+        f"tokens, {_settings(setup)}",
         f"  {sizes.steps:,} steps{epochs}",
         f"  {size(sizes.disk_bytes)} on disk: {KEPT} checkpoints, one being "
         "written, and the result",

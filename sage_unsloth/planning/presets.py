@@ -55,8 +55,8 @@ class ModelPreset:
         limit = self.architecture.max_position_embeddings
         if longest > limit:
             raise ValueError(
-                f"prompt and completion must fit the {limit} positions of {self.name}; got "
-                f"{self.max_prompt_length} + {self.max_completion_length} = {longest}; shorten one"
+                f"prompt and completion must fit the {limit} positions of {self.name}, got "
+                f"{self.max_prompt_length} + {self.max_completion_length} = {longest}"
             )
 
 
@@ -316,6 +316,6 @@ def _config_json(name: str | Path) -> dict[str, Any]:
     except (OSError, HFValidationError) as error:
         raise OSError(
             f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
-            f"within reach; got {name!s} ({str(error).splitlines()[0]}); check the name, or give "
+            f"within reach, got {name!s} ({str(error).splitlines()[0]}). Check the name, or give "
             "the path of a downloaded model"
         ) from error

@@ -61,19 +61,18 @@ class Setup:
             "micro_batch",
         ):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.weight_bits not in (4, 16, 32):
-            raise ValueError(f"weight_bits must be 4, 16 or 32; got {self.weight_bits}")
+            raise ValueError(f"weight_bits must be 4, 16 or 32, got {self.weight_bits}")
         if self.gradient_checkpointing not in ("unsloth", "layers", "none"):
             raise ValueError(
-                f'gradient_checkpointing must be "unsloth", "layers" or "none"; got '
+                'gradient_checkpointing must be "unsloth", "layers" or "none", got '
                 f"{self.gradient_checkpointing!r}"
             )
         if self.lora_rank is None and (self.weight_bits == 4 or self.use_vllm):
             raise ValueError(
-                "full fine-tuning needs 16-bit weights and rollouts by transformers, because "
-                "quantised weights cannot be trained and Unsloth refuses vLLM beside it; got "
-                f"weight_bits={self.weight_bits}, use_vllm={self.use_vllm}; train an adapter, or "
+                "full fine-tuning needs 16-bit weights and rollouts by transformers, got "
+                f"weight_bits={self.weight_bits}, use_vllm={self.use_vllm}. Train an adapter, or "
                 "change these"
             )
 

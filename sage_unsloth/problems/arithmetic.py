@@ -112,7 +112,7 @@ def problems(split: str) -> list[dict]:
         ValueError: `split` is not one of `test`, `sft`, `train`.
     """
     if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     pairs = allocation()[split]
     return solved_problems(pairs) if split == "sft" else posed_problems(pairs)
 

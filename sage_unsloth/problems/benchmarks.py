@@ -67,10 +67,7 @@ def load_benchmark(
     """
     if name == "arithmetic" or name.startswith(PREFIX):
         if path is not None and not Path(path).is_dir():
-            raise ValueError(
-                f"{name} is made by a package and read from no file; got {path}; give the file "
-                "another name"
-            )
+            raise ValueError(f"{name} is made by a package and read from no file, got {path}")
         return _from_arithmetic() if name == "arithmetic" else _from_reasoning_gym(name)
     if name in TOGETHER and (path is None or Path(path).is_dir()):
         parts = [load_benchmark(part, path) for part in TOGETHER[name]]
@@ -90,14 +87,13 @@ def load_benchmark(
     ]
     if spec.num_rows is not None and len(rows) != spec.num_rows:
         raise ValueError(
-            f"{name} must have {spec.num_rows} problems; got {len(rows)} from {path or 'the hub'}; "
-            "give the whole file, or another name with it if it is a file of your own"
+            f"{name} must have {spec.num_rows} problems, got {len(rows)} from {path or 'the hub'}. "
+            "Give the whole file, or name your own file differently"
         )
     repeated = len(rows) - len({row["id"] for row in rows})
     if repeated or not rows:
         raise ValueError(
-            f"{name} must have rows with ids of their own; {len(rows)} rows, {repeated} ids "
-            "repeat; repair the file"
+            f"{name} must have a different id for each row, but {repeated} of {len(rows)} repeat"
         )
     provenance = [provenance for _, _, provenance in parts]
     benchmark = Benchmark(name=name, rows=rows, provenance=provenance, checker=spec.checker)
@@ -117,7 +113,7 @@ def _spec_of(name: str, path: str | Path | None) -> Published:
         return Published(num_rows=num_rows, integer=all(part.integer for part in parts))
     if path is None:
         raise ValueError(
-            f"a benchmark is one of {', '.join(NAMES)}, or NAME=FILE for a file of your own; got "
+            f"a benchmark is one of {', '.join(NAMES)}, or NAME=FILE for a file of your own, got "
             f"{name!r}"
         )
     return Published()
@@ -135,8 +131,8 @@ def _read_parts(
         results = [path / f"{name}{suffix}" for suffix in SUFFIXES]
         if not any(file.is_file() for file in results):
             raise ValueError(
-                f"{name} must be in {path} as one of {', '.join(file.name for file in results)}; "
-                "there is none; put it there"
+                f"{name} must be in {path} as one of {', '.join(file.name for file in results)}, "
+                "but there is none"
             )
         path = next(file for file in results if file.is_file())
     files = [path] if path.exists() else [Path(part) for part in str(path).split(",")]
@@ -156,12 +152,12 @@ def _own_parts(
         if not columns and {"problem", "question"} & raw[0].keys():
             return None
         result = read_columns(raw, columns, ("answer",), data)
-        for rule, good in result.kept.items():
+        for rule, good in result.filters.items():
             if not all(good):
                 raise ValueError(
-                    f"every problem of an evaluation must have an answer; by the rule '{rule}' "
-                    f"{good.count(False):,} of {len(good):,} rows of {data} have none, row "
-                    f"{good.index(False)} the first; correct --answer-pattern, or drop these rows"
+                    f"every problem of an evaluation must have an answer, but '{rule}' gives none "
+                    f"for {good.count(False):,} of {len(good):,} rows of {data}, row "
+                    f"{good.index(False)} the first. Correct --answer-pattern, or drop these rows"
                 )
         rows = [
             {"id": own.get("unique_id") or own.get("id"), "level": own.get("level")} | row
@@ -182,14 +178,14 @@ def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dic
         asks = isinstance(problem, str) and problem.strip()
         if not asks or answer is None or not str(answer).strip():
             raise ValueError(
-                "needs text in `problem` or `question`, and in `answer` or a box in `solution`; "
-                f"saw the columns {sorted(row)}"
+                "needs text in `problem` or `question`, and in `answer` or a box in `solution`, "
+                f"but saw the columns {sorted(row)}"
             )
         answer = str(answer).strip()
         if spec.integer and _is_integer(answer):  # "025", "27.0", "1,000", as Python writes it
             answer = str(plain_number(answer))
     except ValueError as error:
-        raise ValueError(f"row {number} of {name} ({source}) {error}; repair the file") from error
+        raise ValueError(f"row {number} of {name} ({source}) {error}") from error
     own = row.get("unique_id") or row.get("id")
     result = {
         "id": f"{name}/{number if own is None else own}",

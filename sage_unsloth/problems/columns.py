@@ -45,27 +45,25 @@ class Columns:
         for name in self.names:
             if name in RESERVED or not name.isidentifier():
                 raise ValueError(
-                    "a column must be named problem, messages, answer, solution, or by a word "
-                    f"that is not taken ({', '.join(RESERVED)}); got {name!r}; choose another name"
+                    "a column must be named problem, messages, answer, solution, or by a word that "
+                    f"is not taken ({', '.join(RESERVED)}), got {name!r}"
                 )
         if {"problem", "messages"} <= self.names.keys():
-            raise ValueError(
-                "a row asks by its problem or by its messages; got columns for both; leave one out"
-            )
+            raise ValueError("a row has a problem or messages, got columns for both")
         if self.answer_pattern is None:
             return
         try:
             groups = re.compile(self.answer_pattern).groups
         except re.error as error:
             raise ValueError(
-                f"--answer-pattern must be a regular expression; {error}; got "
-                f"{self.answer_pattern!r}; correct it"
+                f"--answer-pattern must be a regular expression, got {self.answer_pattern!r}: "
+                f"{error}"
             ) from error
         if groups != 1:
             raise ValueError(
-                "--answer-pattern must have one group, which is the answer; got "
-                f"{self.answer_pattern!r} with {groups}; put brackets around the answer, as in "
-                "'#### (.+)', and (?:...) around anything else"
+                f"--answer-pattern must have one group, the answer, got {self.answer_pattern!r} "
+                f"with {groups}. Put brackets around the answer, as in '#### (.+)', and (?:...) "
+                "around anything else"
             )
 
     def __bool__(self) -> bool:
@@ -92,7 +90,7 @@ def parse_columns(
         if not column or name in names:
             raise ValueError(
                 "--columns takes NAME=COLUMN, each name once, as in problem=question "
-                f"answer=answer; got {' '.join(words or ())}"
+                f"answer=answer, got {' '.join(words or ())}"
             )
         names[name] = column
     return Columns(names=names, answer_pattern=answer_pattern, split=split)
@@ -121,10 +119,10 @@ def find_columns(
     for name, column in columns.names.items():
         if column not in seen:
             close = difflib.get_close_matches(column, seen, 1)
-            hint = f"--columns {name}={close[0]}?" if close else "name one of these"
+            hint = f"--columns {name}={close[0]}?" if close else "Name one of these"
             raise ValueError(
-                f"--columns must name columns that are there; {data} has no {column!r}, but "
-                f"{', '.join(seen)}; {hint}"
+                f"--columns must name columns of the data, but {data} has no {column!r}, only "
+                f"{', '.join(seen)}. {hint}"
             )
     if not {"problem", "messages"} & places.keys():
         for name, test in (("problem", str), ("messages", list)):
@@ -142,8 +140,8 @@ def find_columns(
                 places.setdefault(name, column)
     if columns.answer_pattern is not None and "answer" in expected and "answer" not in places:
         raise ValueError(
-            f"--answer-pattern needs a column that it is looked for in; {data} has "
-            f"{', '.join(seen)}; say which it is: --columns answer=COLUMN"
+            f"--answer-pattern needs a column to search, but {data} has {', '.join(seen)}. Name "
+            "it: --columns answer=COLUMN"
         )
     lacking = [] if {"problem", "messages"} & places.keys() else ["problem"]
     # A conversation may end in its solution.
@@ -151,7 +149,7 @@ def find_columns(
     if lacking:
         example = " ".join(f"{name}=COLUMN" for name in lacking)
         raise ValueError(
-            f"rows need a column for {' and one for '.join(lacking)}; {data} has "
-            f"{', '.join(seen)}; say which it is: --columns {example}"
+            f"rows need a column for {' and one for '.join(lacking)}, but {data} has "
+            f"{', '.join(seen)}. Name it: --columns {example}"
         )
     return places

@@ -54,7 +54,7 @@ def sft_corpus(
     *,
     data: str = "openmath",
     path: str | Path | None = None,
-    found: Corpus | None = None,
+    source: Corpus | None = None,
     prompt: PromptFormat = PROJECT_PROMPT,
 ) -> Corpus:
     """Worked solutions whose answer is a number and which fit, EOS included.
@@ -69,23 +69,23 @@ def sft_corpus(
         max_length: tokens of prompt and solution together.
         data: "openmath" or "arithmetic".
         path: a local copy of OpenMathReasoning-mini.
-        found: what `sft_rows` gave for `data` and `path`; None calls it.
+        source: what `sft_rows` gave for `data` and `path`; None calls it.
         prompt: the tags that the solutions are taught with.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with
             the counts).
     """
-    found = found or sft_rows(data=data, path=path)
-    rows = found.rows
-    filters = Filters(dict(found.counts), dict(found.left_out))
+    source = source or sft_rows(data=data, path=path)
+    rows = source.rows
+    filters = Filters(dict(source.counts), dict(source.left_out))
     prompts = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [2 * length <= max_length for length in prompts]
     rows = filters.keep(rows, fits, f"prompt <= {max_length // 2:,} tokens")
     texts = [render_solution(tokenizer, turns_of(row), prompt.taught(row)) for row in rows]
     fits = [length <= max_length for length in _lengths(tokenizer, texts)]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
-    return replace(corpus_of(rows, filters, found.provenance), columns=found.columns)
+    return replace(corpus_of(rows, filters, source.provenance), columns=source.columns)
 
 
 def sft_rows(
@@ -117,8 +117,8 @@ def sft_rows(
     data, path, columns = _resolve_source(data, path, columns, SFT_DATA)
     if data.startswith(PREFIX):
         raise ValueError(
-            f"SFT needs worked solutions, and those of reasoning-gym have none; got {data}; give "
-            "it to train, or a file with a column `solution` to sft"
+            f"SFT needs worked solutions, which reasoning-gym does not have, got {data}. Use "
+            "train, or a file with a column `solution`"
         )
     if data not in SFT_DATA:
         return _own_sft_rows(data, columns, prompt, verifier, limit)
@@ -152,7 +152,7 @@ def rl_corpus(
     data: str = "dapo",
     path: str | Path | None = None,
     limit: int | None = None,
-    found: Corpus | None = None,
+    source: Corpus | None = None,
 ) -> Corpus:
     """Problems with an answer that can be verified.
 
@@ -164,20 +164,20 @@ def rl_corpus(
         data: "dapo" or "arithmetic".
         path: a local copy of DAPO-Math-17k-Processed.
         limit: read the first N rows of the source; None reads all, of dapo the paper's `RL_ROWS`.
-        found: what `rl_rows` gave for `data`, `path` and `limit`; None calls it.
+        source: what `rl_rows` gave for `data`, `path` and `limit`; None calls it.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, a prompt or answer that
             is no text or empty, or no row is left (with the counts).
     """
-    found = found or rl_rows(data=data, path=path, limit=limit)
-    rows = found.rows
-    filters = Filters(dict(found.counts), dict(found.left_out))
+    source = source or rl_rows(data=data, path=path, limit=limit)
+    rows = source.rows
+    filters = Filters(dict(source.counts), dict(source.left_out))
     lengths = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
     fits = [length <= max_prompt_length for length in lengths]
     rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
-    corpus = corpus_of(rows, filters, found.provenance)
-    return replace(corpus, checker=found.checker, columns=found.columns)
+    corpus = corpus_of(rows, filters, source.provenance)
+    return replace(corpus, checker=source.checker, columns=source.columns)
 
 
 def rl_rows(
@@ -221,7 +221,7 @@ def rl_rows(
     else:
         where = {"needed" if answered else "optional": ("answer",)}
         own = read_own(data, columns, **({"needed": ()} | where), split="train")
-        rows, selected, provenance, read = own.rows, own.kept, own.provenance, own.columns
+        rows, selected, provenance, read = own.rows, own.filters, own.provenance, own.columns
     checker = verifier or MATH
     filters = Filters({"rows": len(rows)}, {})
     rows = filters.first(rows, limit)
@@ -230,10 +230,9 @@ def rl_rows(
         good = gradable(rows, checker)
         if rows and not any(good):
             raise ValueError(
-                f"answers must be ones that {checker.name} can grade others against; of "
-                f"{len(rows):,} rows of {data} none has such a one, the first has "
-                f"{rows[0]['answer']!r:.200}; take the answer out of it by --answer-pattern, or "
-                "choose another column or verifier"
+                f"the verifier {checker.name} can use none of the answers in {len(rows):,} rows of "
+                f"{data}, the first is {rows[0]['answer']!r:.200}. Use the answer out of it by "
+                "--answer-pattern, or choose another column or verifier"
             )
         rows = filters.keep(rows, good, "answer can be graded")
     return replace(corpus_of(rows, filters, provenance), checker=checker, columns=read)
@@ -249,21 +248,19 @@ def _resolve_source(
     """
     columns = columns or Columns()
     if path is not None and data not in names:
-        raise ValueError(
-            f"data come from one place; got --data {data} and --path {path}; give one of them"
-        )
+        raise ValueError(f"give either --data or --path, got {data} and {path}")
     if path is not None and columns:
         return str(path), None, columns
     if columns and (data in names or data.startswith(PREFIX)):
         raise ValueError(
-            f"{data} has columns of its own; got --columns, --answer-pattern or --split with it; "
-            "leave these out, or give --data FILE for a data set of your own"
+            f"{data} has columns of its own, got --columns, --answer-pattern or --split with it. "
+            "Leave these out, or give --data FILE for a data set of your own"
         )
     own = "/" in data or "." in data or data.startswith(PREFIX)
     if data not in names and not own and not Path(data).exists():
         raise ValueError(
             f"data must be one of {', '.join(names)}, reasoning-gym:TASK, a file, or OWNER/NAME of "
-            f"the hub; got {data!r}, and there is no such file; check the name"
+            f"the hub, got {data!r}, which is not a file"
         )
     return data, path, columns
 
@@ -282,7 +279,7 @@ def _own_sft_rows(
     """
     result = read_own(data, columns, ("solution",), optional=("answer",), split="train")
     filters = Filters({"rows": len(result.rows)}, {})
-    selected = {name: good[:limit] for name, good in result.kept.items()}
+    selected = {name: good[:limit] for name, good in result.filters.items()}
     rows = filters.keep_by(filters.first(result.rows, limit), selected)
     if any("answer" in row for row in rows):
         rows = filters.keep(rows, [bool(row["answer"]) for row in rows], "has an answer")
@@ -306,9 +303,9 @@ def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) 
         return True
     if verifier is None:
         raise ValueError(
-            f"SFT teaches the answers of rows between the tags; of {len(some)} rows of {data} none "
-            f"has one that math can grade, the first has {some[0]['answer']!r:.200}; name what "
-            "grades them (--verifier text, say), or choose another column"
+            f"SFT needs answers that math can grade, but none of {len(some)} rows of {data} has "
+            f"one, the first is {some[0]['answer']!r:.200}. Name what grades them (--verifier "
+            "text, say), or choose another column"
         )
     logger.info(
         "The references of the verifier %s are not answers, so solutions are taught as they are.",

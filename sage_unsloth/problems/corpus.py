@@ -78,7 +78,7 @@ class Corpus:
             return ""
         text = f"Duplicate questions: {more:,} of {len(self.rows):,} rows repeat that of another"
         if other := sum(len(result) > 1 for result in answers.values()):
-            text += f"; {other:,} questions have different answers, of which one at most is right"
+            text += f", {other:,} questions have different answers, of which one at most is right"
         return f"{text}."
 
     def named(self) -> str:
@@ -125,20 +125,20 @@ class Filters:
 def check_limit(limit: int | None) -> None:
     """Raises ValueError for a number of rows to take that is below 1."""
     if limit is not None and limit < 1:
-        raise ValueError(f"limit must be >= 1; got {limit}; leave --limit out, or give more")
+        raise ValueError(f"limit must be >= 1, got {limit}. Leave --limit out, or give more")
 
 
 def corpus_of(rows: list[dict], filters: Filters, provenance: dict) -> Corpus:
     """The corpus of these rows; ValueError if there are none."""
     counts = filters.counts
     if not rows:
-        left = "; ".join(f"{name}: {count:,}" for name, count in counts.items())
+        left = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
         last = next((name for name, count in counts.items() if not count), "rows")
-        remedy = f"see what {last!r} asks, name another column (--columns), or give other data"
+        remedy = f"See what {last!r} asks, name another column (--columns), or give other data"
         if last.endswith(" tokens"):
             remedy = (
-                "raise the length limit (--max-length of sft, --max-prompt-length of "
+                "Raise the length limit (--max-length of sft, --max-prompt-length of "
                 "train), or give other data"
             )
-        raise ValueError(f"at least one row must pass every filter; got none ({left}); {remedy}")
+        raise ValueError(f"at least one row must pass every filter, got none ({left}). {remedy}")
     return Corpus(rows=rows, counts=counts, provenance=provenance, left_out=filters.left_out)

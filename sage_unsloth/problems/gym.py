@@ -23,8 +23,8 @@ def gym_rows(name: str, size: int, seed: int) -> tuple[list[dict], dict]:
     version = package_version("reasoning-gym")
     if version is None:
         raise ValueError(
-            f"{name} needs the package reasoning-gym; it is not installed; pip install "
-            "reasoning-gym==0.1.25"
+            f"{name} needs the package reasoning-gym, which is not installed (pip install "
+            "reasoning-gym==0.1.25)"
         )
     import reasoning_gym
 
@@ -32,15 +32,12 @@ def gym_rows(name: str, size: int, seed: int) -> tuple[list[dict], dict]:
         data = reasoning_gym.create_dataset(task, size=size, seed=seed)
     except ValueError as error:
         raise ValueError(
-            f"{task!r} must be a generator of reasoning-gym {version}; {error}; its gallery has "
-            "their names"
+            f"{task!r} must be a generator of reasoning-gym {version}: {error}"
         ) from error
     rows = []
     for index, item in enumerate(data):
         if not item["answer"]:
-            raise ValueError(
-                f"{name} has items without an answer, so nothing can be graded; take another task"
-            )
+            raise ValueError(f"{name} has items without an answer, so nothing can be graded")
         rows.append(
             {
                 "id": f"{name}/{index}",

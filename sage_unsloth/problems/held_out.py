@@ -20,16 +20,13 @@ def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
     if count == 0:
         return list(rows), []
     if not 0 < count < len(rows):
-        raise ValueError(
-            f"fewer rows must be held out than there are; got {count} of {len(rows)}; hold out "
-            "fewer"
-        )
+        raise ValueError(f"held-out rows must be fewer than all rows, got {count} of {len(rows)}")
     chosen = spread(rows, count)
     problems = {row["problem"] for row in chosen}
     training = [row for row in rows if row["problem"] not in problems]
     if not training:
         raise ValueError(
-            f"{count} held-out rows must leave another problem to train on; the {len(rows)} rows "
-            f"have {len(problems)} different problems; hold out fewer"
+            f"{count} held-out rows must leave another problem to train on, but the {len(rows)} "
+            f"rows have {len(problems)} different problems"
         )
     return training, [{"id": f"held-out-{i}"} | row for i, row in enumerate(chosen)]

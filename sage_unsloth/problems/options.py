@@ -84,13 +84,11 @@ def _system_prompt(text: str) -> str:
             return path.read_text(encoding="utf-8").strip()
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"--system-prompt must be text, or a file of text; {path} is none ({error}); "
-                "give another file"
+                f"--system-prompt must be text, or a file of text, got {path} ({error})"
             ) from error
     one_word = not any(sign.isspace() for sign in text.strip())
     if path is not None and one_word and ("/" in text or path.suffix):
         raise ValueError(
-            f"--system-prompt must be text, or a file of text; there is no file {text}; check the "
-            "path"
+            f"--system-prompt must be text, or a file of text, but there is no file {text}"
         )
     return text

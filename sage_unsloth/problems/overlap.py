@@ -26,7 +26,7 @@ def training_problems(path: str | Path) -> list[dict]:
     try:
         rows = read_file(path)
         if not rows:
-            raise ValueError(f"a training set must have rows; {path} has none; name another file")
+            raise ValueError(f"a training set must have rows, but {path} has none")
         _check_has_problems(rows, path)
         return read_columns(rows, Columns(), (), str(path)).rows
     except ValueError as error:
@@ -40,8 +40,7 @@ def _check_has_problems(rows: Sequence[dict], path: str | Path) -> None:
         texts, turns = (", ".join(FOUND_BY_NAME[name]) for name in ("problem", "messages"))
         raise ValueError(
             f"a training set needs a column with its problems, as text ({texts}) or as turns "
-            f"({turns}); {path} has {', '.join(dict.fromkeys(k for row in rows for k in row))}; "
-            "rename the column that holds them"
+            f"({turns}), but {path} has {', '.join(dict.fromkeys(k for row in rows for k in row))}"
         ) from None
 
 
@@ -63,7 +62,7 @@ def overlap(
         first one found.
     """
     if n < 1:
-        raise ValueError(f"n must be >= 1 word; got {n}")
+        raise ValueError(f"n must be >= 1 word, got {n}")
     words = {row["id"]: re.findall(r"\w+", row["problem"].lower()) for row in benchmark.rows}
     lengths = {min(n, len(result)) for result in words.values()} - {0}
     seen: set[tuple[str, ...]] = set()

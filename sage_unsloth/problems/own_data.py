@@ -27,14 +27,14 @@ class OwnRows:
     Attributes:
         rows: `problem` (of a conversation its last user's turn), `messages`, `answer`, `solution`
             and the other names, as far as there are columns for them.
-        kept: a text that says it -> whether each row of the source passes; in the order of reading.
+        filters: a text that says it -> whether each row of the source passes, in reading order.
             `rows` has all of them, so that what is left out can be named.
         provenance: hub id and revision, or file and digest; and the columns that were named.
         columns: what each column that was read is for -> its name.
     """
 
     rows: list[dict]
-    kept: dict[str, list[bool]]
+    filters: dict[str, list[bool]]
     provenance: dict
     columns: dict[str, str]
 
@@ -47,7 +47,7 @@ def source_of(data: str, split: str) -> tuple[Source, Path | None]:
     """
     path = Path(data)
     if path.is_dir():
-        raise ValueError(f"data must be a file or a hub id; {data} is a folder; name a file in it")
+        raise ValueError(f"data must be a file or a hub id, but {data} is a folder")
     spelled = data.startswith((".", "/", "~")) or path.suffix in (*SUFFIXES, *OTHER_KINDS)
     if path.is_file() or spelled:
         return Source(hub_id="", split=""), path
@@ -55,8 +55,7 @@ def source_of(data: str, split: str) -> tuple[Source, Path | None]:
     if match is None:
         raise ValueError(
             "data must be a file, a hub id (OWNER/NAME or OWNER/NAME:CONFIG), reasoning-gym:TASK, "
-            f"or a name that this package knows; got {data!r}, and there is no such file; check "
-            "the name"
+            f"or a name that this package knows, got {data!r}, which is not a file"
         )
     return Source(hub_id=match["id"], config=match["config"], split=split), None
 
@@ -87,14 +86,13 @@ def read_raw(data: str, columns: Columns, split: str) -> tuple[list[dict], dict]
     source, path = source_of(data, columns.split or split)
     if path is not None and columns.split is not None:
         raise ValueError(
-            f"a split is a part of a data set on the hub; got --split {columns.split} with the "
-            f"file {path}; leave it out"
+            f"a split is for data of the hub, got --split {columns.split} with the file {path}"
         )
     raw, provenance = read_source(source, path)
     if not raw:
         raise ValueError(
-            f"data must have rows; {data} has none; a .jsonl file has one object a line, a .json "
-            "file one list of objects"
+            f"data must have rows, but {data} has none (.jsonl: one object a line, .json: a list "
+            "of objects)"
         )
     how = {"columns": dict(columns.names)} if columns.names else {}
     how |= {"answer_pattern": columns.answer_pattern} if columns.answer_pattern else {}
@@ -148,7 +146,7 @@ def read_columns(
                 row[name] = _json_value(source.get(column), f"row {number} of {data}, {column!r},")
     read = row_names(needed, optional) | columns.names.keys()
     places = {name: column for name, column in places.items() if name in read}
-    return OwnRows(rows=rows, kept=selected, provenance={}, columns=places)
+    return OwnRows(rows=rows, filters=selected, provenance={}, columns=places)
 
 
 def row_names(needed: Sequence[str], optional: Sequence[str]) -> set[str]:
@@ -159,40 +157,34 @@ def row_names(needed: Sequence[str], optional: Sequence[str]) -> set[str]:
 def _problem(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         raise ValueError(
-            f"a problem must be text; {where} has a conversation; give it as messages "
+            f"a problem must be text, but {where} has a conversation. Give it as messages "
             "(--columns messages=COLUMN)"
         )
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(
-            f"a problem must be non-empty text; {where} has {value!r:.100}; drop or repair the row"
-        )
+        raise ValueError(f"a problem must be non-empty text, but {where} has {value!r:.100}")
     return {"problem": value}
 
 
 def _conversation(value: Any, where: str) -> dict[str, Any]:
     """A conversation up to the turn that is to be answered, and the answer where it has one."""
     if not isinstance(value, list) or not value:
-        raise ValueError(
-            f"messages must be a list of turns; {where} has {value!r:.100}; drop or repair the row"
-        )
+        raise ValueError(f"messages must be a list of turns, but {where} has {value!r:.100}")
     for turn in value:
         good = isinstance(turn, dict) and isinstance(turn.get("content"), str)
         if not good or turn.get("role") not in ROLES:
             raise ValueError(
-                "a turn must have a `role` (system, user or assistant) and a `content` of text; "
-                f"{where} has {turn!r:.150}; write the turns in that form"
+                "a turn must have a `role` (system, user or assistant) and a `content` of text, "
+                f"but {where} has {turn!r:.150}. Write the turns in that form"
             )
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in value]
     replied = turns.pop()["content"] if turns[-1]["role"] == "assistant" else None
     if not turns or turns[-1]["role"] != "user" or not turns[-1]["content"].strip():
         raise ValueError(
-            "a conversation must end in a user's turn, which is to be answered, or in the "
-            f"assistant's answer to one; {where} ends otherwise; drop or repair the row"
+            "a conversation must end in a user's turn or in the assistant's answer to it, but "
+            f"{where} ends otherwise"
         )
     if any(turn["role"] == "system" for turn in turns[1:]):
-        raise ValueError(
-            f"a system turn must be the first one; {where} has one further on; repair the row"
-        )
+        raise ValueError(f"a system turn must be the first, but {where} has a later one")
     row: dict[str, Any] = {"problem": turns[-1]["content"], "messages": turns}
     return row if replied is None else row | {"replied": replied.strip()}
 
@@ -212,14 +204,13 @@ def _texts(raw: Sequence[dict], column: str, data: str) -> list[str]:
             f"{kind} (row {number}: {values[number]!r:.60})" for kind, number in kinds.items()
         )
         raise ValueError(
-            f"a column must hold values of one kind; {column!r} of {data} has {given}; make them "
-            "of one kind"
+            f"a column must hold values of one kind, but {column!r} of {data} has {given}"
         )
     if "values of another kind" in kinds:
         number = kinds["values of another kind"]
         raise ValueError(
-            f"an answer must be text, a number, a list or an object; {column!r} of {data} has "
-            f"{values[number]!r:.60} in row {number}; convert the column"
+            f"an answer must be text, a number, a list or an object, but {column!r} of {data} has "
+            f"{values[number]!r:.60} in row {number}"
         )
     whole = next((v for v in values if isinstance(v, float) and v.is_integer()), None)
     if whole is not None:  # as a column of a table has them, where others have a fraction
@@ -264,8 +255,8 @@ def _last_matches(texts: Sequence[str], pattern: str, data: str) -> list[re.Matc
         example = printable(texts[0])
         shown = example if len(example) <= 120 else f"… {example[-120:]}"
         raise ValueError(
-            f"--answer-pattern must match answers; {pattern!r} matches 0 % of the {len(texts):,} "
-            f"rows of {data}, of which the first is {shown!r}; correct the pattern"
+            f"--answer-pattern must match answers, but {pattern!r} matches 0 % of the "
+            f"{len(texts):,} rows of {data}, of which the first is {shown!r}"
         )
     return results
 
@@ -285,8 +276,8 @@ def _json_value(value: Any, where: str) -> Any:
     except (TypeError, ValueError):
         if isinstance(value, (bytes, list, dict, set)):
             raise ValueError(
-                f"a column that is kept must hold what JSON can; {where} has {value!r:.60}; leave "
-                "it out, or convert it"
+                f"a column must hold what JSON can, but {where} has {value!r:.60}. Leave it out, "
+                "or convert it"
             ) from None
         return str(value)
     return value

@@ -42,7 +42,7 @@ def _read_knights(row: dict) -> dict:
     """The quiz with the form of the answer, and everybody's role."""
     columns = {"quiz", "names", "solution"}
     if not columns <= row.keys():
-        raise ValueError(f"needs the columns {sorted(columns)}; saw {sorted(row)}")
+        raise ValueError(f"needs the columns {sorted(columns)}, but saw {sorted(row)}")
     given = ", ".join(
         f"{name} is a {'knight' if honest else 'knave'}"
         for name, honest in zip(row["names"], row["solution"], strict=True)

@@ -30,15 +30,15 @@ def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
     missing = next((i for i, row in enumerate(rows) if row.get(column) is None), None)
     if missing is not None:
         raise ValueError(
-            f"balance_by names a column that every training row must have; row {missing} has no "
-            f"{column!r}; its columns are {', '.join(rows[missing])}"
+            f"every training row must have the column of balance_by, {column!r}, but row "
+            f"{missing} has {', '.join(rows[missing])}"
         )
     if column != PASS_RATE:
         return balance_rows(rows, column)
     rates = [row[column] for row in rows]
     wrong = next((rate for rate in rates if not _is_share(rate)), None)
     if wrong is not None:
-        raise ValueError(f"pass_rate must be a share in [0, 1]; got {wrong!r}; divide by 100?")
+        raise ValueError(f"pass_rate must be a share in [0, 1], got {wrong!r}")
     misses_P = 1 - np.array(rates, dtype=float)
     return repeat_rows(rows, sum(misses_P**j for j in range(group)))
 
@@ -70,7 +70,7 @@ def inverse_pass_rates(num_samples: int, num_correct_P: Sequence[int], group: in
         ValueError: G exceeds n + 1, so that a power has no estimate.
     """
     if group > num_samples + 1:
-        raise ValueError(f"group must be <= num_samples + 1; got {group} and {num_samples}")
+        raise ValueError(f"group must be <= num_samples + 1, got {group} and {num_samples}")
     wrong_P = num_samples - np.asarray(num_correct_P, float)
     power_P = np.ones_like(wrong_P)
     weight_P = np.zeros_like(wrong_P)

@@ -56,8 +56,8 @@ def read_source(source: Source, path: str | Path | None = None) -> tuple[list[di
     rows, revision = _from_hub(source)
     if source.num_rows is not None and len(rows) != source.num_rows:
         raise ValueError(
-            f"{source.hub_id} ({source.split}) must have {source.num_rows} rows; got {len(rows)} "
-            f"at revision {revision}; pin the revision that has them, or give path= with a copy"
+            f"{source.hub_id} ({source.split}) must have {source.num_rows} rows, got {len(rows)} "
+            f"at revision {revision}. Pin the revision that has them, or give path= with a copy"
         )
     return rows, {
         "hub_id": source.hub_id,
@@ -81,9 +81,9 @@ def _from_hub(source: Source) -> tuple[list[dict], str | None]:
         # Hub, HTTP and offline errors have no common base class; the reader needs the remedy
         # whichever it is.
         raise ValueError(
-            f"{source.hub_id} must be read from the hub, and could not be: "
-            f"{type(error).__name__}: {error!s:.300}; check the name and the network, or give a "
-            f"local copy in the same columns ({', '.join(SUFFIXES)}; --path, or path=)"
+            f"{source.hub_id} could not be read from the hub: {type(error).__name__}: "
+            f"{error!s:.300}. Check the name and the network, or give a local copy in the same "
+            f"columns ({', '.join(SUFFIXES)}, --path or path=)"
         ) from error
     return data.to_list(), revision
 
@@ -98,7 +98,7 @@ def read_file(path: str | Path) -> list[dict]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"data must be a file; there is none at {path}; check the path")
+        raise ValueError(f"data must be a file, but there is none at {path}")
     if path.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet
@@ -106,24 +106,23 @@ def read_file(path: str | Path) -> list[dict]:
         try:
             return pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path} must be a parquet file; {error}; export it again") from error
+            raise ValueError(f"{path} must be a parquet file: {error}") from error
     if path.suffix == ".jsonl":
         return read_jsonl(path)
     if path.suffix == ".csv":
         return _read_csv(path)
     if path.suffix != ".json":
         raise ValueError(
-            f"a file of data must end in one of {', '.join(SUFFIXES)}; got {path.name!r}; export "
-            "it as one of these"
+            f"a file of data must end in one of {', '.join(SUFFIXES)}, got {path.name!r}"
         )
     try:
         rows: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} must be JSON; {error}; export it again") from error
+        raise ValueError(f"{path} must be JSON: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(
-            f"{path} must hold one list of objects; got {type(rows).__name__}; or write one "
-            "object a line to a .jsonl file"
+            f"{path} must hold one list of objects, got {type(rows).__name__} (or .jsonl with one "
+            "object a line)"
         )
     return rows
 
@@ -140,14 +139,13 @@ def check_columns(
         for column in columns:
             if column not in row:
                 raise ValueError(
-                    f"every row must have the columns {', '.join(columns)}; row {number} lacks "
-                    f"{column!r} and has {sorted(row)}; rename the column that holds it"
+                    f"every row must have the columns {', '.join(columns)}, but row {number} lacks "
+                    f"{column!r} and has {sorted(row)}"
                 )
             value = row[column]
             if not isinstance(value, str) or not (value.strip() or column in may_be_empty):
                 raise ValueError(
-                    f"{column!r} must be a non-empty text; row {number} has {value!r:.100}; drop "
-                    "or repair the row"
+                    f"{column!r} must be a non-empty text, but row {number} has {value!r:.100}"
                 )
 
 
@@ -163,7 +161,7 @@ def _read_csv(path: Path) -> list[dict]:
             header = next(reader, [])
             if not all(header) or len({*header}) < len(header) or not header:
                 raise ValueError(
-                    f"{path} must begin with a line of different column names; got {header}"
+                    f"{path} must begin with a line of different column names, got {header}"
                 )
             rows = []
             for cells in reader:
@@ -171,12 +169,10 @@ def _read_csv(path: Path) -> list[dict]:
                     continue
                 if len(cells) != len(header):
                     raise ValueError(
-                        f"{path} must have {len(header)} cells in each row; line "
-                        f"{reader.line_num} has {len(cells)}; quote cells that hold a comma"
+                        f"{path} must have {len(header)} cells in each row, but line "
+                        f"{reader.line_num} has {len(cells)}. Quote cells that hold a comma"
                     )
                 rows.append({name: cell or None for name, cell in zip(header, cells, strict=True)})
             return rows
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"{path} must be CSV in UTF-8; {error}; export it again, with commas"
-        ) from error
+        raise ValueError(f"{path} must be CSV in UTF-8: {error}. Export it with commas") from error

@@ -40,10 +40,9 @@ def read_json(path: str | Path) -> dict:
     result = _row(content)
     if result is None:
         raise ValueError(
-            f"{path} must hold one JSON object; it "
+            f"{path} must hold one JSON object, but it "
             + (f"begins with {content[:40]!r}" if content else "is empty")
-            + "; it was damaged from outside, since it is only ever replaced as a whole: put back "
-            "a copy, or choose another --out"
+            + ". Put back a copy, or choose another --out"
         )
     return result
 
@@ -128,8 +127,8 @@ def read_jsonl(path: str | Path) -> list[dict]:
         row = _row(line)
         if row is None:
             raise ValueError(
-                f"every line must be one JSON object; got {line[:80]!r} in line {number} of "
-                f"{path}; repair or delete that line"
+                f"every line must be one JSON object, got {line[:80]!r} in line {number} of "
+                f"{path}. Repair or delete that line"
             )
         rows.append(row)
     last_row = _row(last)

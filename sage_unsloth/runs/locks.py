@@ -51,14 +51,14 @@ def exclusive_lock(path: str | Path) -> Iterator[None]:
             held.enter_context(lock)
         except Timeout:
             raise HeldError(
-                f"one process at a time may write to {path}; {_read_holder(file)} does; wait for "
-                "it to end, or end it"
+                f"one process at a time may write to {path}, and {_read_holder(file)} does. Wait "
+                "for it, or end it"
             ) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
             logger.warning(
-                "%s: this file system does not support locks; start no second process on it", path
+                "%s: this file system does not support locks. Start no second process on it", path
             )
         yield
 

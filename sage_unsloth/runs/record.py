@@ -121,8 +121,8 @@ def refuse_strangers(folder: Path) -> None:
     strangers = [path.name for path in folder.iterdir() if not path.name.startswith(".run.json.")]
     if strangers:
         raise ValueError(
-            f"a run's folder must be empty or hold run.json; {folder} holds {min(strangers)!r} "
-            "and no run.json; choose another --out"
+            f"a run's folder must be empty or hold run.json, but {folder} holds {min(strangers)!r} "
+            "and no run.json. Choose another --out"
         )
 
 
@@ -131,8 +131,8 @@ def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
     differences = _differences(recorded, settings)
     if differences:
         raise ValueError(
-            f"a run is resumed with its own settings only; in {folder}: {'; '.join(differences)}; "
-            "choose another --out, or delete the folder"
+            f"a run must be resumed with its own settings, but in {folder}: "
+            f"{', '.join(differences)}. Choose another --out, or delete the folder"
         )
 
 

@@ -138,7 +138,7 @@ def check_settings(config: Any) -> None:
         value, rule = getattr(config, item.name), item.metadata
         if get_origin(hints[item.name]) is Literal and value not in get_args(hints[item.name]):
             choices = ", ".join(map(str, get_args(hints[item.name])))
-            raise ValueError(f"{item.name} must be one of {choices}; got {value!r}")
+            raise ValueError(f"{item.name} must be one of {choices}, got {value!r}")
         if value is None or not (limits := _limits(rule)):
             continue
         inside = rule["above"] is None or value > rule["above"]
@@ -146,7 +146,7 @@ def check_settings(config: Any) -> None:
         inside &= rule["high"] is None or value <= rule["high"]
         if not inside:
             because = f" {rule['why']}" if rule["why"] else ""
-            raise ValueError(f"{item.name} must be {limits}{because}; got {value}")
+            raise ValueError(f"{item.name} must be {limits}{because}, got {value}")
 
 
 def _limits(rule: Any) -> str:
@@ -172,11 +172,11 @@ def parse_settings(texts: Iterable[str], defaults: Any) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"--set takes NAME=VALUE; got {text!r}")
+            raise ValueError(f"--set takes NAME=VALUE, got {text!r}")
         name = name.replace("-", "_")
         if name not in known:
             raise ValueError(
-                f"--set takes one of {', '.join(known)}; got {name!r}{did_you_mean(name, known)}"
+                f"--set takes one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
             )
         given[name] = _parse_value(known[name], value)
     lora = {name.removeprefix("lora."): given.pop(name) for name in list(given) if "." in name}
@@ -186,7 +186,7 @@ def parse_settings(texts: Iterable[str], defaults: Any) -> dict[str, Any]:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean …?" where a known name is near, else an empty text."""
     close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f". Did you mean {close[0]}?" if close else ""
 
 
 def _parse_value(item: Setting, text: str) -> Any:
@@ -199,19 +199,19 @@ def _parse_value(item: Setting, text: str) -> Any:
         value = text if str in types or item.choices else ast.literal_eval(_as_python(text))
     except (ValueError, SyntaxError):
         raise ValueError(
-            f"{item.name} must be a value like {item.default!r}; got {text!r}"
+            f"{item.name} must be a value like {item.default!r}, got {text!r}"
         ) from None
     if item.choices:
         if value not in item.choices:
             raise ValueError(
-                f"{item.name} must be one of {', '.join(item.choices)}; got {value!r}"
-                f"{did_you_mean(value, item.choices)}"
+                f"{item.name} must be one of {', '.join(item.choices)}, got "
+                f"{value!r}{did_you_mean(value, item.choices)}"
             )
         return value
     if float in types and type(value) is int:
         value = float(value)
     if type(value) not in types and not (value is None and NoneType in types):
-        raise ValueError(f"{item.name} must be a value like {item.default!r}; got {value!r}")
+        raise ValueError(f"{item.name} must be a value like {item.default!r}, got {value!r}")
     return value
 
 

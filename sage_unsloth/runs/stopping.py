@@ -44,19 +44,19 @@ class Stop:
     """What `finishing` and the loop inside it tell each other.
 
     Attributes:
-        asked: the signal that asked for the end, or None.
+        cause: the signal that asked for the end, or None.
         saved: what is saved by then, for the message.
     """
 
-    asked: signal.Signals | None = None
+    cause: signal.Signals | None = None
     saved: str = "everything that was finished is on disk"
 
 
 @contextlib.contextmanager
 def finishing(step: str) -> Iterator[Stop]:
-    """Inside, the first signal only sets `asked`, so that the step in flight can be finished.
+    """Inside, the first signal only sets `cause`, so that the step in flight can be finished.
 
-    The loop inside looks at `asked` after each step and ends; on leaving, the signal is raised. A
+    The loop inside looks at `cause` after each step and ends; on leaving, the signal is raised. A
     second one has the effect that it had before: Ctrl-C stops at once. Nothing changes in other
     threads than the main one, where Python sets no handlers, nor for signals that the process was
     started to ignore.
@@ -68,16 +68,16 @@ def finishing(step: str) -> Iterator[Stop]:
         KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
         Terminated: the same by SIGTERM or SIGHUP.
     """
-    stop, received = Stop(), []  # by this process; another one may have set `asked`
+    stop, received = Stop(), []  # by this process; another one may have set `cause`
 
     def ask(signum: int, frame: FrameType | None) -> None:
         if not received:
             received.append(time.monotonic())
-            if stop.asked is None:
-                stop.asked = signal.Signals(signum)
+            if stop.cause is None:
+                stop.cause = signal.Signals(signum)
                 logger.warning(
-                    "\n%s: %s is finished and saved first; repeat it to stop at once.",
-                    stop.asked.name,
+                    "\n%s: %s is finished and saved first. Repeat it to stop at once.",
+                    stop.cause.name,
                     step,
                 )
         elif not _is_repeated(signum, received[0]):
@@ -86,8 +86,8 @@ def finishing(step: str) -> Iterator[Stop]:
 
     with _handlers(ask) as before:
         yield stop
-    if stop.asked is not None:
-        raise _end(stop.asked, f"stopped by {stop.asked.name}; {stop.saved}")
+    if stop.cause is not None:
+        raise _end(stop.cause, f"stopped by {stop.cause.name}: {stop.saved}")
 
 
 @contextlib.contextmanager

@@ -40,17 +40,17 @@ def disk_errors(path: Path) -> Iterator[None]:
         if number in FULL:
             rule, fact = "the disk must have room for what a run writes", "does not fit"
             remedy = (
-                "free some space and run the same command again: it resumes from what is on disk"
+                "Free some space and run the same command again: it resumes from what is on disk"
             )
         elif number in DENIED:
             rule, fact = "a run must be allowed to write to its folder", "refuses"
-            remedy = "change its permissions, or choose another --out"
+            remedy = "Change its permissions, or choose another --out"
         elif number in NO_FOLDER:
             rule, fact = "a run's folder, and what it lies in, must be folders", "is not"
-            remedy = "move the file that is in its place, or choose another --out"
+            remedy = "Move the file that is in its place, or choose another --out"
         else:
             raise
-        text = f"{rule}; {named} {fact} ({os.strerror(number)}); {remedy}"
+        text = f"{rule}, but {named} {fact} ({os.strerror(number)}). {remedy}"
         raise StorageError(number, text) from error
 
 
@@ -71,8 +71,8 @@ def check_room(folder: str | Path, needed: int) -> None:
     if needed > free:
         raise StorageError(
             errno.ENOSPC,
-            f"the disk must have room for what a run writes; {folder} needs {needed / 1e9:.1f} GB "
-            f"more, and {free / 1e9:.1f} GB are free; free some space, or choose another --out",
+            f"the disk must have room for the run: {folder} needs {needed / 1e9:.1f} GB more, and "
+            f"{free / 1e9:.1f} GB are free. Free some space, or choose another --out",
         )
 
 

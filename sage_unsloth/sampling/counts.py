@@ -40,9 +40,9 @@ def correct_matrix(
         samples = result[problem]
         if len(samples) != num_samples or not samples.keys() <= set(range(num_samples)):
             raise ValueError(
-                f"every problem must have {num_samples} samples; {problem!r}"
-                f"{f' of {of}' if of else ''} has {len(samples)}; run the command that drew them "
-                "(evaluate) again: it draws the rest"
+                f"every problem must have {num_samples} samples, but "
+                f"{problem!r}{f' of {of}' if of else ''} has {len(samples)}. Run evaluate again, "
+                "which draws the rest"
             )
     correct_PN = np.array(
         [[result[p][i] for i in range(num_samples)] for p in problems], dtype=bool

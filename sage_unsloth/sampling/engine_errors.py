@@ -6,11 +6,11 @@ from collections.abc import Iterator
 PHASES = {
     "import": (
         "be imported",
-        "python -m sage_unsloth doctor shows the versions, or take --engine transformers",
+        "Check the versions (python -m sage_unsloth doctor), or use --engine transformers",
     ),
     "start": (
         "start",
-        "if memory ran out, end what else holds it, or take a smaller share "
+        "If memory ran out, end what else holds it, or use a smaller share "
         "(--engine-set gpu_memory_utilization=0.5) or --batch, or --engine transformers",
     ),
 }
@@ -45,6 +45,6 @@ def engine_errors(name: str, phase: str, *, refusals: bool = True) -> Iterator[N
 def _name_phase(name: str, phase: str, error: Exception) -> EngineError:
     rule, remedy = PHASES[phase]
     return EngineError(
-        f"the engine of {name} must {rule}; it failed: {type(error).__name__}: {error!s:.500}; "
+        f"the engine of {name} must {rule}, but failed: {type(error).__name__}: {error!s:.500}. "
         f"{remedy}"
     )

@@ -52,16 +52,16 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise ValueError(
-                "temperature must be > 0 because pass@k needs samples that differ; "
-                f"got {self.temperature}; take .01 for nearly greedy ones"
+                "temperature must be > 0 because pass@k needs samples that differ, got "
+                f"{self.temperature}. Use .01 for nearly greedy ones"
             )
         for name in ("num_samples", "max_completion_length", "batch_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1; got {getattr(self, name)}")
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if not 0 < self.top_p <= 1 or not 0 <= self.min_p < 1 or self.top_k < -1 or not self.top_k:
             raise ValueError(
-                "top_p must be in (0, 1], min_p in [0, 1) and top_k -1 or >= 1; "
-                f"got top_p={self.top_p}, min_p={self.min_p}, top_k={self.top_k}"
+                "top_p must be in (0, 1], min_p in [0, 1) and top_k -1 or >= 1, got "
+                f"top_p={self.top_p}, min_p={self.min_p}, top_k={self.top_k}"
             )
 
 

@@ -66,17 +66,17 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     file = settings_path(path)
     if not file.is_file():
         raise ValueError(
-            f"a record set has its settings beside it; there is no {file}; "
-            "was the .jsonl moved alone?"
+            f"a record set needs its settings file, and there is no {file}. Was the .jsonl moved "
+            "without it?"
         )
     recorded = read_json(file)
     result = recorded.get("format", 1)
     if result != FORMAT:
         remedy = (
-            "upgrade sage_unsloth" if result > FORMAT else "choose another --out and draw again"
+            "Upgrade sage_unsloth" if result > FORMAT else "Choose another --out and draw again"
         )
         raise ValueError(
-            f"record sets must be of format {FORMAT}; {file} is of format {result}; {remedy}"
+            f"record sets must be of format {FORMAT}, but {file} is of format {result}. {remedy}"
         )
     return recorded
 
@@ -93,9 +93,9 @@ def read_samples(path: str | Path) -> list[dict]:
         run = run or row.get("run")
         if not {"problem_id", "sample"} <= row.keys() or row.get("run", run) != run:
             raise ValueError(
-                f"every line must be a record of one set, {run}; line {number} of {path} is one "
-                f"of {row.get('run')!r}, with {sorted(row)}; "
-                "delete that line, and the completion is drawn again"
+                f"every line must be a record of one set, {run}, but line {number} of {path} is "
+                f"one of {row.get('run')!r}, with {sorted(row)}. Delete that line, and it is drawn "
+                "again"
             )
         records.setdefault((row["problem_id"], row["sample"]), {}).update(row)
     return list(records.values())
@@ -168,8 +168,8 @@ def open_set(
     records = read_samples(path) if path.exists() else []
     if records and records[0].get("run") != run:
         raise ValueError(
-            f"the records of {path} must be of the set that {file} names, {run}; they are of "
-            f"{records[0].get('run')!r}; put back the file that belongs to it, or choose another "
+            f"the records of {path} must be of the set that {file} names, {run}, but they are of "
+            f"{records[0].get('run')!r}. Put back the file that belongs to it, or choose another "
             "--out"
         )
     return run, records
@@ -179,9 +179,8 @@ def _refuse_other_prompts(path: Path, known: Mapping[str, str], digests: Mapping
     changed = [p for p, digest in digests.items() if known.get(p, digest) != digest]
     if changed:
         raise ValueError(
-            f"a record set has one prompt for each problem; in {path}, {len(changed)} differ from "
-            f"those of this run, {changed[0]!r} the first (the problem's text, the template or the "
-            "tokenizer changed); choose another --out"
+            "prompts of a record set must not change (text, template, tokenizer), but "
+            f"{len(changed)} in {path} differ, {changed[0]!r} the first. Choose another --out"
         )
 
 

@@ -17,13 +17,13 @@ def check_client() -> None:
 
     if not torch.cuda.is_available():
         raise ValueError(
-            "rollouts='server' needs a CUDA device, because the weights go to the server over "
-            "NCCL; this machine has none; set rollouts=transformers"
+            "rollouts='server' needs a CUDA device for NCCL, and this machine has none. Set "
+            "rollouts=transformers"
         )
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
-            "rollouts='server' needs vllm here too, not only on the server; it is not installed; "
-            "pip install vllm, or set rollouts=transformers"
+            "rollouts='server' needs vllm here too, which is not installed (pip install vllm). "
+            "Set rollouts=transformers to go without it"
         )
 
 
@@ -44,8 +44,8 @@ def check_requests(client: Any, expected: Mapping[str, Any]) -> None:
         result = {name: given.get(name, "absent") for name in expected}
         if result != dict(expected):
             raise RolloutError(
-                f"the server must sample as configured; it would be asked for {result}, expected "
-                f"{dict(expected)}; use the tested versions (python -m sage_unsloth doctor), or "
+                f"the server must sample as configured, got {result}, expected {dict(expected)}. "
+                "Use the tested versions (python -m sage_unsloth doctor), or "
                 "rollouts='transformers'"
             )
         return generate(*args, **kwargs)

@@ -98,9 +98,9 @@ class VllmEngine(InBatches):
         longest = max(map(len, prompts), default=0) + config.max_completion_length
         if self.max_length is not None and longest > self.max_length:
             raise ValueError(
-                "prompt and completion together must fit the engine, which was started for "
-                f"{self.max_length} tokens; got {longest}, of which max_completion_length is "
-                f"{config.max_completion_length}; start it with a larger max_length"
+                f"prompt and completion must fit the engine's {self.max_length} tokens, got "
+                f"{longest}, of which max_completion_length is {config.max_completion_length}. "
+                "Start it with a larger max_length"
             )
         # Equal prompts are neighbours here, and vLLM's prefix cache computes them once.
         outputs = self.llm.generate(

@@ -31,7 +31,7 @@ def _no_sleep() -> str | None:
 
 def _no_bfloat16() -> str | None:
     if has_gpu() and not has_bfloat16():
-        return "this card computes no bfloat16; training takes float16"
+        return "this GPU does not support bfloat16, so training uses float16"
     return None
 
 

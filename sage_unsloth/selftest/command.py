@@ -26,7 +26,7 @@ def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace]
     def choose(options: argparse.Namespace) -> int:
         if not options.deep:
             if options.again or options.out != FILE:
-                raise ValueError("--again and --out are of the self-test; add --deep")
+                raise ValueError("--again and --out need --deep")
             return act(options)
         first = act(options)
         from sage_unsloth.runs.files import read_json

@@ -99,7 +99,7 @@ def _ratio(name: str, pair: list[float], allowed: float, unit: str, item: float)
         name=name,
         found=f"{ratio:.2f} times the plain one's {pair[0] / item:.3g} {unit}"
         + ("" if good else f" (allowed {allowed:g})"),
-        remedy="let nothing else use the machine and repeat; send selftest.json",
+        remedy="close other programs and repeat. Send selftest.json",
         figures={"plain": pair[0] / item, "guided": pair[1] / item, "unit": unit, "ratio": ratio},
     )
 
@@ -231,6 +231,6 @@ def _item(name: str, planned: float, result: float, good: bool) -> Finding:
         good,
         name=f"plan, {name}",
         found=f"{planned / MIB:.3g} MiB planned, {result / MIB:.3g} measured",
-        remedy="leave the card that much more room; send selftest.json",
+        remedy="leave that much more GPU memory free. Send selftest.json",
         figures={"planned_bytes": planned, "measured_bytes": result},
     )

@@ -42,8 +42,8 @@ def shape_of(config: Any) -> Shape:
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     if config.model_type != "qwen2" or rope.get("rope_type", "default") != "default":
         raise ValueError(
-            "the oracle computes Qwen2 with its plain RoPE; got "
-            f"model_type={config.model_type!r} and {rope}; give such a model"
+            "the oracle computes Qwen2 with its plain RoPE only, got "
+            f"model_type={config.model_type!r} and {rope}"
         )
     heads = config.num_attention_heads
     return Shape(

@@ -110,14 +110,14 @@ def take_step(trainer: Any, source: str) -> Step:
             # The scale of float16 begins too high, and comes down by steps that do nothing.
             control.should_training_stop |= all(g.isfinite().all() for g in step.gradients.values())
 
-    def kept(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+    def recorded_loss(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         step.inputs = {k: v.clone() if torch.is_tensor(v) else v for k, v in inputs.items()}
         loss = compute_loss(model, inputs, *args, **kwargs)
         step.loss = loss.item()
         return loss
 
     callback = Gradients()
-    trainer.compute_loss = kept
+    trainer.compute_loss = recorded_loss
     trainer.add_callback(callback)
     guide = BranchGuide(source=source, **policy.GUIDE)
     try:
@@ -148,13 +148,13 @@ def judge_step(step: Step, expected: Expected, plain: Expected, rounding: float)
     good = result.gradient <= allowed and result.loss <= allowed and not wrong
     text = f"gradient off by {result.gradient:.1e} (allowed {allowed:.1e})"
     if wrong:
-        text += "; " + ", ".join(f"the {t} term is {coefficients[t]:.3g} times" for t in wrong)
+        text += ", and " + ", ".join(f"the {t} term is {coefficients[t]:.3g} times" for t in wrong)
     elif not result.loss <= allowed:
-        text += f"; loss {step.loss:.6f}, expected {expected.loss:.6f}"
+        text += f", and the loss is {step.loss:.6f}, expected {expected.loss:.6f}"
     return {
         "status": PASSED if good else FAILED,
         "found": text,
-        "remedy": "" if good else "do not train in this way here; send selftest.json",
+        "remedy": "" if good else "do not train in this way here. Send selftest.json",
         "figures": {
             "gradient_error": result.gradient,
             "error_allowed": allowed,

@@ -63,14 +63,14 @@ def to_completion_layout(values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     """Unsloth's layout, each row shifted left by its padding and (B, T + largest left pad) wide, to
     (B, T) float64.
     """
-    ours = inputs["completion_mask"].bool()
+    valid = inputs["completion_mask"].bool()
     left_pad = inputs["prompt_mask"].shape[1] - inputs["prompt_mask"].sum(-1)
-    start = (values.shape[1] - ours.shape[1]) - left_pad
-    result = torch.zeros(ours.shape, dtype=torch.float64, device=values.device)
+    start = (values.shape[1] - valid.shape[1]) - left_pad
+    result = torch.zeros(valid.shape, dtype=torch.float64, device=values.device)
     for row, first in enumerate(start.tolist()):
-        shifted = values[row, first : first + ours.shape[1]].double()
+        shifted = values[row, first : first + valid.shape[1]].double()
         result[row, : len(shifted)] = shifted
-    return torch.where(ours, result, 0.0)
+    return torch.where(valid, result, 0.0)
 
 
 def branch_guide(
@@ -117,7 +117,7 @@ def loss_terms(
         if guided.max() > SMALL_D:
             raise ValueError(
                 f"log q + log π_ref − log π must be at most {SMALL_D:g} nats at each token, or "
-                f"Unsloth bounds k3; got {guided.max():.1f}; take a smaller adapter"
+                f"Unsloth bounds k3, got {guided.max():.1f}. Use a smaller adapter"
             )
         kl, kl_guided = (x.exp() - x - 1 for x in (d, guided))
         terms["advantage"] = terms["advantage"] - weight * surrogate.sum()

@@ -22,7 +22,7 @@ from sage_unsloth.selftest.worker import FINDINGS
 
 LOG_LINES = 15  # of the process's last, in the row of one that failed
 LEAST = 20.0  # seconds, below which none is started
-REMEDY = "send selftest.json; its row holds the last lines of the process"
+REMEDY = "send selftest.json, whose row holds the last lines of the process"
 
 
 def findings_of(check: Check, seconds: float) -> Iterator[Finding]:

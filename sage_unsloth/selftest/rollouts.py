@@ -66,12 +66,12 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
     yield Finding.of(
         good,
         name=f"{name}, log-probs",
-        found="; ".join(
+        found=", ".join(
             f"step {i}: {s['policy']:.1e} nats from the policy, {s['base']:.1e} from the model "
             "without adapter"
             for i, s in enumerate(steps, 1)
         ),
-        remedy="set rollouts=transformers; send selftest.json",
+        remedy="set rollouts=transformers. Send selftest.json",
         figures={"steps": steps},
     )
     good = changed == 0
@@ -81,7 +81,7 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
         found="loading it into vLLM leaves it as it was"
         if good
         else f"loading it into vLLM changed it by {changed:.1e}",
-        remedy="set rollouts=transformers; send selftest.json",
+        remedy="set rollouts=transformers. Send selftest.json",
         figures={"changed": changed},
     )
 
@@ -95,7 +95,7 @@ def _train(trainer: Any, pad: int, steps: list[dict[str, float]]) -> float:
         lora = [p.detach().flatten() for n, p in trainer.model.named_parameters() if "lora_" in n]
         return torch.cat([p.float().cpu() for p in lora])
 
-    def kept(*args: Any, **kwargs: Any) -> Any:
+    def generate_and_compare(*args: Any, **kwargs: Any) -> Any:
         before = adapter()
         result = generate(*args, **kwargs)
         changes.append((adapter() - before).abs().max().item())
@@ -105,7 +105,7 @@ def _train(trainer: Any, pad: int, steps: list[dict[str, float]]) -> float:
         steps.append(distances(trainer.model, inputs, pad))
         return compute_loss(model, inputs, *args, **kwargs)
 
-    trainer.compute_loss, trainer._generate = loss, kept
+    trainer.compute_loss, trainer._generate = loss, generate_and_compare
     with guided_kl(trainer, BranchGuide(**policy.GUIDE)):
         trainer.train()
     return max(changes)

@@ -49,7 +49,7 @@ def run_selftest(
     report: dict[str, Any] = {"machine": machine(), "environment": _environment(), "findings": []}
     with exclusive_lock(file):
         selected = [] if again else _reusable_rows(file, report, print_line)
-        print_line(f"Self-test: at most {seconds / 60:.0f} minutes; Ctrl-C keeps what is done.\n")
+        print_line(f"Self-test: at most {seconds / 60:.0f} minutes. Ctrl-C keeps what is done.\n")
         print_line(f"{'':<9}{'':<32}{'s':>6}")
         for check in checks:
             rows = [row for row in selected if row["check"] == check.name]
@@ -62,7 +62,7 @@ def run_selftest(
             write_json(file, report)
     counts = Counter(row["status"] for row in report["findings"])
     summary = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-    print_line(f"\n{summary}; {file} can be sent: it names no path and no secret")
+    print_line(f"\n{summary}. {file} can be sent: it names no path and no secret")
     return counts[FAILED]
 
 
@@ -96,9 +96,7 @@ def _reusable_rows(
         return []
     before = read_json(file)
     if not {"machine", "environment", "findings"} <= before.keys():
-        raise ValueError(
-            f"{file} must be the record of a self-test; it is another file; give another --out"
-        )
+        raise ValueError(f"{file} must be the record of a self-test, but is another file")
 
     def same(result: dict[str, Any]) -> list[Any]:
         return [result["machine"], *(result["environment"].get(k) for k in ("packages", "commit"))]

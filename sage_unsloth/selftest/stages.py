@@ -53,7 +53,7 @@ def check_resume(folder: Path) -> Iterator[Finding]:
         good,
         name="three steps, resumed",
         found=f"off by {off:.1e} of the way that the weights went (allowed {allowed:.0e})",
-        remedy="a resumed run is another one here; send selftest.json",
+        remedy="a resumed run differs here. Send selftest.json",
         figures={"way": way, "off": off, "allowed": allowed},
     )
 
@@ -129,7 +129,7 @@ def check_export(folder: Path) -> Iterator[Finding]:
         good,
         name="export, merged weights",
         found=f"off by {off:.1e} of the largest weight (allowed {allowed:.1e})",
-        remedy="share the adapter, not the merged model; send selftest.json",
+        remedy="share the adapter, not the merged model. Send selftest.json",
         figures={"error": off, "allowed": allowed},
     )
 

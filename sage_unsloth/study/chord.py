@@ -76,7 +76,9 @@ def distance_to_chord(point: Place, item: Place, other: Place) -> CrossedEstimat
     """
     run = float(item.first.mean() - other.first.mean())
     if not run:
-        raise ValueError("a chord needs two different values of pass@1; both ends have the same")
+        raise ValueError(
+            "a chord needs two different values of pass@1, and both ends have the same"
+        )
     weight = float(point.first.mean() - other.first.mean()) / run
     slope = float(item.many.mean() - other.many.mean()) / run
     across = point.first - weight * item.first - (1 - weight) * other.first
@@ -97,7 +99,7 @@ def mixture_pass_at_k(num_samples, num_correct, start_samples, start_correct, k:
         ValueError: not 0 <= m <= k, or more attempts than samples.
     """
     if not 0 <= m <= k:
-        raise ValueError(f"the start model's attempts must be 0 to k = {k}; got {m}")
+        raise ValueError(f"the start model's attempts must be 0 to k = {k}, got {m}")
     missed = np.ones(np.broadcast(num_correct, start_correct).shape)
     if m:
         missed = missed * (1 - np.asarray(pass_at_k(start_samples, start_correct, m)))

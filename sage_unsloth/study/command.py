@@ -118,7 +118,7 @@ def _act(options: argparse.Namespace) -> int:
         settings = parse_settings(options.settings, RlvrConfig)
     if options.task is None:
         if options.data is None or not options.benchmarks:
-            raise ValueError("a study needs --data and --benchmarks, or --task; got neither")
+            raise ValueError("a study needs --data and --benchmarks, or --task, got neither")
         sampling = {"num_samples": options.n, "temperature": options.temperature}
         own = {
             "start": options.start,

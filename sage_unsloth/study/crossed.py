@@ -50,7 +50,7 @@ def crossed_interval(values_SP, *, confidence: float = 0.95) -> CrossedEstimate:
     """
     values_SP = _table(values_SP)
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), as .95 is; got {confidence}")
+        raise ValueError(f"confidence must be in (0, 1), as .95 is, got {confidence}")
     seeds, problems = values_SP.shape
     rows, columns, rest = mean_squares(values_SP)
     alone = [(m, size - 1) for m, size in ((rows, seeds), (columns, problems)) if size > 1]
@@ -79,7 +79,7 @@ def components(values_SP) -> Components:
     seeds, problems = values_SP.shape
     if min(seeds, problems) < 2:
         raise ValueError(
-            f"variances of seeds and of problems need two of each; got the shape {values_SP.shape}"
+            f"variances of seeds and of problems need two of each, got the shape {values_SP.shape}"
         )
     rows, columns, rest = mean_squares(values_SP)
     return Components(
@@ -104,7 +104,7 @@ def detectable_difference(
         ValueError: fewer seeds or problems.
     """
     if seeds < 2 or problems < 1:
-        raise ValueError(f"power needs seeds >= 2 and problems >= 1; got {seeds} and {problems}")
+        raise ValueError(f"power needs seeds >= 2 and problems >= 1, got {seeds} and {problems}")
     error = math.sqrt(
         result.seed / seeds + result.problem / problems + result.rest / (seeds * problems)
     )
@@ -116,8 +116,8 @@ def _table(values_SP) -> np.ndarray:
     values_SP = np.asarray(values_SP, dtype=float)
     if values_SP.ndim != 2 or values_SP.size < 2 or not np.isfinite(values_SP).all():
         raise ValueError(
-            "an interval over seeds and problems needs a table (seeds, problems) of finite "
-            f"values, at least two of them; got the shape {values_SP.shape} with "
-            f"{int((~np.isfinite(values_SP)).sum())} that are not finite"
+            "an interval needs a table (seeds, problems) of at least two finite values, got the "
+            f"shape {values_SP.shape} with {int((~np.isfinite(values_SP)).sum())} that are not "
+            "finite"
         )
     return values_SP

@@ -208,11 +208,11 @@ def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
     text = f"{len(jobs)} processes left: {steps:,} steps and {completions:,} completions to grade"
     pace = measured_pace(plan)
     if not pace:
-        return f"{text}; how long that takes is known after the first run."
+        return f"{text}. How long that takes is known after the first run."
     seconds = steps * pace["step"] + completions * pace["completion"]
     seconds = (seconds + len(jobs) * SECONDS["start"]) / count
     whose = f"the pace of {pace['run']}" if "run" in pace else "the pace of an idle core"
-    return f"{text}; about {duration(seconds)}, {count} at a time, at {whose}."
+    return f"{text}: about {duration(seconds)}, {count} at a time, at {whose}."
 
 
 def plan_text(plan: Plan, count: int, why: str) -> str:
@@ -227,7 +227,7 @@ def plan_text(plan: Plan, count: int, why: str) -> str:
         f"  {len(plan.points)} points x {len(plan.seeds)} training seeds: "
         + ", ".join(point.name for point in plan.points),
         f"  each: {config.max_steps} steps of {config.completions_per_step} completions, then "
-        f"{task.sampling.num_samples} samples of {requested}; the start model {MORE} times as many",
+        f"{task.sampling.num_samples} samples of {requested}, the start model {MORE} times as many",
         f"  free lines of {plan.baseline.name}: mixture with the start model, {free}",
         f"  claims named before the runs: {', '.join(c.text for c in plan.claims) or 'none'}",
         f"  {count} at a time: {why}",

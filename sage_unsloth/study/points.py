@@ -90,9 +90,9 @@ def parse_methods(texts: Sequence[str]) -> tuple[Point, ...]:
     points = [point for text in texts for point in _parse_method(text)]
     names = [point.name for point in points]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"every point must be named once; got {twice[0]!r} twice")
+        raise ValueError(f"every point must be named once, got {twice[0]!r} twice")
     if not points:
-        raise ValueError("a study needs a method; got none; give --methods grpo=0.05 maxrl=0.05")
+        raise ValueError("a study needs a method. Give --methods grpo=0.05 maxrl=0.05")
     return tuple(points)
 
 
@@ -105,7 +105,7 @@ def _parse_method(text: str) -> list[Point]:
     name, equals, values = name.partition("=")
     row = get_algorithm(name)
     if row.guide is not None and "teacher_logps" in row.guide.needs:
-        raise ValueError(f"a study has no teacher, which {name} needs; leave it out")
+        raise ValueError(f"{name} needs a teacher, which a study does not have")
     choices = [(STRENGTHS.get(name, "beta"), values)] if equals else []
     for part in parts:
         setting, _, values = part.partition("=")
@@ -113,7 +113,7 @@ def _parse_method(text: str) -> list[Point]:
     try:
         grid = [[(s, float(v)) for v in values.split(",")] for s, values in choices]
     except ValueError as error:
-        raise ValueError(f"a method must be {FORM}, with numbers; got {text!r}") from error
+        raise ValueError(f"a method must be {FORM}, with numbers, got {text!r}") from error
     points = [Point(name, combination) for combination in itertools.product(*grid)]
     for point in points:
         point.configure(RlvrConfig())
@@ -133,15 +133,15 @@ def _apply(row: Algorithm, name: str, value: float) -> tuple[Algorithm, dict[str
     guide = row.guide
     if name in numbers:
         if kinds[name] is int and value != int(value):
-            raise ValueError(f"{name} must be a whole number; got {value:g}")
+            raise ValueError(f"{name} must be a whole number, got {value:g}")
         return row, {name: int(value) if kinds[name] is int else value}
     if is_dataclass(guide) and name in {field.name for field in fields(guide)}:
         return replace(row, guide=replace(guide, **{name: value})), {}  # pyright: ignore
     rule = advantage_rule(row.advantages)
     if rule.is_grpo or name in kinds:
         raise ValueError(
-            f"a point's setting must be a number among the settings of RLVR ({', '.join(numbers)}),"
-            f" of the algorithm's guide or of its rule for advantages; got {name!r}"
+            f"a point's setting must be a number of RLVR ({', '.join(numbers)}), the guide or the "
+            f"rule for advantages, got {name!r}"
         )
     number = int(value) if value == int(value) else value
     settings = {**row.settings, "advantages": f"{rule.text},{name}={number}"}
@@ -158,10 +158,10 @@ def parse_claims(texts: Sequence[str], points: Sequence[Point], ks: Sequence[int
     for text in texts:
         match = _CLAIM.fullmatch(text.strip())
         if not match:
-            raise ValueError(f"a claim must be A>B@K, as in 'maxrl>grpo@8'; got {text!r}")
+            raise ValueError(f"a claim must be A>B@K, as in 'maxrl>grpo@8', got {text!r}")
         better, worse = (_point_name(side, known) for side in match.group(1, 2))
         if int(match[3]) not in ks:
-            raise ValueError(f"a claim's k must be one of {list(ks)}; got {text!r}")
+            raise ValueError(f"a claim's k must be one of {list(ks)}, got {text!r}")
         claims.append(Claim(better, worse, int(match[3])))
     return claims
 
@@ -173,7 +173,7 @@ def _point_name(text: str, known: set[str]) -> str:
     (name, *more) = [point.name for point in _parse_method(text)]
     if more or name not in known:
         raise ValueError(
-            f"a claim must be about the study's points ({sorted(known)}); got {text!r}"
+            f"a claim must be about the study's points ({sorted(known)}), got {text!r}"
         )
     return name
 

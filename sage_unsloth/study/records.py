@@ -39,8 +39,8 @@ def collect(plan: Plan) -> dict[str, Any]:
     complete = [seed for seed, files in names.items() if all(file.exists() for file in files)]
     if not complete or not plan.result(START).exists():
         raise ValueError(
-            "a report needs the start model's samples and one training seed of every point; in "
-            f"{plan.out} none is complete; resume the study, or ask for fewer methods"
+            "a report needs the start model's samples and one training seed of every point, but "
+            f"{plan.out} has none complete. Resume the study, or ask for fewer methods"
         )
     files_of_variants = [job.result for job in plan.variant_jobs() if job.result.exists()]
     variants = [row for file in files_of_variants for row in read_json(file)["variants"]]

@@ -76,17 +76,17 @@ def study(
         SideBySideError: a run failed; what was finished is kept, and the next call resumes.
     """
     if unknown := set(free) - set(FREE):
-        raise ValueError(f"--free must be of {', '.join(FREE)}; got {', '.join(sorted(unknown))}")
+        raise ValueError(f"--free must be of {', '.join(FREE)}, got {', '.join(sorted(unknown))}")
     count = seeds if seeds is not None else REDUCED_SEEDS if reduced else SEEDS
     if count < 1:
-        raise ValueError(f"--seeds must be >= 1; got {count}")
+        raise ValueError(f"--seeds must be >= 1, got {count}")
     points = parse_methods(methods or (REDUCED if reduced else METHODS))
     if isinstance(task, str):
         task = get_task(task)
     if task is None:
         task = own_task(smoke=smoke, show=show, **own)
     elif given := [name for name, value in own.items() if value is not None]:
-        raise ValueError(f"a task has its own data and settings; got {', '.join(given)} with it")
+        raise ValueError(f"--task has its own data and settings, got {', '.join(given)} with it")
     elif smoke:
         task = shrink(task)
     plan = Plan(

@@ -99,11 +99,13 @@ def get_task(name: str) -> Task:
         return TASKS[name]()
     if ":" not in name:
         raise ValueError(
-            f"--task must be one of {', '.join(TASKS)}, or module:name of your own; got {name!r}"
+            f"--task must be one of {', '.join(TASKS)}, or module:name of your own, got {name!r}"
         )
     task = named_object(name, "a task")()
     if not isinstance(task, Task):
-        raise ValueError(f"a task of your own must return a Task; {name} returned {task!r:.100}")
+        raise ValueError(
+            f"a task of your own must return a Task, but {name} returned {task!r:.100}"
+        )
     return task
 
 
@@ -213,8 +215,8 @@ def own_task(
     result = rl_rows(data=data, limit=None, columns=columns, verifier=checker, answered=answered)
     tokenizer, choice = open_tokenizer(point.model, template, point.adapter, config.prompt)
     config = replace(config, template=choice.template)
-    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
-    show(f"{point}\n{choice}\n{result.origin()}; {len(corpus.rows):,} rows to train on")
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, source=result)
+    show(f"{point}\n{choice}\n{result.origin()}, {len(corpus.rows):,} rows to train on")
     requested = tuple(_own_benchmark(text, columns, group, guess, corpus) for text in benchmarks)
     drawn: dict[str, Any] = dict(
         num_samples=32,
@@ -262,7 +264,7 @@ def _own_benchmark(
     for column in (group, None if guess == ANSWERS or _is_number(guess) else guess):
         if column is not None and any(column not in row for row in raw):
             raise ValueError(
-                f"{column!r} must be a column of every row of {name}; it has {sorted(raw[0])}"
+                f"{column!r} must be a column of every row of {name}, but it has {sorted(raw[0])}"
             )
     answers = Counter(row.get("answer") for row in corpus.rows)
     rows = []
@@ -272,7 +274,9 @@ def _own_benchmark(
         else:
             chance = float(guess if _is_number(guess) else own[guess])
         if not 0 <= chance <= 1:
-            raise ValueError(f"the chance of a guess must be in [0, 1]; {row['id']} has {chance:g}")
+            raise ValueError(
+                f"the chance of a guess must be in [0, 1], but {row['id']} has {chance:g}"
+            )
         rows.append(row | {"guess": chance} | ({"family": str(own[group])} if group else {}))
     return replace(benchmark, rows=rows)
 

@@ -14,7 +14,8 @@ UNSLOTH, TRL = "unsloth", "trl"
 BACKENDS = (UNSLOTH, TRL)
 
 NO_TRL = (
-    "backend='trl' needs the package trl; it is not installed; pip install -r requirements-trl.txt"
+    "backend='trl' needs the package trl, which is not installed (pip install -r "
+    "requirements-trl.txt)"
 )
 
 _chosen: list[str] = []
@@ -55,20 +56,19 @@ def load_backend(expected: str | None = None, *, standby: bool = False) -> str:
 def check_backend(expected: str) -> None:
     """Raises ValueError where this process cannot have that backend; imports nothing."""
     if expected not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {expected!r}")
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {expected!r}")
     if not is_installed(expected):
         raise ValueError(MISSING if expected == UNSLOTH else NO_TRL)
     if expected == TRL and UNSLOTH in sys.modules:
         raise ValueError(
-            "backend='trl' needs a process in which Unsloth was never imported, because that "
-            "replaces trl.GRPOTrainer; it is imported here; start a new Python process (in a "
-            "notebook, restart the kernel)"
+            "backend='trl' needs a process that never imported Unsloth, which replaces "
+            "trl.GRPOTrainer. Start a new Python process (in a notebook, restart the kernel)"
         )
     if expected == UNSLOTH and TRL in _chosen:
         raise ValueError(
-            "a process has one backend, because Unsloth replaces trl.GRPOTrainer while it is "
-            "imported; got backend='unsloth' after 'trl'; start a new Python process (in a "
-            "notebook, restart the kernel)"
+            "a process has one backend, because Unsloth replaces trl.GRPOTrainer, got "
+            "backend='unsloth' after 'trl'. Start a new Python process (in a notebook, restart the "
+            "kernel)"
         )
 
 

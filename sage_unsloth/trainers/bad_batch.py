@@ -65,15 +65,15 @@ def reproduce(trainer: Any, folder: str | Path) -> None:
     record = read_json(Path(folder) / "batch.json")
     if record["kind"] == "reward":
         raise ValueError(
-            f"a bad batch must have tensors to go through the loss; {folder} keeps "
-            f"{record['what']}; call that function on the prompts and completions in its batch.json"
+            f"a bad batch must hold tensors to reproduce, but {folder} keeps {record['what']}. "
+            "Call that function on the prompts and completions in its batch.json"
         )
     weights = load_file(Path(folder) / "weights.safetensors")
     trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
     if {n: p.shape for n, p in trained.items()} != {n: w.shape for n, w in weights.items()}:
         raise ValueError(
             f"the trainer must train the {len(weights)} weights that {folder} keeps, names and "
-            f"shapes; it trains {len(trained)} others; build it with the model and the adapter "
+            f"shapes, but it trains {len(trained)} others. Build it with the model and the adapter "
             "settings of the run"
         )
     with torch.no_grad():

@@ -77,7 +77,7 @@ def put_beside(model: Any, start: Callable[[], Any]) -> None:
     if missing:
         raise ContractError(
             "rollouts by vLLM on a CPU go through functions of Unsloth",
-            found=f"no {', '.join(missing)}",
+            actual=f"no {', '.join(missing)}",
             expected="the tested versions",
         )
     zoo.patch_vllm(debug=False)

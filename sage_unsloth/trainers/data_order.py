@@ -37,7 +37,7 @@ def order_kept(trainer: Any) -> Iterator[None]:
         if missing and getattr(sampler, "shuffle", True):
             raise ContractError(
                 f"{names.SAMPLER} must return a sampler whose order can be kept",
-                found=f"{type(sampler).__name__} without {', '.join(missing)}",
+                actual=f"{type(sampler).__name__} without {', '.join(missing)}",
                 expected=NEEDED,
             )
         return _PassByPass(sampler, trainer) if sampler.shuffle else sampler

@@ -32,16 +32,14 @@ def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
         return
     if whole_model:
         raise ValueError(
-            "several processes must be joined by PyTorch's DistributedDataParallel, with the "
-            "whole model in each; got "
-            f"{kind} with {result} of WORLD_SIZE={world_size()} processes; start all of them with "
-            f"torchrun or accelerate launch "
-            "--multi_gpu, without FSDP and DeepSpeed (which TRL's own trainer takes, without "
+            f"several processes must be joined by PyTorch's DistributedDataParallel, got {kind} "
+            f"with {result} of WORLD_SIZE={world_size()} processes. Start them with torchrun or "
+            "accelerate launch --multi_gpu (FSDP and DeepSpeed need TRL's own trainer, without "
             "Unsloth)"
         )
     raise ValueError(
-        f"several processes must be joined by one of {', '.join(known[1:])}; got {kind} with "
-        f"{result} of WORLD_SIZE={world_size()} processes; start all of them with accelerate launch"
+        f"several processes must be joined by one of {', '.join(known[1:])}, got {kind} with "
+        f"{result} of WORLD_SIZE={world_size()} processes. Start them with accelerate launch"
     )
 
 
@@ -80,7 +78,7 @@ def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]
     if (totals != totals[0]).any() and not totals.isnan().any():
         raise ContractError(
             "the gradients must be averaged over the processes before each optimizer step",
-            found=f"squared norms {totals.tolist()}",
+            actual=f"squared norms {totals.tolist()}",
             expected="the same in every process",
         )
 

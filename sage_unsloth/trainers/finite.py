@@ -37,9 +37,9 @@ from sage_unsloth.trainers.replaced import replace_attributes, with_callback
 BAD_BATCH = "bad_batch"
 """Folder in the trainer's `output_dir`; `bad_batch_1` for the second of several processes."""
 REMEDIES = {
-    "reward": "repair that reward function, or let it return None where there is no reward",
-    "gradient": "a lower learning rate or max_grad_norm, or bf16 instead of fp16, helps most often",
-    "weight": "lower the learning rate",
+    "reward": "Repair that reward function, or let it return None where there is no reward",
+    "gradient": "A lower learning rate or max_grad_norm, or bf16 instead of fp16, helps most often",
+    "weight": "Lower the learning rate",
 }
 
 
@@ -155,20 +155,20 @@ class Guard:
                 texts=texts or {},
                 weights={name: own_part(p.detach()) for name, p in self._weights()},
             )
-            selected = f"its batch is kept in {folder} (sage_unsloth.trainers.reproduce)"
+            selected = f"Its batch is kept in {folder} (sage_unsloth.trainers.reproduce)"
         except Exception as error:  # a full disk must not hide the nan
-            selected = f"its batch could not be kept: {type(error).__name__}: {error!s:.200}"
+            selected = f"Its batch could not be kept: {type(error).__name__}: {error!s:.200}"
         done = (
             "the step has been made, and no checkpoint has it"
             if kind == "weight"
             else "the weights are as before it"
         )
         remedy = REMEDIES.get(
-            kind, "see whether a lower learning rate, or bf16 instead of fp16, keeps it finite"
+            kind, "See whether a lower learning rate, or bf16 instead of fp16, keeps it finite"
         )
         raise NotFiniteError(
-            f"every number of a training step must be finite; in step {step}, {what} is "
-            f"{value}{' at ' if where else ''}{where}; {done}; {selected}; {remedy}; the same "
+            f"every number of a training step must be finite, but in step {step}, {what} is "
+            f"{value}{' at ' if where else ''}{where} ({done}). {selected}. {remedy}. The same "
             "command resumes from the last checkpoint, other settings need a new --out"
         )
 

@@ -84,7 +84,7 @@ def _listening(trainer: Any, role: str, name: str, listener: Listener) -> Iterat
     if role in method.listeners:
         raise ContractError(
             f"what listens to {name} as {role!r} must not be opened twice on a trainer",
-            found="another one that is open",
+            actual="another one that is open",
             expected="one at a time",
         )
     method.listeners[role] = listener

@@ -57,10 +57,10 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
         if module is not None and COMPUTE_LOSS in vars(base) and hasattr(module, LOSS):
             return module
     raise ContractError(
-        "where Unsloth is imported the trainer must be Unsloth's generated GRPOTrainer, because "
-        "TRL's own never calls the patched loss (import unsloth, or call "
-        "sage_unsloth.load_unsloth(), before trl; or import neither, and TRL's own is taken)",
-        found=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
+        "where Unsloth is imported the trainer must be Unsloth's generated GRPOTrainer (import "
+        "unsloth, or call sage_unsloth.load_unsloth(), before trl, or import neither to use TRL's "
+        "own)",
+        actual=f"{trainer_class.__module__}.{trainer_class.__qualname__}",
         expected=f"a class whose module defines {LOSS}",
     )
 

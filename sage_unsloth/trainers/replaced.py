@@ -56,7 +56,7 @@ def alone() -> Iterator[None]:
     if not _OPEN.acquire(blocking=False):
         raise ContractError(
             "guided_kl must not be nested, because each replaces the same functions",
-            found="another guided_kl that is open",
+            actual="another guided_kl that is open",
             expected="one at a time",
         )
     try:

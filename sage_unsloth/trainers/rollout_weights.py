@@ -73,11 +73,11 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
         changed = [name for name in trained if after[name] != before[name]]
         if changed:
             raise ChangedWeightsError(
-                "a rollout must leave the trained weights as they are; the one of step "
+                "a rollout must not change the trained weights, but the one of step "
                 f"{trainer.state.global_step + 1} changed {len(changed)} of {len(trained)}, the "
                 f"first is {changed[0]} (vLLM multiplies lora_B by alpha / r in place where it is "
-                "given the policy's own tensors); nothing was trained on it, and no checkpoint has "
-                "these weights; resume from the last one with rollouts by transformers "
+                "given the policy's own tensors). Nothing was trained on it, and no checkpoint has "
+                "these weights. Resume from the last one with rollouts by transformers "
                 "(use_vllm=False), or with lora_alpha = r, which makes that factor 1"
             )
         return batch
@@ -99,7 +99,7 @@ def _copies_for_the_engine() -> Iterator[None]:
     if build is None or result[: len(expected)] != expected:
         raise ContractError(
             f"{module.__name__} must make the engine's adapter requests by {names.LORA_REQUEST}",
-            found=result or "nothing",
+            actual=result or "nothing",
             expected=expected,
         )
 

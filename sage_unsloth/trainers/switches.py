@@ -32,7 +32,7 @@ def use_standby() -> None:
     if "unsloth" in sys.modules:
         logger.warning(
             "Unsloth was imported without standby, so vLLM keeps its memory while the policy "
-            "trains; set UNSLOTH_VLLM_STANDBY=1 before Python starts if memory runs out"
+            "trains. Set UNSLOTH_VLLM_STANDBY=1 before Python starts if memory runs out"
         )
     else:
         os.environ["UNSLOTH_VLLM_STANDBY"] = "1"

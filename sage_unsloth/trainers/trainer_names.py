@@ -95,8 +95,8 @@ HEAD_CHOICE = "_use_triton"
 """From TRL 1.16 on: it chooses by the device."""
 
 MISSING = (
-    "Unsloth's trainer needs the package unsloth; it is not installed; pip install -e . (or pip "
-    "install sage_unsloth), or train without it by TRL's own trainer: backend=trl"
+    "Unsloth's trainer needs the package unsloth, which is not installed (pip install "
+    "sage_unsloth). Or use TRL's own trainer without it: backend=trl"
 )
 
 
@@ -110,13 +110,13 @@ class ContractError(RuntimeError):
     is not imported, is not as tested, or is used in another way.
     """
 
-    def __init__(self, rule: str, *, found: object, expected: object) -> None:
+    def __init__(self, rule: str, *, actual: object, expected: object) -> None:
         installed = {
             name: package_version(name) or "not installed"
             for name in ("unsloth", "unsloth_zoo", "trl")
         }
         super().__init__(
-            f"{rule}; found {found}, expected {expected}. Installed: "
+            f"{rule}, got {actual}, expected {expected}. Installed: "
             + ", ".join(f"{name} {version}" for name, version in installed.items())
             + f". Tested with {_remedy()}"
         )

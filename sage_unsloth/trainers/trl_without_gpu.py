@@ -58,7 +58,7 @@ class _PlainHead:
             outputs: what is asked for.
         """
         if any(name not in ("log_probs", "entropy") for name in outputs):
-            raise ValueError(f"outputs must be log_probs or entropy without a GPU; got {outputs}")
+            raise ValueError(f"outputs must be log_probs or entropy without a GPU, got {outputs}")
         autocast = torch.is_autocast_enabled(hidden.device.type)
         dtype: Any = torch.get_autocast_dtype(hidden.device.type) if autocast else hidden.dtype
         logits = torch.nn.functional.linear(

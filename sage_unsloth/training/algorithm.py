@@ -62,11 +62,11 @@ class Algorithm:
         known = {item.name for item in fields(RlvrConfig)}
         if unknown := [name for name in self.settings if name not in known]:
             raise ValueError(
-                "an algorithm's settings must be fields of RlvrConfig; got "
+                "an algorithm's settings must be fields of RlvrConfig, got "
                 f"{', '.join(map(repr, unknown))} for {self.name!r}"
             )
         if self.loss_type not in LOSS_TYPES:
-            raise ValueError(f"loss_type must be one of {LOSS_TYPES}; got {self.loss_type!r}")
+            raise ValueError(f"loss_type must be one of {LOSS_TYPES}, got {self.loss_type!r}")
         advantage_rule(self.advantages)
         check_token_rule(self.token_advantages)
         rehearsal_rule(self.rehearsal)
@@ -115,9 +115,8 @@ class Algorithm:
             mine, usual = _kind(getattr(self, name)), _kind(getattr(RlvrConfig, name))
             if mine != usual and _kind(settings[name]) != mine:
                 raise ValueError(
-                    f"{self.name} is named for {name}={getattr(self, name)}; got "
-                    f"{name}={settings[name]}; leave it out, or take a row that leaves it open: "
-                    "--algorithm grpo"
+                    f"{self.name} is named for {name}={getattr(self, name)}, got "
+                    f"{name}={settings[name]}. Leave it out, or use --algorithm grpo"
                 )
 
     def configure(self, config: RlvrConfig) -> RlvrConfig:

@@ -38,15 +38,15 @@ def get_algorithm(name: str) -> Algorithm:
         result = brought[name]
         if result.algorithm is None:
             raise ValueError(
-                f"the algorithm {name!r} of {result.package} cannot be used: {result.problem}; "
-                "mend or uninstall that package, or take another algorithm"
+                f"the algorithm {name!r} of {result.package} cannot be used: {result.problem}. Fix "
+                "or uninstall that package"
             )
         return result.algorithm
     names = [*ALGORITHMS, *brought]
     near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
     raise ValueError(
-        f"an algorithm must be one of {', '.join(names)}, or module:name of your own; got {name!r}"
-        + (f"; did you mean {near[0]!r}?" if near else "")
+        f"an algorithm must be one of {', '.join(names)}, or module:name of your own, got {name!r}"
+        + (f". Did you mean {near[0]!r}?" if near else "")
     )
 
 

@@ -36,19 +36,19 @@ def check_trl(config: RlvrConfig) -> None:
     if config.backend != TRL:
         if config.rollouts == "server":
             raise ValueError(
-                "rollouts='server' are drawn for TRL's own trainer; got "
-                f"backend={config.backend!r}; set backend=trl, or rollouts=auto"
+                f"rollouts='server' needs TRL's own trainer, got backend={config.backend!r}. Set "
+                "backend=trl, or rollouts=auto"
             )
         return
     if config.load_in_4bit:
         raise ValueError(
-            "4-bit weights are loaded by Unsloth; got load_in_4bit with backend='trl'; set "
-            "load_in_4bit=False, or backend=unsloth"
+            "load_in_4bit needs Unsloth, got backend='trl'. Set load_in_4bit=False, or "
+            "backend=unsloth"
         )
     if config.recompute_logits:
         raise ValueError(
-            "recompute_logits is a setting of Unsloth's loss, and TRL's keeps no logits in any "
-            "case; got it with backend='trl'; set recompute_logits=False"
+            "recompute_logits is for Unsloth's loss, got it with backend='trl'. Set "
+            "recompute_logits=False"
         )
     if config.rollouts == "server":
         check_client()
@@ -57,21 +57,21 @@ def check_trl(config: RlvrConfig) -> None:
         reason = why_no_vllm() if has_gpu() else "beside TRL's own trainer it needs a CUDA device"
     if reason is not None:
         raise ValueError(
-            f"rollouts='vllm' cannot be had: {reason}; or set rollouts to 'auto' or 'transformers'"
+            f"rollouts='vllm' is not available: {reason}. Or set rollouts to 'auto' or "
+            "'transformers'"
         )
     share = config.completions_per_step // world_size()
     if config.credit == "sequence" and (config.micro_batch_size or share) != share:
         raise ValueError(
-            "credit='sequence' compares the completions of a prompt, and TRL's loss takes a "
-            f"process's share of a step ({share}) at once then; got backend='trl' and "
-            f"micro_batch_size={config.micro_batch_size}; set micro_batch_size=None, or "
-            "backend=unsloth"
+            "credit='sequence' with backend='trl' needs a process's whole share of a step "
+            f"({share}) in one micro-batch, got micro_batch_size={config.micro_batch_size}. Set "
+            "micro_batch_size=None, or backend=unsloth"
         )
     if is_sharded() and config.eval_steps:
         raise ValueError(
-            "evaluations on held-out rows are drawn by the first process, which under FSDP and "
-            f"DeepSpeed has a part of the model only; got eval_steps={config.eval_steps}; set "
-            "eval_steps=0, and evaluate the trained adapter afterwards"
+            "evaluations on held-out rows are not supported under FSDP and DeepSpeed, got "
+            f"eval_steps={config.eval_steps}. Set eval_steps=0, and evaluate the trained adapter "
+            "afterwards"
         )
 
 
@@ -87,7 +87,11 @@ def common_trl_arguments() -> dict[str, Any]:
         "bf16": sixteen == "bfloat16",
         "fp16": sixteen == "float16",
         "gradient_checkpointing": has_gpu(),
+        # Reentrant checkpointing drops the gradient where no input of a block requires one, as with
+        # a frozen embedding under an adapter.
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        # Every trained weight is used in each step, and looking for others costs a pass over the
+        # graph.
         "ddp_find_unused_parameters": False,
     }
 
@@ -98,6 +102,7 @@ def rollout_arguments(config: RlvrConfig, rollouts: str) -> dict[str, Any]:
         return {
             "vllm_mode": "colocate",
             "vllm_gpu_memory_utilization": config.gpu_memory_utilization,
+            # vLLM plans its cache for the model's own length otherwise, which may not fit.
             "vllm_max_model_length": config.max_prompt_length + config.max_completion_length,
         }
     if rollouts == "server":

@@ -13,7 +13,7 @@ from sage_unsloth.sampling.engine_choice import why_not_chosen
 from sage_unsloth.training.starting import model_path
 
 CHANGE_RUNTIME = (
-    "For a GPU: Colab, Runtime > Change runtime type > T4 GPU; Kaggle, Settings > Accelerator > "
+    "For a GPU: Colab, Runtime > Change runtime type > T4 GPU. Kaggle, Settings > Accelerator > "
     "GPU T4 x2. Then run all cells again."
 )
 
@@ -101,7 +101,7 @@ def plan_for_card(*models: str | Path, memory: float | None = None) -> CardPlan:
             ]
             return _choose(model, setup, gib, here, (first, *passed, *too_large))
     if not setups:
-        raise ValueError(f"one model must be named for a GPU; got {', '.join(map(str, models))}")
+        raise ValueError(f"a GPU run needs exactly one model, got {', '.join(map(str, models))}")
     check_fits(setups[-1][1], gib)
     raise AssertionError("check_fits refuses what does not fit")
 
@@ -150,9 +150,9 @@ def _choose(
         reasons=(
             *reasons,
             f"Completions by {rollouts}{because}.",
-            f"{setup.prompts_per_step} x {setup.num_generations} completions a step, {micro_batch} "
-            f"at a time in the loss; prompts of at most {setup.max_prompt_length:,} tokens, "
-            f"completions of {setup.max_completion_length:,}.",
+            f"{setup.prompts_per_step} x {setup.num_generations} completions a step, "
+            f"{micro_batch} at a time in the loss, prompts of at most {setup.max_prompt_length:,} "
+            f"tokens, completions of {setup.max_completion_length:,}.",
         ),
     )
 
@@ -173,8 +173,9 @@ def _without_gpu(model: str, models: tuple[str | Path, ...], passed: list[str]) 
             f"No GPU here: the embedded arithmetic model of 0.7 M parameters{what} is trained "
             f"instead of {named}. {CHANGE_RUNTIME}",
             *passed,
-            f"{setup.prompts_per_step} x {setup.num_generations} completions a step; prompts of at "
-            f"most {setup.max_prompt_length} tokens, completions of {setup.max_completion_length}.",
+            f"{setup.prompts_per_step} x {setup.num_generations} completions a step, prompts of "
+            f"at most {setup.max_prompt_length} tokens, completions of "
+            f"{setup.max_completion_length}.",
         ),
     )
 

@@ -62,9 +62,7 @@ def guide_dose(
     from sage_unsloth.objective.signals import TokenSignals
 
     if "teacher_logps" in guide.needs:
-        raise ValueError(
-            f"a dose is of a guide that needs no teacher; got {type(guide).__name__}, which does"
-        )
+        raise ValueError(f"a dose needs a guide without a teacher, got {type(guide).__name__}")
     prompts = {row["id"]: prompt_ids(tokenizer, turns_of(row)) for row in rows}
     generator = torch.Generator().manual_seed(0)
     most = max(1, LOGITS_AT_ONCE // len(tokenizer))
@@ -83,7 +81,7 @@ def guide_dose(
         log_guides.append(log_guide[0])
         scored.append(record)
     if not scored:
-        raise ValueError("a dose needs at least one completion that is not empty; got none")
+        raise ValueError("a dose needs at least one completion that is not empty, got none")
     correct = [record["grade"] == Grade.CORRECT for record in scored]
     pad = torch.nn.utils.rnn.pad_sequence
     return dose_of(

@@ -83,7 +83,7 @@ class HeldOut:
         self.metric = best_metric(config)
         self.sampling = held_out_sampling(config, vllm=draws_by_vllm(trainer))
         self.curve: list[Mapping[str, Any]] = []
-        self.asked: signal.Signals | None = None
+        self.cause: signal.Signals | None = None
         """The signal that interrupted an evaluation, which the resumed run then makes first."""
 
     def begin(self, step: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class HeldOut:
 
     def after(self, step: int) -> dict[str, Any]:
         """The metrics of the policy after this optimizer step; empty where no evaluation is due, or
-        where a signal interrupted it (`asked`).
+        where a signal interrupted it (`cause`).
         """
         if not is_due(self.config, self.curve, step):
             return {}
@@ -112,13 +112,15 @@ class HeldOut:
         if rank() == 0:
             try:
                 result = self._evaluate(step)
+            # Kept and not raised: the step that was trained is saved before the run ends.
             except KeyboardInterrupt:
                 result = signal.SIGINT
             except Terminated as stopped:
                 result = stopped.signum
+        # All processes wait here, or they would begin the next step while the first one evaluates.
         result = gather_rows([result])[0]
         if isinstance(result, signal.Signals):
-            self.asked = result
+            self.cause = result
             return {}
         row = {"step": step} | result
         self.curve.append(row)
@@ -136,6 +138,7 @@ class HeldOut:
         if (self.folder / BEST).is_dir():
             place = checkpoint / FOLDER / BEST
             shutil.rmtree(place, ignore_errors=True)
+            # Hard links, since each checkpoint holds the best adapter so far.
             shutil.copytree(self.folder / BEST, place, copy_function=_link)
 
     def report(self) -> None:
@@ -145,7 +148,7 @@ class HeldOut:
             return
         logger.info(
             "Held-out %s: %.3f before training, %.3f at step %d, where it was best, %.3f at step "
-            "%d; %s is the adapter of step %d.%s %s",
+            "%d. %s is the adapter of step %d.%s %s",
             self.metric.removeprefix("eval/"),
             self.curve[0][self.metric],
             best[self.metric],
@@ -162,6 +165,7 @@ class HeldOut:
         started = time.perf_counter()
         path = self.folder / FOLDER / _records_of(step)
         policy = policy_digest(self.trainer.model)
+        # Otherwise an interrupted evaluation is resumed, and samples that are there are used.
         _forget_other_policy(path, policy)
         quiet = progress(disable=True)
         with policy_engine(self.trainer, self.tokenizer, self.stops) as engine:
@@ -208,8 +212,8 @@ class HeldOut:
                 shutil.rmtree(place, ignore_errors=True)
                 if best_step is not None:
                     logger.warning(
-                        "The adapter of step %d, which was best by %s, is not there any more; the "
-                        "next one that is better becomes %s.",
+                        "The adapter of step %d, which was best by %s, is gone. The next better "
+                        "one becomes %s.",
                         best_step,
                         self.metric,
                         place,
@@ -222,6 +226,7 @@ def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
     """How the held-out completions are drawn: as those of training."""
     batch = config.completions_per_step  # which the memory of the card was planned for
     if not has_gpu():
+        # On a CPU small batches waste time, and no memory was planned.
         batch = max(batch, BATCH_SIZES["transformers"])
     return rollout_sampling(config, config.eval_samples, BATCH_SIZES["vllm"] if vllm else batch)
 

@@ -36,8 +36,8 @@ def split_rows(
         count = min(config.eval_rows, len(rows) // LARGEST_SHARE)
         if count == 0:
             raise ValueError(
-                f"to hold rows out of training there must be at least {LARGEST_SHARE}; got "
-                f"{len(rows)}; give more rows, or eval_steps=0"
+                f"holding rows out needs at least {LARGEST_SHARE} of them, got {len(rows)}. Give "
+                "more rows, or eval_steps=0"
             )
         training, selected = hold_out(rows, count)
     else:
@@ -46,12 +46,12 @@ def split_rows(
         training = [row for row in rows if row["problem"] not in problems]
         if rows and not training:
             raise ValueError(
-                f"held-out rows must leave rows to train on; all {len(rows)} rows share their "
-                "problem with a held-out one; give other held-out rows"
+                f"held-out rows must leave rows to train on, but all {len(rows)} rows share their "
+                "problem with a held-out one"
             )
     shared = len(rows) - len(training) - (len(selected) if held_out is None else 0)
     logger.info(
-        "Held-out curve: %d rows are held out, %d are trained on; %d are left out because they "
+        "Held-out curve: %d rows are held out, %d are trained on, %d are left out because they "
         "share a problem with a held-out one.",
         len(selected),
         len(training),
@@ -71,36 +71,32 @@ def check_evaluations(config: RlvrConfig, given: int | None, *, graded: bool) ->
     """
     if not config.eval_steps and given is not None:
         raise ValueError(
-            "held-out rows are for evaluations during training, of which eval_steps=0 makes "
-            f"none; got {given} rows; set eval_steps=50, say, or give none"
+            f"held-out rows need eval_steps above 0, got {given} rows. Set eval_steps=50, say, or "
+            "give none"
         )
     if given and config.eval_rows not in (RlvrConfig.eval_rows, given):
         raise ValueError(
-            "eval_rows is a number of training rows to hold out, and of held-out rows that are "
-            f"given all are evaluated; got eval_rows={config.eval_rows} with {given} rows; leave "
-            "eval_rows out, or give fewer rows"
+            "eval_rows holds training rows out, and given held-out rows are all evaluated, got "
+            f"eval_rows={config.eval_rows} with {given} rows. Leave eval_rows out, or give fewer "
+            "rows"
         )
     if config.eval_steps and not graded:
         raise ValueError(
-            "pass@k on held-out rows counts right answers, for which rewards without the checked "
-            f"answer do not look; got eval_steps={config.eval_steps}; set eval_steps=0, or add the "
-            "checked answer to the rewards"
+            "pass@k on held-out rows needs a reward that checks the answer, got "
+            f"eval_steps={config.eval_steps}. Set eval_steps=0, or add the checked answer to the "
+            "rewards"
         )
 
 
 def _with_ids(rows: Sequence[dict]) -> list[dict]:
     if not rows:
-        raise ValueError(
-            "there must be a held-out row; got none; give some, or leave them out: eval_rows of "
-            "the training rows are then held out"
-        )
+        raise ValueError("held-out rows must not be empty. Give some, or leave them out")
     check_columns(rows, ("problem", "answer"))
     selected = [{"id": f"held-out-{number}"} | row for number, row in enumerate(rows)]
     names = [row["id"] for row in selected]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(
-            f"each held-out row must have an id of its own, or none; {twice!r} is there "
-            f"{names.count(twice)} times; rename them, or leave the column out"
+            f"ids of held-out rows must differ, but {twice!r} is there {names.count(twice)} times"
         )
     return selected

@@ -118,7 +118,7 @@ class Ledger:
             begun = run["settings"] == json.loads(json.dumps(settings))
         if not begun:
             logger.info(
-                "%s has trained no step yet, so it takes the new settings; a preflight under the "
+                "%s has trained no step yet, so it takes the new settings. A preflight under the "
                 "old ones is deleted.",
                 self.folder,
             )
@@ -140,9 +140,9 @@ class Ledger:
         """
         if not self.metrics.exists() or not read_jsonl(self.metrics):
             raise ValueError(
-                f"a result must come from a step of training, each of which has a row in {METRICS};"
-                f" {result} is there, and {self.metrics} has none; put the file back, or delete "
-                f"{self.folder} and train again"
+                f"a result needs training steps in {METRICS}, but {result} is there and "
+                f"{self.metrics} has none. Put the file back, or delete {self.folder} and train "
+                "again"
             )
         if rank() == 0:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -165,10 +165,9 @@ class Ledger:
         due = max(save_steps, run["free_settings"]["save_steps"])
         if trained > due:
             raise ValueError(
-                f"a run resumes from its checkpoints, of which one was due after {due} steps; "
-                f"{self.folder} has trained {trained} steps and has no complete one in "
-                f"checkpoints/; put them back, choose another --out, or move {METRICS} away to "
-                "train from the start"
+                f"a run resumes from its checkpoints (one is due after {due} steps), but "
+                f"{self.folder} has trained {trained} steps and has none complete. Put them back, "
+                f"choose another --out, or move {METRICS} away to train from the start"
             )
 
     def _refuse_more_steps(self, recorded: Mapping[str, Any], settings: dict) -> None:
@@ -182,8 +181,7 @@ class Ledger:
             is_sft = settings["stage"] == "sft"
             onwards = f"--model {self.folder / 'model'}" if is_sft else f"--from {self.folder}"
             raise ValueError(
-                "a run has the steps that it began with, because its learning rate is scheduled "
-                "over them and its optimizer's state is deleted after the last; "
-                f"{self.folder} has {had}, and this asks for {requested}; train what it leaves "
-                f"further by {onwards} with another --out, or begin anew with another --out"
+                f"the number of steps of a run is fixed: {self.folder} has {had}, got {requested}. "
+                f"Train its result further by {onwards} with another --out, or start a new run "
+                "there"
             )

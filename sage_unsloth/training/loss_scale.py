@@ -23,6 +23,7 @@ def scale_losses(trainer: Any) -> None:
     if trainer.args.fp16 and accelerator.device.type == "cpu" and accelerator.scaler is None:
         import torch
 
+        # What accelerate sets on a GPU by itself.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
 
@@ -39,9 +40,10 @@ def with_loss_scale(
         accelerator = trainer.accelerator
         skipped = accelerator.optimizer_step_was_skipped
         if skipped:
+            # inf in a row would end the run: every logged number must be finite.
             logs.pop("grad_norm", None)
             logger.info(
-                "Step %d was skipped: its gradient overflowed in float16; the loss is scaled by "
+                "Step %d was skipped: its gradient overflowed in float16. The loss is scaled by "
                 "%g from now on.",
                 step,
                 accelerator.scaler.get_scale(),

@@ -16,16 +16,16 @@ def check_precision(
     for one beside TRL's own trainer.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if full_finetuning and precision != "auto":
         raise ValueError(
-            "full fine-tuning trains float32 weights, because a small step is lost in the rounding "
-            f"of 16 bits; got precision={precision!r}; set precision=auto, or train an adapter"
+            f"full fine-tuning trains float32 weights, got precision={precision!r}. Set "
+            "precision=auto, or train an adapter"
         )
     if backend != "unsloth" and precision != "auto":
         raise ValueError(
-            "a precision is chosen for Unsloth's trainer; TRL's takes the card's own; got "
-            f"precision={precision!r} with backend={backend!r}; set precision=auto"
+            "precision is for Unsloth's trainer, and TRL's uses the GPU's own, got "
+            f"precision={precision!r} with backend={backend!r}. Set precision=auto"
         )
 
 

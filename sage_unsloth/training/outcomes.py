@@ -158,9 +158,8 @@ COURSE = {
 def finished_text(out: str | Path, trained: Path) -> str:
     """What the command that is started again says of a finished run, before anything is loaded."""
     return (
-        f"{out} is finished: {trained}. Nothing is trained again; what follows checks that "
-        "settings and rows are those of the run, and shows its outcome. Another --out trains "
-        "anew.\n"
+        f"{out} is finished: {trained}. Nothing is trained again. What follows checks its settings "
+        "and rows, and shows its outcome. Another --out starts a new run.\n"
     )
 
 
@@ -181,7 +180,7 @@ def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
         return ""
     return (
         f"{share:.0%} of the last completions hold no answer that can be read, and are never "
-        f"rewarded: {answers_remedy(prompt)}; completions.jsonl shows what they wrote"
+        f"rewarded: {answers_remedy(prompt)}. completions.jsonl shows what they wrote"
     )
 
 

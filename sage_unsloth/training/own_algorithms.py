@@ -111,8 +111,8 @@ def _as_algorithm(result: Any, name: str) -> Algorithm:
         return result
     if isinstance(result, type) or not isinstance(result, Guide):
         raise ValueError(
-            "an algorithm of your own must be an Algorithm or a guide, and not a class of these; "
-            f"{name} is {result!r:.100}; write {name.rpartition(':')[2]} = Algorithm(name=…, "
+            f"an algorithm of your own must be an instance of Algorithm or of a guide, but {name} "
+            f"is {result!r:.100}. Write {name.rpartition(':')[2]} = Algorithm(name=…, "
             "description=…, guide=…), from sage_unsloth.training"
         )
     own = name.rpartition(":")[2].replace("_", "-").lower()

@@ -50,7 +50,7 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
         ValueError: no records.
     """
     if not records:
-        raise ValueError("a preflight needs at least one completion; got none")
+        raise ValueError("a preflight needs at least one completion, got none")
     groups: dict[Any, list[float]] = {}
     for record in records:
         reward = float(record.get("reward", record["grade"] == Grade.CORRECT))
@@ -73,8 +73,8 @@ def answers_remedy(prompt: PromptFormat) -> str:
     if prompt.solution is None:
         return "run SFT first, or longer: it teaches to put the answer in \\boxed{}"
     return (
-        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}; or ask for "
-        "marks that the model writes of itself, such as \\boxed{} (--tags boxed)"
+        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}. Or ask for "
+        "marks that the model already writes, such as \\boxed{} (--tags boxed)"
     )
 
 
@@ -141,18 +141,20 @@ def check_signal(result: dict[str, float], config: Any, *, force: bool = False) 
     if config.advantages != GRPO:
         rule = f"rewards of which advantages={config.advantages!r} makes 0"
     fact = (
-        "a run learns from groups whose completions get different advantages; of the preflight's "
-        f"groups of {config.num_generations} every one got {rule}"
+        "a run learns from groups with different advantages, but every preflight group of "
+        f"{config.num_generations} got {rule}"
     )
     if "solve_rate" in result:
         fact += f" ({result['solve_rate']:.0%} of the completions are right)"
     if force:
-        logger.warning("%s; training goes on all the same.", fact)
+        logger.warning("%s. Training goes on all the same.", fact)
         return
-    advice = remedies(result, config.max_completion_length, config.prompt)
+    texts = remedies(result, config.max_completion_length, config.prompt)
+    advice = " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
     raise ValueError(
-        f"{fact}; {'; '.join(advice)}; look at more prompts (preflight_prompts="
-        f"{2 * config.preflight_prompts}), or train all the same by --force (force=True)"
+        f"{fact}. {advice} Look at more prompts "
+        f"(preflight_prompts={2 * config.preflight_prompts}), or train all the same by --force "
+        "(force=True)"
     )
 
 
@@ -179,6 +181,7 @@ def preflight(
         reward: of the run, by whose total groups are dead; None for the checked answer alone.
     """
     chosen = chosen_rows(config, rows)
+    # A record needs a gold, also where nothing compares with it.
     unchecked = {"gold": ""} if verifier is UNGRADED else {}
     sampling = sampling_as_in_training(config, engine, config.num_generations)
     path = folder / SAMPLES
@@ -199,6 +202,7 @@ def preflight(
         result = {name: value for name, value in result.items() if name not in OF_ANSWERS}
     boxed = boxed_share(records) if "format_rate" in result else 0.0
     warnings = remedies(result, config.max_completion_length, config.prompt, boxed)
+    # Only a division by the group's deviation makes small rewards as strong as the answer's.
     if means and verifier is not UNGRADED and config.scale_rewards == "group":
         warnings += _reward_warning(untold_groups(records))
     kinds = count_kinds(records)
@@ -255,9 +259,9 @@ def _reward_warning(untold: float) -> list[str]:
         return []
     return [
         f"in {untold:.0%} of the groups the answers are all right or all wrong, so your other "
-        "rewards alone rank the completions; divided by the group's deviation they then pull as "
-        "hard as right answers do elsewhere, whatever their weight: pay them for right answers "
-        "only, take problems of which some are solved, or set scale_rewards=none"
+        "rewards alone rank the completions and, divided by the group's deviation, pull as hard as "
+        "right answers, whatever their weight. Pay them for right answers only, take problems of "
+        "which some are solved, or set scale_rewards=none"
     ]
 
 
@@ -285,6 +289,7 @@ def add_rewards(
     columns = {name: [row[name] for row in requested] for name in requested[0] if name != "prompt"}
     columns |= {
         "completion_ids": [completion_ids(tokenizer, record["completion"]) for record in records],
+        # TRL passes these to reward functions, so one that reads them must work here too.
         "trainer_state": TrainerState(),
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,

@@ -57,7 +57,7 @@ def plan(
         how = "one after another" if count == 1 else f"side by side, {count} at a time"
         lines += [f"The RL runs go {how}: {why}."]
     lines += [
-        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}); the bars show this "
+        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}). The bars show this "
         "machine's own pace.",
         "Stop it whenever you like: the step in flight is saved first, and the same command "
         "resumes from there.\n",

@@ -164,13 +164,13 @@ def run_rlvr(
     tokenizer, template = open_tokenizer(point.model, expected, point.adapter, config.prompt)
     config = replace(config, template=template.template)
     show(f"{point}\n{template}\n{result.origin()}\n")
-    corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
+    corpus = rl_corpus(tokenizer, config.max_prompt_length, source=result)
     show(corpus.table())
     for text in filter(None, (corpus.named(), corpus.repeated())):
         show(text)
     held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
-        selected = rl_corpus(tokenizer, config.max_prompt_length, found=for_curve)
+        selected = rl_corpus(tokenizer, config.max_prompt_length, source=for_curve)
         held_out, origin["held_out"] = selected.rows, selected.record(eval_file)
         show(f"\nHeld-out rows, of {eval_file}:\n")
         show(selected.table())

@@ -47,8 +47,8 @@ def draw_rehearsal(
     rule, path = rehearsal_rule(config.rehearsal), folder / REHEARSAL
     if resumed and not path.exists():
         raise ValueError(
-            f"a run is resumed with the completions that it began with, in {path}, which is gone; "
-            "put it back, or start anew in another folder"
+            f"a run is resumed with its rehearsal completions, but {path} is gone. Put it back, or "
+            "choose another folder"
         )
     chosen = spread(rows, min(rule.problems, len(rows)))
     requested = [row | {"id": f"prompt-{number}"} for number, row in enumerate(chosen)]
@@ -69,10 +69,10 @@ def draw_rehearsal(
     problems = len({item.problem for item in stored})
     if not stored:
         raise ValueError(
-            "a rehearsal needs right completions of the model that RL starts from; of "
-            f"{len(records)} on {len(requested)} problems none could be used; raise its samples "
-            f"(rehearsal={rule.divergence},samples={2 * rule.samples}), lower solved, take easier "
-            "problems or more SFT"
+            f"a rehearsal needs right completions of the start model, but none of {len(records)} "
+            f"on {len(requested)} problems could be used. Raise its samples "
+            f"(rehearsal={rule.divergence},samples={2 * rule.samples}), lower solved, or use "
+            "easier problems or more SFT"
         )
     logger.info(
         "Rehearsal: %d right completions of %d of %d problems are stored.",

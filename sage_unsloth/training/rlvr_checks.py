@@ -36,21 +36,19 @@ def check_processes(config: RlvrConfig) -> None:
     if rest or share % (config.micro_batch_size or 1):
         raise ValueError(
             f"the completions of a step ({config.completions_per_step}) must be divisible by the "
-            "number of processes, and the share of each by micro_batch_size; got "
-            f"WORLD_SIZE={processes} and micro_batch_size={config.micro_batch_size}; change "
+            "number of processes, and the share of each by micro_batch_size, got "
+            f"WORLD_SIZE={processes} and micro_batch_size={config.micro_batch_size}. Change "
             "prompts_per_step, micro_batch_size or the number of processes"
         )
     if config.credit == "sequence" and share % config.num_generations:
         raise ValueError(
-            "credit='sequence' compares the completions of a prompt, so each process must have "
-            "whole prompts: prompts_per_step must be a multiple of the number of processes; got "
-            f"{config.prompts_per_step} and WORLD_SIZE={processes}"
+            "credit='sequence' needs whole prompts in each process, so prompts_per_step must be a "
+            f"multiple of their number, got {config.prompts_per_step} and WORLD_SIZE={processes}"
         )
     if config.max_resamples or (config.rollouts == "vllm" and config.backend != TRL):
         raise ValueError(
-            "several processes need max_resamples=0, because groups may be split between them, and "
-            "rollouts by transformers, because vLLM inside each was not tried; got "
-            f"max_resamples={config.max_resamples} and rollouts={config.rollouts!r}; change these, "
+            "several processes need max_resamples=0 and rollouts by transformers, got "
+            f"max_resamples={config.max_resamples} and rollouts={config.rollouts!r}. Change these, "
             "or start without torchrun"
         )
 
@@ -59,9 +57,8 @@ def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
     """The trainer drops a step that it cannot fill, so with fewer rows it would train none."""
     if num_rows < config.prompts_per_step:
         raise ValueError(
-            "a step takes different problems, so there must be at least "
-            f"prompts_per_step={config.prompts_per_step} rows; got {num_rows}; give more rows, or "
-            f"prompts_per_step={num_rows}"
+            f"there must be at least prompts_per_step={config.prompts_per_step} rows, got "
+            f"{num_rows}. Give more rows, or prompts_per_step={num_rows}"
         )
 
 
@@ -84,8 +81,8 @@ def check_rehearsal(config: RlvrConfig, *, graded: bool) -> None:
     if wrong:
         raise ValueError(
             "a rehearsal needs answers that are checked, a fresh adapter whose model is π_ref, and "
-            f"one process; got {', '.join(wrong)} with rehearsal_coef={config.rehearsal_coef}; "
-            "change that, or set rehearsal_coef=0"
+            f"one process, got {', '.join(wrong)} with rehearsal_coef={config.rehearsal_coef}. "
+            "Change that, or set rehearsal_coef=0"
         )
 
 
@@ -104,8 +101,8 @@ def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
                 raise ValueError(f"row {number}: {error}") from None
         elif normalise(row["answer"]) is None:
             raise ValueError(
-                f"a gold answer must be text that can be graded; row {number} has "
-                f"{row['answer']!r:.100}; drop or repair the row"
+                f"a gold answer must be text that can be graded, but row {number} has "
+                f"{row['answer']!r:.100}"
             )
 
 
@@ -130,7 +127,7 @@ def check_prompt_lengths(tokenizer: Any, rows: Sequence[dict], limit: int) -> No
     longer = [number for number, length in enumerate(lengths) if length > limit]
     if longer:
         raise ValueError(
-            f"every prompt must fit max_prompt_length={limit} tokens; {len(longer)} of {len(rows)} "
-            f"do not, the first is row {longer[0]} with {lengths[longer[0]]}; raise "
+            f"every prompt must fit max_prompt_length={limit} tokens, but {len(longer)} of "
+            f"{len(rows)} do not, the first is row {longer[0]} with {lengths[longer[0]]}. Raise "
             "max_prompt_length, or drop these rows"
         )

@@ -277,7 +277,7 @@ class RlvrConfig(StageConfig):
         ):
             raise ValueError(
                 f"micro_batch_size must divide the completions of a step ({self.prompts_per_step} "
-                f"prompts x {self.num_generations} = {self.completions_per_step}); got "
+                f"prompts x {self.num_generations} = {self.completions_per_step}), got "
                 f"{self.micro_batch_size}"
             )
 
@@ -317,7 +317,7 @@ class RlvrConfig(StageConfig):
         for name, reason, instead in unused:
             if getattr(self, name) != getattr(RlvrConfig, name):
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect with {reason}; set {instead}, "
+                    f"{name}={getattr(self, name)!r} has no effect with {reason}. Set {instead}, "
                     f"say, or leave {name} out"
                 )
 

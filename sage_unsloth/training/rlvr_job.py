@@ -128,9 +128,8 @@ def resolve(
     check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
     if (adapter is None) != (config.reference == "sft"):
         raise ValueError(
-            "reference='base' trains on an adapter against the model without it, and "
-            f"reference='sft' trains a fresh one; got reference={config.reference!r} with "
-            f"adapter={adapter}; give both, or neither"
+            "reference='base' needs an adapter to train further, and reference='sft' trains a "
+            f"fresh one, got reference={config.reference!r} with adapter={adapter}"
         )
     graded = verifier is not UNGRADED
     if not judged:

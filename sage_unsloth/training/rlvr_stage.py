@@ -170,6 +170,7 @@ def _train(
         engine = functools.partial(
             preflight_engine, model, tokenizer, job.model_path, by_vllm=by_vllm
         )
+        # A run that resumes has passed its preflight.
         if resume is None and config.preflight_prompts and rank() == 0:
             result = preflight(config, engine(), job.rows, folder, job.verifier, reward)
             check_signal(result, config, force=job.force)
@@ -208,6 +209,7 @@ def _train(
                     job.model_path,
                     job.verifier,
                 )
+            # A teacher's adapter in the checkpoint would be loaded in place of the policy's.
             forget_teacher(resume)
             if rank() == 0:
                 set_aside_after(folder / COMPLETIONS, resume)
@@ -221,6 +223,7 @@ def _train(
                 report_to=config.report_to,
                 extra=extra_metrics(config, job.guide, folder, reward),
             )
+    # Before saving: `save_pretrained` writes every adapter of the model.
     drop_teacher(trainer.model, teacher)
     weights = whole_weights(trainer)
     if rank() == 0:

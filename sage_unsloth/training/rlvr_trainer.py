@@ -56,6 +56,7 @@ def make_trainer(
 
     generated: Any = trl  # its trainer is Unsloth's
     data = Dataset.from_list([trainer_row(row) for row in rows])
+    # TRL counts in completions, a setting of ours in prompts.
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
     by_trl = config.backend == TRL
@@ -93,8 +94,8 @@ def make_trainer(
         let_generation_wait(trainer)
     if "ref" in getattr(model, "peft_config", {}):
         raise ValueError(
-            "π_ref must be the model without its adapter; the trainer made a second adapter named "
-            "'ref' its reference; use the tested versions (python -m sage_unsloth doctor)"
+            "π_ref must be the model without its adapter, but the trainer uses a second adapter "
+            "named 'ref'. Use the tested versions (python -m sage_unsloth doctor)"
         )
     if rollouts in ("vllm", "server"):
         expected = {
@@ -130,14 +131,15 @@ def extra_metrics(
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
         # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
+        # Only then is the trainer's `kl` the KL to the reference.
         plain = guide is None and config.kl_estimator in ("k3", "k3-is")
         kl = logs.get("kl/ref_k3", logs.get("kl") if plain else None)
         if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
             raise ValueError(
-                "before the first step policy and reference must be one model, so that the KL "
-                f"between them is 0; got {kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}; was "
-                "the folder of the model changed while it was loaded, or is this Unsloth not one "
-                "of the tested versions (python -m sage_unsloth doctor)?"
+                "before the first step policy and reference must be the same model, got a KL of "
+                f"{kl:.5f} nats per token, allowed {FIRST_KL_MAX:g}. Was the model's folder "
+                "changed while it was loaded, or is this an untested version of Unsloth (python -m "
+                "sage_unsloth doctor)?"
             )
         return graded(step, logs)
 
@@ -185,6 +187,6 @@ def warn_if_untrained(weights: Iterable[tuple[str, Any]]) -> None:
     if sizes and max(sizes) == 0:
         logger.warning(
             "The adapter is still zero, so the model has not changed: look at frac_reward_zero_std "
-            "in metrics.jsonl; where it is 1, every group got one reward and there was nothing to "
+            "in metrics.jsonl. Where it is 1, every group got one reward and there was nothing to "
             "learn from. Easier problems or more SFT help."
         )

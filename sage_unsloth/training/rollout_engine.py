@@ -35,6 +35,7 @@ def choose_engine(config: RlvrConfig) -> str:
         rollouts = choose_trl_rollouts(config.rollouts)
     else:
         rollouts = choose_rollouts(
+            # vLLM inside each of several processes was not tried.
             "transformers" if config.rollouts == "auto" and world_size() > 1 else config.rollouts,
             full_finetuning=config.full_finetuning,
             load_in_4bit=config.load_in_4bit,
@@ -43,15 +44,14 @@ def choose_engine(config: RlvrConfig) -> str:
     beside_unsloth = rollouts == "vllm" and config.backend != TRL
     if beside_unsloth and config.teacher and is_adapter(config.teacher):
         raise ValueError(
-            "with vLLM a teacher must be a model, because Unsloth passes every adapter on to it; "
-            f"got the adapter {config.teacher}; merge it (python -m sage_unsloth export), or set "
-            "rollouts=transformers"
+            f"with vLLM a teacher must be a model, got the adapter {config.teacher}. Merge it "
+            "(python -m sage_unsloth export), or set rollouts=transformers"
         )
     if config.engine_arguments and not beside_unsloth:
         raise ValueError(
-            "engine_arguments are those of vLLM beside Unsloth's trainer; got "
+            "engine_arguments are for vLLM with Unsloth's trainer, got "
             f"{', '.join(config.engine_arguments)} with rollouts by {rollouts} and "
-            f"backend={config.backend!r}; leave them out, or set rollouts=vllm"
+            f"backend={config.backend!r}. Leave them out, or set rollouts=vllm"
         )
     return rollouts
 
@@ -84,6 +84,7 @@ def start_engine(config: RlvrConfig, model: Any, model_path: str | Path, max_len
         ValueError: an argument that vLLM does not have.
         EngineError: the engine does not start.
     """
+    # On a GPU Unsloth's loader has started it.
     if hasattr(model, "vllm_engine"):
         return
     arguments = parse_arguments(config.engine_arguments)

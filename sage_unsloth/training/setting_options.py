@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +111,19 @@ def expand_config(words: Sequence[str]) -> list[str]:
 def _read_options(file: Path, command: str) -> list[str]:
     """The options that a file of settings, or a run's record, holds."""
     if not file.is_file():
-        raise ValueError(f"{CONFIG} must name a file; there is no {file}; check the path")
+        raise ValueError(f"{CONFIG} must name a file, got {file}")
     content = _read(file)
     if "settings" not in content or "environment" not in content:
         return _as_options(content)
     words = content.get("command")
     if not words:
         raise ValueError(
-            f"a run is repeated from the command that began it; {file} was not written by one; "
-            f"give its settings by a file of your own"
+            f"{CONFIG} repeats the run of a command, but {file} was not written by one"
         )
     if words[0] != command:
         raise ValueError(
-            f"{file} is the record of `{words[0]}`; got it for `{command}`; run `{words[0]} "
-            f"{CONFIG} {file}`"
+            f"{file} is a record of `{words[0]}`, got it for `{command}`. Run `{words[0]} {CONFIG} "
+            f"{file}`"
         )
     stage = _stage(command)
     recorded = content["settings"] | content["free_settings"]
@@ -154,9 +154,9 @@ def _read(file: Path) -> dict[str, Any]:
 
         content = yaml.safe_load(text)
     except Exception as error:  # each library has errors of its own
-        raise ValueError(f"{file} must be YAML, TOML or JSON by its suffix; got {error}") from None
+        raise ValueError(f"{file} must be YAML, TOML or JSON by its suffix, got {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold names and values; got {content!r:.100}")
+        raise ValueError(f"{file} must hold names and values, got {content!r:.100}")
     return content
 
 
@@ -199,7 +199,7 @@ def recorded_command(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
-    """Inside, what an error says to set ("; set beta=0.05, or …") is written as the option.
+    """Inside, what an error says to set (". Set beta=0.05, or …") is written as the option.
 
     Args:
         stage: a stage's dataclass, or an instance.
@@ -209,14 +209,20 @@ def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        rule, semicolon, remedy = str(error).rpartition("; ")
-        pattern = rf"(?<![\w.-])(?<!--columns )(?:(?:--)?set )?({names})=('[^']*'|[^\s,;)]+)"
-        remedy = re.sub(pattern, r"--set \1=\2" if by_set else _as_option, remedy)
-        if semicolon and len(error.args) == 1:
-            error.args = (f"{rule}; {remedy}",)
+        parts = re.fullmatch(r"(.*(?:\. |; ))(.*)", str(error), re.DOTALL)
+        if parts and len(error.args) == 1:
+            pattern = (
+                r"(?<![\w.-])(?<!--columns )(?:--set |(?P<verb>[Ss])et )?"
+                rf"(?P<name>{names})=(?P<value>'[^']*'|[^\s,;)]+)"
+            )
+            remedy = re.sub(pattern, partial(_as_option, by_set=by_set), parts[2])
+            error.args = (parts[1] + remedy,)
         raise
 
 
-def _as_option(match: re.Match[str]) -> str:
-    name, value = match[1].replace("_", "-"), match[2].strip("'")
-    return f"--{name} {value}"
+def _as_option(match: re.Match[str], *, by_set: bool) -> str:
+    name, value = match["name"], match["value"]
+    verb = {"s": "give ", "S": "Give ", None: ""}[match["verb"]]
+    if by_set:
+        return f"{verb}--set {name}={value}"
+    return f"{verb}--{name.replace('_', '-')} " + value.strip("'")

@@ -44,13 +44,13 @@ class SftConfig(StageConfig):
     def __post_init__(self) -> None:
         if self.max_steps != -1 and self.max_steps < 1:
             raise ValueError(
-                f"max_steps must be >= 1, or -1 to train by epochs; got {self.max_steps}"
+                f"max_steps must be >= 1, or -1 to train by epochs, got {self.max_steps}"
             )
         check_settings(self)
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size
         ):
             raise ValueError(
-                f"micro_batch_size must divide batch_size={self.batch_size}; got "
+                f"micro_batch_size must divide batch_size={self.batch_size}, got "
                 f"{self.micro_batch_size}"
             )

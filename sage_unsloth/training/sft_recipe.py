@@ -96,7 +96,7 @@ def run_sft(
     load_libraries(preset)
     tokenizer, template = open_tokenizer(start, settings.get("template"), prompt=config.prompt)
     config = replace(config, template=template.template)
-    corpus = sft_corpus(tokenizer, config.max_length, found=result, prompt=config.prompt)
+    corpus = sft_corpus(tokenizer, config.max_length, source=result, prompt=config.prompt)
     # Without answers there is nothing to compare.
     answered = all("answer" in row for row in corpus.rows)
     training, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
@@ -114,7 +114,7 @@ def run_sft(
         show(text)
     show(
         f"\n{len(training):,} rows to train on, {len(selected)} held out, {dropped} left out "
-        f"because they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
+        f"because they share a problem with these. {steps:,} steps of {config.batch_size}.\n"
         + ungraded_text(ungraded, checker or MATH)
     )
     if done is None:  # the merged model; one of the hub is not looked at

@@ -130,8 +130,8 @@ def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
         if "answer" not in row and not row["solution"].startswith(opened):
             raise ValueError(
                 f"the project's template opens the working by {opened}, so a solution without an "
-                f"answer, which is taught as it is, must begin with that; row {number} begins with "
-                f"{row['solution'][:40]!r}; give an answer column or --answer-pattern, take --tags "
+                f"answer must begin with that, but row {number} begins with "
+                f"{row['solution'][:40]!r}. Give an answer column or --answer-pattern, take --tags "
                 "boxed, or --template model"
             )
 
@@ -160,6 +160,7 @@ def _sft(job: SftJob, ledger: Ledger) -> Path:
         prompt=config.prompt,
         tokenizer=job.tokenizer,
     )
+    # Before training: a template that ends with another token would teach never to stop.
     stops = stop_tokens(model.generation_config, tokenizer)
     check_teaches(tokenizer, stops, model_path, config.prompt)
     if not adapter.exists():
@@ -203,6 +204,7 @@ def _trainer(
             num_train_epochs=config.epochs,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=config.batch_size // micro_batch,
+            # Packed rows would see each other where attention is not masked by row.
             packing=False,
             **values_where(config, "trainer"),
             **common_arguments(folder, config.save_steps, config.precision, config.optim),
@@ -233,6 +235,7 @@ def sft_trainer_class() -> type:
     class CpuSFTTrainer(generated.SFTTrainer):
         def __init__(self, *, model, **kwargs):
             base = model.get_base_model()
+            # TRL reads this to cast the adapter to bfloat16.
             with replace_attributes(base, is_loaded_in_4bit=False):
                 super().__init__(model=model, **kwargs)
 
@@ -247,16 +250,17 @@ def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
     data = trainer.train_dataset
     if len(data) != num_rows:
         raise ValueError(
-            f"every prompt must leave room for its solution; {num_rows - len(data)} of {num_rows} "
-            "rows do not; raise max_length"
+            f"every prompt must leave room for its solution, but {num_rows - len(data)} of "
+            f"{num_rows} rows do not. Raise max_length"
         )
     end = turn_end(tokenizer)  # EOS, and what a model's own template puts behind it
     for number, row in enumerate(data):
+        # The collator's labels and not the text, since truncation and masks happen there.
         labels = trainer.data_collator([row])["labels"][0]
         last = labels[labels != -100][-len(end) :].tolist()
         if last != end:
             raise ValueError(
-                f"the last label of a solution must be EOS ({tokenizer.decode(end)!r}); row "
-                f"{number} ends in {tokenizer.decode(last)!r}; raise max_length, or check the chat "
+                f"the last label of a solution must be EOS ({tokenizer.decode(end)!r}), but row "
+                f"{number} ends in {tokenizer.decode(last)!r}. Raise max_length, or check the chat "
                 "template"
             )

@@ -81,12 +81,12 @@ def choose_processes(
         ValueError: fewer than one, or several on one GPU.
     """
     if processes is not None and processes < 1:
-        raise ValueError(f"processes must be >= 1; got {processes}; give 1 for one run at a time")
+        raise ValueError(f"processes must be >= 1, got {processes}. Give 1 for one run at a time")
     if has_gpu():
         if processes not in (None, 1):
             raise ValueError(
-                f"runs side by side need a core each, and here all would share the GPU; got "
-                f"{processes} processes; give 1, or hide the GPU (CUDA_VISIBLE_DEVICES=)"
+                f"runs side by side would share the GPU, got {processes} processes. Give 1, or "
+                "hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )
         return 1, "they share the GPU"
     if len(jobs) < 2:
@@ -97,7 +97,9 @@ def choose_processes(
         return min(processes, len(jobs)), "as asked for"
     if not long:
         return 1, "a further process would take longer to start than a run takes"
+    # Not cpu_count: a container may have fewer than the machine.
     cores, free = len(os.sched_getaffinity(0)), available_memory()
+    # Where the system does not tell its free memory, only cores limit.
     room = len(jobs) if free is None else free // memory
     count = max(1, min(len(jobs), cores, room))
     if count == len(jobs):
@@ -149,6 +151,7 @@ def run_side_by_side(
                 while waiting and len(running) < count:
                     job = waiting.pop(0)
                     running.append(bars.enter_context(_Child(job, folder, threads)))
+                # A step takes seconds; looking more often would take time from the runs.
                 time.sleep(0.2)
                 for child in running:
                     child.show()
@@ -183,6 +186,7 @@ class _Child:
         )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
+            # By its input and not a file: a job may hold rows of the user's.
             pickle.dump(self.job, self.process.stdin)
             self.process.stdin.flush()
         self._said, self._row = 0, self._last_row()
@@ -204,6 +208,7 @@ class _Child:
             self.bar.refresh()
         said = self.own / SAID
         data = said.read_bytes()[self._said :] if said.exists() else b""
+        # The last line may be half written.
         data = data[: data.rfind(b"\n") + 1]
         self._said += len(data)
         for line in data.decode(errors="replace").splitlines():
@@ -212,6 +217,7 @@ class _Child:
     def _last_row(self) -> dict[str, Any]:
         """Of the run's metrics, as far as it is written."""
         with contextlib.suppress(OSError):
+            # The last line may be half written, then the one before it is shown.
             for line in reversed((self.job.folder / METRICS).read_bytes().splitlines()):
                 with contextlib.suppress(ValueError):
                     return json.loads(line)
@@ -233,6 +239,6 @@ class _Child:
         )
         raise SideBySideError(
             f"{self.job.name} stopped: {given or 'its process was killed'} (exit code "
-            f"{self.process.returncode}, log {self.log}); the other runs have saved their last "
+            f"{self.process.returncode}, log {self.log}). The other runs have saved their last "
             "step, and the same command resumes"
         )

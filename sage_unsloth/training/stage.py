@@ -50,7 +50,7 @@ def run_settings(
     """
     if stage == "sft" and world_size() > 1:
         raise ValueError(
-            f"SFT runs in one process; got WORLD_SIZE={world_size()}; start it without torchrun "
+            f"SFT runs in one process, got WORLD_SIZE={world_size()}. Start it without torchrun "
             "(RL supports several)"
         )
     free = names_where(type(config), "free")
@@ -84,7 +84,7 @@ def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
         ValueError: naming the row, the column, and what the row has instead.
     """
     if not rows:
-        raise ValueError("training needs at least one row; got none")
+        raise ValueError("training needs at least one row, got none")
     check_columns(rows, columns)
 
 
@@ -102,6 +102,7 @@ def read_metrics(folder: str | Path, first: int = 1) -> list[dict]:
     rows: dict[int, dict] = {}
     for row in read_jsonl(Path(folder) / METRICS):
         trained = "seconds" in row
+        # Only a training step has "seconds"; anything else is added to the row of its step.
         rows[row["step"]] = row if trained else rows.get(row["step"], {}) | row
     return [rows[step] for step in sorted(rows) if step >= first]
 
@@ -119,9 +120,10 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
     aside = path.with_name(f"{path.stem}{REPLACED}")
     append_jsonl(aside, rows[selected:])
     with path.open("rb+") as file:
+        # Cut in place: the lines before stay byte for byte as they were.
         file.truncate(sum(len(file.readline()) for _ in range(selected)))
     logger.warning(
-        "Training resumes after step %d, so steps %d to %d are trained again; their old rows of "
+        "Training resumes after step %d, so steps %d to %d are trained again. Their old rows of "
         "%s are now in %s.",
         max(last, 0),
         rows[selected]["step"],
@@ -136,11 +138,11 @@ def check_tracker(report_to: str) -> None:
     import importlib.util
 
     if report_to not in TRACKERS:
-        raise ValueError(f"report_to must be one of {', '.join(TRACKERS)}; got {report_to!r}")
+        raise ValueError(f"report_to must be one of {', '.join(TRACKERS)}, got {report_to!r}")
     if report_to != "none" and importlib.util.find_spec(report_to) is None:
         raise ValueError(
-            f"report_to={report_to!r} needs that package; it is not installed; pip install "
-            f"{report_to}, or leave it out: every metric is in {METRICS} anyway"
+            f"report_to={report_to!r} needs that package, which is not installed (pip install "
+            f"{report_to}). Every metric is in {METRICS} anyway"
         )
 
 
@@ -160,6 +162,7 @@ def common_arguments(
     folder: Path, save_steps: int, precision: str = "auto", optim: str = "auto"
 ) -> dict[str, Any]:
     """Arguments that the trainers of both stages share."""
+    # Unsloth's usual optimizer, which needs bitsandbytes and a GPU.
     usual = "adamw_8bit" if has_gpu() and backend() != TRL else "adamw_torch"
     arguments = {
         "output_dir": str(folder / "checkpoints"),
@@ -174,6 +177,7 @@ def common_arguments(
         "disable_tqdm": True,
         "gradient_checkpointing": False,  # on a GPU Unsloth's own is in the model
         "dataloader_pin_memory": has_gpu(),
+        # The first process samples the preflight while the others wait.
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
     }
     arguments |= precision_arguments(precision)
@@ -233,12 +237,15 @@ def log_steps(
         read_numbered_cpus()
     scale_losses(trainer)
     extra = with_loss_scale(trainer, extra)
+    # One prints every log, the other draws a bar of its own.
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     if rank() == 0:
+        # Only the first process writes, so only it moves rows.
         set_aside_after(folder / METRICS, resume)
     with finishing("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra, held_out)
+        # First, since what it adds to `logs` is what later callbacks show.
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'
         for callback in (keeper(), *tracker_callbacks(report_to, folder), *callbacks):
             trainer.add_callback(callback)
@@ -259,7 +266,7 @@ def log_steps(
         )
     elif trainer.state.global_step < trainer.state.max_steps:
         raise ValueError(
-            f"training must take all its {trainer.state.max_steps} steps; the trainer ended after "
-            f"{trainer.state.global_step}, with {len(trainer.train_dataset)} rows to train on; "
-            "give more rows, or fewer in a step"
+            f"training must take all its {trainer.state.max_steps} steps, but the trainer ended "
+            f"after {trainer.state.global_step}, with {len(trainer.train_dataset)} rows to train "
+            "on. Give more rows, or fewer in a step"
         )

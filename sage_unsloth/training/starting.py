@@ -88,30 +88,28 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     if run is None:
         if reference == "base":
             raise ValueError(
-                "reference='base' is the model below an adapter, so RL must start from an SFT run "
-                f"or an RL run; got {start}; give the folder of one, or reference='sft', which is "
-                "the model itself"
+                f"reference='base' needs a start with an adapter (an SFT or RL run), got {start}. "
+                "Give its folder, or reference='sft'"
             )
         if not folder.exists() and (folder.parts[0] == "runs" or len(folder.parts) > 2):
             raise ValueError(
-                "RL starts from the folder of a run, a model's folder, a preset or a hub id; there "
-                f"is no folder {start}; train it first (python -m sage_unsloth sft --out {start}), "
-                "or check the path"
+                "RL starts from the folder of a run, a model's folder, a preset or a hub id, but "
+                f"there is no folder {start}. Train it first (python -m sage_unsloth sft --out "
+                f"{start}), or check the path"
             )
         preset = model_preset(start)
         return StartingPoint(preset, model_path(preset))
     stage = run["settings"].get("stage")
     if stage not in ("sft", "rlvr"):
         raise ValueError(
-            f"RL starts from an SFT run, an RL run or a model; {start} is a run of {stage!r}; give "
-            "another folder"
+            f"RL starts from an SFT run, an RL run or a model, but {start} is a run of {stage!r}"
         )
     full = run["settings"].get("full_finetuning", False)
     result = result_folder(folder, run["settings"])
     if not result.is_dir():
         raise ValueError(
-            f"a run must be complete before RL starts from it; {start} has no {result.name} yet; "
-            "run its command again, which resumes it"
+            f"a run must be complete before RL starts from it, but {start} has no {result.name} "
+            "yet. Run its command again"
         )
     below = _model_below(run)
     if Path(below).is_absolute() and not Path(below).is_dir() and reference == "sft":
@@ -123,8 +121,8 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
         return StartingPoint(preset, str(folder / "model"))
     if full:
         raise ValueError(
-            f"reference='base' is the model below an adapter; {start} trained every weight and has "
-            "none; give reference='sft', which is its model"
+            f"reference='base' needs a start with an adapter, but {start} trained every weight. "
+            "Give reference='sft'"
         )
     return StartingPoint(preset, below, folder / "adapter")
 

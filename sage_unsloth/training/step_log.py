@@ -84,6 +84,7 @@ class StepLog(TrainerCallback):
         self.first_step = state.global_step + 1
 
     def on_step_begin(self, args, state, control, **kwargs):
+        # Rollouts belong to the step: the trainer makes them after `on_step_begin`.
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -97,7 +98,8 @@ class StepLog(TrainerCallback):
         self.stop.saved = (
             f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
         )
-        if self.stop.asked is not None and world_size() == 1:  # while the checkpoint was written
+        # Several processes must agree first, which they do at the end of a step.
+        if self.stop.cause is not None and world_size() == 1:  # while the checkpoint was written
             control.should_training_stop = True
 
     def on_log(self, args, state, control, logs: Any = None, **kwargs):
@@ -108,6 +110,7 @@ class StepLog(TrainerCallback):
         # on disk.
         del state.log_history[:-1]
         row = {"step": state.global_step, "seconds": round(seconds, 3)} | numbers(logs)
+        # In every process, because it gathers from all of them.
         row |= self.extra(state.global_step, row)
         if self.held_out is not None and not self.ending:  # the run that resumes evaluates first
             row |= self.held_out.after(state.global_step)
@@ -122,7 +125,7 @@ class StepLog(TrainerCallback):
         left = state.max_steps - state.global_step
         if left and state.global_step == self.first_step + 1:  # the first step also warms up
             logger.info(
-                "%s: the second step took %.1f s; at its pace %d more take %s.",
+                "%s: the second step took %.1f s. At this pace %d more take %s.",
                 self.name,
                 seconds,
                 left,
@@ -138,9 +141,10 @@ class StepLog(TrainerCallback):
         """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
         is not lost.
         """
-        requested = [signum for signum in gather_rows([self.stop.asked]) if signum is not None]
+        # A collective call, so all processes make it at the same place of the loop.
+        requested = [signum for signum in gather_rows([self.stop.cause]) if signum is not None]
         if requested:
-            self.stop.asked = requested[0]
+            self.stop.cause = requested[0]
         return bool(requested)
 
     def take(self, row: dict[str, Any]) -> None:
@@ -156,9 +160,9 @@ class StepLog(TrainerCallback):
         """Whether the evaluation was interrupted, or was the last of a run without progress."""
         if self.held_out is None:
             return False
-        if self.held_out.asked is not None:
-            self.stop.asked = self.held_out.asked
-        return self.held_out.asked is not None or bool(self.held_out.reason_to_end)
+        if self.held_out.cause is not None:
+            self.stop.cause = self.held_out.cause
+        return self.held_out.cause is not None or bool(self.held_out.reason_to_end)
 
     def _show(self, row: dict[str, Any], step: int) -> None:
         curve = self.held_out.curve if self.held_out is not None else ()

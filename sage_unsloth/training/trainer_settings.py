@@ -53,9 +53,9 @@ def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
     for name, (expected, actual) in _compare(trainer, config, rollouts).items():
         if actual != expected:
             raise ValueError(
-                f"the trainer must train with the settings of run.json; got {name}={actual!r} from "
-                f"{type(trainer).__name__} for {name}={expected!r}; set {name} to a value that the "
-                "trainer keeps, or install the tested versions (python -m sage_unsloth doctor)"
+                f"the trainer must train with the settings of run.json, got {name}={actual!r} from "
+                f"{type(trainer).__name__} for {name}={expected!r}. Set {name} to a value that the "
+                "trainer accepts, or install the tested versions (python -m sage_unsloth doctor)"
             )
 
 

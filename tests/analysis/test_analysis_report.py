@@ -249,7 +249,7 @@ def test_the_token_page_of_a_run_alone_has_its_last_completions(
         ],
     )
     assert main(command) == 2
-    assert "give your own with --guide module:name" in capsys.readouterr().err
+    assert "Give your own with --guide module:name" in capsys.readouterr().err
     (tmp_path / "loud.py").write_text(
         "import torch\n"
         "class Shout:\n"
@@ -281,10 +281,10 @@ def test_problems_of_an_own_benchmark_are_read_beside_its_records(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--against", "nobody"], "--against must be one of SFT, GRPO, SAGE-Branch; got 'nobody'"),
-        (["--pattern", "let"], "--pattern takes NAME=REGEX; got 'let'"),
-        (["--pattern", "let=("], "which is none"),
-        (["--responses", "0"], "--responses must be >= 1; got 0"),
+        (["--against", "nobody"], "--against must be one of SFT, GRPO, SAGE-Branch, got 'nobody'"),
+        (["--pattern", "let"], "--pattern takes NAME=REGEX, got 'let'"),
+        (["--pattern", "let=("], "a pattern must be a regular expression"),
+        (["--responses", "0"], "--responses must be >= 1, got 0"),
         (["--page"], "must be complete to be scored"),
         (["--perplexity", "none/there"], "could not be loaded"),
     ],
@@ -298,11 +298,11 @@ def test_bad_input_is_a_message_and_exit_code_2(quickstart, options, message, tm
 def test_folders_with_nothing_to_analyse_are_refused(tmp_path, capsys):
     for path in (tmp_path, tmp_path / "none"):
         assert main(["analyze", str(path), "--out", str(tmp_path / "out")]) == 2
-        assert "there are none in" in capsys.readouterr().err
+        assert "has none" in capsys.readouterr().err
     run = write_run(tmp_path / "run")
     command = ["analyze", str(run), "--out", str(tmp_path / "out")]
     assert main([*command, "--perplexity", str(BASE)]) == 2
-    assert "no record set among the folders" in capsys.readouterr().err
+    assert "no folder has a record set" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -75,7 +75,7 @@ def test_bad_completions_are_refused(model):
 def test_perplexity_by_hand():
     assert perplexity(math.log(1 / 2) + math.log(1 / 4), 2) == pytest.approx(math.sqrt(8))
     assert perplexity(0.0, 3) == 1
-    with pytest.raises(ValueError, match="there must be one; got 0"):
+    with pytest.raises(ValueError, match="at least one token, got 0"):
         perplexity(0.0, 0)
 
 
@@ -202,9 +202,9 @@ def test_perplexity_table_by_hand():
     row = found["rl", "50% quantile"]
     assert (row["problems"], row["responses"], row["left_out"]) == (2, 8, 1)
     assert row["tokens_as_drawn"] == pytest.approx(6 / 9)
-    with pytest.raises(ValueError, match="one of sft, rl; got 'x'"):
+    with pytest.raises(ValueError, match="one of sft, rl, got 'x'"):
         perplexity_table(scores, "x")
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="these models have none"):
         perplexity_table({"a": scored("p", [1]), "b": scored("q", [1])}, "a")
 
 

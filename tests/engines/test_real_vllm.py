@@ -165,7 +165,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_the_engine_goes_on():
     before = engine.draw(*fits, CONFIG)
     for length in (33, 70):
         with pytest.raises(
-            ValueError, match=rf"started for 64 tokens; got {length + 32}, of which"
+            ValueError, match=rf"the engine's 64 tokens, got {length + 32}, of which"
         ):
             engine.draw([[5] * length], [1], CONFIG)
     assert engine.draw(*fits, CONFIG) == before
@@ -191,9 +191,9 @@ def test_the_format_of_the_weights_is_the_models_own_unless_it_is_set(tmp_path):
 
 
 def test_what_fails_is_named_with_its_phase():
-    with pytest.raises(ValueError, match="it has no max_num_sequences; the nearest: max_num_seqs"):
+    with pytest.raises(ValueError, match=r"max_num_sequences. The nearest: max_num_seqs"):
         VllmEngine(BASE, arguments={"max_num_sequences": 4})
-    with pytest.raises(EngineError, match=r"must start; it failed: .* if memory ran out"):
+    with pytest.raises(EngineError, match=r"must start, but failed: .* If memory ran out"):
         VllmEngine(BASE, max_length=128, arguments={"kv_cache_memory_bytes": 10**15})
 
 

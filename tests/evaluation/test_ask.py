@@ -66,7 +66,7 @@ def test_what_is_cut_or_has_no_answer_is_named(unsloth_module, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--n", "3"], "greedy answers are all the same; got n=3"),
+        (["--n", "3"], "greedy answers are all the same, got n=3"),
         (["--temperature", "0"], "temperature must be > 0"),
         (["--model", "no/such/folder"], "there is no folder no/such/folder"),
     ],

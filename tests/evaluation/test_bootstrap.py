@@ -37,7 +37,7 @@ def test_a_difference_of_rounding_errors_is_a_tie():
 
 
 def test_resamples_are_at_least_one():
-    with pytest.raises(ValueError, match="resamples must be >= 1; got 0"):
+    with pytest.raises(ValueError, match="resamples must be >= 1, got 0"):
         mean_interval([1.0], resamples=0)
 
 
@@ -106,11 +106,11 @@ def test_there_is_no_interval_of_zero_width(estimate):
 @pytest.mark.parametrize("values", [[], [[1.0]], [1.0, math.nan], [math.inf]])
 @pytest.mark.parametrize("interval", [mean_interval, series_interval])
 def test_values_of_an_interval_are_finite_and_in_a_row(interval, values):
-    with pytest.raises(ValueError, match="one finite value for each problem or step"):
+    with pytest.raises(ValueError, match="a finite value for each problem or step"):
         interval(values)
 
 
 @pytest.mark.parametrize("block", [0, 4])
 def test_a_block_fits_into_the_series(block):
-    with pytest.raises(ValueError, match=f"between 1 and the 3 values; got {block}"):
+    with pytest.raises(ValueError, match=f"between 1 and the 3 values, got {block}"):
         series_interval([1, 2, 3], block=block)

@@ -166,7 +166,7 @@ def test_a_second_run_loads_no_model_and_says_the_same(evaluated, adapter, monke
     monkeypatch.setattr(models, "load_policy", lambda *a, **k: pytest.fail("nothing is missing"))
     assert main(arguments(evaluated, adapter)) == 0
     text = capsys.readouterr().out
-    assert "24 completions; 24 of them are in" in text
+    assert "24 completions, 24 of them are in" in text
     after = json.loads((evaluated / "report.json").read_text())
     assert after["table"] == before["table"] and after["pass_at_k"] == before["pass_at_k"]
 
@@ -176,7 +176,7 @@ def test_more_samples_go_on_from_there(evaluated, adapter, tmp_path, capsys):
     shutil.copytree(evaluated, out)
     assert main([*arguments(out, adapter), "--n", "6"]) == 0
     text = capsys.readouterr().out
-    assert "36 completions; 24 of them are in" in text
+    assert "36 completions, 24 of them are in" in text
     file = "samples/arithmetic/base.jsonl"
     assert read_samples(out / file)[:12] == read_samples(evaluated / file)
     assert json.loads((out / "report.json").read_text())["table"][0]["samples"] == 6
@@ -204,17 +204,17 @@ def test_compare_says_the_same_of_the_same_sets(evaluated, tmp_path, capsys):
     [
         (["--temperature", "0.5"], "sampling.temperature was 1.0 and is 0.5"),
         (["--temperature", "0"], "temperature must be > 0"),
-        (["--n", "0"], "num_samples must be >= 1; got 0"),
+        (["--n", "0"], "num_samples must be >= 1, got 0"),
         (["--problems", "0"], "--problems must be >= 1"),
         (["--benchmarks", "nope"], "a benchmark is one of"),
         (["--benchmarks", "mine=/nowhere.jsonl"], "there is none at /nowhere.jsonl"),
         (["--benchmarks", "arithmetic", "arithmetic"], "needs models and different benchmarks"),
         (["--models", "base"], "a model must be NAME=MODEL"),
         (["--template", "model"], 'template was "project" and is "model"'),
-        (["--models", f"a={BASE}", f"a={BASE}"], "models of one name must differ"),
+        (["--models", f"a={BASE}", f"a={BASE}"], "models with the same name must differ"),
         (["--models", f"a={BASE}+/nowhere"], "must be a folder with adapter_config.json"),
-        (["--against", "other"], "--against must be one of base, tuned; got 'other'"),
-        (["--train", "/nowhere.jsonl"], "--train FILE: data must be a file; there is none at /no"),
+        (["--against", "other"], "--against must be one of base, tuned, got 'other'"),
+        (["--train", "/nowhere.jsonl"], "--train FILE: data must be a file, but there is none"),
     ],
 )
 def test_bad_input_is_named_and_nothing_is_drawn(evaluated, adapter, capsys, change, message):
@@ -229,18 +229,18 @@ def test_bad_input_is_named_and_nothing_is_drawn(evaluated, adapter, capsys, cha
 
 def test_a_name_that_is_no_model_is_refused_before_hours_of_drawing(adapter, tmp_path, capsys):
     assert main(arguments(tmp_path / "new", adapter, "--against", "other")) == 2
-    assert "--against must be one of base, tuned; got 'other'" in capsys.readouterr().err
+    assert "--against must be one of base, tuned, got 'other'" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
 def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
     file = evaluated / "samples" / "arithmetic" / "base.jsonl"
     for name, change, message in (
-        ("cut", lambda lines: lines[:-1], "must have 4 samples; 'arithmetic-"),
+        ("cut", lambda lines: lines[:-1], "must have 4 samples, but 'arithmetic-"),
         (
             "problem",
             lambda lines: [line for line in lines if '"arithmetic-67x5"' not in line],
-            "must have the same problems; those of base and other differ in 1",
+            "must have the same problems, but those of base and other differ in 1",
         ),
         (
             "grader",
@@ -269,7 +269,7 @@ def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
     # Drawn otherwise, and the same set again under another name of the file.
     folder = tmp_path / "again"
     folder.mkdir()
-    for change, message in (({}, "must have other weights"), ({"temperature": 0.5}, "alike")):
+    for change, message in (({}, "must have different weights"), ({"temperature": 0.5}, "alike")):
         again = folder / f"base{len(change)}.jsonl"
         shutil.copy(file, again)
         recorded = json.loads(settings_path(file).read_text())
@@ -297,7 +297,8 @@ def test_an_adapter_for_another_base_is_refused(adapter, tmp_path):
     save_file(weights, other / "model.safetensors")
     assert model_identity(other) != model_identity(BASE)
     with pytest.raises(
-        ValueError, match=rf"was trained on {BASE}, and {other} has other weights; give {BASE}\+"
+        ValueError,
+        match=rf"trained on, {BASE} for .*, and {other} has other .* Give {BASE}\+",
     ):
         check_adapter_fits(other, adapter)
     moved = tmp_path / "moved"
@@ -313,7 +314,7 @@ def test_an_adapter_for_another_base_is_refused(adapter, tmp_path):
     save_file(weights, other / "model.safetensors")
     with pytest.raises(
         ValueError,
-        match=r"must fit its base; .*down_proj\.lora_A\.weight of shape \(4, 320\).*\(128, 319\)",
+        match=r"must fit its base, .*down_proj\.lora_A\.weight of shape \(4, 320\).*\(128, 319\)",
     ):
         check_adapter_fits(other, moved)
     del weights["model.layers.0.mlp.down_proj.weight"]
@@ -420,7 +421,7 @@ def test_training_seeds_and_unequal_numbers_of_samples(tmp_path):
     assert list(result["differences"]["toy"]["a - b"]) == ["1", "2", "4", "6"]
     assert result["coverage"]["toy"]["samples"] == 6
     with pytest.raises(
-        ValueError, match=r"training seeds of a .* as many samples each; got 10 and 6"
+        ValueError, match=r"training seeds of a .* as many samples each, got 10 and 6"
     ):
         report_sets([first, samples([[1] * 6, [0] * 6], "a")], tmp_path)
 
@@ -464,7 +465,7 @@ def test_five_parts_by_hand():
 
 
 def test_no_samples_is_an_error():
-    with pytest.raises(ValueError, match="a on toy must have samples; there are none"):
+    with pytest.raises(ValueError, match="a on toy must have samples, but there are none"):
         record_set([], "a", "toy", {})
 
 
@@ -511,9 +512,9 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
 
     one, two = f"seeds={BASE}", f"seeds={BASE}+{adapter}"
     assert "0 of them are in" in run(one)
-    assert "8 completions; 4 of them are in" in run(one, two)
+    assert "8 completions, 4 of them are in" in run(one, two)
     for models in ((one, two), (two, one)):
-        assert "8 completions; 8 of them are in" in run(*models), "in any order"
+        assert "8 completions, 8 of them are in" in run(*models), "in any order"
     files = sorted((tmp_path / "run" / "samples" / "arithmetic").glob("*.jsonl"))
     assert len(files) == 2
 
@@ -521,14 +522,13 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--benchmarks", "arithmetic=some.jsonl"], "read from no file; got some.jsonl"),
-        (["--engine", "vllm"], "rollouts='vllm' cannot be had"),
-        (["--engine", "vllm", "--load-in-4bit"], "4-bit weights are drawn from by transformers"),
+        (["--benchmarks", "arithmetic=some.jsonl"], "read from no file, got some.jsonl"),
+        (["--engine", "vllm"], "rollouts='vllm' is not available"),
+        (["--engine", "vllm", "--load-in-4bit"], "4-bit weights need the engine transformers"),
         (
             ["--train", "TRAIN"],
             "--train FILE: a training set needs a column with its problems, as text (problem, "
-            "question, prompt) or as turns (messages, conversation, prompt); TRAIN has text; "
-            "rename",
+            "question, prompt) or as turns (messages, conversation, prompt), but TRAIN has text",
         ),
         (["--models", "x=no/such-model"], "could not be loaded"),
     ],
@@ -574,5 +574,5 @@ def test_the_library_prints_nothing(evaluated, adapter, caplog, capsys):
         ModelSpec(name="tuned", path=str(BASE), adapter=str(adapter)),
     ]
     evaluate(models, [parse_benchmark("arithmetic", problems=3)], evaluated, config)
-    assert "24 completions; 24 of them are in" in caplog.text
+    assert "24 completions, 24 of them are in" in caplog.text
     assert not capsys.readouterr().out

@@ -110,14 +110,14 @@ def test_names_that_lead_nowhere(folder):
     run(folder / "grpo", "rlvr", str(BASE), "adapter")
     (folder / "empty").mkdir()
     for text, message in {
-        "runs": "got runs; give one of begun, bench, merging, moved, unnamed in it",
-        "runs/begun": r"must be complete to be used; runs/begun has neither",
-        "runs/merging": r"must be complete to be used; runs/merging has no model/ yet",
+        "runs": r"got runs. Give one of begun, bench, merging, moved, unnamed in it",
+        "runs/begun": r"must be complete to be used, but runs/begun has neither",
+        "runs/merging": r"must be complete to be used, but runs/merging has no model/ yet",
         "runs/unnamed": r"or as MODEL\+runs/unnamed/adapter \(evaluate\)",
-        "runs/bench": "runs/bench is another kind",
-        "runs/moved": r"names '/nowhere/sft/model', which is not there; give MODEL\+",
-        "runs/moved/adapter": r"names '/nowhere/sft/model', which is not there; give MODEL\+",
-        "empty": "empty has none of these; check the path",
+        "runs/bench": "runs/bench is of another kind",
+        "runs/moved": r"names '/nowhere/sft/model', which is not there. Give MODEL\+",
+        "runs/moved/adapter": r"names '/nowhere/sft/model', which is not there. Give MODEL\+",
+        "empty": "empty has none of these",
         "/nowhere": "there is no folder /nowhere",
         "./nowhere": r"there is no folder \./nowhere",
         "runs/a/model": "there is no folder runs/a/model",

@@ -156,7 +156,7 @@ def test_whose_results_they_are():
     assert named_model(report(), None) is None
     assert named_model(report(), "sage") == "sage"
     assert named_model({"pass_at_k": {}}, None) is None
-    with pytest.raises(ValueError, match="one of base, sage; got 'other'"):
+    with pytest.raises(ValueError, match="one of base, sage, got 'other'"):
         model_rows(report(), "other")
 
 

@@ -129,7 +129,7 @@ def test_regrading_gives_every_repeat_a_grade_of_its_own():
 def test_log_likelihoods_are_not_graded_here(given, tmp_path, capsys):
     assert main(["compare", str(given), "--regrade", "--out", str(tmp_path / "out")]) == 2
     assert (
-        f"--regrade grades completions; {CHOICE} has none, but log-likelihoods of given answers; "
+        f"--regrade grades completions, but {CHOICE} has log-likelihoods of given answers: "
         "compare it without --regrade: --metric acc,none or acc_norm,none"
     ) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -139,9 +139,9 @@ def test_log_likelihoods_without_a_metric_to_take_are_left_out(tmp_path):
     """As of perplexity: neither the tool's grade nor ours."""
     lines = [line | {"metrics": ["bits"], "bits": 1.25} for line in lines_of(CHOICE)]
     log = read_log(write_lines(tmp_path / "samples_x_2026-11-22T04-27-13.7.jsonl", lines))
-    with pytest.raises(ValueError, match=r"'bits,none', which are not; leave the log out"):
+    with pytest.raises(ValueError, match=r"'bits,none', which are not: leave the log out"):
         log_sets([log], [], ReadingOptions())
-    with pytest.raises(ValueError, match="log-likelihoods of given answers; leave it out"):
+    with pytest.raises(ValueError, match="log-likelihoods of given answers"):
         log_sets([log], [], ReadingOptions(regrade=True))
 
 
@@ -193,7 +193,7 @@ def test_golds_that_are_whole_solutions_are_compared_by_their_answers(tmp_path):
     ("mine", "message"),
     [
         (lambda golds: ours(golds=golds[:5]), "has 12 and the set before it 5"),
-        (lambda golds: ours(golds=golds[::-1]), "same golds; 12 differ: sums/0 of .* has '242'"),
+        (lambda golds: ours(golds=golds[::-1]), "golds, but 12 differ: sums/0 of .* has '242'"),
     ],
 )
 def test_other_problems_are_refused(mine, message):
@@ -206,18 +206,18 @@ def test_a_task_takes_the_benchmark_that_it_is_said_to_have():
     options = ReadingOptions(regrade=True, same=parse_pairs(["sums_repeated=sums"]))
     (found,) = log_sets([read_log(REPEATED)], [ours()], options)
     assert found.benchmark == "sums" and found.problems[0] == "sums-0"
-    with pytest.raises(ValueError, match="--same must be TASK=BENCHMARK; got 'sums'"):
+    with pytest.raises(ValueError, match="--same must be TASK=BENCHMARK, got 'sums'"):
         parse_pairs(["sums"])
-    with pytest.raises(ValueError, match="--same must name what the logs have, 'sums'; got 'gsm'"):
+    with pytest.raises(ValueError, match="--same must name what the logs have, 'sums', got 'gsm'"):
         log_sets([read_log(SUMS)], [], replace(STRICT, same={"gsm": "sums"}))
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (SUMS, "'exact_match,strict-match', 'exact_match,flexible-extract'; choose one"),
-        (CHOICE, "has 'acc,none', 'acc_norm,none'; choose one of them with --metric"),
-        (REPEATED, r"grade of its own.*filter leaves of 4 responses\); give --regrade"),
+        (SUMS, r"'exact_match,strict-match', 'exact_match,flexible-extract'. Choose one"),
+        (CHOICE, r"has 'acc,none', 'acc_norm,none'. Choose one of them with --metric"),
+        (REPEATED, r"grade of its own.*filter leaves of 4 responses\): give --regrade"),
     ],
 )
 def test_what_is_correct_must_be_plain(path, message):
@@ -226,7 +226,7 @@ def test_what_is_correct_must_be_plain(path, message):
 
 
 def test_a_metric_that_no_log_has_is_refused():
-    with pytest.raises(ValueError, match="--metric must name what the logs have, 'pattern'; got"):
+    with pytest.raises(ValueError, match="--metric must name what the logs have, 'pattern', got"):
         log_sets([read_log(EPOCHS)], [], STRICT)
 
 
@@ -258,7 +258,7 @@ def test_a_log_that_is_not_whole_is_refused(tmp_path, change, message):
 
 
 def test_a_log_without_samples_is_refused():
-    with pytest.raises(ValueError, match=r"must have its samples; .* has none"):
+    with pytest.raises(ValueError, match=r"must have its samples, but .* has none"):
         read_log(NO_SAMPLES)
 
 

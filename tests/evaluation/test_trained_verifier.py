@@ -37,7 +37,7 @@ def test_the_runs_decide_and_another_one_is_asked_for_by_name(run):
     assert choose_verifier([start], None) is None
     assert choose_verifier([start, code], None) == "python"
     assert choose_verifier([start, code], "python") == "python"
-    with pytest.raises(ValueError, match="code was trained by the verifier python; got --verifier"):
+    with pytest.raises(ValueError, match="code was trained by the verifier python, got --verifier"):
         choose_verifier([start, code], "math")
     assert choose_verifier([start, code], "math", other=True) == "math"
     with pytest.raises(ValueError, match=r"trained by different verifiers: .*'text': 'text'"):

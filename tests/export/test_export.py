@@ -220,7 +220,9 @@ def test_an_adapter_of_zeros_is_refused_and_leaves_nothing(zero_run, tmp_path, t
 
 def test_effect_of_a_fresh_adapter_is_none(unsloth_module):
     model, tokenizer = load_policy(BASE, lora=LoraSettings())
-    with pytest.raises(ValueError, match=r"more than noise \(.*\); it changes them by 0.0e\+00"):
+    with pytest.raises(
+        ValueError, match=r"more than noise \(.*\), but it changes them by 0.0e\+00"
+    ):
         check_effect(model, tokenizer)
 
 
@@ -274,9 +276,9 @@ def test_a_fully_trained_run_is_exported_merged_only(run, tmp_path):
 
 
 def test_runs_that_cannot_be_exported(run, tmp_path):
-    with pytest.raises(ValueError, match=r"with run\.json; got .*; give one of rl in it"):
+    with pytest.raises(ValueError, match=r"with run\.json, got .*. Give one of rl in it"):
         read_run(run.folder.parent, BASE)
-    with pytest.raises(ValueError, match="give it by --model"):
+    with pytest.raises(ValueError, match="Give it by --model"):
         folder = tmp_path / "unnamed"
         shutil.copytree(run.folder, folder)
         record = json.loads((folder / "run.json").read_text())
@@ -288,7 +290,7 @@ def test_runs_that_cannot_be_exported(run, tmp_path):
         read_run(folder, BASE)
     record["settings"] = {"command": "quickstart"}
     (folder / "run.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="is another kind"):
+    with pytest.raises(ValueError, match="is of another kind"):
         read_run(folder, BASE)
 
 
@@ -471,7 +473,7 @@ def test_an_export_has_result_files_of_the_hub(run, tmp_path):
     out = export(run, "adapter", tmp_path / "one", report=evaluated("mine"))
     assert "value: 50.0" in (out / ".eval_results" / "gsm8k.yaml").read_text()
     assert "model-index" in (out / "README.md").read_text()
-    with pytest.raises(ValueError, match=r"one of base, mine; got 'x'; name it \(--report-model\)"):
+    with pytest.raises(ValueError, match=r"one of base, mine, got 'x'. Set --report-model"):
         export(run, "adapter", tmp_path / "two", report=evaluated("base", "mine"), report_model="x")
     assert not (tmp_path / "two").exists()
 
@@ -479,7 +481,7 @@ def test_an_export_has_result_files_of_the_hub(run, tmp_path):
 def test_a_models_name_belongs_to_a_report(tmp_path, capsys):
     command = ["export", str(tmp_path), "--to", "adapter", "--report-model", "mine"]
     assert main(command) == 2
-    assert "give --report report.json" in capsys.readouterr().err
+    assert "needs --report report.json" in capsys.readouterr().err
 
 
 def test_card_of_other_licences():
@@ -531,7 +533,7 @@ def test_push_without_a_hub_says_so_and_hides_the_token(exported, token, capsys,
     with caplog.at_level(logging.DEBUG), pytest.raises(ConnectionError) as refusal:
         push(exported, "me/mine")
     message = str(refusal.value)
-    assert "the hub must be within reach" in message and "the export stays in" in message
+    assert "the push to .* failed" in message and "The export stays in" in message
     assert refusal.value.__cause__ is None and refusal.value.__suppress_context__
     printed = capsys.readouterr()
     assert TOKEN not in message + printed.out + printed.err + caplog.text
@@ -571,13 +573,13 @@ def test_push_refuses(exported, run, token, tmp_path, monkeypatch):
     local = export(run, "adapter", tmp_path / "local")
     with pytest.raises(
         ValueError,
-        match="must name a base that is there too; this one names the folder 'arithmetic-base'",
+        match="must name a base on the hub, but this one names the folder 'arithmetic-base'",
     ):
         push(local, "me/mine")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="found none; run `hf auth login`"):
+    with pytest.raises(ValueError, match=r"found none. Run `hf auth login`"):
         push(exported, "me/mine")
 
 
@@ -613,13 +615,13 @@ def test_command_pushes_the_export_that_is_there(run, tmp_path, token, capsys):
         "me/sft",
     ]
     assert main(command) == 2
-    assert "give --repo-id owner/name" in capsys.readouterr().err
+    assert "needs --repo-id owner/name" in capsys.readouterr().err
     assert main([*command, "--repo-id", "me/mine"]) == 2
-    assert "the hub must be within reach" in capsys.readouterr().err
+    assert "the push to .* failed" in capsys.readouterr().err
     assert is_export(out, "adapter", "me/mine")
     written = (out / "README.md").stat().st_mtime_ns
     assert main([*command, "--repo-id", "me/mine"]) == 2
-    assert "the hub must be within reach" in capsys.readouterr().err
+    assert "the push to .* failed" in capsys.readouterr().err
     assert (out / "README.md").stat().st_mtime_ns == written
     assert main([*command, "--repo-id", "me/other"]) == 2
     assert "does not overwrite" in capsys.readouterr().err
@@ -688,7 +690,7 @@ def test_a_merge_that_went_elsewhere_is_an_error(run, tmp_path, unsloth_saves, m
         lambda model, folder, *rest, **more: str(tmp_path / "away"),
     )
     model, tokenizer = load_on_cpu(run)
-    with pytest.raises(OSError, match="Unsloth has put it elsewhere"):
+    with pytest.raises(OSError, match="say where it saved"):
         save_merged(model, tokenizer, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 

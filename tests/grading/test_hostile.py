@@ -764,7 +764,7 @@ def test_weights_in_pickles_are_refused(tmp_path):
     for load in (load_policy, load_scorer):
         with pytest.raises(
             ValueError,
-            match=r"must be safetensors, .* has only pytorch_model\.bin; if you trust it",
+            match=r"must be safetensors, .* has only pytorch_model\.bin. If you trust it",
         ):
             load(folder)
     adapter = tmp_path / "adapter"

@@ -560,7 +560,7 @@ UNCONFINED = """
         except ValueError as error:
             print("refused:", error)
             check = doctor._programs()
-            print(check.status, check.found, check.remedy)
+            print(check.status, check.detail, check.remedy)
         else:
             print(grader.grade_answers(["print(sum(map(int, input().split())))"], [gold])[0])
             print(grader.grade_answers(["import os\\nos.fork()\\nprint(5)"], [gold])[0])
@@ -583,11 +583,11 @@ def without_layers(how):
 @needs_the_filter
 def test_a_kernel_that_cannot_confine_is_refused_unless_allowed():
     out, _ = without_layers("landlock")
-    assert "must be kept from files, network, processes, limits" in out
-    assert "does not keep them from files; take Linux 5.13" in out and "--allow-unconfined" in out
+    assert "must be confined (files, network, processes, limits)" in out
+    assert "cannot confine files. Use Linux 5.13" in out and "--allow-unconfined" in out
     assert "warn" in out.splitlines()[1] and "not kept from files" in out.splitlines()[1]
     out, _ = without_layers("landlock and filter")
-    assert "does not keep them from files, network, processes, limits;" in out
+    assert "cannot confine files, network, processes, limits." in out
     out, err = without_layers("allowed: landlock and filter")
     assert out.splitlines() == ["correct", "wrong", "()"], "the audit hook still ends a fork"
     assert "run without being kept from files, network, processes, limits" in err
@@ -596,7 +596,7 @@ def test_a_kernel_that_cannot_confine_is_refused_unless_allowed():
 @needs_the_filter
 def test_a_machine_without_a_filter_is_refused_unless_allowed():
     out, _ = without_layers("another machine")
-    assert "does not keep them from" in out and "processes, limits;" in out
+    assert "cannot confine" in out and "processes, limits." in out
     assert out.splitlines()[1].startswith("warn")
 
 

@@ -357,7 +357,7 @@ def test_a_bad_gold_raises_and_is_named(grader, gold):
     with pytest.raises(ValueError, match="gold answer must") as error:
         grader.grade_many([tagged("42")], [gold])
     assert repr(gold)[:50] in str(error.value)
-    assert "drop or repair" in str(error.value)
+    assert "got " in str(error.value)
 
 
 def test_a_bad_gold_raises_even_if_there_is_no_answer(grader):
@@ -441,7 +441,7 @@ def test_of_several_messages_the_last_one_is_graded(grader):
 
 
 def test_a_data_set_without_answers(grader):
-    with pytest.raises(ValueError, match="no column `answer`; rename"):
+    with pytest.raises(ValueError, match="no column `answer`"):
         SolutionReward(grader)(prompts=["?"], completions=[tagged("42")])
 
 

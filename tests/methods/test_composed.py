@@ -52,7 +52,7 @@ def test_a_method_is_opened_once(make_trainer):
     trainer = make_trainer()
     with (
         kl_penalty(trainer, "k2"),
-        pytest.raises(ContractError, match="found another kl_estimator"),
+        pytest.raises(ContractError, match="got another kl_estimator"),
         kl_penalty(trainer, "forward-kl"),
     ):
         pass

@@ -112,11 +112,11 @@ def test_the_share_solved_is_that_of_whole_numbers(solved, samples, correct):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("reverse-kl", "must be one of forward-kl, js, sft, .*; got 'reverse-kl'"),
-        ("js,coef=1", "NAME=VALUE of problems, samples, batch, solved; got 'coef=1'"),
-        ("js,samples=0", "samples of a rehearsal must be a whole number >= 1; got 0"),
-        ("js,batch=1.5", "batch of a rehearsal must be a whole number >= 1; got 1.5"),
-        ("js,solved=2", r"solved of a rehearsal must be in \[0, 1\].*; got 2"),
+        ("reverse-kl", "must be one of forward-kl, js, sft, .*, got 'reverse-kl'"),
+        ("js,coef=1", "NAME=VALUE of problems, samples, batch, solved, got 'coef=1'"),
+        ("js,samples=0", "samples of a rehearsal must be a whole number >= 1, got 0"),
+        ("js,batch=1.5", "batch of a rehearsal must be a whole number >= 1, got 1.5"),
+        ("js,solved=2", r"solved of a rehearsal must be in \[0, 1\].*, got 2"),
     ],
 )
 def test_what_is_no_rule_is_refused(text, message):

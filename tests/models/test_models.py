@@ -111,7 +111,7 @@ def test_a_spare_row_of_the_embedding_can_be_the_pad_token(tmp_path):
 def test_no_token_to_pad_with_is_refused(tmp_path):
     used = tiny_tokenizer(tmp_path, 64)
     tiny_tokenizer(tmp_path, used)
-    with pytest.raises(ValueError, match=r"not EOS, because Unsloth .* enlarge the embedding"):
+    with pytest.raises(ValueError, match=r"other than EOS, .* Enlarge the embedding"):
         load_tokenizer(tmp_path)
 
 
@@ -183,18 +183,16 @@ def test_training_goes_on_from_an_adapter_as_it_was(adapter):
 
 
 def test_adapters_that_do_not_belong_are_refused(adapter, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"there is none in .*; give the folder that training left"
-    ):
+    with pytest.raises(ValueError, match=r"adapter_config.json, but .* has none"):
         load_policy(BASE, adapter=tmp_path)
-    with pytest.raises(ValueError, match="same settings only"):
+    with pytest.raises(ValueError, match="its own settings"):
         load_policy(BASE, adapter=adapter, lora=LoraSettings(rank=4))
 
 
 def test_bad_loading_is_refused():
-    with pytest.raises(ValueError, match="full_finetuning trains the weights themselves"):
+    with pytest.raises(ValueError, match="full_finetuning does not go with"):
         load_policy(BASE, lora=LoraSettings(), full_finetuning=True)
-    with pytest.raises(ValueError, match=r"(?s)'no/such-model' could not be loaded: .* check the"):
+    with pytest.raises(ValueError, match=r"(?s)'no/such-model' could not be loaded: .* Check the"):
         load_policy("no/such-model")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="use_vllm needs a GPU"):
@@ -204,11 +202,11 @@ def test_bad_loading_is_refused():
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        (dict(rank=0), "rank must be >= 1; got 0"),
-        (dict(alpha=0), "alpha must be > 0; got 0"),
-        (dict(dropout=1.0), r"dropout must be below 1; got targets=.* dropout=1.0"),
+        (dict(rank=0), "rank must be >= 1, got 0"),
+        (dict(alpha=0), "alpha must be > 0, got 0"),
+        (dict(dropout=1.0), r"dropout must be below 1, got targets=.* dropout=1.0"),
         (dict(dropout=-0.1), "dropout must be in"),
-        (dict(targets=()), r"targets must not be empty .*; got targets=\(\)"),
+        (dict(targets=()), r"targets must not be empty .*, got targets=\(\)"),
     ],
 )
 def test_lora_settings_are_checked(field, message):

@@ -92,10 +92,10 @@ def test_the_template_of_a_model_that_was_not_trained_here(model, template, want
 @pytest.mark.parametrize(
     ("template", "wanted", "message"),
     [
-        (None, "model", "has none; take template 'project'"),
+        (None, "model", r"has none. Use template 'project'"),
         (NO_SYSTEM, "model", "must take a system turn"),
         (DROPS_SYSTEM, "model", "must take a system turn"),
-        (INSTRUCT, "own", "template must be one of project, model; got 'own'"),
+        (INSTRUCT, "own", "template must be one of project, model, got 'own'"),
     ],
 )
 def test_a_template_that_cannot_be_had(model, template, wanted, message):
@@ -154,7 +154,7 @@ def test_what_was_trained_here_keeps_its_template(model, tmp_path, settings, tem
     assert open_tokenizer(folder)[1].template == (template or "model")
     other = {"project": "model", "model": "project"}
     if template is not None:
-        with pytest.raises(ValueError, match=f"was trained with template '{template}'"):
+        with pytest.raises(ValueError, match=f"the template of its training, '{template}'"):
             open_tokenizer(folder, other[template])
 
 
@@ -180,7 +180,7 @@ def test_a_chain_of_runs_has_one_template(unsloth_module, model, tmp_path):
     assert tokenizer.chat_template.endswith(INSTRUCT)
     assert render_prompt(tokenizer, "1+1=?").startswith(f"[system]{SYSTEM_PROMPT}")
     prompts = arithmetic.problems("train")
-    with pytest.raises(ValueError, match=r"was trained with template 'model', and 'project'"):
+    with pytest.raises(ValueError, match=r"its training, 'model' for .*, got 'project'"):
         rlvr(SMOKE.rlvr, merged, prompts, tmp_path / "other")
     config = replace(SMOKE.rlvr, template="model", max_prompt_length=80)
     adapter = rlvr(config, merged, prompts, tmp_path / "rl")

@@ -48,17 +48,23 @@ def test_the_number_of_samples_decides_k():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("maxlr", r"one of grpo, maxrl, .*unlikeliness, or module:function .*got 'maxlr'"),
-        ("pkpo,n=4", r"NAME=VALUE of k, k_last; got 'n=4'"),
-        ("pkpo,4", r"NAME=VALUE of k, k_last; got '4'"),
-        ("pkpo,step=4", r"NAME=VALUE of k, k_last; got 'step=4'"),
-        ("maxrl,k=4", r"of none: it has no settings; got 'k=4'"),
-        ("pkpo,k=four", r"k of advantages='pkpo' must be a number; got 'four'"),
-        ("pkpo,k=True", r"must be a number; got True"),
-        ("no_such_module:rule", r"a rule for advantages of your own must be importable; no_such"),
-        ("math:rule", r"must be a name of math; got 'rule'"),
-        ("math:pi", r"must be a function of the rewards \(P, G\); got math:pi"),
-        (":rule", r"is named module:name; got ':rule'"),
+        (
+            "maxlr",
+            r"one of grpo, maxrl, .*unlikeliness, .*your own module:function, got 'maxlr'",
+        ),
+        ("pkpo,n=4", r"NAME=VALUE of k, k_last, got 'n=4'"),
+        ("pkpo,4", r"NAME=VALUE of k, k_last, got '4'"),
+        ("pkpo,step=4", r"NAME=VALUE of k, k_last, got 'step=4'"),
+        ("maxrl,k=4", r"of none, got 'k=4'"),
+        ("pkpo,k=four", r"k of advantages='pkpo' must be a number, got 'four'"),
+        ("pkpo,k=True", r"must be a number, got True"),
+        (
+            "no_such_module:rule",
+            r"advantages of your own must be importable, but no_such",
+        ),
+        ("math:rule", r"must be a name of math .*, got 'rule'"),
+        ("math:pi", r"must be a function of the rewards \(P, G\), got math:pi"),
+        (":rule", r"is named module:name, got ':rule'"),
     ],
 )
 def test_what_names_no_rule_is_refused(text, message):
@@ -100,9 +106,9 @@ def test_a_rule_of_ones_own(own_rules):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("silent", r"gives every group of 4 completions the advantage 0"),
-        ("open_setting", r"other arguments need a default; rules_of_mine:open_setting has \(rew"),
-        ("a_number", r"a finite advantage for each reward, \(5, 4\); got tensor"),
+        ("silent", r"every completion in groups of 4 the advantage 0"),
+        ("open_setting", r"arguments with a default, but rules_of_mine:open_setting has \(rew"),
+        ("a_number", r"a finite advantage for each reward, \(5, 4\), got tensor"),
     ],
 )
 def test_a_rule_of_ones_own_that_cannot_teach_is_refused(own_rules, name, message):
@@ -114,5 +120,5 @@ def test_the_size_of_the_groups_is_checked():
     check_rule("pass-at-k,k=3", 4)
     with pytest.raises(ValueError, match="from 1 to 3"):
         check_rule("pass-at-k,k=4", 4)
-    with pytest.raises(ValueError, match=r"every group of 2 completions the advantage 0"):
+    with pytest.raises(ValueError, match=r"every completion in groups of 2 the advantage 0"):
         check_rule(lambda rewards: rewards * math.nan if False else 0 * rewards, 2)

@@ -30,19 +30,22 @@ EXACT = {"beta": 0.05, "kl_estimator": "k3-is", "credit": "sequence"}
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"guide": BranchGuide(), "beta": 0.0}, r"beta must not be 0 because the guide .*beta=0"),
-        ({"guide": None, "beta": 0.0, "kl_estimator": "k2"}, r"beta must not be 0 because kl_est"),
+        ({"guide": BranchGuide(), "beta": 0.0}, r"beta must not be 0 with a guide.*beta=0"),
+        ({"guide": None, "beta": 0.0, "kl_estimator": "k2"}, r"beta must not be 0 with kl_est"),
         ({"guide": None, "beta": 0.1, "kl_estimator": "k4"}, r"kl_estimator must be one of .*'k4'"),
         ({"guide": None, "beta": 0.1, "credit": "step"}, r"credit must be one of .*'step'"),
         ({"guide": None, "beta": 0.1, "credit": "sequence"}, r"kl_estimator must be one of .*'k3'"),
-        ({"guide": None} | EXACT | {"beta": 0.0}, r"beta not 0; got .*beta=0.0"),
+        ({"guide": None} | EXACT | {"beta": 0.0}, r"beta not 0, got .*beta=0.0"),
         ({"guide": TokenGuide()} | EXACT, r"reads no later token.*norm='minmax'.*norm='causal'"),
         ({"guide": AdaptiveGuide(TokenGuide(), 0.01)} | EXACT, r"reads no later token"),
         ({"guide": Own()} | EXACT, r"reads no later token.*causal = True"),
         ({"guide": LooksAhead()} | EXACT, r"reads no later token"),
-        ({"guide": TeacherGuide(), "beta": 0.1, "teacher": None}, r"got none; set teacher"),
-        ({"guide": BranchGuide(), "beta": 0.1, "teacher": "t"}, r"teacher='t' without one"),
-        ({"guide": None, "beta": 0.1, "teacher": "t"}, r"teacher='t' without one"),
+        ({"guide": TeacherGuide(), "beta": 0.1, "teacher": None}, r"got none. Set teacher"),
+        (
+            {"guide": BranchGuide(), "beta": 0.1, "teacher": "t"},
+            r"teacher='t' without such a",
+        ),
+        ({"guide": None, "beta": 0.1, "teacher": "t"}, r"teacher='t' without such a"),
     ],
 )
 def test_contradictions_are_refused(choices, message):
@@ -57,7 +60,7 @@ def test_what_is_no_guide_is_refused(guide):
 
 
 def test_a_class_is_refused():
-    with pytest.raises(TypeError, match=r"must be an instance; got the class BranchGuide"):
+    with pytest.raises(TypeError, match=r"must be an instance, got the class BranchGuide"):
         check_choices(guide=BranchGuide, beta=0.1)
 
 

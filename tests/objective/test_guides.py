@@ -198,7 +198,7 @@ def test_schedule_shorter_than_its_periods():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BranchGuide(q_min=0.0), "q_min must be > 0 because log q is taken; got 0.0"),
+        (lambda: BranchGuide(q_min=0.0), "q_min must be > 0 because log q is taken, got 0.0"),
         (lambda: BranchGuide(q_min=-0.1), "q_min must be > 0"),
         (lambda: TokenGuide(q_min=1.5, q_max=1.4), "q_max must be finite and >= q_min"),
         (lambda: RandomGuide(q_max=math.inf), "q_max must be finite"),
@@ -214,7 +214,7 @@ def test_schedule_shorter_than_its_periods():
         (lambda: CosineSchedule(0.3, 0.1).value(1, 0), "max_steps >= 1"),
         (
             lambda: TokenSignals(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 4)),
-            r"one shape.*\(2, 4\)",
+            r"the same shape.*\(2, 4\)",
         ),
         (lambda: TokenSignals(torch.zeros(2), torch.zeros(2), torch.zeros(2)), r"\(B, T\)"),
     ],
@@ -227,7 +227,7 @@ def test_bad_input_is_named(make, message):
 def test_branch_without_entropies_is_refused():
     s = signals([[1.0]])
     with pytest.raises(
-        ValueError, match=r"BranchGuide needs the signal 'entropies'; got entropies=None"
+        ValueError, match=r"BranchGuide needs the signal 'entropies', got entropies=None"
     ):
         BranchGuide().log_guide(TokenSignals(s.policy_logps, s.ref_logps, s.mask), **TIME)
 

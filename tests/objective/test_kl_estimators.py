@@ -256,5 +256,5 @@ def test_bounds_begin_where_they_are_said_to():
 
 @pytest.mark.parametrize("kl_estimator", KL_ESTIMATORS)
 def test_shapes_that_differ_are_refused(kl_estimator):
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         penalty(kl_estimator, torch.zeros(2), torch.zeros(3))

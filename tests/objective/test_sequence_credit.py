@@ -407,7 +407,7 @@ def test_an_unknown_credit_is_refused(make_trainer):
 def test_a_guide_that_reads_the_future_is_refused(make_trainer):
     for guide in (TokenGuide(), AdaptiveGuide(TokenGuide(norm="rank"), target=0.1)):
         with (
-            pytest.raises(ValueError, match=r"reads no later token.*set norm='causal'"),
+            pytest.raises(ValueError, match=r"reads no later token.*Set norm='causal'"),
             with_methods(make_trainer(**EXACT), guide, kl_estimator="k3-is", credit="sequence"),
         ):
             pass
@@ -417,7 +417,7 @@ def test_an_evaluation_of_single_completions_is_refused(make_trainer):
     trainer = make_trainer(**EXACT)
     trainer.eval_dataset, trainer.num_generations_eval = trainer.train_dataset, 1
     with (
-        pytest.raises(ValueError, match="num_generations_eval must be >= 2; got 1"),
+        pytest.raises(ValueError, match="num_generations_eval must be >= 2, got 1"),
         with_methods(trainer, None, kl_estimator="k3-is", credit="sequence"),
     ):
         pass

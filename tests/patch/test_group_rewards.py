@@ -330,7 +330,7 @@ def test_what_was_resampled_gets_the_advantages_of_its_own_rewards(make_trainer)
 def test_a_reward_that_the_rule_does_not_take_stops_training(make_trainer):
     trainer = make_trainer(max_steps=1)  # its reward is 0 to 4
     with (
-        pytest.raises(ValueError, match=r"advantages='maxrl' counts right .* got [2-4]; use one"),
+        pytest.raises(ValueError, match=r"advantages='maxrl' counts right .* got [2-4]. Use one"),
         with_methods(trainer, advantages="maxrl"),
     ):
         trainer.train()
@@ -364,7 +364,7 @@ def test_evaluation_keeps_the_trainers_own(make_trainer):
     [
         ({}, "pass-at-k,k=4", "k must be a whole number from 1 to 3"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "nsr", "sum_then_normalize"),
-        ({}, lambda rewards: 0 * rewards, "the advantage 0, whatever their rewards"),
+        ({}, lambda rewards: 0 * rewards, "the advantage 0, whatever its rewards"),
     ],
 )
 def test_what_a_rule_does_not_go_with_is_refused(make_trainer, change, advantages, message):

@@ -52,7 +52,7 @@ def test_a_guide_that_writes_into_a_signal_is_refused(make_trainer, name):
         getattr(signals, name)[0].add_(1)  # a view counts, too
         return zeros(signals)
 
-    with pytest.raises(ValueError, match=rf"must not write.*wrote into {name}; .*{name}\.clone"):
+    with pytest.raises(ValueError, match=rf"must not write.*wrote into {name}\. .*{name}\.clone"):
         train(make_trainer(max_steps=1), Returns(write))
 
 
@@ -94,7 +94,7 @@ def test_the_bound_of_log_q_itself_is_allowed(make_trainer, log_q):
 @pytest.mark.parametrize("guide", [BranchGuide, TokenGuide])
 def test_a_class_is_no_guide(make_trainer, guide):
     with (
-        pytest.raises(TypeError, match=rf"an instance; got the class {guide.__name__}"),
+        pytest.raises(TypeError, match=rf"an instance, got the class {guide.__name__}"),
         guided_kl(make_trainer(), guide),
     ):
         pass
@@ -160,7 +160,7 @@ def test_an_evaluation_is_no_step(make_trainer, caplog):
     trainer = make_trainer(max_steps=1, per_device_eval_batch_size=8)
     with guided_kl(trainer, BranchGuide()):
         trainer.evaluate(trainer.train_dataset.select(range(8)))
-    assert "has not taken a step" in caplog.text
+    assert "closed before its trainer took a step" in caplog.text
     trainer = make_trainer(max_steps=1, per_device_eval_batch_size=8)
     plain = trainer.compute_loss
     with (
@@ -177,10 +177,12 @@ def test_a_context_without_a_step_says_so(make_trainer, caplog):
     with guided_kl(trainer, BranchGuide(ratio=0.7)):
         pass
     (record,) = caplog.records
-    assert "has not taken a step" in record.message and "ratio=0.7" in record.message
+    assert (
+        "closed before its trainer took a step" in record.message and "ratio=0.7" in record.message
+    )
     caplog.clear()
     train(trainer, BranchGuide())
-    assert "has not taken a step" not in caplog.text
+    assert "closed before its trainer took a step" not in caplog.text
 
 
 def test_a_batch_from_before_the_context_is_made_anew(make_trainer):
@@ -349,7 +351,7 @@ def test_the_same_choices_and_an_older_checkpoint_resume(make_trainer, checkpoin
     del state["stateful_callbacks"]["SageGuide"]  # as before it was recorded
     file.write_text(json.dumps(state))
     assert resume(make_trainer, checkpoint, TokenGuide()).state.global_step == 2
-    assert "does not record what it was trained with; resuming with TokenGuide" in caplog.text
+    assert "does not record its settings, so resuming with TokenGuide" in caplog.text
 
 
 def test_another_guide_with_a_state_begins_at_its_own(make_trainer, tmp_path):

@@ -101,8 +101,8 @@ def published_trainer(folder, **added):
 
 def test_what_is_refused_says_what_to_set(tmp_path):
     for added, remedy in (
-        ({}, r"set beta=0\.05"),
-        ({"beta": 0.05}, r"set GRPOConfig\(use_bias_correction_kl=False\)"),
+        ({}, r"Set beta=0\.05"),
+        ({"beta": 0.05}, r"Set GRPOConfig\(use_bias_correction_kl=False\)"),
     ):
         trainer = published_trainer(tmp_path, **added)
         with pytest.raises(ValueError, match=remedy), guided_kl(trainer, BranchGuide()):

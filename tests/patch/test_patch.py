@@ -399,7 +399,7 @@ def test_trl_fallback_trainer_is_refused(make_trainer):
     stranger = object.__new__(module.GRPOTrainer)
     vars(stranger).update(beta=0.05, processing_class=trainer.processing_class)
     with (
-        pytest.raises(ContractError, match=r"found trl\.trainer\.grpo_trainer.*2026\.10\.7"),
+        pytest.raises(ContractError, match=r"got trl\.trainer\.grpo_trainer.*2026\.10\.7"),
         guided_kl(stranger, Ones()),
     ):
         pass
@@ -477,7 +477,7 @@ def drifted(module, old, new):
             "compute the loss",
         ),
         *(
-            (f'kwargs.get("{name}",', f'kwargs.get("other_{name}",', f"found none named {name},")
+            (f'kwargs.get("{name}",', f'kwargs.get("other_{name}",', f"got none named {name},")
             for name in POLICY_ONLY
         ),
     ],
@@ -549,14 +549,14 @@ def test_a_missing_column_is_refused_before_any_work(make_trainer):
     with Grader() as grader:
         trainer = make_trainer(reward=SolutionReward(grader))
         with (
-            pytest.raises(ValueError, match=r"'answer'; it has \['prompt'\]; rename"),
+            pytest.raises(ValueError, match=r"'answer', but it has \['prompt'\]. Rename"),
             guided_kl(trainer, Ones()),
         ):
             pass
     trainer = make_trainer()
     trainer.train_dataset = trainer.train_dataset.rename_column("prompt", "question")
     with (
-        pytest.raises(ValueError, match=r"'prompt'; it has \['question'\]"),
+        pytest.raises(ValueError, match=r"'prompt', but it has \['question'\]"),
         guided_kl(trainer, Ones()),
     ):
         pass

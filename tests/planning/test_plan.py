@@ -56,7 +56,7 @@ def test_lora_parameters_are_those_of_peft(name, targets):
 
 def test_unknown_lora_target_is_refused():
     with pytest.raises(
-        ValueError, match=r"must be among q_proj, .*down_proj; got 'query_key_value'"
+        ValueError, match=r"must be among q_proj, .*down_proj, got 'query_key_value'"
     ):
         lora_parameters(TINY, 8, ("query_key_value",))
 
@@ -359,9 +359,9 @@ def test_wrong_combinations_are_refused():
     for wrong in (dict(weight_bits=4), dict(use_vllm=True)):
         with pytest.raises(ValueError, match="full fine-tuning needs 16-bit weights"):
             Setup(architecture=TINY, lora_rank=None, **wrong)
-    with pytest.raises(ValueError, match="weight_bits must be 4, 16 or 32; got 8"):
+    with pytest.raises(ValueError, match="weight_bits must be 4, 16 or 32, got 8"):
         Setup(architecture=TINY, weight_bits=8)
-    with pytest.raises(ValueError, match="micro_batch must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="micro_batch must be at least 1, got 0"):
         Setup(architecture=TINY, micro_batch=0)
     with pytest.raises(ValueError, match="gradient_checkpointing must be"):
         Setup(architecture=TINY, gradient_checkpointing="some")
@@ -372,7 +372,7 @@ def test_refusal_names_changes_in_order_with_what_they_save():
     with pytest.raises(ValueError) as refusal:
         check_fits(setup, 22.0)
     head, *lines = str(refusal.value).splitlines()
-    assert "must fit the card's 22.0 GiB; it needs 31.4 GiB (computed)" in head
+    assert "must fit the card's 22.0 GiB, but it needs 31.4 GiB (computed)" in head
     assert [line.split(";")[0].split(":")[0].strip() for line in lines] == [
         "1. micro-batch 1 instead of 4",
         "2. rollouts by transformers instead of vLLM",

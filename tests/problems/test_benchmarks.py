@@ -174,7 +174,7 @@ def test_from_the_hub_with_pinned_revisions(monkeypatch):
     assert [p["revision"] for p in benchmark.provenance] == ["abc", "abc"]
     assert benchmark.rows[20]["id"] == "aime25/20"
     with pytest.raises(
-        ValueError, match=r"HuggingFaceH4/MATH-500 \(test\) must have 500 rows; got 15"
+        ValueError, match=r"HuggingFaceH4/MATH-500 \(test\) must have 500 rows, got 15"
     ):
         load_benchmark("math500")
     assert asked[-1] == (
@@ -183,7 +183,7 @@ def test_from_the_hub_with_pinned_revisions(monkeypatch):
         "test",
         "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
     )
-    with pytest.raises(ValueError, match=r"must have 100 rows; got 15"):
+    with pytest.raises(ValueError, match=r"must have 100 rows, got 15"):
         load_benchmark("knights-and-knaves:4")
     assert asked[-1][:3] == ("K-and-K/knights-and-knaves", "test", "4ppl")
 
@@ -215,7 +215,7 @@ def test_a_benchmark_in_its_two_published_files(tmp_path):
     assert [row["problem"] for row in found.rows][::15] == ["I: 0?", "II: 0?"]
     assert len({row["id"] for row in found.rows}) == 30
     assert [source["file"] for source in found.provenance] == [file.name for file in files]
-    with pytest.raises(ValueError, match="aime25 must have 30 problems; got 15"):
+    with pytest.raises(ValueError, match="aime25 must have 30 problems, got 15"):
         load_benchmark("aime25", files[0])
     with pytest.raises(ValueError, match=r"there is none at none\.jsonl"):
         load_benchmark("aime25", f"{files[0]},none.jsonl")
@@ -237,22 +237,22 @@ def test_the_embedded_task_and_a_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("aime24", aime24(29), "aime24 must have 30 problems; got 29 from .*give the whole file"),
-        ("math500-l5", math500(hard=133), "math500-l5 must have 134 problems; got 133"),
+        ("aime24", aime24(29), "aime24 must have 30 problems, got 29 from .*Give the whole file"),
+        ("math500-l5", math500(hard=133), "math500-l5 must have 134 problems, got 133"),
         (
             "mine",
             [{"prompt": "P", "label": "1"}],
-            "rows need a column for answer; .* has prompt, label; say which it is: --columns",
+            "rows need a column for answer, .* has prompt, label. Name it: --columns",
         ),
         ("mine", [{"problem": "P", "answer": None}], "saw the columns"),
         ("mine", [{"problem": " ", "answer": "1"}], "needs text in `problem`"),
         ("mine", [{"problem": "P", "solution": "no box"}], "needs text"),
-        ("mine", [{"problem": "P", "answer": "1", "id": 7}] * 2, "2 rows, 1 ids repeat"),
+        ("mine", [{"problem": "P", "answer": "1", "id": 7}] * 2, "1 of 2 repeat"),
         ("mine", [], "must have rows"),
         (
             "knights-and-knaves",
             [{"quiz": "Q"}],
-            r"needs the columns \['names', 'quiz', 'solution'\]; saw \['quiz'\]",
+            r"needs the columns \['names', 'quiz', 'solution'\], but saw \['quiz'\]",
         ),
     ],
 )

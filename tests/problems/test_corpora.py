@@ -73,7 +73,7 @@ def test_sft_length_counts_the_eos(tokenizer, tmp_path):
     prompt = len(tokenizer(text.split("6*7=42")[0], add_special_tokens=False)["input_ids"])
     assert 2 * prompt < length - 1
     assert len(sft_corpus(tokenizer, length, path=path).rows) == 1
-    with pytest.raises(ValueError, match=rf"; whole row <= {length - 1} tokens: 0\)"):
+    with pytest.raises(ValueError, match=rf", whole row <= {length - 1} tokens: 0\)"):
         sft_corpus(tokenizer, length - 1, path=path)
 
 
@@ -129,21 +129,21 @@ def test_the_embedded_task_is_a_corpus_too(tokenizer):
     [
         (
             [{"problem": "1+1=?", "solution": "2"}],
-            r"row 0 lacks 'prompt' and has \['problem', 'solution'\]; rename",
+            r"row 0 lacks 'prompt' and has \['problem', 'solution'\]",
         ),
         (
             [{"prompt": "1+1=?", "solution": "2"}, {"prompt": ["1"], "solution": "2"}],
-            "'prompt' must be a non-empty text; row 1 has",
+            "'prompt' must be a non-empty text, but row 1 has",
         ),
         (
             [{"prompt": "1+1=?", "solution": " "}],
-            "'solution' must be a non-empty text; row 0 has ' '",
+            "'solution' must be a non-empty text, but row 0 has ' '",
         ),
         ([{"prompt": "1+1=?", "solution": 2}], "row 0 has 2"),
         (
             [{"prompt": "1+1=?" * 50, "solution": "2"}],
-            r"got none \(rows: 1; first 2,000: 1; answer can be graded: 1; prompt <= 64 tokens: "
-            r"0\); raise the length",
+            r"got none \(rows: 1, first 2,000: 1, answer can be graded: 1, prompt <= 64 tokens: "
+            r"0\). Raise the length",
         ),
         ([], "got none"),
     ],
@@ -168,7 +168,7 @@ def test_bad_sft_rows_are_named(tokenizer, tmp_path, changes, message):
 
 
 def test_unknown_data_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"data must be one of dapo, arithmetic, .*; got 'gsm'"):
+    with pytest.raises(ValueError, match=r"data must be one of dapo, arithmetic, .*, got 'gsm'"):
         rl_corpus(tokenizer, 64, data="gsm")
 
 
@@ -208,13 +208,13 @@ def test_every_format_gives_the_same_rows(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.xls", "a,b", r"must end in one of .jsonl, .json, .parquet, .csv; got 'rows.xls'"),
-        ("rows.csv", "", r"must begin with a line of different column names; got \[\]"),
+        ("rows.xls", "a,b", r"must end in one of .jsonl, .json, .parquet, .csv, got 'rows.xls'"),
+        ("rows.csv", "", r"must begin with a line of different column names, got \[\]"),
         ("rows.csv", "a,a\n1,2\n", "must begin with a line of different column names"),
-        ("rows.csv", 'a,b\n"1\n2",3\n4,5,6\n', "must have 2 cells in each row; line 4 has 3"),
+        ("rows.csv", 'a,b\n"1\n2",3\n4,5,6\n', "must have 2 cells in each row, but line 4 has 3"),
         ("rows.csv", 'a,b\n1,"2', "must be CSV in UTF-8"),
         ("rows.json", "{", "must be JSON"),
-        ("rows.json", "{}", "one list of objects; got dict"),
+        ("rows.json", "{}", "one list of objects, got dict"),
         ("rows.json", "[1]", "one list of objects"),
         ("rows.jsonl", "1\n2\n", "one JSON object"),
         ("rows.parquet", "no", "must be a parquet file"),
@@ -246,7 +246,7 @@ def test_without_a_network_the_error_names_the_way_out():
     source = Source(
         hub_id="open-r1/DAPO-Math-17k-Processed", config="en", split="train", revision="main"
     )
-    with pytest.raises(ValueError, match=r"could not be: .*; check the name and the network"):
+    with pytest.raises(ValueError, match=r"could not be read .* Check the name and the network"):
         read_source(source)
 
 
@@ -255,7 +255,7 @@ def test_another_number_of_rows_is_an_error_that_names_both(monkeypatch):
 
     monkeypatch.setattr(sources, "_from_hub", lambda source: (ROWS, "abc123"))
     source = Source(hub_id="a/b", split="train", num_rows=3)
-    with pytest.raises(ValueError, match="must have 3 rows; got 2 at revision abc123"):
+    with pytest.raises(ValueError, match="must have 3 rows, got 2 at revision abc123"):
         read_source(source)
     rows, provenance = read_source(Source(hub_id="a/b", split="train", num_rows=2))
     assert rows == ROWS and provenance["revision"] == "abc123"
@@ -265,6 +265,6 @@ def test_duplicate_questions_are_counted():
     rows = [{"problem": "1+1", "answer": a} for a in ("2", "2", "3")]
     rows.append({"problem": "2+2", "answer": "4"})
     said = corpus_of(rows, Filters({"rows": 4}, {}), {}).repeated()
-    assert said.startswith("Duplicate questions: 2 of 4 rows repeat that of another; 1 questions")
+    assert said.startswith("Duplicate questions: 2 of 4 rows repeat that of another, 1 questions")
     assert "2 of 4" in corpus_of(rows[:2] + rows[3:] * 2, Filters({}, {}), {}).repeated()
     assert corpus_of(rows[2:], Filters({}, {}), {}).repeated() == ""

@@ -45,11 +45,11 @@ def test_problems_are_found_by_their_column(tmp_path, row):
     [
         (
             [{"text": TEXT}],
-            r"as text \(problem, question, prompt\) or as turns .* has text; rename",
+            r"as text \(problem, question, prompt\) or as turns .* has text",
         ),
         ([{"problem": 7}], r"a training set needs a column with its problems.* has problem"),
-        ([{"question": TEXT}, {"question": " "}], "must be non-empty text; row 1 of"),
-        ([], "a training set must have rows; .*train.jsonl has none"),
+        ([{"question": TEXT}, {"question": " "}], "must be non-empty text, but row 1 of"),
+        ([], "a training set must have rows, .*train.jsonl has none"),
     ],
 )
 def test_what_is_no_training_set_is_refused_by_the_options_name(tmp_path, rows, message):

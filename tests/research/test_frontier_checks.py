@@ -82,7 +82,7 @@ def test_mixtures_by_enumeration(k, m):
 
 
 def test_a_mixture_needs_0_to_k_attempts_of_the_start_model():
-    with pytest.raises(ValueError, match="must be 0 to k = 2; got 3"):
+    with pytest.raises(ValueError, match="must be 0 to k = 2, got 3"):
         mixture_pass_at_k(4, np.array([1]), 4, np.array([1]), 2, 3)
 
 

@@ -72,7 +72,7 @@ def test_the_first_signal_waits_and_the_second_does_not(signum, monkeypatch):
     before = signal.getsignal(signum)
     steps = []
     with (
-        pytest.raises(ENDS[signum], match=f"stopped by {signum.name}; step 2 is saved"),
+        pytest.raises(ENDS[signum], match=f"stopped by {signum.name}: step 2 is saved"),
         finishing("this step") as stop,
     ):
         for step in (1, 2, 3):
@@ -80,12 +80,12 @@ def test_the_first_signal_waits_and_the_second_does_not(signum, monkeypatch):
             if step == 2:
                 signal.raise_signal(signum)
             stop.saved = f"step {step} is saved"
-            if stop.asked is not None:
+            if stop.cause is not None:
                 break
     assert steps == [1, 2] and signal.getsignal(signum) == before
     with pytest.raises(ENDS[signum]), ending(), finishing("this step") as stop:
         signal.raise_signal(signum)
-        assert stop.asked is signum
+        assert stop.cause is signum
         signal.raise_signal(signum)
         pytest.fail("the second one must not wait")
     assert signal.getsignal(signum) == before
@@ -112,7 +112,7 @@ def test_a_shutdown_that_comes_twice_is_one():
 
 def test_what_another_process_was_asked_is_no_first_signal():
     with pytest.raises(Terminated), finishing("this step") as stop:
-        stop.asked = signal.SIGTERM
+        stop.cause = signal.SIGTERM
         signal.raise_signal(signal.SIGINT)
         done = True
     assert done
@@ -166,7 +166,7 @@ def test_signals_that_are_not_ours_stay_as_they_are():
 
     def elsewhere():
         with finishing("this step") as stop:
-            found.append((signal.getsignal(signal.SIGINT), stop.asked))
+            found.append((signal.getsignal(signal.SIGINT), stop.cause))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
@@ -176,7 +176,7 @@ def test_signals_that_are_not_ours_stay_as_they_are():
     try:
         with ending(), finishing("this step") as stop:
             signal.raise_signal(signal.SIGINT)
-            assert stop.asked is None
+            assert stop.cause is None
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -228,7 +228,7 @@ def test_the_command_line_says_how_to_go_on(monkeypatch, capsys, tmp_path):
         assert main(["quickstart", "--out", str(tmp_path / "a run")]) == code
         err = capsys.readouterr().err
         assert f"stopped by {signum.name}" in err
-        assert f"to resume: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
+        assert f"To resume: python -m sage_unsloth quickstart --out '{tmp_path}/a run'" in err
 
 
 def test_rows_of_steps_that_are_trained_again_are_kept_aside(tmp_path, caplog):
@@ -303,7 +303,7 @@ def signal_in_step(monkeypatch, number, signum):
 def test_sft_saves_the_step_in_flight(merged, tmp_path, monkeypatch, signum):
     """Though `save_steps` is 100; and the lock is free again."""
     steps = signal_in_step(monkeypatch, 2, signum)
-    with ending(), pytest.raises(ENDS[signum], match=f"{signum.name}; step 2 of 3 is saved in "):
+    with ending(), pytest.raises(ENDS[signum], match=f"{signum.name}: step 2 of 3 is saved in "):
         sft(SFT, BASE, ROWS, tmp_path)
     assert last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-2"
     with exclusive_lock(tmp_path):
@@ -344,7 +344,7 @@ def test_rl_saves_the_step_in_flight_and_repeats_no_row(
     """
     patched = dict(vars(unsloth_module))
     signal_in_step(monkeypatch, 2, signal.SIGTERM)
-    with ending(), pytest.raises(Terminated, match="SIGTERM; step 2 of 3 is saved in "):
+    with ending(), pytest.raises(Terminated, match="SIGTERM: step 2 of 3 is saved in "):
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
     monkeypatch.undo()
     assert {k for k, v in vars(unsloth_module).items() if v is not patched.get(k)} == set(), (
@@ -441,7 +441,7 @@ def test_the_batch_in_flight_is_graded_and_kept(tmp_path, make_tokenizer, signum
         return sample_and_grade(config, engine, rows, path, model="m", benchmark="b")
 
     tokenizer = make_tokenizer()
-    with ending(), pytest.raises(ENDS[signum], match=f"stopped by {signum.name}; everything"):
+    with ending(), pytest.raises(ENDS[signum], match=f"stopped by {signum.name}: everything"):
         draw(tmp_path / "cut.jsonl", Slow(tokenizer, signum))
     assert len(read_jsonl(tmp_path / "cut.jsonl")) == 4, "two batches of two"
     again, whole = Slow(tokenizer, None), Slow(tokenizer, None)
@@ -619,7 +619,7 @@ def test_a_notebook_is_usable_after_an_interrupt(tmp_path):
         cell = RUN.format(base=str(BASE), out=str(out))
         assert "Error" not in run(NOTEBOOK.format(steps=24))
         said = run(cell, interrupt=True)
-        (step,) = re.findall(r"stopped by SIGINT; step (\d+) of 24 is saved", said)
+        (step,) = re.findall(r"stopped by SIGINT: step (\d+) of 24 is saved", said)
         assert last_checkpoint(out / "checkpoints").name == f"checkpoint-{step}"
         with exclusive_lock(out):
             pass

@@ -110,7 +110,7 @@ def test_a_long_cut_line(tmp_path, length):
 def test_a_corrupt_line_that_has_an_end_is_an_error(tmp_path, line, rest):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"id": 1}\n' + f"{line}\n{rest}".encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=r"line 2 of .*rows\.jsonl; repair"):
+    with pytest.raises(ValueError, match=r"line 2 of .*rows\.jsonl\. Repair"):
         read_jsonl(path)
 
 
@@ -241,7 +241,7 @@ def test_open_run_warns_of_other_versions(tmp_path, caplog):
 
 def test_open_run_refuses_a_folder_of_something_else(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match=r"holds 'thesis\.tex' and no run\.json; choose another"):
+    with pytest.raises(ValueError, match=r"holds 'thesis\.tex' and no run\.json. Choose another"):
         open_run(tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -275,7 +275,7 @@ def test_a_second_process_is_refused_and_the_end_of_the_first_frees(tmp_path):
         started = time.monotonic()
         with (
             pytest.raises(
-                HeldError, match=rf"write to .*new/run; process {process.pid} on .*wait for"
+                HeldError, match=rf"write to .*new/run, and process {process.pid} on .*Wait for"
             ),
             exclusive_lock(target),
         ):
@@ -351,7 +351,7 @@ def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch, caplog, nu
     else:
         for _ in range(2):  # what the first one left, killed or not, does not lock out the next
             with exclusive_lock(tmp_path / "a"):
-                assert "does not support locks; start no second process" in caplog.text
+                assert r"does not support locks. Start no second process" in caplog.text
                 (tmp_path / ".a.lock").touch()
 
 

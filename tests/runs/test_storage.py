@@ -343,7 +343,7 @@ def test_the_error_names_rule_value_and_remedy():
         Path("/dev/full").write_text("x")
     assert raised.value.errno == errno.ENOSPC
     message = (
-        r"the disk must have room .*; run does not fit \(No space left on device\); free "
+        r"the disk must have room .* run does not fit \(No space left on device\)\. Free "
         r"some space and run the same command"
     )
     assert re.search(message, str(raised.value))
@@ -379,7 +379,7 @@ def test_a_full_disk_loses_nothing_and_says_so_whoever_writes(small_disk, write)
 
     attempt(1)
     fill(small_disk, leave=4096)
-    with pytest.raises(StorageError, match=r"must have room .* free some space and run the same"):
+    with pytest.raises(StorageError, match=r"must have room .* Free some space and run the same"):
         attempt(2)
     assert found() == ([1] if write == "jsonl" else 1)
     names = {path.name for path in small_disk.iterdir()}
@@ -464,7 +464,7 @@ def test_a_read_only_disk_is_said(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with (
         pytest.raises(
-            StorageError, match=r"allowed to .*refuses \(Read-only file system\); change"
+            StorageError, match=r"allowed to .*refuses \(Read-only file system\)\. Change"
         ),
         exclusive_lock(small_disk / "run"),
     ):
@@ -490,14 +490,14 @@ def test_a_folder_without_permission_is_said(tmp_path):
     with open(reader, "rb") as file:
         said = file.read().decode()
     os.waitpid(child, 0)
-    assert "(Permission denied); change its permissions, or choose another --out" in said
+    assert r"(Permission denied). Change its permissions, or choose another --out" in said
 
 
 def test_a_file_in_the_place_of_a_folder_is_said(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with (
-            pytest.raises(StorageError, match=r"must be folders; .*file.* is not \(.*\); move"),
+            pytest.raises(StorageError, match=r"must be folders, .*file.* is not \(.*\)\. Move"),
             exclusive_lock(path),
         ):
             open_run(path, {})
@@ -540,12 +540,12 @@ def by_problem(records):
                 re.sub(rb'"run": "\w+"', b'"run": "other"', lines[2]),
                 *lines[3:],
             ],
-            "of one set, .*; line 3 of .* is one of 'other', .* delete that line",
+            "of one set, .*, but line 3 of .* is one of 'other', .* Delete that line",
         ),
         (lambda lines: [b'{"step": 1}\n', *lines], "line 1 of .* is one of None, with .'step'"),
         (
             lambda lines: [re.sub(rb'"run": "\w+"', b'"run": "other"', line) for line in lines],
-            "they are of 'other'; put back",
+            r"they are of 'other'. Put back",
         ),
     ],
     ids=[
@@ -599,7 +599,7 @@ def test_settings_that_are_damaged_are_named(record_set, content, tmp_path):
     settings_path(record_set).write_bytes(content)
     with pytest.raises(
         ValueError,
-        match=r"s\.settings\.json must hold one JSON object; it .*put back a copy, or choose",
+        match=r"s\.settings\.json must hold one JSON object, but it .*Put back a copy, or choose",
     ):
         draw_set(record_set)
     run = tmp_path / "run"
@@ -625,7 +625,7 @@ def test_what_will_not_fit_is_refused_before_it_is_written(tmp_path, monkeypatch
     run = tmp_path / "new" / "run"
     free = shutil.disk_usage(tmp_path).free
     check_room(run, free // 2)
-    with pytest.raises(StorageError, match="are free; free some space") as error:
+    with pytest.raises(StorageError, match=r"are free. Free some space") as error:
         check_room(run, 3 * free)
     assert str(run) in str(error.value) and error.value.errno == errno.ENOSPC
     usage = shutil.disk_usage(tmp_path)._replace(free=500)

@@ -47,9 +47,9 @@ def test_arguments_become_values():
     [
         (["enforce_eager"], "must be NAME=VALUE, .* got 'enforce_eager'"),
         (["--x=1"], "must be NAME=VALUE"),
-        (["dtype=float32"], "dtype of the engine follows from --dtype"),
+        (["dtype=float32"], "engine's dtype follows from --dtype"),
         (["seed=1"], "follows from --seed"),
-        (["max_num_seqs=1", "max_num_seqs=2"], "given once; got max_num_seqs twice"),
+        (["max_num_seqs=1", "max_num_seqs=2"], "given once, got max_num_seqs twice"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(texts, message):
@@ -95,14 +95,14 @@ def test_a_models_own_format(tmp_path):
         assert own_dtype(model(tmp_path / name, config, tensors)) == expected, name
     assert own_dtype(BASE) == "float32"
     assert chosen_dtype("bfloat16", BASE) == "bfloat16"
-    with pytest.raises(ValueError, match="auto, float32, bfloat16, float16; got 'fp8'"):
+    with pytest.raises(ValueError, match="auto, float32, bfloat16, float16, got 'fp8'"):
         chosen_dtype("fp8", BASE)
 
 
 def test_the_phase_that_failed_is_named():
     for phase, said in (
-        ("import", "must be imported; it failed: MemoryError: full; python -m sage_unsloth doctor"),
-        ("start", r"must start; it failed: MemoryError: full; .* \(--engine-set gpu_memory"),
+        ("import", "must be imported, but failed: MemoryError: full. .*sage_unsloth doctor"),
+        ("start", r"must start, but failed: MemoryError: full. .* \(--engine-set gpu_memory"),
     ):
         with (
             pytest.raises(EngineError, match=f"the engine of m {said}"),
@@ -112,7 +112,7 @@ def test_the_phase_that_failed_is_named():
     with pytest.raises(ValueError, match=r"^ours$"), engine_errors("m", "start"):
         raise ValueError("ours")
     with (
-        pytest.raises(EngineError, match="must start; it failed: ValueError: theirs"),
+        pytest.raises(EngineError, match="must start, but failed: ValueError: theirs"),
         engine_errors("m", "start", refusals=False),
     ):
         raise ValueError("theirs")
@@ -166,7 +166,7 @@ def test_a_temperature_that_vllm_does_not_take_is_refused_at_once(tmp_path):
 
 
 def test_arguments_of_vllm_are_for_vllm(tmp_path):
-    with pytest.raises(ValueError, match="are vLLM's; got max_num_seqs with engine transformers"):
+    with pytest.raises(ValueError, match="are for vLLM, got max_num_seqs with engine transformers"):
         evaluator.evaluate(
             [ModelSpec(name="m", path=str(BASE))],
             [evaluator.parse_benchmark("arithmetic", problems=2)],

@@ -137,8 +137,8 @@ def test_completions_end_at_eos_or_at_the_limit(engine):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0}, "temperature must be > 0 .* got 0; take .01"),
-        ({"num_samples": 0}, "num_samples must be >= 1; got 0"),
+        ({"temperature": 0}, r"temperature must be > 0 .* got 0. Use .01"),
+        ({"num_samples": 0}, "num_samples must be >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be >= 1"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"min_p": 1.0}, "min_p=1.0"),

@@ -17,7 +17,7 @@ NO_VLLM = not torch.cuda.is_available() or importlib.util.find_spec("vllm") is N
 
 
 def test_unknown_engines_are_refused():
-    with pytest.raises(ValueError, match="one of auto, vllm, transformers; got 'sglang'"):
+    with pytest.raises(ValueError, match="one of auto, vllm, transformers, got 'sglang'"):
         choose_rollouts("sglang")
 
 
@@ -27,15 +27,15 @@ def test_falling_back_is_said_aloud_and_insisting_is_refused(caplog):
     assert choose_rollouts("auto") == "transformers"
     assert "vLLM is not used because" in caplog.text
     assert choose_rollouts("transformers") == "transformers"
-    with pytest.raises(ValueError, match=r"rollouts='vllm' cannot be had: .* 'auto' or"):
+    with pytest.raises(ValueError, match=r"rollouts='vllm' is not available: .* 'auto' or"):
         choose_rollouts("vllm")
 
 
 @pytest.mark.parametrize(
     ("capability", "installed", "run", "reason"),
     [
-        ((7, 5), True, {}, "compute capability 8.0; this card has 7.5 .*0.11.2 was the last"),
-        ((8, 9), False, {}, "not installed; pip install"),
+        ((7, 5), True, {}, "compute capability 8.0, but this card has 7.5 .*0.11.2 was the last"),
+        ((8, 9), False, {}, r"not installed .pip install"),
         ((8, 9), True, {"load_in_4bit": True}, "pip install vllm-bnb-plugin"),
         ((8, 9), True, {"full_finetuning": True}, "full fine-tuning has no adapter"),
         ((8, 9), True, {}, None),
@@ -82,7 +82,7 @@ def test_settings_that_do_not_reach_the_engine_stop_the_call():
     assert engine.generate(["x"], sampling_params=right) is right
     assert engine.generate(["x"], [right, right]) == [right, right]
     for given in (wrong, [right, wrong]):
-        with pytest.raises(RolloutError, match=r"told .*'min_p': 0.0.*, expected .*'min_p': 0.01"):
+        with pytest.raises(RolloutError, match=r"got .*'min_p': 0.0.*, expected .*'min_p': 0.01"):
             engine.generate(["x"], sampling_params=given)
     assert engine.calls == 2
 

@@ -156,5 +156,5 @@ def test_doctor_runs_it_only_when_asked(monkeypatch, tmp_path, capsys):
     assert called == [("x.json", True)]
     assert "| fine | passed |" in capsys.readouterr().out, "the block for a report"
     assert main(["doctor", "--again"]) == 2
-    assert "add --deep" in capsys.readouterr().err
+    assert "need --deep" in capsys.readouterr().err
     assert command.FILE == "selftest.json"

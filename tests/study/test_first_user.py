@@ -55,9 +55,9 @@ def test_sixty_questions_of_ones_own(tmp_path):
     )
     # Ctrl-C in a training step: it is saved. SIGKILL of the parent: its children end by themselves.
     said = kill_once(tmp_path, "out/runs/*/metrics.jsonl", signal.SIGINT)
-    assert "to resume: python -m sage_unsloth study" in said
+    assert "To resume: python -m sage_unsloth study" in said
     assert "2 points x 2 training seeds: grpo beta=0.05, mine:rule beta=0.2" in said
-    assert "how long that takes is known after the first run" in said
+    assert "How long that takes is known after the first run" in said
     kill_once(tmp_path, "out/results/*_seed-1.json", signal.SIGKILL)
     complete = {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/results/*.json")}
     last = start(tmp_path)

@@ -57,8 +57,8 @@ def test_a_method_of_your_own_is_module_and_name(tmp_path, monkeypatch):
         (["grop=0.1"], "an algorithm must be one of"),
         (["grpo=high"], "a method must be NAME"),
         (["grpo:nothing=1"], "a point's setting must be a number"),
-        (["grpo:max_steps=1.5"], "max_steps must be a whole number; got 1.5"),
-        (["grpo=0.1", "grpo=.1"], "every point must be named once; got 'grpo beta=0.1' twice"),
+        (["grpo:max_steps=1.5"], "max_steps must be a whole number, got 1.5"),
+        (["grpo=0.1", "grpo=.1"], "every point must be named once, got 'grpo beta=0.1' twice"),
         ([], "a study needs a method"),
     ],
 )

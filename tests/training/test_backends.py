@@ -154,16 +154,16 @@ print("CODES", codes)
 def test_the_commands_where_unsloth_is_not_installed(tmp_path):
     done = started("-c", COMMANDS, tmp_path)
     assert "CODES [2, 0, 0]" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "needs the package unsloth; it is not installed; pip install" in done.stderr
+    assert "needs the package unsloth, which is not installed (pip install" in done.stderr
     assert not (tmp_path / "unsloth").exists()
     made = {path.name for path in (tmp_path / "trl").iterdir()}
     assert {"run.json", "preflight.json", "metrics.jsonl", "adapter", "held-out", "best"} <= made
 
 
 def test_a_process_has_one_backend(unsloth_module, monkeypatch):
-    with pytest.raises(ValueError, match="Unsloth was never imported"):
+    with pytest.raises(ValueError, match="never imported Unsloth"):
         backends.check_backend("trl")
-    with pytest.raises(ValueError, match="one of unsloth, trl; got 'megatron'"):
+    with pytest.raises(ValueError, match="one of unsloth, trl, got 'megatron'"):
         backends.check_backend("megatron")
     monkeypatch.setattr(backends, "_chosen", ["trl"])
     assert backends.backend() == "trl"
@@ -174,22 +174,22 @@ def test_a_process_has_one_backend(unsloth_module, monkeypatch):
 def test_what_trls_trainer_cannot_train_is_refused(monkeypatch):
     check_trl(RlvrConfig(backend="trl"))
     for settings, message in (
-        (dict(load_in_4bit=True), "set load_in_4bit=False"),
-        (dict(recompute_logits=True), "set recompute_logits=False"),
-        (dict(rollouts="server"), "go to the server over NCCL"),
-        (dict(rollouts="vllm"), "rollouts='vllm' cannot be had"),
+        (dict(load_in_4bit=True), "Set load_in_4bit=False"),
+        (dict(recompute_logits=True), "Set recompute_logits=False"),
+        (dict(rollouts="server"), "a CUDA device for NCCL"),
+        (dict(rollouts="vllm"), "rollouts='vllm' is not available"),
         (
             dict(credit="sequence", kl_estimator="k3-is", micro_batch_size=4),
-            "set micro_batch_size=None",
+            "Set micro_batch_size=None",
         ),
     ):
         with pytest.raises(ValueError, match=message):
             check_trl(RlvrConfig(backend="trl", **settings))
-    with pytest.raises(ValueError, match="set backend=trl"):
+    with pytest.raises(ValueError, match="Set backend=trl"):
         check_trl(RlvrConfig(rollouts="server"))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     check_trl(RlvrConfig(backend="trl"))
-    with pytest.raises(ValueError, match="set eval_steps=0"):
+    with pytest.raises(ValueError, match="Set eval_steps=0"):
         check_trl(RlvrConfig(backend="trl", eval_steps=5))
 
 

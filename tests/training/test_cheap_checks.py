@@ -45,7 +45,7 @@ def cases(tmp_path):
         ([*train, "--out", new, "--path", "none.jsonl"], "there is none at none.jsonl"),
         ([*train, "--out", new, "--path", names], "row 0 lacks 'prompt'"),
         ([*train, "--out", new, "--path", empty], "'solution' must be a non-empty text"),
-        ([*train, "--out", new, "--path", good], "prompts_per_step=8 rows; got 1"),
+        ([*train, "--out", new, "--path", good], "prompts_per_step=8 rows, got 1"),
         ([*train, "--out", new, "--set", "report_to=mlflow"], "report_to must be one of"),
         ([*train, "--out", other], "learning_rate was 1.0 and is 0.002"),
         ([*train, "--out", of_sft], 'stage was "sft" and is "rlvr"'),
@@ -101,22 +101,28 @@ def own_cases(tmp_path):
     good = [*train, "--data", "rows.jsonl", "--answer-pattern", "#### (.+)"]
     of_file = [*train, "--data", "rows.jsonl"]
     return [
-        ([*train, "--data", "table.xls"], "must end in one of .jsonl, .json, .parquet, .csv; got"),
-        ([*of_file, "--columns", "answer=anser"], "has no 'anser', but question, answer; --col"),
+        ([*train, "--data", "table.xls"], "must end in one of .jsonl, .json, .parquet, .csv, got"),
+        ([*of_file, "--columns", "answer=anser"], "has no 'anser', only question, answer. --col"),
         ([*of_file, "--answer-pattern", "@ (.+)"], "matches 0 % of the 20 rows of rows.jsonl"),
-        ([*good, "--limit", "-3"], "limit must be >= 1; got -3"),
-        ([*good, "--reward", "mine:brief"], "each of the 2 completions; it returned 1; mend it"),
-        ([*good, "--reward", "mine:typo"], "raised KeyError: 'contents' at mine.py:12, in typo;"),
-        ([*good, "--reward", "mine:easy"], "easy needs level, and what is read is answer; read"),
+        ([*good, "--limit", "-3"], "limit must be >= 1, got -3"),
+        ([*good, "--reward", "mine:brief"], "each of the 2 completions, but returned 1"),
+        ([*good, "--reward", "mine:typo"], "raised KeyError: 'contents' at mine.py:12, in typo."),
+        (
+            [*good, "--reward", "mine:easy"],
+            "easy needs level, but the data have answer and TRL",
+        ),
         ([*good, "--verifier", "mine:alone"], "mine:alone takes (answer): too many positional"),
         ([*good, "--verifier", "secret:check"], "the verifier secret:check must start in a worker"),
-        ([*good, "--algorithm", "mine:guided", "--set", "beta=0"], "beta must not be 0 because"),
-        ([*good, "--eval-file", "rows.jsonl"], "of which eval_steps=0 makes none; got 20 rows"),
+        (
+            [*good, "--algorithm", "mine:guided", "--set", "beta=0"],
+            "beta must not be 0 with",
+        ),
+        ([*good, "--eval-file", "rows.jsonl"], "eval_steps above 0, got 20 rows"),
         (
             [*good, "--reward", "mine:typo", "--set", "eval_steps=1"],
-            "for which rewards without the checked answer do not look",
+            "needs a reward that checks the answer",
         ),
-        ([*good, "--set", "betta=1"], "got 'betta'; did you mean beta?"),
+        ([*good, "--set", "betta=1"], r"got 'betta'. Did you mean beta?"),
     ]
 
 
@@ -159,5 +165,5 @@ def refused_cheaply(cases, folder):
 
 def test_a_folder_that_is_not_there_is_no_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"there is no folder runs/sft; train it first \(python"):
+    with pytest.raises(ValueError, match=r"there is no folder runs/sft. Train it first \(python"):
         starting_point("runs/sft", "sft")

@@ -149,14 +149,14 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
         (dict(prompts_per_step=2, micro_batch_size=16), "share of each by micro_batch_size"),
         (
             dict(prompts_per_step=3, credit="sequence", kl_estimator="k3-is"),
-            "must have whole prompts",
+            "needs whole prompts",
         ),
         (dict(max_resamples=1), "need max_resamples=0"),
-        (dict(rollouts="vllm"), "vLLM inside each was not tried"),
+        (dict(rollouts="vllm"), "rollouts by transformers, got"),
     ):
         with pytest.raises(ValueError, match=message):
             check_processes(RlvrConfig(**settings))
-    with pytest.raises(ValueError, match="SFT runs in one process; got WORLD_SIZE=2"):
+    with pytest.raises(ValueError, match="SFT runs in one process, got WORLD_SIZE=2"):
         run_settings("sft", RlvrConfig(), "data/arithmetic-base", [])
     monkeypatch.setenv("WORLD_SIZE", "1")
     check_processes(RlvrConfig(max_resamples=1, num_generations=3))
@@ -184,7 +184,7 @@ def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
         per_device_train_batch_size=4, gradient_accumulation_steps=1, use_bias_correction_kl=True
     )
     trainer.args.per_device_train_batch_size = 2
-    with pytest.raises(ValueError, match="in one process, so per_device_train_batch_size"):
+    with pytest.raises(ValueError, match="in one process: per_device_train_batch_size"):
         with_methods(trainer, kl_estimator="k3-is", credit="sequence").__enter__()
     trainer.args.per_device_train_batch_size = 4
     with with_methods(trainer, kl_estimator="k3-is", credit="sequence"):

@@ -180,5 +180,5 @@ def test_exports_say_how_far_they_are_from_the_policy(run, merged, tmp_path):
         assert ("quantization_config=four_bit" in card) == (kind == "adapter")
     # Merged exactly, in bfloat16; the base before it was quantised is another model.
     assert max(found["sft"], found["merged"]) < 1e-4 < found["adapter"], found
-    with pytest.raises(ValueError, match=r"nearly all of its training; .* start from its run"):
+    with pytest.raises(ValueError, match=r"nearly all of its training.* Start from its run"):
         load_policy(tmp_path / "sft", load_in_4bit=True)

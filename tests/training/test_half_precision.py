@@ -119,9 +119,9 @@ def test_a_gradient_that_is_not_finite_at_scale_1_stops_the_run(
 
 @pytest.mark.parametrize("config", [SftConfig, RlvrConfig])
 def test_bad_formats_are_refused(config):
-    with pytest.raises(ValueError, match="precision must be one of auto, bfloat16, float16; got"):
+    with pytest.raises(ValueError, match="precision must be one of auto, bfloat16, float16, got"):
         config(precision="fp8")
     with pytest.raises(ValueError, match="full fine-tuning trains float32 weights"):
         RlvrConfig(precision="bfloat16", full_finetuning=True)
-    with pytest.raises(ValueError, match=r"chosen for Unsloth's trainer; .* set precision=auto"):
+    with pytest.raises(ValueError, match=r"is for Unsloth's trainer.* Set precision=auto"):
         RlvrConfig(precision="bfloat16", backend="trl")

@@ -305,10 +305,10 @@ def test_rows_are_held_out_with_every_row_of_their_problem():
 @pytest.mark.parametrize(
     ("config", "rows", "held_out", "message"),
     [
-        (RlvrConfig(), TRAIN, HELD_OUT, "eval_steps=0 makes none; got 4 rows"),
-        (RlvrConfig(eval_steps=1), TRAIN[:3], None, "at least 4; got 3"),
-        (RlvrConfig(eval_steps=1), HELD_OUT, HELD_OUT, "leave rows to train on; all 4 rows share"),
-        (RlvrConfig(eval_steps=1), TRAIN, [], "there must be a held-out row; got none"),
+        (RlvrConfig(), TRAIN, HELD_OUT, "eval_steps above 0, got 4 rows"),
+        (RlvrConfig(eval_steps=1), TRAIN[:3], None, "at least 4 of them, got 3"),
+        (RlvrConfig(eval_steps=1), HELD_OUT, HELD_OUT, "rows to train on, but all 4 rows share"),
+        (RlvrConfig(eval_steps=1), TRAIN, [], "held-out rows must not be empty"),
         (RlvrConfig(eval_steps=1), TRAIN, [HELD_OUT[0]] * 2, "is there 2 times"),
         (RlvrConfig(eval_steps=1), TRAIN, [{"problem": "1+1"}], "answer"),
         (RlvrConfig(eval_steps=1, eval_rows=2), TRAIN, HELD_OUT, "got eval_rows=2 with 4 rows"),
@@ -324,19 +324,19 @@ def test_held_out_rows_that_cannot_be_used(config, rows, held_out, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patience": 2}, "patience=2 has no effect with eval_steps=0; set eval_steps=50"),
+        ({"patience": 2}, "patience=2 has no effect with eval_steps=0. Set eval_steps=50"),
         ({"coverage_budget": 0.1}, "coverage_budget=0.1 has no effect with eval_steps=0"),
         ({"best_by": "pass@8"}, "best_by must be one of pass@1, pass@k"),
         ({"eval_steps": -1}, "eval_steps must be >= 0"),
         ({"eval_samples": 0}, "eval_samples must be > 0"),
-        ({"eval_samples": 8}, "eval_samples=8 has no effect with eval_steps=0; set eval_steps=50"),
+        ({"eval_samples": 8}, r"eval_samples=8 has no effect with eval_steps=0. Set eval_steps=50"),
         ({"eval_rows": 8}, "eval_rows=8 has no effect with eval_steps=0"),
         ({"best_by": "pass@k"}, "best_by='pass@k' has no effect with eval_steps=0"),
         (
             {"rehearsal": "js,samples=16"},
             "rehearsal='js,samples=16' has no effect with rehearsal_c",
         ),
-        ({"vllm_server": "http://gpu:8000"}, "has no effect with rollouts='auto'; set rollouts=s"),
+        ({"vllm_server": "http://gpu:8000"}, r"has no effect with rollouts='auto'. Set rollouts=s"),
     ],
 )
 def test_settings_that_contradict_each_other(settings, message):

@@ -130,7 +130,7 @@ def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     assert "were cut at 8 tokens" in report["warnings"][0]
     assert "Preflight: " in caplog.text and report["warnings"][0] in caplog.text
     assert rewards[0][-1][1] == 0 and "The adapter is still zero" in caplog.text
-    assert "training goes on all the same" in caplog.text and "--force" not in caplog.text
+    assert "Training goes on all the same" in caplog.text and "--force" not in caplog.text
 
 
 def test_a_run_on_dead_groups_alone_stops_before_its_first_step(unsloth_module, tmp_path):
@@ -145,7 +145,7 @@ def test_a_run_on_dead_groups_alone_stops_before_its_first_step(unsloth_module, 
         with pytest.raises(ValueError) as error:
             rlvr(config, data_folder() / "arithmetic-base", arithmetic.problems("train"), tmp_path)
         message = str(error.value)
-        assert "(0% of the completions are right); 100% of the completions were cut" in message
+        assert "(0% of the completions are right). 100% of the completions were cut" in message
         assert "preflight_prompts=4), or train all the same by --force (force=True)" in message
         assert not (tmp_path / "metrics.jsonl").exists()
         assert not (tmp_path / "adapter").exists()

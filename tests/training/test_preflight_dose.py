@@ -57,7 +57,7 @@ def test_only_the_first_tokens_of_a_long_completion_are_scored(base, monkeypatch
 
 def test_a_teacher_and_empty_completions_are_refused(base):
     model, tokenizer = base
-    with pytest.raises(ValueError, match="needs no teacher"):
+    with pytest.raises(ValueError, match="a guide without a teacher"):
         guide_dose([record("1", "wrong")], TeacherGuide(), model, tokenizer, ROWS)
     with pytest.raises(ValueError, match="not empty"):
         guide_dose([record("", "wrong", "length")], BranchGuide(), model, tokenizer, ROWS)

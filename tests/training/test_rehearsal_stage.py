@@ -102,7 +102,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
     stored = (tmp_path / REHEARSAL).read_bytes()
     lost = tmp_path / "elsewhere"
     shutil.move(tmp_path / REHEARSAL, lost)
-    with pytest.raises(ValueError, match="resumed with the completions that it began with"):
+    with pytest.raises(ValueError, match="resumed with its rehearsal completions"):
         rlvr(RLVR, merged, TRAIN, tmp_path)
     shutil.move(lost, tmp_path / REHEARSAL)
     adapter = rlvr(RLVR, merged, TRAIN, tmp_path)
@@ -159,7 +159,7 @@ def test_no_more_problems_are_sampled_than_asked_for(merged, tmp_path):
 def test_where_no_completion_can_be_stored_the_remedy_is_named(merged, tmp_path):
     impossible = [row | {"answer": "-1"} for row in TRAIN[:8]]
     config = replace(RLVR, preflight_prompts=0)
-    with pytest.raises(ValueError, match=r"of 32 on 8 problems none .*forward-kl,samples=8"):
+    with pytest.raises(ValueError, match=r"none of 32 on 8 problems .*forward-kl,samples=8"):
         rlvr(config, merged, impossible, tmp_path)
 
 
@@ -179,5 +179,5 @@ def test_what_it_does_not_go_with_is_refused(merged, tmp_path, changes, options,
 def test_a_bad_setting_is_refused_by_the_config():
     with pytest.raises(ValueError, match="rehearsal must be one of forward-kl, js"):
         replace(RLVR, rehearsal="k1")
-    with pytest.raises(ValueError, match="rehearsal_coef must be >= 0; got -1"):
+    with pytest.raises(ValueError, match="rehearsal_coef must be >= 0, got -1"):
         replace(RLVR, rehearsal_coef=-1)

@@ -133,11 +133,11 @@ def test_a_guide_is_written_down_alike_in_every_process():
 
 
 def test_long_rows_are_refused(merged, tmp_path):
-    with pytest.raises(ValueError, match="max_prompt_length=5 tokens; 220 of 220 do not"):
+    with pytest.raises(ValueError, match="max_prompt_length=5 tokens, but 220 of 220 do not"):
         rlvr(replace(RLVR, max_prompt_length=5), merged, TRAIN, tmp_path / "rl")
     rows = [dict(row) for row in arithmetic.problems("sft")[:4]]
     rows[2]["solution"] *= 6
-    with pytest.raises(ValueError, match=r"row 2 ends in .* raise max_length"):
+    with pytest.raises(ValueError, match=r"row 2 ends in .* Raise max_length"):
         sft(CONFIG.sft, BASE, rows, tmp_path / "sft")
 
 
@@ -363,7 +363,7 @@ def test_the_reference_can_be_the_base_model(merged, tmp_path):
 
 def test_contradictory_references_are_refused(merged, tmp_path):
     adapter = merged.parent / "adapter"
-    with pytest.raises(ValueError, match=r"got reference='base' with adapter=None; give both"):
+    with pytest.raises(ValueError, match=r"got reference='base' with adapter=None. Give both"):
         rlvr(replace(RLVR, reference="base"), BASE, TRAIN, tmp_path)
     with pytest.raises(ValueError, match=r"got reference='sft' with adapter="):
         rlvr(RLVR, BASE, TRAIN, tmp_path, adapter=adapter)
@@ -384,7 +384,7 @@ def test_a_first_kl_that_is_not_zero_stops_the_run(merged, tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "load_policy", with_noise)
     with pytest.raises(
-        ValueError, match=r"policy and reference must be one model, .* allowed 0.001"
+        ValueError, match=r"policy and reference must be the same model, .* allowed 0.001"
     ):
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide())
     assert not (tmp_path / "adapter").exists()
@@ -463,19 +463,19 @@ def test_the_run_says_where_it_started(merged, whole_run):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(max_steps=0), "max_steps must be > 0; got 0"),
+        (dict(max_steps=0), "max_steps must be > 0, got 0"),
         (dict(num_generations=1), "num_generations must be >= 2 because"),
         (dict(beta=-0.1), "beta must be >= 0"),
-        (dict(reference="model"), "reference must be one of sft, base; got 'model'"),
-        (dict(prompts_per_step=2, micro_batch_size=3), r"\(2 prompts x 8 = 16\); got 3"),
+        (dict(reference="model"), "reference must be one of sft, base, got 'model'"),
+        (dict(prompts_per_step=2, micro_batch_size=3), r"\(2 prompts x 8 = 16\), got 3"),
         (dict(temperature=0.0), "temperature must be > 0"),
         (dict(loss_type="gpro"), "loss_type must be one of"),
         (dict(rollouts="sglang"), "rollouts must be one of"),
-        (dict(top_p=1.5), r"top_p must be in \[0, 1\]; got 1.5"),
+        (dict(top_p=1.5), r"top_p must be in \[0, 1\], got 1.5"),
         (dict(epsilon=-1.0), "epsilon must be in"),
         (dict(warmup_ratio=3.0), "warmup_ratio must be in"),
         (dict(preflight_prompts=-1), "preflight_prompts must be >= 0"),
-        (dict(max_resamples=-1), "max_resamples must be >= 0; got -1"),
+        (dict(max_resamples=-1), "max_resamples must be >= 0, got -1"),
         (dict(top_entropy_quantile=0.0), r"top_entropy_quantile must be in \(0, 1\] .*got 0.0"),
         (dict(top_entropy_quantile=1.2), r"top_entropy_quantile must be in \(0, 1\] .*got 1.2"),
     ],
@@ -542,7 +542,7 @@ def test_a_guide_that_prints_an_address_can_be_resumed():
 
 def test_fewer_rows_than_a_step_takes_are_refused_before_anything_is_written(merged, tmp_path):
     config = replace(RLVR, prompts_per_step=4)
-    message = r"prompts_per_step=4 rows; got 3; give more rows, or prompts_per_step=3"
+    message = r"prompts_per_step=4 rows, got 3. Give more rows, or prompts_per_step=3"
     with pytest.raises(ValueError, match=message):
         rlvr(config, merged, TRAIN[:3], tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -554,7 +554,7 @@ def test_no_result_is_left_where_the_trainer_took_no_step(merged, tmp_path, monk
 
     monkeypatch.setattr(rlvr_stage, "check_fills_a_step", lambda *_: None)
     config = replace(RLVR, prompts_per_step=4)
-    with pytest.raises(ValueError, match="all its 4 steps; the trainer ended after 0, with 3 rows"):
+    with pytest.raises(ValueError, match="but the trainer ended after 0, with 3 rows"):
         rlvr(config, merged, TRAIN[:3], tmp_path / "run")
     assert not (tmp_path / "run" / "adapter").exists()
 
@@ -564,7 +564,7 @@ def test_a_run_at_step_28_without_its_checkpoints_is_refused(merged, whole_run, 
     folder = shutil.copytree(whole_run[1], tmp_path / "run")
     shutil.rmtree(folder / "adapter")
     before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="4 steps and has no complete one in checkpoints"):
+    with pytest.raises(ValueError, match="4 steps and has none complete"):
         rlvr(RLVR, merged, TRAIN, folder, TokenGuide())
     assert (folder / "metrics.jsonl").read_bytes() == before
 
@@ -572,5 +572,5 @@ def test_a_run_at_step_28_without_its_checkpoints_is_refused(merged, whole_run, 
 def test_a_result_of_no_step_is_not_called_complete(merged, whole_run, tmp_path):
     folder = shutil.copytree(whole_run[1], tmp_path / "run")
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(ValueError, match="a result must come from a step of training"):
+    with pytest.raises(ValueError, match="a result needs training steps"):
         rlvr(RLVR, merged, TRAIN, folder, TokenGuide())

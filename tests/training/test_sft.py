@@ -138,7 +138,7 @@ def test_a_complete_folder_returns_at_once_and_another_run_is_refused(whole_run,
 def test_a_row_that_is_cut_before_its_eos_is_refused(unsloth_module, tmp_path):
     rows = [dict(row) for row in ROWS[:4]]
     rows[2]["solution"] *= 6
-    with pytest.raises(ValueError, match=r"row 2 ends in .* raise max_length"):
+    with pytest.raises(ValueError, match=r"row 2 ends in .* Raise max_length"):
         sft(CONFIG, BASE, rows, tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_a_row_that_is_cut_before_its_eos_is_refused(unsloth_module, tmp_path):
     ("changes", "message"),
     [
         (dict(max_steps=0), "max_steps must be >= 1, or -1"),
-        (dict(epochs=0), "epochs must be > 0; got 0"),
+        (dict(epochs=0), "epochs must be > 0, got 0"),
         (dict(learning_rate=-1.0), "learning_rate must be > 0"),
         (dict(save_steps=0), "save_steps must be > 0"),
     ],
@@ -159,5 +159,5 @@ def test_bad_settings_are_refused(changes, message):
 def test_a_result_of_no_step_is_not_called_complete(whole_run, tmp_path):
     folder = shutil.copytree(whole_run, tmp_path / "run")
     (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(ValueError, match="a result must come from a step of training"):
+    with pytest.raises(ValueError, match="a result needs training steps"):
         sft(CONFIG, BASE, ROWS, folder)

@@ -84,7 +84,7 @@ def test_as_many_as_cores_and_memory_allow(tmp_path, monkeypatch):
         1,
         "the guide of a, b cannot be sent to another process",
     )
-    with pytest.raises(ValueError, match="processes must be >= 1; got 0"):
+    with pytest.raises(ValueError, match="processes must be >= 1, got 0"):
         choose_processes(two, 0, long=True)
 
 

@@ -187,8 +187,9 @@ def test_changed_settings_are_refused_by_name(sft_run, rl_run, capsys):
 def test_a_run_is_not_made_longer(sft_run, rl_run, capsys):
     assert train(sft_run, rl_run, "--max-steps", "9") == 2
     error = capsys.readouterr().err
-    assert f"{rl_run} has 2, and this asks for 9; train what it leaves" in error
-    assert f"by --from {rl_run} with another --out" in error and "is scheduled over" in error
+    assert f"{rl_run} has 2, got 9. Train its result" in error
+    assert f"by --from {rl_run} with another --out" in error
+    assert "number of steps of a run is fixed" in error
     assert (
         main(["sft", "--model", "arithmetic-base", "--max-steps", "9", "--out", str(sft_run)]) == 2
     )
@@ -227,7 +228,7 @@ def test_starting_points(sft_run, rl_run, tmp_path):
     point = starting_point(sft_run, "sft")
     assert (point.preset.name, point.adapter) == ("arithmetic-base", None)
     assert starting_point("qwen2.5-math-7b", "sft").model == "Qwen/Qwen2.5-Math-7B"
-    with pytest.raises(ValueError, match="so RL must start from an SFT run or an RL run"):
+    with pytest.raises(ValueError, match="needs a start with an adapter"):
         starting_point("qwen2.5-math-7b", "base")
     # A run that was made on another machine: the embedded model lay elsewhere, or its own did.
     shutil.copytree(sft_run, tmp_path / "moved")
@@ -242,7 +243,7 @@ def test_starting_points(sft_run, rl_run, tmp_path):
         with pytest.raises(ValueError, match=f"must be complete .* has no {result} yet"):
             starting_point(tmp_path, "sft")
     (tmp_path / "run.json").write_text(json.dumps({"settings": {"command": "quickstart"}}))
-    with pytest.raises(ValueError, match="is a run of None; give another folder"):
+    with pytest.raises(ValueError, match="is a run of None"):
         starting_point(tmp_path, "sft")
 
 
